@@ -20,8 +20,6 @@ from page_tables import format_table, print_tables
 from scipy import stats
 from scipy.special import betaln
 
-from safevla_bench.compare.difference import ComparisonOptions, judge_margin, paired_difference
-from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
 from safevla_bench.explain.exposure import CENSORED, cumulative_incidence
 from safevla_bench.sensitivity.calibration import quantile_interval
@@ -327,29 +325,6 @@ def crash_rows(runs: int) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def margin_rows(runs: int) -> Iterator[Row]:
-    options = ComparisonOptions(metrics=("safety",), margin=0.05)
-    tasks = tuple(("suite", str(k)) for k in range(10) for _ in range(50))
-
-    def judge(safe: Bools) -> list[str]:
-        """Return the verdicts on the margin, given who is safe [2, runs, 10, 50]."""
-        pairs = safe.reshape(2, -1, 500).astype(float)
-        differences = (paired_difference(("A", "B"), StateMeans(tasks, *pair, is_single=True), "safety", options)
-                       for pair in pairs.swapaxes(0, 1))  # fmt: skip
-        return [str(judge_margin([one], "safety", options)) for one in differences]
-
-    def not_worse(safe: Bools) -> str:
-        return share([verdict in ("equivalent", "first not worse") for verdict in judge(safe)])
-
-    few = draw_safety(25, (runs, 10, 50), (0.95, 0.95))
-    few[0] &= generator(26).random((runs, 10, 1)) >= 0.05 / 0.95
-    same, equal = (draw_safety(25, (runs, 10, 50), (rate, 0.95)) for rate in (0.9, 0.95))
-    yield (
-        "margin 5: not worse", "2.5", f"{not_worse(same)}; losses in 5 % of tasks {not_worse(few)} (10 x 50)",
-        f".95 v .95, equivalent: {percent([one == 'equivalent' for one in judge(equal)])}, 500",
-    )  # fmt: skip
-
-
 def series_rows(runs: int) -> Iterator[Row]:
     """Five runs, SR and Safety, each of the last four against the first: eight verdicts on these tasks together."""
 
@@ -388,10 +363,10 @@ def ranking_rows(runs: int) -> Iterator[Row]:
 def calibration_rows(runs: int) -> Iterator[Row]:
     def misses(spread: float) -> str:
         rng, hits = generator(29), []
-        names, truth = [str(k // 50) for k in range(500)], np.exp(1.6449 * (spread**2 + 0.3**2) ** 0.5)
+        truth = np.exp(1.6449 * (spread**2 + 0.3**2) ** 0.5)
         for _ in range(runs // 4):
             values = np.exp(rng.normal(np.repeat(rng.normal(0, spread, 10), 50), 0.3))
-            low, high = quantile_interval(values, names, 0.95)
+            low, high = quantile_interval(np.sort(values), 0.95)
             hits.append(not low <= truth <= high)
         return share(hits)
 
@@ -529,7 +504,7 @@ def selection_rows(runs: int) -> Iterator[Row]:
 
 
 PARTS = (
-    gate_rows, until_rows, these_rows, task_rows, exploratory_rows, letter_rows, crash_rows, margin_rows, series_rows,
+    gate_rows, until_rows, these_rows, task_rows, exploratory_rows, letter_rows, crash_rows, series_rows,
     ranking_rows, selection_rows, calibration_rows, severity_rows, plan_rows,
 )  # fmt: skip
 

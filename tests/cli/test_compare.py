@@ -65,7 +65,7 @@ def test_a_comparison_comes_in_the_forms_of_tables(safevla, shipped, form, sourc
         (["RUN", "paper:x"], "There are: paper:OpenVLA-7B, paper:Cosmos-Policy-2B"),
         (["paper:pi0.5"], "a SOURCE of yours"),
         (["RUN", "paper:pi0.5", "paper:pi0"], "one paper:NAME"),
-        (["RUN", "paper:pi0.5", "--margin", "5"], "--margin is about episodes"),
+        (["RUN", "paper:pi0.5", "--unpaired"], "--unpaired is about episodes"),
         (["RUN", "paper:pi0.5", "--metric", "vsi", "--policy", "scripted:hasty"], "safety, sr, sbu"),
         (["RUN", "paper:pi0", "--policy", "scripted:hasty"], "The paper prints robocasa-365."),
         (["RUN", "--full", "--format", "csv"], "4 tables do not fit"),
@@ -101,17 +101,6 @@ def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla
     assert "Independent episodes of" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0" in out
     assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task has values of both (SR)" in out
-
-
-def test_a_margin_says_what_is_equivalent(safevla, shipped):
-    margin = ("compare", shipped, "--metric", "safety", "--margin", "99")
-    assert "± 99" in safevla.ok(*margin, "--full")
-    assert "is worse by 99 points is open." in safevla.ok(*margin)
-    document = safevla.json(*margin)
-    assert document["margin"] == 0.99
-    metrics = [metric for scope in document["scopes"] for metric in scope["metrics"]]
-    assert [metric["differences"][0]["margin"] for metric in metrics] == ["open"] * 3
-    safevla.refuses("compare", shipped, "--margin", "0")
 
 
 def test_seeds_that_differ_are_paired_on_request_only(safevla, tmp_path):
@@ -248,7 +237,7 @@ def test_changes_are_compared_with_unchanged_suites_and_a_run_given_twice_is_its
     document = safevla.json("compare", "--changes", shipped, shipped)
     assert [row["change"] for row in document["changes"]] == ["nothing, run again"] * 2
     assert "no suite has its like" in safevla.refuses("compare", "--changes", shipped)
-    assert "--margin has no meaning" in safevla.refuses("compare", "--changes", shipped, "--margin", "5")
+    assert "--unpaired has no meaning" in safevla.refuses("compare", "--changes", shipped, "--unpaired")
 
 
 def test_a_gate_against_another_run_takes_limits_as_differences(safevla, shipped):

@@ -83,7 +83,7 @@ def test_a_caption_is_whole_on_a_small_picture():
     sheet = ImageDraw.Draw(Image.new("RGB", (320, 80)))
     lines = []
     sheet.text = lambda position, line, **style: lines.append(line)
-    drawing.write_fitting(sheet, (8, 22), text, "DejaVuSans.ttf", 13, 320)
+    drawing.write_fitting(sheet, 22, text, "DejaVuSans.ttf", 13, 320)
     assert " ".join(lines) == text
     image = drawing.add_caption(np.zeros((240, 308, 3), dtype=np.uint8), (0, 0, 0), "short", text)
     assert image.shape == (240 + 12 + 50, 320, 3)

@@ -92,30 +92,12 @@ def files_of(run):
 def render(run, style):
     judged = judge([run], load_ruleset())
     material = RecordedRun(run, make_host("fake"), judged.batch, judged.scores, judged.ruleset)
-    return render_frames(material, [0], style)
-
-
-def test_a_sheet_has_a_row_of_three_frames_for_each_unsafe_success(safevla, run, tight, tmp_path):
-    sheet = tmp_path / "sheet.png"
-    code, out, err = safevla("frames", run, *tight, "--sheet", sheet)
-    assert (code, err) == (0, "")
-    unsafe = safevla.json("episodes", run, *tight, "--unsafe", "--success")
-    assert unsafe, "the case needs an unsafe success"
-    assert f"Sheet of {len(unsafe)}:" in out
-    assert {frame.episode_id for frame in read_frames(run)} == {row["episode_id"] for row in unsafe}
-    picture = read_picture(sheet)
-    height, width = read_picture(run / FRAMES / read_frames(run)[0].file).shape[:2]
-    assert picture.shape == (len(unsafe) * (height + 30), 3 * width + 2 * 8, 3)
-    edges = [picture[30 + 2, k * (width + 8) + width // 2] for k in range(3)]  # the borders of the first row
-    assert all(map(is_near, edges, (GREY, RED, GREEN)))
+    return render_frames(material, [0], style, lambda done, what: None, lambda reason: None)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--sheet", "OUT/sheet.png"), "no episode succeeded and was unsafe"),
-        (("--sheet", "OUT/sheet.pdf"), ".png, .jpg"),
-        (("--sheet", "OUT/sheet.png", "--episode", 1), "breaks no limit"),
         (("--episode", "3"), "crashed and left no record"),
         (("--episode", "9"), "there is no episode '9'"),
         (("--size", "big"), "requires 2 arguments"),
@@ -171,7 +153,7 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
 def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_anew(safevla, run):
     render(run, FrameStyle())
     safevla.ok("frames", run, "--episode", 1, "--3d")
-    render(run, FrameStyle(stills=False, video=True))
+    render(run, FrameStyle(video=True))
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
     safevla.ok("frames", run, "--episode", 1)
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]

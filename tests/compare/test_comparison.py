@@ -14,12 +14,10 @@ from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from compare.scenes import (
-    ALWAYS,
     CALM,
     FIRST_OF_EACH_TASK,
     NEAR,
     ROUGH,
-    SELDOM_UNSAFE,
     A,
     B,
     compare_in,
@@ -56,10 +54,10 @@ both_ways = pytest.mark.parametrize("paired", [True, False])
 
 def test_the_two_by_two_counts_are_those_of_the_pairs():
     sr, safety, sbu = (difference_in(name, A, B) for name in ("sr", "safety", "sbu"))
-    assert (sr.both, sr.only_first, sr.only_second, sr.neither) == (3, 3, 1, 1)
-    assert (safety.both, safety.only_first, safety.only_second, safety.neither) == (3, 3, 0, 2)
+    assert (sr.only_first, sr.only_second) == (3, 1)
+    assert (safety.only_first, safety.only_second) == (3, 0)
     # a: unsafe success in episode 3; b: in 0, 1, 5 and 6
-    assert (sbu.both, sbu.only_first, sbu.only_second, sbu.neither) == (0, 1, 4, 3)
+    assert (sbu.only_first, sbu.only_second) == (1, 4)
     assert (sr.difference, safety.difference, sbu.difference) == (2 / 8, 3 / 8, -3 / 8)
 
 
@@ -81,7 +79,7 @@ def test_paired_rates_agree_with_scipy(seed):
     """McNemar's test, mid-p, from the binomial distribution."""
     sr = difference_in("sr", draw_policy("a", seed), draw_policy("b", seed + 1, sr=0.5))
     n, fewer = sr.only_first + sr.only_second, min(sr.only_first, sr.only_second)
-    assert n + sr.both + sr.neither == 60
+    assert sr.pairs == 60
     expected = 2 * stats.binom.cdf(fewer - 1, n, 0.5) + stats.binom.pmf(fewer, n, 0.5)
     assert sr.p_value == pytest.approx(min(1.0, expected))
     assert sr.ci[0] <= sr.difference <= sr.ci[1]
@@ -404,7 +402,7 @@ def test_pairs_without_a_verdict_on_one_side_are_in_sr_and_in_nothing_else():
     for name, n in (("sr", 8), ("safety", 5), ("sbu", 5), ("vsi", 5)):
         assert [standing.n for standing in pick(comparison, name).standings] == [n, n]
     (safety,) = pick(comparison, "safety").differences
-    assert safety.both + safety.only_first + safety.only_second + safety.neither == 5
+    assert safety.pairs == 5
     assert any(line.startswith("Episodes without a verdict: a 1, b 2.") for line in comparison.warnings)
 
 
@@ -629,52 +627,11 @@ def test_states_may_have_different_numbers_of_seeds():
     assert pick(comparison, "sr").differences[0].difference == pytest.approx(2 / 8)
 
 
-# Margins
-
-
-@pytest.mark.parametrize(
-    ("members", "margin", "verdict"),
-    [
-        ((ALWAYS, SELDOM_UNSAFE), 0.06, "equivalent"),
-        ((ALWAYS, SELDOM_UNSAFE), 0.03, "first not worse"),
-        ((SELDOM_UNSAFE, ALWAYS), 0.03, "second not worse"),
-        ((ALWAYS, SELDOM_UNSAFE), None, None),
-        # Tasks that all differ alike say nothing of others; failures in few tasks: other tasks may have more.
-        ((ALWAYS, on_tasks("b", *["1" * 39 + "0"] * 8)), 0.06, "open"),
-        ((ALWAYS, on_tasks("b", *["1" * 40] * 3, *["1" * 39 + "0"] * 5)), 0.06, "open"),
-        ((on_tasks("a", *["1" * 40] * 5), on_tasks("b", *["1" * 40] * 5)), 0.5, "open"),
-    ],
-)
-def test_a_margin_asks_both_intervals(members, margin, verdict):
-    difference = difference_in("safety", *members, margin=margin)
-    assert difference.margin == verdict
-    if verdict == "equivalent":
-        assert max(difference.ci[1], difference.ci_by_task[1]) < margin
-
-
-@pytest.mark.parametrize("name", ["safety", "sbu"])
-def test_a_margin_turns_over_where_less_is_better(name):
-    rough = on_tasks("b", *["1" * 30 + "0" * 10] * 7, "1" * 29 + "0" * 11)
-    assert difference_in(name, ALWAYS, rough, margin=0.05).margin == "first not worse"
-
-
-def test_a_margin_holds_only_where_no_lost_episode_could_break_it():
-    other = on_tasks("b", *["1" * 40] * 2, *["1" * 39 + "0"] * 6)
-    crashed = crashed_in(ALWAYS, *range(0, 320, 8))
-    verdicts = [
-        difference_in("safety", member, other, margin=0.06, allow_crashed=allowed).margin
-        for member, allowed in ((ALWAYS, False), (crashed, False), (crashed, True))
-    ]
-    assert verdicts == ["equivalent", "second not worse", "equivalent"]
-
-
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
         ({"confidence": float("nan")}, "no interval has the confidence nan"),
         ({"confidence": 1.0}, "no interval has the confidence 1"),
-        ({"margin": float("nan")}, "nan is no margin"),
-        ({"margin": 0.0}, "0 is no margin"),
     ],
 )
 def test_options_that_no_comparison_can_have_are_errors(wrong, problem):

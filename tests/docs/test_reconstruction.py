@@ -9,7 +9,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from safevla_bench.publishing.board.ranking import published_sections
+from safevla_bench.publishing.board import published_sections
 from safevla_bench.report.published import PAPER, load_published
 
 V1 = load_published(PAPER)

@@ -7,7 +7,7 @@ import pytest
 from statsmodels.stats.inter_rater import cohens_kappa
 
 from builders import recording
-from report.scenes import NAN, joined, verdicts
+from report.scenes import NAN, verdicts
 from safevla_bench.errors import RunError
 from safevla_bench.explain.agreement import CostLabel, cohen_kappa, kappa_interval, measure_agreement, read_labels
 from safevla_bench.judging.ruleset import load_ruleset
@@ -40,14 +40,6 @@ def test_no_label_no_verdict_and_an_inactive_clause_are_counted_apart_and_never_
     force = scores.specs[0].spec_id
     assert by_clause[force] == ([[1, 0], [0, 0]], 1, 2)
     assert not differing
-
-
-def test_policies_and_suites_have_a_row_each_and_clauses_are_of_all_episodes():
-    scores = joined(verdicts(GOOD, BAD), verdicts(BAD, suite="libero-10", policy="b"))
-    rows, _ = measure_agreement([SAFE, UNSAFE, SAFE], scores)
-    labels_and_n = [(row.policy, row.suite, row.clause, row.n) for row in rows]
-    assert labels_and_n[:3] == [("a", "libero-goal", "any", 2), ("b", "libero-10", "any", 1), ("all", "all", "any", 3)]
-    assert {row[:2] for row in labels_and_n[3:]} == {("all", "all")}
 
 
 def test_an_episode_that_was_cut_short_is_safe_to_neither():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, recording
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode, recording, rest_positions
 from safevla_bench.explain.causes import MOVED_M, Cause, find_cause
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.tasks.loader import registry
@@ -202,3 +203,38 @@ def test_a_body_is_said_to_leave_its_place_when_it_does(rows, begins):
     batch = from_recording(scene(rows, begins))
     assert find(batch, first=N - 1).step == begins
     assert MOVED_M < 0.004
+
+
+# Phases
+
+
+def phases(grip: Sequence[int], height: Sequence[float], **changes: Any) -> str:
+    """The first letter of the phase of each record, `-` without one, as a cause that began there names it."""
+    n = len(grip)
+    position = rest_positions(n)
+    position[:, 0, 2] += height
+    fields = {"benchmark": "libero-goal", "task_id": "task_8", "gripper_contact": np.array(grip, dtype=np.bool_)}
+    touching = contacts(*((record, HAND, DRAWER, 300.0) for record in range(n)))
+    batch = episode(n, body_pos_m=position, contacts=touching, **{**fields, **changes})
+    sentences = [find(batch, FORCE, first).sentence for first in range(n)]
+    return "".join(words[0][0] if (words := re.findall(r"the phase was (\w+)", text)) else "-" for text in sentences)
+
+
+@pytest.mark.parametrize(
+    ("grip", "height", "expected"),
+    [
+        ([0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0.1, 0.1, 0.02, 0, 0], "bbhtthaa"),
+        ([0, 1, 0, 1, 0], [0, 0.1, 0.1, 0.1, 0], "bthta"),
+        ([0, 0, 0], [0, 0, 0], "bbb"),
+        ([1, 1, 1], [0, 0, 0.1], "hht"),
+    ],
+)
+def test_a_pick_and_place_has_its_phases_in_order(grip, height, expected):
+    assert phases(grip, height) == expected
+
+
+@pytest.mark.parametrize(
+    "changes", [{"task_id": "task_7"}, {"benchmark": "nobody-knows-it"}, {"gripper_contact": None}]
+)
+def test_without_a_held_object_or_its_grip_there_is_no_phase(changes):
+    assert phases([0, 1, 0], [0, 0, 0], **changes) == "---"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from report.scenes import NAN, joined, run, verdicts
-from safevla_bench.explain.episode import explain_episode, select_unsafe_successes, select_worst, to_document
+from safevla_bench.explain.episode import explain_episode, select_worst, to_document
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 
@@ -54,13 +54,6 @@ def test_cells_take_turns_so_that_one_bad_policy_does_not_hide_the_others():
     rough, calm = verdicts(*[(True, -900, 1)] * 10), verdicts((True, -1, 1), (True, 1, 1), policy="b")
     assert 10 in select_worst(joined(rough, calm), max_count=6)
     assert len(select_worst(joined(rough, calm), max_count=6)) == 6
-
-
-def test_unsafe_successes_are_neither_safe_nor_failures_and_the_broken_specifications_take_turns():
-    scores = verdicts((True, -400, 1), (True, -300, 1), (True, 1, -3), (False, -500, 1), (True, 1, 1))
-    assert select_unsafe_successes(scores, 2) == [0, 2]
-    assert select_unsafe_successes(scores, 9) == [0, 1, 2]
-    assert select_unsafe_successes(verdicts((True, 1, 1), (False, -1, 1)), 4) == []
 
 
 def test_a_stopped_episode_is_evidence_of_what_it_violated_and_of_nothing_else():

@@ -7,14 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode, rest_positions
+from builders import LINK, PLATE, contacts, episode
 from report.scenes import run
 from safevla_bench import signals
-from safevla_bench.explain.exposure import PHASES, holding, measure_exposure, phases, summarize_exposure
+from safevla_bench.explain.exposure import measure_exposure, summarize_exposure
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
@@ -36,15 +35,6 @@ def hit(*rows, n=12, **changes):
     return episode(n, contacts=touching, **changes)
 
 
-def gripping(grip, height, **changes):
-    """An episode with a grip and a height of the bowl for each record."""
-    n = len(grip)
-    position = rest_positions(n)
-    position[:, 0, 2] += height
-    fields = {"benchmark": "libero-goal", "task_id": "task_8", "gripper_contact": np.array(grip, dtype=np.bool_)}
-    return episode(n, body_pos_m=position, **{**fields, **changes})
-
-
 def row(spent, spec_id):
     return [spec.spec_id for spec in spent.specs].index(spec_id)
 
@@ -53,13 +43,13 @@ def test_a_spike_of_three_records_at_20_hertz_lasts_150_milliseconds():
     spent, _ = measured(hit((4, 300), (5, 250), (6, 201), (8, 200)))
     assert spent.violation_s[row(spent, FORCE)].tolist() == [pytest.approx(0.15)]
     assert spent.any_s.tolist() == [pytest.approx(0.15)]
-    assert spent.first_any_s.tolist() == [pytest.approx(0.2)]
+    assert spent.first_s[row(spent, FORCE)].tolist() == [pytest.approx(0.2)]
 
 
 def test_the_control_step_of_each_episode_counts():
     spent, _ = measured(concatenate_batches([hit((4, 300)), hit((4, 300), dt=0.2, episode_id="slow")]))
     assert spent.any_s.tolist() == pytest.approx([0.05, 0.2])
-    assert spent.first_any_s.tolist() == pytest.approx([0.2, 0.8])
+    assert spent.first_s[row(spent, FORCE)].tolist() == pytest.approx([0.2, 0.8])
 
 
 def test_inactive_and_vacuous_specifications_have_no_time_in_violation():
@@ -86,8 +76,7 @@ def test_an_episode_measures_the_same_alone_and_among_others():
     together, _ = measured(batch)
     for k in (3, 9, 17):
         alone, _ = measured(select_episodes(batch, [k]))
-        for name in ("violation_s", "any_s", "first_s", "phase_s",
-                     "phase_violation_s", "first_phase"):  # fmt: skip
+        for name in ("violation_s", "any_s", "first_s"):
             np.testing.assert_array_equal(getattr(alone, name)[..., 0], getattr(together, name)[..., k])
 
 
@@ -152,78 +141,20 @@ def test_a_cell_has_means_and_medians_of_its_episodes():
     )
     spent, scores = measured(batch)
     [cell] = summarize_exposure(spent, scores)
-    force = next(spec for spec in cell.specs if spec.spec_id == FORCE)
-    assert cell.violation_s.value == pytest.approx(0.1 / 3)
-    assert cell.first_s == force.first_s == pytest.approx(0.2)
+    force = next(limit for limit in cell.limits if limit.spec_id == FORCE)
+    assert cell.limits[0].violation_s.value == pytest.approx(0.1 / 3)
+    assert cell.limits[0].first_s == force.first_s == pytest.approx(0.2)
 
 
 def test_stopped_episodes_are_in_no_cell_mean():
     stopped = hit((4, 300), outcome="stopped", success=False, episode_id="stopped")
     spent, scores = measured(concatenate_batches([hit((4, 3)), stopped]))
     [cell] = summarize_exposure(spent, scores)
-    assert (cell.n, cell.violation_s.value, cell.first_s) == (1, 0.0, None)
+    assert (cell.n, cell.limits[0].violation_s.value, cell.limits[0].first_s) == (1, 0.0, None)
 
 
 def test_a_specification_that_applies_nowhere_has_counts_of_nothing():
     spent, scores = measured(hit())
     [cell] = summarize_exposure(spent, scores)
-    furniture = next(spec for spec in cell.specs if spec.spec_id == "arm_furniture_force_under_200N")
+    furniture = next(spec for spec in cell.limits if spec.spec_id == "arm_furniture_force_under_200N")
     assert (furniture.first_s, furniture.violation_s.value, furniture.violation_s.n) == (None, None, 0)
-
-
-# Phases
-
-
-def phase_names(batch):
-    reading = RecordFields(batch)
-    codes = phases(reading, holding(batch, REGISTRY))
-    return ["-" if code < 0 else PHASES[code][0] for code in codes]
-
-
-def test_a_pick_and_place_has_its_phases_in_order():
-    assert "".join(phase_names(gripping([0, 0, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0.1, 0.1, 0.02, 0, 0]))) == "bbhtthaa"
-
-
-def test_between_two_grips_it_is_handling_and_without_any_nothing_was_grasped():
-    assert "".join(phase_names(gripping([0, 1, 0, 1, 0], [0, 0.1, 0.1, 0.1, 0]))) == "bthta"
-    assert "".join(phase_names(gripping([0, 0, 0], [0, 0, 0]))) == "bbb"
-    assert "".join(phase_names(gripping([1, 1, 1], [0, 0, 0.1]))) == "hht"
-
-
-def test_a_task_without_a_held_object_has_no_phases_and_no_zero():
-    batch = gripping([0, 1, 0], [0, 0, 0], task_id="task_7")
-    assert "".join(phase_names(batch)) == "---"
-    spent, scores = measured(batch)
-    assert np.isnan(spent.phase_s).all()
-    assert spent.first_phase.tolist() == [-1]
-    [cell] = summarize_exposure(spent, scores)
-    assert (cell.phased, cell.phases) == (0, ())
-
-
-def test_a_task_without_an_entry_is_not_known_to_hold_anything():
-    assert holding(episode(1, benchmark="nobody-knows-it"), REGISTRY).tolist() == [False]
-
-
-def test_a_record_without_the_gripper_has_no_phases():
-    batch = concatenate_batches(
-        [gripping([0, 1, 0], [0, 0, 0]), gripping([0], [0], gripper_contact=None, episode_id="blind")]
-    )
-    assert "".join(phase_names(batch)) == "bha-"
-
-
-def test_times_by_phase_add_up_to_the_whole():
-    batch = run(["rough"], [1.0], 10, ["libero-object"])
-    spent, scores = measured(batch)
-    assert spent.phase_s.sum(axis=0) == pytest.approx(batch.lengths * batch.dt_s)
-    assert spent.phase_violation_s.sum(axis=0) == pytest.approx(spent.any_s)
-    assert np.array_equal(spent.first_phase >= 0, ~scores.safe)
-
-
-def test_the_first_violation_lies_in_the_phase_of_its_record():
-    force = contacts((3, HAND, DRAWER, 300.0), (6, HAND, BOWL, 300.0))
-    spent, scores = measured(gripping([0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0.1, 0, 0, 0], contacts=force))
-    assert PHASES[spent.first_phase[0]] == "transport"
-    [cell] = summarize_exposure(spent, scores)
-    assert [(phase.first_violations, phase.violation_s) for phase in cell.phases] == [
-        (0, 0.0), (0, 0.0), (1, pytest.approx(0.05)), (0, pytest.approx(0.05)),
-    ]  # fmt: skip

@@ -12,7 +12,7 @@ from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.pictures.drawing import format_film_reading, format_reading
+from safevla_bench.pictures.drawing import format_reading
 from safevla_bench.pictures.rendering import Shot, select_shots, violation_shot
 
 RULESET = load_ruleset()
@@ -100,12 +100,3 @@ def test_a_value_stands_beside_its_limit_and_never_on_its_wrong_side():
     single = chart([0.08, np.nan])
     assert format_reading(single, single.format_value(0)) == "80.0\u00a0mm, limit 5\u00a0mm"
     assert format_reading(single, single.format_value(1)) == "—, limit 5\u00a0mm"
-    moments = chart([4.42e-9, 0.0252, 0.0050001, 0.005, np.nan])
-    readings = [format_film_reading(moments, k).split("\u00a0")[0] for k in range(5)]
-    assert readings == ["0.00", "25.20", "5.0001", "5.00", "—, limit 5"]
-
-
-def test_a_value_that_nothing_judges_is_marked_as_such():
-    moments = chart([0.08, 0.08], gate=np.array([True, False]))
-    assert "not judged" not in format_film_reading(moments, 0)
-    assert format_film_reading(moments, 1).endswith("(not judged now)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import msgspec
@@ -19,13 +18,13 @@ from safevla_bench.jobs.evaluation.outputs import table_material
 from safevla_bench.judging.judged import INTERRUPTED
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.publishing import model_card
-from safevla_bench.publishing.model_card import CARD, RESULTS, ModelFacts, format_yaml, read_facts
+from safevla_bench.publishing import result_files
+from safevla_bench.publishing.result_files import ModelFacts, format_yaml, read_facts
 from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import concatenate_batches
 
 yaml = pytest.importorskip("yaml")
-FACTS = ModelFacts(model_name="mine", hub_dataset="someone/benchmark", source_url="https://example.org/runs")
+FACTS = ModelFacts(model_name="mine", source_url="https://example.org/runs")
 
 texts = st.text(max_size=20)
 plain = st.none() | st.booleans() | st.integers() | st.decimals(0, 100, places=4).map(float) | texts
@@ -51,21 +50,20 @@ def judged(tmp_path_factory):
 def test_each_warning_stands_once_in_the_card(judged):
     marked = replace(judged, scores=replace(judged.scores, marks={"diverged_replay": np.array([True, False])}))
     (warning,) = [line for line in warn_of_scores(marked.scores) if "Diverged" in line]
-    card = build_card(marked, FACTS)[CARD]
+    card = build_card(marked, FACTS)
     assert card.count(warning) == 1
     assert all(card.count(remark) == 1 for remark in table_material(marked).remarks)
 
 
 def test_a_run_that_was_interrupted_is_said_to_be_so(judged):
     unfinished = replace(judged, sources=[replace(judged.sources[0], description={"complete": False})])
-    files = build_card(unfinished, FACTS)
-    assert INTERRUPTED in files[CARD]
-    assert not front_matter(files[CARD])["model-index"][0]["results"][0]["dataset"]["args"]["complete"]
-    assert all("not all planned episodes" in entry["notes"] for entry in yaml.safe_load(files[RESULTS]))
+    card = build_card(unfinished, FACTS)
+    assert INTERRUPTED in card
+    assert not front_matter(card)["model-index"][0]["results"][0]["dataset"]["args"]["complete"]
 
 
 def build_card(judged, facts):
-    return model_card.build_card(judged, facts, table_material(judged).remarks)
+    return result_files.build_card(judged, facts, table_material(judged).remarks)
 
 
 def front_matter(card):
@@ -74,7 +72,7 @@ def front_matter(card):
 
 
 def test_a_card_has_the_numbers_of_each_cell_with_n_and_intervals(judged):
-    card = build_card(judged, FACTS)[CARD]
+    card = build_card(judged, FACTS)
     (index,) = front_matter(card)["model-index"]
     cells, _ = judged.summarize_scores()
     assert (index["name"], len(index["results"])) == ("mine", len(cells))
@@ -86,6 +84,7 @@ def test_a_card_has_the_numbers_of_each_cell_with_n_and_intervals(judged):
         assert metrics["safety"]["args"]["n"] == cell.judged
         low, high = cell.rates["safety"].ci
         assert metrics["safety"]["args"]["ci95"] == pytest.approx([100 * low, 100 * high], abs=0.005)
+        assert result["source"]["url"] == "https://example.org/runs"
         assert metrics["vsi"]["value"] == pytest.approx(cell.vsi, abs=0.00005)
     assert judged.provenance.to_sentence() in card
 
@@ -93,7 +92,7 @@ def test_a_card_has_the_numbers_of_each_cell_with_n_and_intervals(judged):
 def test_what_is_unknown_is_not_a_metric(judged, tmp_path):
     (tmp_path / "never.toml").write_text(NEVER)
     unknown = judge(judged.paths, load_ruleset(tmp_path / "never.toml"))
-    (index,) = front_matter(build_card(unknown, FACTS)[CARD])["model-index"]
+    (index,) = front_matter(build_card(unknown, FACTS))["model-index"]
     assert {metric["type"] for result in index["results"] for metric in result["metrics"]} == {"sr"}
     assert index["results"][0]["dataset"]["args"]["without_verdict"] == 2
 
@@ -114,15 +113,6 @@ rationale = "Applies nowhere."
 """
 
 
-def test_leaderboard_entries_have_the_fields_that_the_hub_requires(judged):
-    assert list(build_card(judged, ModelFacts())) == [CARD], "without a benchmark of the hub there are none"
-    entries = yaml.safe_load(build_card(judged, FACTS)[RESULTS])
-    assert {entry["dataset"]["id"] for entry in entries} == {"someone/benchmark"}
-    assert all(entry["dataset"]["task_id"] and math.isfinite(entry["value"]) for entry in entries)
-    assert all(entry["source"]["url"] == "https://example.org/runs" for entry in entries)
-    assert all("n = " in entry["notes"] for entry in entries)
-
-
 def test_several_policies_are_not_a_model(judged, tmp_path):
     batch = rough_episodes()[0]
     other = tuple(msgspec.structs.replace(header, policy="other") for header in batch.headers)
@@ -133,7 +123,7 @@ def test_several_policies_are_not_a_model(judged, tmp_path):
 
 def test_facts_are_checked(tmp_path):
     path = tmp_path / "facts.toml"
-    for key, value in (("batch_size", "0"), ("modle_name", '"mine"')):
+    for key, value in (("model_name", "0"), ("modle_name", '"mine"')):
         path.write_text(f"{key} = {value}\n")
         with pytest.raises(RunError, match=key):
             read_facts(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 
-import numpy as np
 import pytest
 
 from safevla_bench.errors import RunError
@@ -47,22 +46,12 @@ def test_each_finished_episode_is_logged_with_what_is_known_of_it(tmp_path):
     row = judged.scores.episode(0)
     assert first["episode/safe"] == float(row.safe)
     assert first["episode/vsi"] == row.vsi
-    assert first["scripted:hasty/fake/sr"] == float(row.success)
+    assert first["episode/success"] == float(row.success)
     assert crashed["crashed"] == 1
     assert "episode/safe" not in crashed
     (cell,) = judged.summarize_scores()[0]
     assert tracker.final["scripted:hasty/fake/safety"] == cell.safety
     assert tracker.final["scripted:hasty/fake/safety_low"] == cell.rates["safety"].ci[0]
-
-
-def test_running_rates_end_at_the_rates_of_the_cells(tmp_path):
-    judged = evaluate_request(FAKE, load_ruleset(), tmp_path / "run")
-    tracker = MemoryTracker()
-    tracking.TrackingObserver(tracker).add_scores(judged.scores)
-    (cell,) = judged.summarize_scores()[0]
-    last = tracker.logged[-1][1]
-    for name, value in {"sr": cell.sr, "safety": cell.safety, "sbu": cell.sbu, "vsi": cell.vsi}.items():
-        np.testing.assert_allclose(last[f"scripted:hasty/fake/{name}"], value)
 
 
 def test_a_tracker_that_fails_costs_no_episode_and_is_named_once(tmp_path):

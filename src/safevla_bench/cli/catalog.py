@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from math import isfinite
 from pathlib import Path
 
 import click
@@ -109,13 +110,13 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
     shown = [f"{share} % {_compact(value)}" for share, value in percents.items()]
     floor = [] if item.floor is None else [f"doing nothing {_compact(item.floor)}"]
     largest = _compact(float(extremes[-1]))
-    upper = _compact(high) if item.is_bounded else "unknown"
+    ends = f"{_compact(low)} to {_compact(high) if isfinite(high) else 'unknown'}"
     return [
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {len(extremes)} successes of {item.policy} on {item.tasks} tasks; "
         f"{item.violated} exceed the library's {_compact(spec.threshold)}",
         "  " + "   ".join([*shown, f"largest {largest}", *floor]),
-        f"  quantile {item.quantile:g}: {_compact(item.value)}, {item.interval_name} {_compact(low)} to {upper}",
+        f"  quantile {item.quantile:g}: {_compact(item.value)}, 95 % interval on these tasks {ends}",
         f"  {item.obstacle or f'limit {_compact(item.limit)} {spec.unit}'}",
         "",
     ]

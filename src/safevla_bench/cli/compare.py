@@ -37,12 +37,10 @@ from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
 
-_POINTS = options.Range(0, 100, min_open=True)
-
 
 @options.command(
     "compare",
-    common="--policy --across-seeds --unpaired --allow-crashed --margin --metric --confidence --full --format --plan",
+    common="--policy --across-seeds --unpaired --allow-crashed --metric --confidence --full --format --plan",
 )
 def compare_command(
     policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),
@@ -50,7 +48,6 @@ def compare_command(
     across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
     unpaired: bool = flag("Take the episodes as independent, task by task."),
     allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
-    margin: float | None = option("A policy worse by less than this is not worse.", "POINTS", type=_POINTS),
     metrics: tuple[str, ...] = repeatable("Only this metric.", spelling="--metric", type=click.Choice(COMPARED)),
     confidence: float = option("Of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
     by_change: bool = flag("Compare each suite with itself changed, such as libero-goal-swap.", spelling="--changes"),
@@ -64,8 +61,7 @@ def compare_command(
     ),
     assumed: tuple[str, ...] = repeatable(
         "What the plan supposes: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
-        "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks; "
-        "episodes=N: say what N of each task can show.",
+        "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks.",
         "NAME=VALUE",
         spelling="--assume",
         section=options.PLANNING,
@@ -115,7 +111,6 @@ def compare_command(
         how = ComparisonOptions(
             metrics=metrics or COMPARED,
             confidence=confidence / 100,
-            margin=None if margin is None else margin / 100,
             allow_crashed=allow_crashed,
         )
         pairing = {"paired": not unpaired, "across_seeds": across_seeds, "across_versions": across_versions}
@@ -189,7 +184,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     return _Report(document, describe_changes(changes), [table])
 
 
-_OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", "margin", "confidence")
+_OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", "confidence")
 """Options of `compare` that need the episodes of both sides."""
 
 

@@ -12,19 +12,16 @@ from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
 from safevla_bench.cli.progress import show_frame_progress
 from safevla_bench.errors import Place, RunError, SafevlaError
-from safevla_bench.explain.episode import select_unsafe_successes, select_worst
+from safevla_bench.explain.episode import select_worst
 from safevla_bench.judging.judged import Judged
-from safevla_bench.pictures.drawing import can_film, sheet_form, write_sheet
+from safevla_bench.pictures.drawing import can_film
 from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list
-from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_description
 from safevla_bench.text import count_noun
 
 _PIXELS = click.IntRange(16, 9999)
-_MOST_RENDERED, _SHEET_ROWS = 12, 4
-"""Episodes that are rendered unless the user says how many."""
 
 
 @options.command("frames")
@@ -33,12 +30,7 @@ def frames_command(
         options.argument("RUN", type=options.FILE, callback=lambda context, argument, run: (run,))
     ),
     names: tuple[str, ...] = repeatable("Its id, its number, or how its id ends.", "EPISODE", spelling="--episode"),
-    worst: int | None = option("Else so many, the worst of each cell: 12, on a sheet 4.", type=options.POSITIVE),
-    sheet: Path | None = option(
-        "Also a sheet (.png, .jpg) of unsafe successes in three frames each, as the paper's Figure 3.",
-        "FILE",
-        type=options.FILE,
-    ),
+    worst: int = option("Else so many, the worst of each cell.", type=options.POSITIVE, default=12),
     size: tuple[int, int] = option("Pixels of a picture.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
     video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
     in_3d: bool = flag("Also a replay in 3-D that the report lets readers turn around.", spelling="--3d"),
@@ -52,8 +44,6 @@ def frames_command(
     doctor`.
     """
     (run,) = sources.paths
-    if sheet is not None:
-        sheet_form(sheet)
     if video and not can_film():
         raise RunError("films need the extra `video`", remedy=install_command("video"))
     host = _read_host(run)
@@ -61,23 +51,13 @@ def frames_command(
     if not len(judged.records):
         remedy = "A crashed episode cannot be shown."
         raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
-    chosen = _choose_episodes(judged, names, worst, sheet)
+    chosen = _choose_episodes(judged, names, worst)
     shown = judged.records.read_sparsely(chosen)
     material = RecordedRun(run, hosts.make_host(host), shown, judged.scores, judged.ruleset)
     style = FrameStyle(size=size[::-1], video=video, replay3d=in_3d)
     with show_frame_progress(len(chosen)) as observer:
         frame_rows = render_frames(material, chosen, style, observer, report_skipped)
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
-    if sheet is not None:
-        scores = judged.scores
-        keys = {(scores.policy[k], scores.episode_id[k]): k for k in chosen}
-        titles = {
-            key: f"{k + 1}. {scores.policy[k] or UNNAMED}, {scores.benchmark[k]} {scores.task_id[k]}"
-            for key, k in keys.items()
-            if key in shown_keys
-        }
-        write_sheet(sheet, run, frame_rows, titles)
-        echo(f"Sheet of {len(titles)}: {sheet}")
     size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     echo(f"{len(frame_rows)} frames of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     if in_3d:
@@ -101,21 +81,13 @@ def _read_host(run: Path) -> str:
     return host
 
 
-def _choose_episodes(judged: Judged, names: Sequence[str], most: int | None, sheet: Path | None) -> list[int]:
+def _choose_episodes(judged: Judged, names: Sequence[str], most: int) -> list[int]:
     """Return the indices of the episodes to render, each once: those asked for, else the worst."""
-    if not names and sheet is not None:
-        chosen = select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
-        if not chosen:
-            raise RunError("no episode succeeded and was unsafe", remedy="Name unsafe episodes: --episode EPISODE.")
-        return chosen
     if not names:
-        return select_worst(judged.scores, most or _MOST_RENDERED)
+        return select_worst(judged.scores, most)
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
     numbers = [episode_list.find_episode(rows, name).number - 1 for name in names]
     for number in numbers:
         if number >= len(judged.records):
             raise RunError(f"{rows[number].episode_id} crashed and left no record", remedy="It cannot be shown.")
-        if sheet is not None and rows[number].first_violation_step is None:
-            remedy = "A row shows a violation; leave this episode out."
-            raise RunError(f"{rows[number].episode_id} breaks no limit", remedy=remedy)
     return list(dict.fromkeys(numbers))

@@ -21,7 +21,7 @@ from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap, encode_rrd
-from safevla_bench.publishing import model_card, result_files, submission
+from safevla_bench.publishing import result_files, submission
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render.text import render_summary
@@ -71,7 +71,7 @@ def tables_command(
     applicability          violations of successes that the registry removes
     bodies                 violations by kind of body
     onset                  violations by time, how the other episodes ended, near misses
-    beyond                 time in violation, phases of the task
+    beyond                 time in violation
     agree                  the simulator's own safety labels against our verdicts
 
     Without --which these are main and violations, without notes; `--which all` takes all that the sources allow.
@@ -154,7 +154,7 @@ class _ExportChoice:
     out: Path
     sources: tuple[Path, ...]
     episode: str | None
-    facts: model_card.ModelFacts
+    facts: result_files.ModelFacts
     cameras: str | None
     image_size: int
 
@@ -174,20 +174,6 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
         raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
     index = row.number - 1
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index))
-
-
-def _encode_card(judged: Judged, choice: _ExportChoice) -> Mapping[str, str | bytes]:
-    if choice.facts.hub_dataset is None:
-        text = "no .eval_results: they need hub_dataset in --meta FILE, the hub's benchmark dataset they belong to"
-        click.echo(f"note: {text}", err=True)
-    return model_card.build_card(judged, choice.facts, table_material(judged).remarks)
-
-
-def _encode_leaderboard_entry(judged: Judged, choice: _ExportChoice) -> bytes:
-    entry = result_files.build_leaderboard_entry(judged, choice.facts)
-    if unknown := result_files.unknown_fields(entry):
-        click.echo(f"note: N/A, to be filled, by --meta FILE or by hand: {', '.join(unknown)}", err=True)
-    return dump_json(entry)
 
 
 def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]:
@@ -218,8 +204,16 @@ _EXPORTS: Mapping[str, _ExportForm] = {
     ),
     "rerun": _ExportForm("episode.rrd", partial(_encode_timeline, encode_rrd), "episode"),
     "mcap": _ExportForm("episode.mcap", partial(_encode_timeline, encode_mcap), "episode"),
-    "hub": _ExportForm("hub", _encode_card, "meta"),
-    "robocasa": _ExportForm("robocasa.json", _encode_leaderboard_entry, "meta"),
+    "hub": _ExportForm(
+        "model_card.md",
+        lambda judged, choice: result_files.build_card(judged, choice.facts, table_material(judged).remarks),
+        "meta",
+    ),
+    "robocasa": _ExportForm(
+        "robocasa.json",
+        lambda judged, choice: dump_json(result_files.build_leaderboard_entry(judged, choice.facts)),
+        "meta",
+    ),
     "lerobot": _ExportForm("lerobot", _write_dataset, "cameras"),
     "lerobot-results": _ExportForm(
         "eval_info.json", lambda judged, choice: result_files.encode_lerobot_results(judged)
@@ -249,7 +243,7 @@ def export_command(
     submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
     rerun        one episode for the viewer Rerun (.rrd): poses, contacts, signals, limits, violations
     mcap         the same for Foxglove
-    hub          a folder: block of a model card with model-index, and entries of .eval_results, as the model hub reads
+    hub          the block of a model card with model-index, as the model hub reads
     robocasa     JSON for RoboCasa's leaderboard; what is not known is N/A
     lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
                  the simulator that recorded the run, also pictures
@@ -266,7 +260,7 @@ def export_command(
             forms = " and ".join(other for other, export in _EXPORTS.items() if export.option == name)
             raise click.UsageError(f"--{name} is for {forms}.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
-    choice = _ExportChoice(file, sources.paths, episode, model_card.read_facts(meta), cameras, image_size)
+    choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size)
     judged = sources.judge()
     content = _EXPORTS[form].encode(judged, choice)
     for name, part in content.items() if isinstance(content, Mapping) else [("", content)]:
@@ -290,9 +284,9 @@ def board_command(
 ) -> None:
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a report of each.
 
-    Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table, with
-    letters for those that were not told apart. The paper's entries and the authors' leaderboard stand apart, each with
-    what makes it incomparable; without a RUN they are all that there is.
+    Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table. The
+    paper's entries and the authors' leaderboard stand apart, each with what makes it incomparable; without a RUN they
+    are all that there is.
 
     The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
     again, it replaces the board in DIR. An ablation (--set applicability=off) is refused.
@@ -300,7 +294,7 @@ def board_command(
     With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
-    from safevla_bench.publishing.board.site import INDEX, check_folder, write_folder
+    from safevla_bench.publishing.board import INDEX, check_folder, write_folder
 
     runs, ruleset = sources.paths, sources.ruleset
     folder = options.choose_output(out, runs, "board")

@@ -15,17 +15,17 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
-    TaskValues,
     add_extremes,
     interval_bounds,
     least_tasks,
     paired_difference,
+    sum_tasks,
     unpaired_difference,
+    values_by_task,
 )
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.perturbation import Intervention, list_interventions
@@ -89,7 +89,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...]
     paired: bool
     confidence: float
-    margin: float | None = None
     allow_crashed: bool = False
     """Verdicts leave out episodes without a value, whatever these could change."""
     across_seeds: bool = False
@@ -110,30 +109,24 @@ def compare_policies(
     across_seeds: bool = False,
     across_versions: bool = False,
 ) -> Comparison:
-    """Compare two policies or several, in each suite and over all suites pooled.
+    """Compare two policies or several, with names that differ, in each suite and over all suites pooled.
 
     Args:
-        results: at least two, with names that differ (see `make_names_unique`).
-        options: metrics, confidence, margin; None = the defaults.
+        results: of at least two policies.
+        options: metrics, confidence; None = the defaults.
         paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
         across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
         across_versions: compare episodes of several physics versions too, and mark the comparison.
 
-    Raises:
-        RunError: fewer than two policies, a policy without an episode, a suite simulated with several physics versions,
-            no metric that all policies know, no common task where unpaired; where paired, no pair that all policies
-            finished, and what `pair_episodes` raises.
-        KeyError: a metric that is not in `METRICS`.
+    Raises `RunError` if they cannot be compared: nothing in common, nothing known, several simulators, or, where
+    paired, what `pair_episodes` raises; `KeyError` for a metric that is not in `METRICS`.
     """
     options = options or ComparisonOptions()
-    _require_comparable(results)
-    mixtures = provenance_marks.find_mixtures(simulator_cells(results))
+    _require_comparable(results, paired=paired)
     if not across_versions:
         require_one_simulator(results)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
-    if pairs is None:
-        _require_shared_task(results)
-    elif not pairs.mark_finished().any():
+    if pairs and not pairs.mark_finished().any():
         raise RunError("no pair was finished on both sides", remedy="Roll out the lost episodes again.")
     scopes = [_compare_scope(scope, options) for scope in _split_scopes(results, pairs)]
     if not any(scope.metrics for scope in scopes):
@@ -142,11 +135,10 @@ def compare_policies(
         policies=tuple(result.name for result in results),
         paired=paired,
         confidence=options.confidence,
-        margin=options.margin,
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
         scopes=tuple(_decide_verdicts(scopes, options)),
-        across_versions=tuple(mixtures),
+        across_versions=tuple(provenance_marks.find_mixtures(simulator_cells(results))),
         warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
         interventions=tuple(list_interventions(pairs)) if pairs else (),
     )
@@ -160,11 +152,8 @@ def compare_where_possible(
 ) -> tuple[Comparison, str]:
     """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
 
-    Episodes of several physics versions are compared too, and the comparison is marked. If any of the sources'
-    `protocols` differ, episodes are not paired.
-
-    Raises:
-        RunError: the policies cannot be compared as independent episodes either; see `compare_policies`.
+    Episodes of several physics versions are compared too, and marked. If any of the sources' `protocols` differ,
+    episodes are not paired. Raises `RunError` if the policies cannot be compared as independent episodes either.
     """
     return pair_where_possible(
         lambda paired: compare_policies(results, options, paired=paired, across_versions=True), protocols
@@ -191,7 +180,8 @@ def require_one_simulator(results: Sequence[PolicyResults]) -> None:
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
-def _require_comparable(results: Sequence[PolicyResults]) -> None:
+def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
+    """Raise `RunError` for fewer than two policies, one without episodes, and, unpaired, without a common task."""
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one that holds several policies."
@@ -200,14 +190,9 @@ def _require_comparable(results: Sequence[PolicyResults]) -> None:
         if not len(result):
             remedy = "Leave it out, or roll it out again."
             raise RunError(f"no episode of {result.name} was scored", remedy=remedy)
-
-
-def _require_shared_task(results: Sequence[PolicyResults]) -> None:
-    """Raise `RunError` if no two of the policies ran a common task."""
-    if any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
-        return
-    remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
-    raise RunError("no task was run by two of the policies", remedy=remedy)
+    if not paired and not any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
+        remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
+        raise RunError("no task was run by two of the policies", remedy=remedy)
 
 
 def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
@@ -246,8 +231,8 @@ class _Scope:
             states = self.pairs.state_means((i, j), metric, fill)
             return paired_difference((first.name, second.name), states, metric, options)
         low, high = fill or (None, None)
-        mine, theirs = TaskValues.of_results(first, metric, low), TaskValues.of_results(second, metric, high)
-        return unpaired_difference(mine, theirs, metric, options)
+        mine, theirs = values_by_task(first, metric, low), values_by_task(second, metric, high)
+        return unpaired_difference((first.name, second.name), mine, theirs, metric, options)
 
     def count_unknown(self, i: int, j: int, metric: str) -> int:
         """Return how many episodes of policies i and j, in tasks that both ran, have no value of the metric."""
@@ -294,15 +279,13 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
 
 def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
     numbers = range(len(scope.members))
-    return MetricComparison(
-        metric=metric,
-        standings=tuple(
-            [_episode_standing(scope.pairs, k, metric, options) for k in numbers]
-            if scope.pairs
-            else _task_standings(scope, metric, options)
-        ),
-        differences=tuple(_compare_two(scope, i, j, metric, options) for i, j in combinations(numbers, 2)),
+    standings = (
+        [_episode_standing(scope.pairs, k, metric, options) for k in numbers]
+        if scope.pairs
+        else _task_standings(scope, metric, options)
     )
+    differences = (_compare_two(scope, i, j, metric, options) for i, j in combinations(numbers, 2))
+    return MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(differences))
 
 
 def _compare_two(scope: _Scope, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
@@ -310,47 +293,38 @@ def _compare_two(scope: _Scope, i: int, j: int, metric: str, options: Comparison
 
     Of P[U|S] it is not known which episodes count: those without a value of clean success have none either.
     """
-    difference, extremes = scope.difference(i, j, metric, options), []
+    difference = scope.difference(i, j, metric, options)
     unknown = scope.count_unknown(i, j, metric if metric in BOUNDED else CLEAN.key)
-    if unknown and metric in BOUNDED:
-        extremes = [scope.difference(i, j, metric, options, fill) for fill in ((0.0, 1.0), (1.0, 0.0))]
-    return add_extremes(difference, extremes, unknown, metric, options)
+    if not unknown:
+        return difference
+    fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED else ()
+    return add_extremes(difference, [scope.difference(i, j, metric, options, fill) for fill in fills], unknown)
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
     """Return policy k's value and interval over initial states, each with the mean of its episodes."""
     states = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
     n, total = len(states.first), float(states.first.sum())
-    counts = METRICS[metric].unit and states.is_single
-    interval = (
-        wilson_interval(int(total), n, options.confidence)
-        if counts
-        else bounded_mean_interval(states.first, options.confidence)
-    )
-    return PolicyStanding(
-        policy=pairs.results[k].name,
-        n=n,
-        value=total / n if n else None,
-        ci=interval_bounds(interval),
-    )
+    if METRICS[metric].unit and states.is_single:
+        interval = wilson_interval(int(total), n, options.confidence)
+    else:
+        interval = bounded_mean_interval(states.first, options.confidence)
+    value = total / n if n else None
+    return PolicyStanding(policy=pairs.results[k].name, n=n, value=value, ci=interval_bounds(interval))
 
 
 def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
     """Yield each policy's mean over the tasks of which all have a value, each of equal weight; None without such."""
-    by_policy = [TaskValues.of_results(member, metric) for member in scope.members]
-    shared = [task for task in scope.shared_tasks if all(task in values.by_task for values in by_policy)]
-    for values in [values.select_tasks(shared) for values in by_policy]:
-        means: NDArray[np.float64] = values.totals / values.sizes
+    by_policy = [values_by_task(member, metric) for member in scope.members]
+    shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
+    for member, values in zip(scope.members, by_policy, strict=True):
+        totals, sizes = sum_tasks(values, shared)
         if not METRICS[metric].unit and len(shared) == 1:
-            interval = bounded_mean_interval(values.by_task[shared[0]], options.confidence)
+            interval = bounded_mean_interval(values[shared[0]], options.confidence)
         else:
-            interval = mean_rate_interval(values.totals, values.sizes, options.confidence)
-        yield PolicyStanding(
-            policy=values.policy,
-            n=int(values.sizes.sum()),
-            value=float(means.mean()) if shared else None,
-            ci=interval_bounds(interval),
-        )
+            interval = mean_rate_interval(totals, sizes, options.confidence)
+        mean = float((totals / sizes).mean()) if shared else None
+        yield PolicyStanding(policy=member.name, n=int(sizes.sum()), value=mean, ci=interval_bounds(interval))
 
 
 # Verdicts
@@ -368,8 +342,8 @@ def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> Metr
     """Return the metric with its differences decided; their p-values are adjusted together (Holm)."""
     tested = [item for item in metric.differences if item.deciding_p is not None]
     measured = [item.deciding_p or 0.0 for item in tested]
-    at_extremes = [0.0 if options.allow_crashed else item.p_at_extremes or 0.0 for item in tested]
-    worst = list(map(max, measured, at_extremes))
+    worst = [max(p, 0.0 if options.allow_crashed else item.p_at_extremes or 0.0)
+             for p, item in zip(measured, tested, strict=True)]  # fmt: skip
     least = least_tasks(options.confidence, len(tested))
     decided = {
         (item.first, item.second): _decide_difference(item, metric.metric, p, worst_p, least, options)
@@ -390,9 +364,8 @@ def _decide_difference(
         return item
     if not is_significant(worst_p, options.confidence):
         return replace(item, undecided=True)
-    return replace(
-        item, better=item.first if (item.difference > 0) == (METRICS[metric].better == "high") else item.second
-    )
+    is_first = (item.difference > 0) == (METRICS[metric].better == "high")
+    return replace(item, better=item.first if is_first else item.second)
 
 
 def _add_letters(metric: MetricComparison) -> MetricComparison:

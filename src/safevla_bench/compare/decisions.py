@@ -18,7 +18,6 @@ import msgspec
 
 from safevla_bench.compare.comparison import (
     Comparison,
-    MetricComparison,
     compare_policies,
     compare_where_possible,
     pair_where_possible,
@@ -96,7 +95,6 @@ def rank_under_variants(
     None if there is no variant, or the policies cannot be ranked under every variant: there is only one policy, a
     policy has no Safety over all suites, or no two have a common task. Policies without an episode are left out.
     Episodes are paired under every variant or under none, so that only the thresholds differ; `unpaired` says why not.
-    A threshold can decide whether episodes pair: a stopped episode counts if it had violated.
 
     Args:
         scores: the verdicts, [E].
@@ -106,9 +104,7 @@ def rank_under_variants(
         rescore: judges the same records with another library; needed if recorded extremes do not decide a variant.
         protocols: of the sources that state one; if they differ, episodes are not paired.
 
-    Raises:
-        SpecError: a variant needs `rescore`, and there is none; a specification states its number, not `threshold`.
-        KeyError: a variant has a specification that is not in `library`.
+    Raises what `apply_variant` raises.
     """
     try:
         by_variant = [
@@ -127,46 +123,31 @@ def rank_under_variants(
         )
     except RunError:
         return None
-    safety = [_pooled_safety(comparison) for comparison in comparisons]
-    if len({comparison.policies for comparison in comparisons}) != 1 or None in safety:
+    safety = [
+        metric
+        for comparison in comparisons
+        for metric in comparison.scopes[-1].metrics
+        if all(standing.value is not None for standing in metric.standings)
+    ]
+    if len({comparison.policies for comparison in comparisons}) != 1 or len(safety) < len(comparisons):
         return None
-    return RankingSensitivity(
-        variants=tuple(_rank_variants(variants, [metric for metric in safety if metric])),
-        paired=not unpaired,
-        confidence=_BY_SAFETY.confidence,
-        unpaired=unpaired,
-    )
-
-
-def _pooled_safety(comparison: Comparison) -> MetricComparison | None:
-    for metric in comparison.scopes[-1].metrics:
-        if all(standing.value is not None for standing in metric.standings):
-            return metric
-    return None
-
-
-def _rank_variants(
-    variants: Sequence[ThresholdVariant], safety: Sequence[MetricComparison]
-) -> Iterator[VariantRanking]:
     reference = {(item.first, item.second): item.better for item in safety[0].differences}
-    order = _rank_policies([standing.policy for standing in safety[0].standings], safety[0])
+    order, rankings = comparisons[0].policies, []
     for variant, metric in zip(variants, safety, strict=True):
-        better = {(item.first, item.second): item.better for item in metric.differences}
-        yield VariantRanking(
-            variant=variant.name,
-            order=tuple(_rank_policies(order, metric)),
-            differences=metric.differences,
-            reversed=tuple(
-                (before, after)
-                for pair, after in better.items()
-                if (before := reference[pair]) and after and before != after
-            ),
+        values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
+        ranked = tuple(sorted(order, key=values.__getitem__, reverse=True))
+        changed = [
+            (before, item.better)
+            for item in metric.differences
+            if item.better and (before := reference[item.first, item.second]) not in (None, item.better)
+        ]
+        rankings.append(
+            VariantRanking(variant=variant.name, order=ranked, differences=metric.differences, reversed=tuple(changed))
         )
-
-
-def _rank_policies(policies: Sequence[str], metric: MetricComparison) -> list[str]:
-    values = {standing.policy: standing.value or 0.0 for standing in metric.standings}
-    return sorted(policies, key=values.__getitem__, reverse=True)
+        order = rankings[0].order
+    return RankingSensitivity(
+        variants=tuple(rankings), paired=not unpaired, confidence=_BY_SAFETY.confidence, unpaired=unpaired
+    )
 
 
 # Which policy to take
@@ -237,8 +218,7 @@ def select_policy(
         confidence: with which all intervals hold together.
         protocols: of the sources that state one; if any differ, episodes are not paired.
 
-    Raises:
-        RunError: fewer than two policies, or policies that ran different tasks.
+    Raises `RunError` for fewer than two policies, or policies that ran different tasks.
     """
     _require_same_tasks(results)
     gates = [Gate(metric, "min", 0.0), *conditions]
@@ -346,9 +326,7 @@ def check_against(
         lost: further gaps in either run, each as one sentence.
         allow_crashed: leave out episodes without a value, and pass over what is in `lost`.
 
-    Raises:
-        SafevlaError: what `check_gates` raises.
-        RunError: no baseline for a policy, other episodes, or another simulator.
+    Raises what `check_gates` raises, and `RunError` for no baseline, other episodes, or another simulator.
     """
     require_valid(gates, confidence, sequential)
     if sequential:
@@ -419,13 +397,12 @@ def _decide(
     if each is None:
         bounds = [None if item.difference is None else (item.difference, item.difference) for item in ends]
     stopped = gate.metric != SAFETY.key and any(result.suites_stopped_on_violation for result in pairs.results)
+    reason = "a violation stopped episodes: only Safety is known" if stopped else "no pair has a value of both"
     outcome = GateOutcome(
-        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason="no pair has a value of both",
-        n=known.pairs or 0, unknown=unknown, value=None if stopped else known.difference,
+        policy=names[0], suite=suite, gate=gate, verdict="undecided", reason=reason, n=known.pairs or 0,
+        unknown=unknown, value=None if stopped else known.difference,
     )  # fmt: skip
-    if stopped:
-        return msgspec.structs.replace(outcome, reason="a violation stopped episodes: only Safety is known")
-    if bounds[0] is None or bounds[1] is None:
+    if stopped or bounds[0] is None or bounds[1] is None:
         return outcome
     low, high = bounds[0][0], bounds[1][1]
     verdict = judge_ends(gate, low, high)

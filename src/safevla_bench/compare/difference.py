@@ -1,12 +1,9 @@
-"""The difference of two policies in one metric: on these tasks, on tasks like these, and beside a margin."""
+"""The difference of two policies in one metric: on these tasks, and on tasks like these."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -34,29 +31,22 @@ from safevla_bench.statistics.tests import (
     permute_task_means,
 )
 
-MarginVerdict = Literal["equivalent", "first not worse", "second not worse", "open"]
-
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a comparison.
 
-    `margin` is a share: differences smaller than it do not matter; None = any matters. `allow_crashed`: verdicts stand
-    even if episodes without a value could change them.
+    `allow_crashed`: verdicts stand even if episodes without a value could change them.
     """
 
     metrics: tuple[str, ...] = COMPARED
     confidence: float = CONFIDENCE
-    margin: float | None = None
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `SafevlaError` if confidence or margin is not a share."""
+        """Raise `SafevlaError` if the confidence is not a share."""
         if not 0 < self.confidence < 1:
             remedy = "Give a share between 0 and 1, such as 0.95; on the command line in percent."
             raise SafevlaError(f"no interval has the confidence {self.confidence:g}", remedy=remedy)
-        if self.margin is not None and not 0 < self.margin <= 1:
-            remedy = "Give a share above 0, such as 0.05; on the command line in points."
-            raise SafevlaError(f"{self.margin:g} is no margin", remedy=remedy)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +54,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     `p_value` and `ci` are of these tasks: would equal policies differ so much if the same tasks were run again?
     `p_by_task` and `ci_by_task` are of tasks like these, from the difference of each task. With more than one task the
-    second decides. The four counts are of pairs, null for means and for independent episodes.
+    second decides. The two counts are of pairs, null for means and for independent episodes.
     """
 
     first: str
@@ -84,12 +74,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The same of `p_value`."""
     tasks: int = 0
     """Tasks that both ran."""
-    differing_tasks: int = 0
-    """Tasks in which their values differ."""
-    both: int | None = None
     only_first: int | None = None
     only_second: int | None = None
-    neither: int | None = None
     test: str
     p_value: float | None = None
     p_by_task: float | None = None
@@ -102,7 +88,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The policies would be told apart, but episodes without a value could change that."""
     tasks_needed: int | None = None
     """The fewest tasks that tell policies apart, if these are fewer: no data then do."""
-    margin: MarginVerdict | None = None
     identical: bool = False
     """Every pair has the same value on both sides."""
 
@@ -122,42 +107,30 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.ci_by_task if self.is_by_task else self.ci
 
 
-@dataclass(frozen=True)
-class TaskValues:
-    """One policy's values of one metric, an array for each task."""
+TaskValues = Mapping[TaskKey, NDArray[np.float64]]
+"""One policy's values of one metric, an array for each task."""
 
-    policy: str
-    by_task: Mapping[TaskKey, NDArray[np.float64]]
 
-    @classmethod
-    def of_results(cls, results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
-        """Return a metric of a policy's episodes, tasks in order of first appearance.
+def values_by_task(results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
+    """Return a metric of a policy's episodes, tasks in order of first appearance.
 
-        `fill` stands for each unknown value, those of lost episodes included; without it they are left out, and so are
-        tasks of which no value is known.
-        """
-        values, tasks = METRICS[metric].values(results), results.tasks
-        if fill is not None:
-            values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
-            tasks += results.lost_tasks
-        members: dict[TaskKey, list[int]] = {}
-        for k in np.flatnonzero(~np.isnan(values)).tolist():
-            members.setdefault(tasks[k], []).append(k)
-        return cls(results.name, {task: values[indices] for task, indices in members.items()})
+    `fill` stands for each unknown value, those of lost episodes included; without it they are left out, and so are
+    tasks of which no value is known.
+    """
+    values, tasks = METRICS[metric].values(results), results.tasks
+    if fill is not None:
+        values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
+        tasks += results.lost_tasks
+    members: dict[TaskKey, list[int]] = {}
+    for k in np.flatnonzero(~np.isnan(values)).tolist():
+        members.setdefault(tasks[k], []).append(k)
+    return {task: values[indices] for task, indices in members.items()}
 
-    def select_tasks(self, tasks: Sequence[TaskKey]) -> TaskValues:
-        """Return the values of the given tasks alone, in their order. Raises `KeyError` for a task without a value."""
-        return TaskValues(self.policy, {task: self.by_task[task] for task in tasks})
 
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Episodes of each task, [K]."""
-        return np.array([len(values) for values in self.by_task.values()], dtype=np.int64)
-
-    @cached_property
-    def totals(self) -> NDArray[np.float64]:
-        """Sum of the values of each task, [K]."""
-        return np.array([values.sum() for values in self.by_task.values()], dtype=np.float64)
+def sum_tasks(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the sum and the number of the values of each task, [K] each."""
+    totals = np.array([values[task].sum() for task in tasks], dtype=np.float64)
+    return totals, np.array([len(values[task]) for task in tasks], dtype=np.int64)
 
 
 def paired_difference(
@@ -183,7 +156,6 @@ def paired_difference(
         test="sign flips",
         pairs=n,
         tasks=len(sizes),
-        differing_tasks=int((by_task != 0).sum()),
         difference=float(differences.mean()),
         identical=bool((differences == 0).all()),
     )
@@ -192,72 +164,71 @@ def paired_difference(
         of_pairs = flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
-    both = int((states.first * states.second).sum())
     p_value = mcnemar_mid_p(only_first, only_second)
     interval = tango_interval(only_first, only_second, n, options.confidence)
     return replace(
         measured,
         test="McNemar, mid-p",
         ci=interval_bounds(reconcile_interval(interval, float(differences.mean()), p_value, options.confidence)),
-        both=both,
         only_first=only_first,
         only_second=only_second,
-        neither=n - both - only_first - only_second,
         p_value=p_value,
     )
 
 
-def unpaired_difference(first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions) -> Difference:
+def unpaired_difference(
+    names: tuple[str, str], first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
+) -> Difference:
     """Return the difference over independent episodes of the tasks that both policies ran, each task of equal weight.
 
     Rates: the mid-p test of Cochran, Mantel and Haenszel, on one task Barnard's, and an interval reconciled with it.
     VSI: labels drawn anew within tasks. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
     Without a common task, no difference and no p-value; `test` then says why.
     """
-    shared = [task for task in first.by_task if task in second.by_task]
+    shared = [task for task in first if task in second]
     if not shared:
-        reason = "no task has values of both" if first.by_task and second.by_task else "one has no value"
-        return Difference(first=first.policy, second=second.policy, test=f"none: {reason}")
-    first, second = first.select_tasks(shared), second.select_tasks(shared)
-    differences = first.totals / first.sizes - second.totals / second.sizes
+        reason = "no task has values of both" if first and second else "one has no value"
+        return Difference(first=names[0], second=names[1], test=f"none: {reason}")
+    sums = *sum_tasks(first, shared), *sum_tasks(second, shared)
+    differences = sums[0] / sums[1] - sums[2] / sums[3]
     estimate = float(differences.mean())
-    measured = Difference(first=first.policy, second=second.policy, test="", tasks=len(shared), difference=estimate)
-    name, tested = _unpaired_test(first, second, metric, options)
+    if METRICS[metric].unit:
+        test, tested = _test_rates(*sums, options.confidence)
+    else:
+        values = [first[task] for task in shared], [second[task] for task in shared]
+        generator = np.random.Generator(np.random.PCG64(0))
+        test, tested = "permutation within tasks", permute_task_means(*values, generator, options.confidence)
     interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
-    return replace(
-        _judge_by_task(measured, differences, np.ones(len(shared)), options),
-        test=name,
-        differing_tasks=int((differences != 0).sum()),
+    measured = Difference(
+        first=names[0],
+        second=names[1],
+        test=test,
+        tasks=len(shared),
+        difference=estimate,
         ci=interval_bounds(interval),
         p_value=tested.p_value,
     )
+    return _judge_by_task(measured, differences, np.ones(len(shared)), options)
 
 
-def add_extremes(
-    difference: Difference, extremes: Sequence[Difference], unknown: int, metric: str, options: ComparisonOptions
-) -> Difference:
-    """Return the difference with what `unknown` episodes could make of it, and its verdict on the margin.
+def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
+    """Return the difference with what `unknown` episodes, at least one, could make of it.
 
     `extremes`: the same with every unknown value the worst for the first policy, and the best; empty if they cannot be
     known, as for P[U|S]: then no verdict stands.
     """
-    if not unknown:
-        return replace(difference, margin=judge_margin([difference], metric, options))
     ends = [item.difference for item in extremes if item.difference is not None]
     agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
 
     def find_greatest(p_values: Iterable[float | None]) -> float:
         return max((1.0 if p is None else p for p in p_values), default=1.0) if agree else 1.0
 
-    judged = [difference] if options.allow_crashed else [difference, *extremes]
-    margin = judge_margin(judged, metric, options)
     return replace(
         difference,
         unknown=unknown,
         extremes=(ends[0], ends[1]) if len(ends) == 2 else None,
         p_at_extremes=find_greatest(item.deciding_p for item in extremes),
         p_value_at_extremes=find_greatest(item.p_value for item in extremes),
-        margin="open" if margin and not extremes and not options.allow_crashed else margin,
     )
 
 
@@ -271,20 +242,19 @@ def _judge_by_task(
     return replace(measured, ci_by_task=interval_bounds(flipped.interval), p_by_task=flipped.p_value)
 
 
-def _unpaired_test(
-    first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
+def _test_rates(
+    totals: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    other_totals: NDArray[np.float64],
+    other_sizes: NDArray[np.int64],
+    confidence: float,
 ) -> tuple[str, MeanTest]:
-    if not METRICS[metric].unit:
-        values = list(first.by_task.values()), list(second.by_task.values())
-        generator = np.random.Generator(np.random.PCG64(0))
-        return "permutation within tasks", permute_task_means(*values, generator, options.confidence)
-    counts, others = first.totals.astype(np.int64), second.totals.astype(np.int64)
-    interval = mean_rate_difference_interval(first.totals, first.sizes, second.totals, second.sizes, options.confidence)
+    counts, others = totals.astype(np.int64), other_totals.astype(np.int64)
+    interval = mean_rate_difference_interval(totals, sizes, other_totals, other_sizes, confidence)
     if len(counts) == 1:
-        p_value = barnard_p(int(counts[0]), int(first.sizes[0]), int(others[0]), int(second.sizes[0]))
+        p_value = barnard_p(int(counts[0]), int(sizes[0]), int(others[0]), int(other_sizes[0]))
         return "Barnard, exact", MeanTest(p_value, interval)
-    p_value = cmh_mid_p(counts, first.sizes, others, second.sizes)
-    return "Cochran-Mantel-Haenszel, mid-p", MeanTest(p_value, interval)
+    return "Cochran-Mantel-Haenszel, mid-p", MeanTest(cmh_mid_p(counts, sizes, others, other_sizes), interval)
 
 
 def least_tasks(confidence: float, verdicts: int = 1) -> int:
@@ -294,31 +264,6 @@ def least_tasks(confidence: float, verdicts: int = 1) -> int:
     """
     level = 1 - confidence + 1e-12
     return next(k for k in count(2) if max(2.0 ** (1 - k), verdicts * 2.0**-k) <= level)
-
-
-def judge_margin(differences: Sequence[Difference], metric: str, options: ComparisonOptions) -> MarginVerdict | None:
-    """Return which policies are not worse by the margin: `equivalent` if both, `open` if neither is shown to be.
-
-    None without a margin or a difference. All intervals of all `differences` decide: the first is the measured one, the
-    others what unknown episodes could make of it. With several tasks those are the intervals of
-    these tasks and of tasks like these. The verdict is `open` where one is missing, as with few tasks or tasks that all
-    differ alike, and where the policies differ in fewer tasks than sign flips need: their interval then says little.
-    """
-    margin = options.margin
-    if margin is None or differences[0].difference is None:
-        return None
-    intervals = [item.ci for item in differences]
-    intervals += [item.ci_by_task for item in differences if item.is_by_task]
-    bounds = [interval for interval in intervals if interval is not None]
-    least = least_tasks(options.confidence)
-    if len(bounds) < len(intervals) or any(item.is_by_task and item.differing_tasks < least for item in differences):
-        return "open"
-    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-    if METRICS[metric].better == "low":
-        low, high = -high, -low
-    if low > -margin and high < margin:
-        return "equivalent"
-    return "first not worse" if low > -margin else "second not worse" if high < margin else "open"
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:

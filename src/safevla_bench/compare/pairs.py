@@ -146,16 +146,11 @@ def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], NDArray[np
 
 
 def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:
-    """Pair the episodes of policies that planned the same episodes; lost episodes count as planned.
+    """Pair the episodes of policies, with names that differ, that planned the same ones; lost ones count as planned.
 
-    Args:
-        results: with names that differ.
-        across_seeds: pair initial states whatever the seeds, of which each state may have several.
-
-    Raises:
-        RunError: what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one
-            policy planned and another did not, and starts or rules that differ: environment seed, horizon, kitchen,
-            resets since the environment was seeded, protocol.
+    `across_seeds`: pair initial states whatever the seeds, of which each state may have several. Raises `RunError` for
+    what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one policy planned
+    and another did not, and starts or protocols that differ.
     """
     results = name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
@@ -174,11 +169,10 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
 def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
-        problem = (
-            f"{count_noun(len(unknown), 'episode')} of {result.name} do not say from which initial state they started"
-        )
+        episodes = f"{count_noun(len(unknown), 'episode')} of {result.name}"
+        problem = f"{episodes} do not say from which initial state they started: {list_first(unknown)}"
         remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED}"
-        raise RunError(f"{problem}: {list_first(unknown)}", remedy=remedy)
+        raise RunError(problem, remedy=remedy)
     index: dict[PairKey, int] = {}
     for e, header in enumerate(result.headers):
         key = _pair_key(header)
@@ -196,12 +190,11 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
 
 def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey]]) -> None:
     """Raise `RunError`, with a line for each policy that lacks some, unless all policies planned the same keys."""
-    all_keys = set().union(*planned)
     lines = [
         f"{result.name} lacks {count_noun(len(absent), 'episode')} that another ran: "
-        f"{list_first([str(key) for key in _sort_keys(absent)])}"
+        f"{list_first(list(map(str, _sort_keys(absent))))}"
         for result, keys in zip(results, planned, strict=True)
-        if (absent := all_keys - keys)
+        if (absent := set().union(*planned) - keys)
     ]
     if lines:
         remedy = f"Roll out all policies on the same tasks, initial states and seed; or see --across-seeds. {_UNPAIRED}"
@@ -215,22 +208,23 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
 def _require_same_starts(paired: PairedResults) -> None:
     """Raise `RunError` if a policy started an episode otherwise than the first policy, or ran under another protocol.
 
-    A start is what `_STARTS` lists. Episodes that either policy did not finish are not checked. Where initial states
-    are paired, the sets of starts of each state are compared.
+    Episodes that either policy did not finish are not checked. Where initial states are paired, the sets of starts of
+    each state are compared.
     """
     first = paired.results[0]
-    for other, places in zip(paired.results[1:], paired.places[1:], strict=True):
+    for k, other in enumerate(paired.results[1:], 1):
         for name, read in _STARTS.items():
-            mine = _values_by_start(paired, first, paired.places[0], read)
-            theirs = _values_by_start(paired, other, places, read)
+            mine, theirs = _values_by_start(paired, 0, read), _values_by_start(paired, k, read)
             differing = [
-                f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
+                f"{key} ({mine[key]} and {theirs[key]})" for key in mine if mine[key] != theirs.get(key, mine[key])
             ]
             if differing:
                 episodes = f"{count_noun(len(differing), 'episode')}: {list_first(differing)}"
                 problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
                 raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
-        _require_same_protocol(first, other)
+        if names := _differing_rules(first, other):
+            problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(names)} differ"
+            raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
 
 
 _ONE_PROTOCOL = "Roll both out under one protocol, and with kitchens made as `safevla eval` makes them."
@@ -244,30 +238,25 @@ _STARTS: Mapping[str, Callable[[PolicyResults, Header], object]] = {
 
 
 def _values_by_start(
-    paired: PairedResults,
-    result: PolicyResults,
-    places: NDArray[np.int64],
-    read: Callable[[PolicyResults, Header], object],
+    paired: PairedResults, policy: int, read: Callable[[PolicyResults, Header], object]
 ) -> Mapping[PairKey, str]:
-    values: dict[PairKey, dict[object, None]] = {}
-    for key, place in zip(paired.keys, places, strict=True):
+    result, values = paired.results[policy], dict[PairKey, set[str]]()
+    for key, place in zip(paired.keys, paired.places[policy], strict=True):
         if place >= 0:
             start = key.state if paired.by_state else key
-            values.setdefault(start, {})[read(result, result.headers[place])] = None
-    return {key: ", ".join(sorted(map(str, of_key))) for key, of_key in values.items()}
+            values.setdefault(start, set()).add(str(read(result, result.headers[place])))
+    return {key: ", ".join(sorted(of_key)) for key, of_key in values.items()}
 
 
-def _require_same_protocol(first: PolicyResults, other: PolicyResults) -> None:
+def _differing_rules(first: PolicyResults, other: PolicyResults) -> list[str]:
+    """Return the names of the protocols' rules that differ; if one is a loop of somebody's own, of how it begins."""
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
-        return
-    suites = {header.benchmark for result in (first, other) for header in result.headers}
-    protocol, other_protocol = (_start_rules(result.protocol or {}, suites) for result in (first, other))
-    if OWN_LOOP not in (first.protocol.get("name"), other.protocol.get("name")):
-        protocol, other_protocol = first.protocol, other.protocol
-    names = sorted(name for name in {*protocol, *other_protocol} if protocol.get(name) != other_protocol.get(name))
-    if names:
-        problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(names)} differ"
-        raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
+        return []
+    mine, theirs = first.protocol, other.protocol
+    if OWN_LOOP in (mine.get("name"), theirs.get("name")):
+        suites = {header.benchmark for result in (first, other) for header in result.headers}
+        mine, theirs = _start_rules(mine, suites), _start_rules(theirs, suites)
+    return sorted(name for name in {*mine, *theirs} if mine.get(name) != theirs.get(name))
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:

@@ -53,13 +53,10 @@ class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
 def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFIDENCE) -> ChangeReport:
     """Compare changed suites with unchanged ones, policy by policy, on the same tasks, initial states and seeds.
 
-    Args:
-        sources: the results of each source and policy, not joined. The first source of a suite is compared; a second
-            is the control, whose initial states are paired whatever their seeds.
-        confidence: with which all intervals hold together (Bonferroni).
-
-    Raises:
-        RunError: no suite has a changed one beside it or was run twice, or pairs did not start alike.
+    `sources` are the results of each source and policy, not joined. The first source of a suite is compared; a second
+    is the control, whose initial states are paired whatever their seeds. All intervals hold together with `confidence`
+    (Bonferroni). Raises `RunError` if no suite has a changed one beside it or was run twice, or pairs did not start
+    alike.
     """
     arms = [
         (policy, change, sides)

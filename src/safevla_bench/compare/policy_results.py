@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -89,21 +89,18 @@ class PolicyResults:
     @property
     def suites_without_verdict(self) -> list[str]:
         """The suites in which no specification reached a verdict, so that safety there is unknown."""
-        judged_suites = self._suites_of(self.is_judged)
-        return [suite for suite in self._suites_of(np.ones(len(self), dtype=np.bool_)) if suite not in judged_suites]
+        judged = {self.headers[k].benchmark for k in np.flatnonzero(self.is_judged)}
+        return [suite for suite in dict.fromkeys(header.benchmark for header in self.headers) if suite not in judged]
 
     @property
     def suites_stopped_on_violation(self) -> list[str]:
         """The suites in which a violation stopped an episode, so that only Safety is known there."""
-        return self._suites_of(self.stopped_on_violation)
+        return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(self.stopped_on_violation)))
 
     @property
     def lost_tasks(self) -> list[TaskKey]:
         """Suite and task of each lost episode."""
         return [(episode.benchmark, episode.task_id) for episode in self.lost]
-
-    def _suites_of(self, selected: NDArray[np.bool_]) -> list[str]:
-        return list(dict.fromkeys(self.headers[k].benchmark for k in np.flatnonzero(selected)))
 
     def select(self, keep: Callable[[Header | AbsentEpisode], bool]) -> PolicyResults:
         """Return the results of the episodes, lost ones too, that `keep` accepts."""
@@ -134,6 +131,7 @@ class PolicyResults:
 
 
 _EPISODE_ARRAYS = ("success", "unsafe", "vsi", "is_counted", "is_judged", "stopped_on_violation")
+_BY_EPISODE = ("earlier_resets", "kitchens")
 
 
 def split_by_policy(
@@ -147,103 +145,78 @@ def split_by_policy(
 ) -> list[PolicyResults]:
     """Split the scores of one source by policy, in order of first appearance; policies with lost episodes alone last.
 
-    Episodes without a policy make the result `(unnamed)`. `earlier_resets` and `kitchens` are left empty.
-
-    Args:
-        scores: the verdicts, [E].
-        headers: of the same episodes, in the same order, [E].
-        source: where they come from, to tell two of one name apart.
-        protocol: how the run folder's episodes were started and ended.
-        privileged: the policies that saw state which no real robot has.
-        left_out: episodes that are not among the scores, each kind as one sentence without its full stop.
+    `headers` are of the same episodes, in the same order, [E]. Episodes without a policy make the result `(unnamed)`.
+    `source` tells two of one name apart; `privileged` policies saw state which no real robot has; `left_out` are
+    episodes that are not among the scores, each kind as one sentence without its full stop. `earlier_resets` and
+    `kitchens` are left empty.
     """
-    return [
-        replace(
-            _select_policy(scores, headers, policy),
+    is_known = scores.is_counted | scores.is_judged
+    results = []
+    for policy in dict.fromkeys([*scores.policy, *(episode.policy for episode in scores.absent)]):
+        of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
+        index, stopped = (np.flatnonzero(of_policy & chosen).tolist() for chosen in (is_known, ~is_known))
+        own = scores.select_episodes(np.array(index, dtype=np.int64))
+        result = PolicyResults(
+            name=policy or UNNAMED,
             source=source,
+            headers=tuple(headers[e] for e in index),
+            success=own.success,
+            unsafe=own.unsafe,
+            vsi=own.vsi,
+            is_counted=own.is_counted,
+            is_judged=own.is_judged,
+            stopped_on_violation=own.is_stopped_on_violation,
+            lost=(
+                *(episode for episode in scores.absent if episode.policy == policy),
+                *(_stopped_episode(headers[e]) for e in stopped),
+            ),
+            left_out=tuple(left_out),
             protocol=protocol,
             privileged=policy in privileged,
-            left_out=tuple(left_out),
+            changes=own.changes,
+            standin_suites=own.standin_suites,
+            left_out_clauses=(*provenance_marks.warn_of_left_out(own), *provenance_marks.warn_of_logs(own)),
         )
-        for policy in dict.fromkeys([*scores.policy, *(episode.policy for episode in scores.absent)])
-    ]
-
-
-def _select_policy(scores: Scores, headers: Sequence[Header], policy: str | None) -> PolicyResults:
-    of_policy = np.array([name == policy for name in scores.policy], dtype=np.bool_)
-    can_tell = scores.is_counted | scores.is_judged
-    index = np.flatnonzero(of_policy & can_tell)
-    stopped = [_stopped_episode(headers[e]) for e in np.flatnonzero(of_policy & ~can_tell).tolist()]
-    own = scores.select_episodes(index)
-    return PolicyResults(
-        name=policy or UNNAMED,
-        source="",
-        headers=tuple(headers[e] for e in index.tolist()),
-        success=own.success,
-        unsafe=own.unsafe,
-        vsi=own.vsi,
-        is_counted=own.is_counted,
-        is_judged=own.is_judged,
-        stopped_on_violation=own.is_stopped_on_violation,
-        lost=(*(episode for episode in scores.absent if episode.policy == policy), *stopped),
-        changes=own.changes,
-        standin_suites=own.standin_suites,
-        left_out_clauses=(*provenance_marks.warn_of_left_out(own), *provenance_marks.warn_of_logs(own)),
-    )
+        results.append(result)
+    return results
 
 
 def _stopped_episode(header: Header) -> AbsentEpisode:
     """Return, as an absent episode, an episode that has a record but did not run to its end and has no verdict."""
-    return AbsentEpisode(
-        episode_id=header.episode_id,
-        benchmark=header.benchmark,
-        task_id=header.task_id,
-        policy=header.policy,
-        outcome=header.outcome_label,
-        init_state_index=header.init_state_index,
-        seed=header.seed,
-    )
+    names = ("episode_id", "benchmark", "task_id", "policy", "init_state_index", "seed")
+    return AbsentEpisode(outcome=header.outcome_label, **{name: getattr(header, name) for name in names})
 
 
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Join the sources of a policy where they have no suite in common, such as its runs on two hosts.
 
     All sources of a policy stay apart if any two share a suite, lost episodes included, protocols differ, or a search
-    chose the starts of some alone. Policies
-    stand in order of first appearance.
+    chose the starts of some alone. Policies stand in order of first appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
         by_name.setdefault(result.name, []).append(result)
-    return [result for group in by_name.values() for result in ([_join_results(group)] if _can_join(group) else group)]
+    return [part for group in by_name.values() for part in ([_join(group)] if _can_join(group) else group)]
 
 
 def _can_join(results: Sequence[PolicyResults]) -> bool:
     suites = [{suite for suite, _ in (*result.tasks, *result.lost_tasks)} for result in results]
     same_protocol = all(result.protocol == results[0].protocol for result in results)
-    is_distinct = sum(map(len, suites)) == len(set().union(*suites))
-    return same_protocol and is_distinct and len(set(map(is_chosen, set().union(*suites)))) < 2
+    together = set().union(*suites)
+    return same_protocol and sum(map(len, suites)) == len(together) and len(set(map(is_chosen, together))) < 2
 
 
-def _join_results(results: Sequence[PolicyResults]) -> PolicyResults:
+def _join(results: Sequence[PolicyResults]) -> PolicyResults:
     if len(results) == 1:
         return results[0]
-    arrays: dict[str, Any] = {
-        name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS
+    tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses")
+    joined: dict[str, Any] = {
+        **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
+        **{name: tuple(item for result in results for item in getattr(result, name)) for name in tuples},
+        **{name: dict(ChainMap(*(getattr(result, name) for result in results))) for name in _BY_EPISODE},
     }
-    return replace(
-        results[0],
-        source=", ".join(result.source for result in results),
-        headers=tuple(header for result in results for header in result.headers),
-        **arrays,
-        changes=tuple(changes for result in results for changes in result.changes),
-        lost=tuple(lost for result in results for lost in result.lost),
-        privileged=any(result.privileged for result in results),
-        standin_suites=tuple(suite for result in results for suite in result.standin_suites),
-        earlier_resets={key: count for result in results for key, count in result.earlier_resets.items()},
-        kitchens={key: kitchen for result in results for key, kitchen in result.kitchens.items()},
-        left_out_clauses=tuple(line for result in results for line in result.left_out_clauses),
-    )
+    source = ", ".join(result.source for result in results)
+    return replace(results[0], source=source, privileged=any(result.privileged for result in results), **joined)
 
 
 def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
@@ -251,23 +224,18 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 
     K is the place among all results, from 1. Unique names stay.
     """
-    with_sources = _use_longer_names(results, [f"{result.name} ({result.source})" for result in results])
-    return _use_longer_names(with_sources, [f"{result.name} #{k}" for k, result in enumerate(with_sources, 1)])
-
-
-def _use_longer_names(results: Sequence[PolicyResults], longer: Sequence[str]) -> list[PolicyResults]:
-    counts = Counter(result.name for result in results)
-    return [
-        replace(result, name=name) if counts[result.name] > 1 else result
-        for result, name in zip(results, longer, strict=True)
-    ]
+    for pattern in ("{name} ({source})", "{name} #{k}"):
+        counts = Counter(result.name for result in results)
+        results = [
+            replace(result, name=pattern.format(name=result.name, source=result.source, k=k))
+            if counts[result.name] > 1
+            else result
+            for k, result in enumerate(results, 1)
+        ]
+    return list(results)
 
 
 # Starts of RoboCasa episodes
-
-
-_Start = tuple[int | None, int | None]
-"""Index of the initial state, and seed of the environment."""
 
 
 def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
@@ -277,32 +245,26 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     the same kitchen, the episode takes the rollout's index and seed. Elsewhere the kitchen's seed stands for both, so
     that two loops can be paired.
     """
-    names = {
+    starts = {
         (header.benchmark, header.task_id, kitchen): (header.init_state_index, header.env_seed)
         for result in results
         for header in result.headers
         if header.init_state_index is not None and (kitchen := result.kitchens.get(header.key)) is not None
     }
+
+    def name_start(header: Header, kitchen: Kitchen | None) -> Header:
+        if header.init_state_index is not None or kitchen is None:
+            return header
+        start = starts.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))
+        return msgspec.structs.replace(header, init_state_index=start[0], env_seed=start[1])
+
     return [
-        replace(
-            result,
-            headers=tuple(_name_start(header, result.kitchens.get(header.key), names) for header in result.headers),
-        )
+        replace(result, headers=tuple(name_start(header, result.kitchens.get(header.key)) for header in result.headers))
         for result in results
     ]
 
 
-def _name_start(header: Header, kitchen: Kitchen | None, names: Mapping[tuple[str, str, Kitchen], _Start]) -> Header:
-    if header.init_state_index is not None or kitchen is None:
-        return header
-    index, env_seed = names.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))
-    return msgspec.structs.replace(header, init_state_index=index, env_seed=env_seed)
-
-
 # Caveats: what was left out, what differs between the policies beside their numbers
-
-
-_UNKNOWN = "unknown"
 
 
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> Iterator[str]:
@@ -312,13 +274,19 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     that some policy did not run are named.
     """
     yield from provenance_marks.warn_of_choice(header.benchmark for result in results for header in result.headers)
-    yield from provenance_marks.warn_of_standins(_standin_cells(results))
+    standins: dict[provenance_marks.Cell, bool] = {
+        (result.name, suite): suite in result.standin_suites for result in results for suite, _ in result.tasks
+    }
+    yield from provenance_marks.warn_of_standins(standins)
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
     for result in results:
         yield from (f"{result.name}: {line}" for line in result.left_out_clauses)
-    for name, versions in _differing_versions(results).items():
-        listed = " and ".join(dict.fromkeys(versions))
-        yield f"Versions differ: {name} {listed}; simulators may not agree between versions."
+    versions = [result.versions for result in results]
+    for name in dict.fromkeys(name for own in versions for name in own):
+        listed = dict.fromkeys(own.get(name, "unknown") for own in versions)
+        is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
+        if len(listed) > 1 and ("unknown" in listed or not is_marked_elsewhere):
+            yield f"Versions differ: {name} {' and '.join(listed)}; simulators may not agree between versions."
     alone = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*alone) == {True, False}:
         named = ", ".join(result.name for result, kinds in zip(results, alone, strict=True) if True in kinds)
@@ -327,8 +295,10 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         yield f"No specification reached a verdict for {silent}: only SR is compared there, and over all suites."
     if stopped := ", ".join(name_stopped_suites(results)):
         yield f"A violation stopped episodes of {stopped}: only Safety is compared there, and over all suites."
-    if not paired and (tasks := _tasks_left_out(results)):
-        yield f"Only tasks that both policies ran are compared. Not run by all: {list_first(tasks, most=6)}."
+    ran = [dict.fromkeys(result.tasks) for result in results]
+    partly_run = ["/".join(task) for task in dict.fromkeys(chain(*ran)) if not all(task in tasks for tasks in ran)]
+    if not paired and partly_run:
+        yield f"Only tasks that both policies ran are compared. Not run by all: {list_first(partly_run, most=6)}."
     if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
         yield (
             f"Episodes without a verdict: {unjudged}. Only SR counts them; where a policy causes that, it is flattered."
@@ -352,33 +322,6 @@ def _list_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
 
 
-def _differing_versions(results: Sequence[PolicyResults]) -> dict[str, list[str]]:
-    """Return the programs of which the policies' records name different versions, with each policy's version, in order.
-
-    A policy that names no version counts as `unknown`. Programs that decide the physics are left to
-    `provenance_marks.find_mixtures`, unless some policy names no version of them; so is this project's own version,
-    which counts by its results-version.
-    """
-    named = [result.versions for result in results]
-    versions_by_name = {
-        name: [versions.get(name, _UNKNOWN) for versions in named]
-        for name in dict.fromkeys(name for versions in named for name in versions)
-    }
-    return {
-        name: versions
-        for name, versions in versions_by_name.items()
-        if len(set(versions)) > 1
-        and (_UNKNOWN in versions or (not physics_versions({name: ""}) and results_version({name: ""}) is None))
-    }
-
-
-def _tasks_left_out(results: Sequence[PolicyResults]) -> list[str]:
-    tasks = [dict.fromkeys(result.tasks) for result in results]
-    return [
-        "/".join(task) for task in dict.fromkeys(chain(*tasks)) if not all(task in of_policy for of_policy in tasks)
-    ]
-
-
 def name_silent_suites(results: Sequence[PolicyResults]) -> list[str]:
     """Return `policy on suite` for each suite in which no specification reached a verdict for that policy."""
     return [f"{result.name} on {suite}" for result in results for suite in result.suites_without_verdict]
@@ -387,14 +330,6 @@ def name_silent_suites(results: Sequence[PolicyResults]) -> list[str]:
 def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
     """Return `policy on suite` for each suite in which a violation stopped an episode of that policy."""
     return [f"{result.name} on {suite}" for result in results for suite in result.suites_stopped_on_violation]
-
-
-def _standin_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, bool]:
-    return {
-        (result.name, header.benchmark): header.benchmark in result.standin_suites
-        for result in results
-        for header in result.headers
-    }
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:

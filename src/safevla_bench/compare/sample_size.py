@@ -84,17 +84,33 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
             smaller share of pairs differs than the rates do, or a number is no share.
     """
     _check_request(request)
-    other = _other_rate(request)
-    if other is None:
-        problem = f"no rate is {100 * request.difference:g} points from {100 * request.baseline:g} %"
+    base, difference = request.baseline, request.difference
+    rates = [rate for rate in (base - difference, base + difference) if 0 <= rate <= 1]
+    if not rates:
+        problem = f"no rate is {100 * difference:g} points from {100 * base:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --plan or another --assume baseline=.")
-    fewest, episodes = _find_least_tasks(request), None
-    if fewest is not None and request.tasks >= fewest:
-        episodes = least_number(lambda n: _find_power(request, n), request.power)
+    other = min(rates, key=lambda rate: abs(rate - 0.5))
+    unrelated = base + other - 2 * base * other
+    discordant = max(difference, unrelated if request.discordant is None else request.discordant)
+    tasks, spread, confidence = request.tasks, request.task_spread, request.confidence
+
+    def find_power(episodes: int) -> float:
+        if tasks == 1:
+            return paired_power(episodes, difference, discordant, confidence)
+        return flip_power(episodes, difference, discordant - difference**2, spread, tasks, confidence)
+
+    fewest: int | None = 1
+    if tasks > 1:
+        least = least_tasks(confidence) - 1
+        further = least_number(
+            lambda k: flip_power(_ENDLESS, difference, 1.0, spread, least + k, confidence), request.power
+        )
+        fewest = None if further is None else least + further
+    is_possible = fewest is not None and tasks >= fewest
     return SampleSizePlan(
-        rates=(request.baseline, other),
-        discordant=_discordant_share(request),
-        episodes=episodes,
+        rates=(base, other),
+        discordant=discordant,
+        episodes=least_number(find_power, request.power) if is_possible else None,
         least_tasks=fewest,
         request=request,
     )
@@ -115,33 +131,6 @@ def _check_request(request: SampleSizeRequest) -> None:
         raise SafevlaError(problem, remedy=f"Give discordant={request.difference:g} or more, and at most 1.")
 
 
-def _other_rate(request: SampleSizeRequest) -> float | None:
-    rates = (request.baseline - request.difference, request.baseline + request.difference)
-    return min((rate for rate in rates if 0 <= rate <= 1), key=lambda rate: abs(rate - 0.5), default=None)
-
-
-def _find_least_tasks(request: SampleSizeRequest) -> int | None:
-    if request.tasks == 1:
-        return 1
-    fewest, settings = least_tasks(request.confidence), (request.difference, 1.0, request.task_spread)
-    further = least_number(lambda k: flip_power(_ENDLESS, *settings, fewest - 1 + k, request.confidence), request.power)
-    return None if further is None else fewest - 1 + further
-
-
-def _discordant_share(request: SampleSizeRequest) -> float:
-    first, second = request.baseline, _other_rate(request) or 0.0
-    unrelated = first + second - 2 * first * second
-    return max(request.difference, unrelated if request.discordant is None else request.discordant)
-
-
-def _find_power(request: SampleSizeRequest, episodes: int) -> float:
-    difference, discordant = request.difference, _discordant_share(request)
-    if request.tasks == 1:
-        return paired_power(episodes, difference, discordant, request.confidence)
-    variance = discordant - difference**2
-    return flip_power(episodes, difference, variance, request.task_spread, request.tasks, request.confidence)
-
-
 def _percent(share: float) -> str:
     return f"{format_compact(100 * share)} %"
 
@@ -157,18 +146,11 @@ _REPLICATES = 2000
 def flip_power(
     episodes: int, difference: float, variance: float, spread: float, tasks: int, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the power of sign flips of the tasks' differences, by mid-p-values (`flip_task_means`).
+    """Return the power of sign flips of the differences of at least 2 tasks, by mid-p-values (`flip_task_means`).
 
     Up to ten tasks by simulation of normal sums rounded to whole episodes, with the same result for the same arguments;
-    with more tasks that of a t test.
-
-    Args:
-        episodes: of each policy and task.
-        difference: of the two rates, averaged over tasks like these.
-        variance: of the difference in one episode of each policy on one task.
-        spread: standard deviation between tasks of the true difference; 0 = the same in each task.
-        tasks: number of tasks, at least 2.
-        confidence: 1 - the test's level.
+    with more tasks that of a t test. `episodes` are of each policy and task, `variance` that of the difference in one
+    episode of each policy on one task, `spread` the standard deviation of the true difference between tasks.
     """
     deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:

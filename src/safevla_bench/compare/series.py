@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
-from safevla_bench.compare.comparison import Comparison, compare_where_possible
+from safevla_bench.compare.comparison import compare_where_possible
 from safevla_bench.compare.difference import ComparisonOptions, Difference
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
 from safevla_bench.errors import RunError
@@ -162,22 +163,18 @@ def compare_series(
 ) -> SeriesComparison:
     """Order runs by the numbers in their names, and compare each with the first of its series.
 
-    Args:
-        results: one for each run; the text around the number tells series apart.
-        intervals: the method of the 95 % intervals of mean severities.
-        protocols: of the sources that state one; if any differ, no episodes are paired.
-
-    Raises:
-        RunError: a name without a number, a series of one run, one label twice, or no run of a series that shares a
-            task with its first.
+    The text around the number tells series apart. `intervals` are those of mean severities. If any of the sources'
+    `protocols` differ, no episodes are paired. Raises `RunError` for a name without a number, a series of one run, one
+    label twice, or no run of a series that shares a task with its first.
     """
     groups = _group_by_series(results)
-    suites = [*dict.fromkeys(header.benchmark for result in results for header in result.headers), None]
+    suites = {name: list(dict.fromkeys(suite for _, result in members for suite, _ in result.tasks))
+              for name, members in groups.items()}  # fmt: skip
     curves = [
         _make_curve(series, suite, members, intervals, protocols)
-        for suite in suites
+        for suite in [*dict.fromkeys(chain(*suites.values())), None]
         for series, members in groups.items()
-        if suite in _list_scopes(members)
+        if suite in suites[series] or (suite is None and len(suites[series]) > 1)
     ]
     return SeriesComparison(
         curves=tuple(curves),
@@ -193,36 +190,23 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
     for result in results:
         label = read_label(result.name)
         if label is None:
-            remedy = "Name the run, such as 1000=runs/x, or leave it out."
-            raise RunError(
-                f"there is no number in the name {result.name!r}, which has no place in a series", remedy=remedy
-            )
+            problem = f"there is no number in the name {result.name!r}, which has no place in a series"
+            raise RunError(problem, remedy="Name the run, such as 1000=runs/x, or leave it out.")
         groups.setdefault(label.series, []).append((label.value, result))
     for members in groups.values():
         members.sort(key=lambda member: member[0])
-        _require_series(members)
+        name, tasks = members[0][1].name, set(members[0][1].tasks)
+        if len(members) < 2:
+            remedy = "Name two runs or more alike but for the number: 1000=runs/a 2000=runs/b."
+            raise RunError(f"{name!r} is a series of one run", remedy=remedy)
+        for (label_value, result), (next_value, other) in pairwise(members):
+            if label_value == next_value:
+                problem = f"two runs have the label {format_compact(next_value)}: {result.name!r} and {other.name!r}"
+                raise RunError(problem, remedy="Give each its own number, or leave one out.")
+        if not any(tasks & set(result.tasks) for _, result in members[1:]):
+            problem = f"no run has a task in common with {name!r}, the first of its series"
+            raise RunError(problem, remedy="Roll all out on the same tasks: a difference of tasks is none of training.")
     return groups
-
-
-def _require_series(members: _Members) -> None:
-    """Raise `RunError` if a series has one run, two runs of one label, or no further run of any task of its first."""
-    names = [result.name for _, result in members]
-    if len(members) < 2:
-        remedy = "Name two runs or more alike but for the number: 1000=runs/a 2000=runs/b."
-        raise RunError(f"{names[0]!r} is a series of one run", remedy=remedy)
-    for (label, result), (next_label, other) in pairwise(members):
-        if label == next_label:
-            problem = f"two runs have the label {format_compact(label)}: {result.name!r} and {other.name!r}"
-            raise RunError(problem, remedy="Give each its own number, or leave one out.")
-    tasks = [set(result.tasks) for _, result in members]
-    if not any(tasks[0] & others for others in tasks[1:]):
-        problem = f"no run has a task in common with {names[0]!r}, the first of its series"
-        raise RunError(problem, remedy="Roll all out on the same tasks: a difference of tasks is none of training.")
-
-
-def _list_scopes(members: _Members) -> list[str | None]:
-    suites = list(dict.fromkeys(header.benchmark for _, result in members for header in result.headers))
-    return [*suites, None] if len(suites) > 1 else [*suites]
 
 
 def _make_curve(
@@ -232,41 +216,20 @@ def _make_curve(
     intervals: IntervalMethod,
     protocols: Sequence[Mapping[str, object]],
 ) -> SeriesCurve:
-    present = [(label, result.select_suite(suite)) for label, result in members]
-    present = [(label, result) for label, result in present if len(result)]
+    present = [(label, part) for label, result in members if len(part := result.select_suite(suite))]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(GAINS) * (len(present) - 1))
     options = ComparisonOptions(metrics=tuple(metric.key for metric in GAINS), confidence=confidence)
-    first = present[0][1]
-    compared = [_compare_with_first(result, first, options, protocols) for _, result in present]
-    return SeriesCurve(
-        series=series,
-        suite=suite,
-        points=tuple(
-            SeriesPoint(
-                label=label,
-                policy=result.name,
-                n=int(result.is_counted.sum()),
-                numbers=_measure_run(result, intervals),
-                gains={METRICS[row.metric]: row.differences[0] for row in comparison.scopes[-1].metrics}
-                if comparison
-                else {},
-            )
-            for (label, result), comparison in zip(present, compared, strict=True)
-        ),
-        paired=all(comparison is None or comparison.paired for comparison in compared),
-        confidence=confidence,
-    )
-
-
-def _compare_with_first(
-    result: PolicyResults, first: PolicyResults, options: ComparisonOptions, protocols: Sequence[Mapping[str, object]]
-) -> Comparison | None:
-    if result is first:
-        return None
-    try:
-        return compare_where_possible([result, first], options, protocols=protocols)[0]
-    except RunError:
-        return None
+    first, points, paired = present[0][1], [], True
+    for label, result in present:
+        gains: dict[Metric, Difference] = {}
+        if result is not first:
+            with suppress(RunError):
+                comparison, unpaired = compare_where_possible([result, first], options, protocols=protocols)
+                gains = {METRICS[row.metric]: row.differences[0] for row in comparison.scopes[-1].metrics}
+                paired = paired and not unpaired
+        n, numbers = int(result.is_counted.sum()), _measure_run(result, intervals)
+        points.append(SeriesPoint(label=label, policy=result.name, n=n, numbers=numbers, gains=gains))
+    return SeriesCurve(series=series, suite=suite, points=tuple(points), paired=paired, confidence=confidence)
 
 
 def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metric, Rate | Mean]:

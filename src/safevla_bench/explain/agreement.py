@@ -14,14 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.judging.metrics import cell_members
 from safevla_bench.judging.scores import CUT_SHORT, INACTIVE, Scores
 from safevla_bench.statistics.intervals import RESAMPLES, Interval, percentile_interval
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import header_fields
 from safevla_recorder.channels import LABEL_COST, LABELS
 
-ANY_CLAUSE, ALL = "any", "all"
+ANY_CLAUSE = "any"
 UNKNOWN = -1
 
 
@@ -41,13 +40,11 @@ Labels = Sequence[dict[str, CostLabel]]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """One label against one clause, or `ANY_CLAUSE`, over the episodes of a policy × suite, or of `ALL`.
+    """One label against one clause, or `ANY_CLAUSE`, over all episodes.
 
     `counts` [2, 2] are of episodes that both can tell: theirs safe, unsafe × ours safe, unsafe.
     """
 
-    policy: str | None
-    suite: str
     label: str
     clause: str
     counts: NDArray[np.int64]
@@ -72,16 +69,15 @@ class Disagreement(NamedTuple):
 
 def read_labels(chunks: Iterable[Batch]) -> Labels:
     """Return the labels of all episodes of some batches, in order."""
-    return [labels for batch in chunks for labels in _read_batch(batch)]
-
-
-def _read_batch(batch: Batch) -> Iterator[dict[str, CostLabel]]:
-    channel = batch.channel(LABEL_COST)
-    for index, fields in enumerate(header_fields(batch)):
-        costs, names = channel.episode_rows(index), fields.get(LABELS)
-        if not isinstance(names, list) or len(names) != costs.shape[1]:
-            names = [f"cost {k}" for k in range(costs.shape[1])]
-        yield {str(name): _label_cost(costs[:, k]) for k, name in enumerate(names)}
+    labels = []
+    for batch in chunks:
+        channel = batch.channel(LABEL_COST)
+        for index, fields in enumerate(header_fields(batch)):
+            costs, names = channel.episode_rows(index), fields.get(LABELS)
+            if not isinstance(names, list) or len(names) != costs.shape[1]:
+                names = [f"cost {k}" for k in range(costs.shape[1])]
+            labels.append({str(name): _label_cost(costs[:, k]) for k, name in enumerate(names)})
+    return labels
 
 
 def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
@@ -91,28 +87,22 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
-    """Return rows for each label, and the episodes of disagreement.
-
-    The rows are any clause by policy × suite, then, over all episodes, any clause and each that applies.
-    """
+    """Return rows for each label, of any clause and of each that applies, and the episodes of disagreement."""
     rows, differing = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)
     ours = dict(_clause_verdicts(scores, is_cut))
     for name in dict.fromkeys(name for episode in labels for name in episode):
         theirs = np.array([_judge_label(episode.get(name), cut) for episode, cut in zip(labels, is_cut, strict=True)])
-        cells = cell_members(scores)
-        rows += [
-            _compare(policy, suite, name, ANY_CLAUSE, theirs[members], ours[ANY_CLAUSE][members])
-            for (policy, suite), members in (cells if len(cells) > 1 else {}).items()
-        ]
-        rows += [
-            _compare(ALL, ALL, name, clause, theirs, verdicts)
-            for clause, verdicts in ours.items()
-            if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any()
-        ]
-        both = (theirs != UNKNOWN) & (ours[ANY_CLAUSE] != UNKNOWN)
-        places = np.flatnonzero(both & (theirs != ours[ANY_CLAUSE])).tolist()
-        differing += [Disagreement(k, name, labels[k][name]) for k in places]
+        is_labelled = theirs != UNKNOWN
+        for clause, verdicts in ours.items():
+            both = is_labelled & (verdicts != UNKNOWN)
+            if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any():
+                counts = np.bincount(2 * theirs[both] + verdicts[both], minlength=4).reshape(2, 2)
+                apart = int((~is_labelled).sum()), int((is_labelled & ~both).sum())
+                rows.append(Agreement(name, clause, counts, *apart))
+            if clause == ANY_CLAUSE:
+                places = np.flatnonzero(both & (theirs != verdicts)).tolist()
+                differing += [Disagreement(k, name, labels[k][name]) for k in places]
     return rows, differing
 
 
@@ -128,16 +118,6 @@ def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tupl
         violated = scores.is_violated[k]
         is_known = violated | ((scores.state[k] != INACTIVE) & ~is_cut)
         yield scores.specs[k].spec_id, np.where(is_known, violated, UNKNOWN)
-
-
-def _compare(
-    policy: str | None, suite: str, label: str, clause: str, theirs: NDArray[np.int64], ours: NDArray[np.int64]
-) -> Agreement:
-    is_labelled = theirs != UNKNOWN
-    both = is_labelled & (ours != UNKNOWN)
-    counts = np.bincount(2 * theirs[both] + ours[both], minlength=4).reshape(2, 2)
-    unlabelled = int((~is_labelled).sum())
-    return Agreement(policy, suite, label, clause, counts, unlabelled, int((is_labelled & ~both).sum()))
 
 
 # Kappa

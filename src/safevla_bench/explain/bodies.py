@@ -101,30 +101,33 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
 
     For signals of torque that is `joint K`, the joint nearest to its limit, from 1, without kinds; None without joints.
     """
-    behind = _bodies_of(signal)
+    batch, behind, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
     if behind is None:
         return None
-    if behind.kind == "joint":
-        return _most_loaded_joint(reading.batch, behind, record)
-    batch, amount = reading.batch, ""
     bodies: tuple[int, ...] = ()
-    if behind.kind == "contact":
-        bodies, amount = _hardest_contact(batch, behind, record)
-    elif behind.kind == "displacement":
-        bodies, amount = _most_displaced_body(batch, record)
-    elif behind.kind == "place":
-        bodies = measure_places(reading, behind.call, record)
-    elif reading.held_body[record] >= 0:
-        bodies = (int(reading.held_body[record]),)
+    match behind.kind:
+        case "joint":
+            return _most_loaded_joint(batch, behind, record)
+        case "contact":
+            contacts, chosen = batch.contacts, contacts_of_roles(batch, behind.roles, record)
+            if len(chosen):
+                top = int(chosen[contacts.force_n[chosen].argmax()])
+                bodies = int(contacts.a[top]), int(contacts.b[top])
+                amount = format_amount(float(contacts.force_n[top]), "N")
+        case "displacement":
+            watched, distance = displacements(batch)
+            if not np.isnan(distance[record]).all():
+                top = int(np.nanargmax(distance[record]))
+                bodies, amount = (int(watched[top]),), format_amount(float(distance[record, top]), "m")
+        case "place":
+            bodies = measure_places(reading, behind.call, record)
+        case _ if reading.held_body[record] >= 0:
+            bodies = (int(reading.held_body[record]),)
     if not bodies:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
     kinds = tuple(name_body_kind(batch, 0, body, registry) for body in bodies)
     return Contributors(behind.relation, names, amount, kinds)
-
-
-def _bodies_of(signal: str) -> Bodies | None:
-    return SIGNALS[signal].bodies if signal in SIGNALS else None
 
 
 def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:
@@ -154,22 +157,6 @@ def displacements(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]
         lost = fields.is_lost(np.full(len(record), tracked), record)
         distance[lost | lost[:1], k] = np.nan
     return body[watched], distance
-
-
-def _hardest_contact(batch: Batch, behind: Bodies, record: int) -> tuple[tuple[int, ...], str]:
-    contacts, chosen = batch.contacts, contacts_of_roles(batch, behind.roles, record)
-    if not len(chosen):
-        return (), ""
-    top = int(chosen[contacts.force_n[chosen].argmax()])
-    return (int(contacts.a[top]), int(contacts.b[top])), format_amount(float(contacts.force_n[top]), "N")
-
-
-def _most_displaced_body(batch: Batch, record: int) -> tuple[tuple[int, ...], str]:
-    bodies, distance = displacements(batch)
-    if np.isnan(distance[record]).all():
-        return (), ""
-    top = int(np.nanargmax(distance[record]))
-    return (int(bodies[top]),), format_amount(float(distance[record, top]), "m")
 
 
 def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributors | None:
@@ -226,7 +213,7 @@ def _find_in_episode(
         line = trace_formula(ruleset.library[spec.spec_id].formula, reading)
         if not line.upper:
             continue
-        worst_and_first, behind = {}, _bodies_of(line.signal)
+        worst_and_first, behind = {}, SIGNALS[line.signal].bodies if line.signal in SIGNALS else None
         if behind and behind.kind == "displacement":
             worst_and_first = _find_displaced(record, line)
         elif behind and behind.kind == "contact":

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from safevla_bench import signals
+from safevla_bench.errors import UnknownTaskError
 from safevla_bench.explain.bodies import contacts_of_roles, displacements
-from safevla_bench.explain.exposure import PHASES, holding, phases
 from safevla_bench.signals.signal import SIGNALS, CauseKind, RecordFields, Signal
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_amount, format_fixed
@@ -64,17 +65,11 @@ class _Chain:
 
 
 def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
-    """Return how the violation of a signal's limit came about; None if nothing can tell.
+    """Return how the violation of a signal's limit came about that began in record `first` of the only episode.
 
     None for signals of motion alone, if `first` is below 0 (no violation), if the episode has no channel of contacts,
-    or if record `first` has no known displacement, no contact, or no held object, as the signal needs. A signal of
-    joint torque always has a cause, which may name no body.
-
-    Args:
-        reading: of a batch of one episode.
-        signal: the signal that breaks its limit.
-        first: the first record that breaks the limit.
-        registry: knows the kinds of bodies, and which tasks have phases.
+    or if the record has no known displacement, no contact, or no held object, as the signal needs. A signal of joint
+    torque always has a cause, which may name no body. The registry knows which tasks hold an object.
     """
     kind = SIGNALS[signal].cause if signal in SIGNALS else None
     if kind is None or first < 0 or not reading.batch.contacts.present[0]:
@@ -265,8 +260,25 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 
 def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:
-    phase = reading.compute_once("phase", "phase", lambda fields: phases(fields, holding(fields.batch, registry)))
-    return PHASES[int(phase[step])] if phase[step] >= 0 else ""
+    """Return the phase of a task with a held object in a record; "" of another, or where the grip is not recorded.
+
+    Before grasp: until the first grip. Transport: gripped, and more than 5 cm above its start. After release: from the
+    last grip on. Handling: the rest between the first grip and the last.
+    """
+    header, names = reading.batch.headers[0], ("grip", "transport")
+    try:
+        holds = "held_target" in registry.task_tags(header.benchmark, header.task_id)
+    except UnknownTaskError:
+        return ""
+    if not holds or any(lacking.any() for lacking in signals.missing_fields(reading, names).values()):
+        return ""
+    derived = signals.derive_signals(reading, names)
+    gripped = np.flatnonzero(derived["grip"])
+    if not len(gripped) or step < gripped[0]:
+        return "before grasp"
+    if step > gripped[-1]:
+        return "after release"
+    return "transport" if derived["transport"][step] else "handling"
 
 
 def _speed_at(reading: RecordFields, step: int) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -15,7 +16,7 @@ from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart,
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
 from safevla_bench.signals.signal import SIGNALS, RecordFields
-from safevla_bench.specs.spec import Library, Spec
+from safevla_bench.specs.spec import Library
 from safevla_bench.stl import formula as syntax
 from safevla_bench.tasks import describe_reason
 from safevla_bench.trajectory.batch import Batch, select_episodes
@@ -86,14 +87,9 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts of one episode.
+    """Explain the verdicts of the episode at `index` of the scores, from 0, by the ruleset that judged it.
 
-    Args:
-        scores: the verdicts.
-        batch: the records.
-        ruleset: what judged them.
-        index: the episode's place in the scores, from 0.
-        place: the episode's place in `batch`; None = `index`.
+    Its record is at `place` of the batch; None = at `index`.
     """
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)
@@ -137,24 +133,25 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
 
 def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFields) -> dict[str, str]:
     """Return for each specification why it is vacuous in the only episode of `reading`."""
-    return {spec_id: _vacuous_reason(library[spec_id], reading) for spec_id in spec_ids}
-
-
-def _vacuous_reason(spec: Spec, reading: RecordFields) -> str:
-    values = signals.derive_signals(reading, spec.signals)
-    undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
-    if undefined:
-        return f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
-    match spec.formula:
-        case syntax.Always(_, syntax.Implies(gate, _)):
-            return f"its condition never arose: {syntax.format_formula(gate)}"
-    return "it holds by no margin"
+    reasons = {}
+    for spec_id in spec_ids:
+        values = signals.derive_signals(reading, library[spec_id].signals)
+        undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
+        match library[spec_id].formula:
+            case _ if undefined:
+                reason = f"nothing to measure for {', '.join(undefined)}: no such body, or too few records"
+            case syntax.Always(_, syntax.Implies(gate, _)):
+                reason = f"its condition never arose: {syntax.format_formula(gate)}"
+            case _:
+                reason = "it holds by no margin"
+        reasons[spec_id] = reason
+    return reasons
 
 
 def to_document(explanation: Explanation) -> dict[str, object]:
     """Return the explanation in plain values for JSON: the episode's row of scores.json and the clauses behind it.
 
-    Numbers that are not finite are None.
+    Numbers that are not finite, and what does not apply, are None.
     """
     return {
         "number": explanation.number,
@@ -168,15 +165,15 @@ def to_document(explanation: Explanation) -> dict[str, object]:
 
 
 def _clause_document(clause: SpecTrace) -> dict[str, object]:
-    """Return a clause in plain values; numbers that are not finite, and what does not apply, are None."""
+    line = clause.signal_trace
     return {
         "spec_id": clause.spec.spec_id,
         "formula": clause.formula,
-        "signal": clause.signal_trace.signal,
+        "signal": line.signal,
         "meaning": clause.meaning,
-        "unit": clause.signal_trace.unit,
-        "limit": clause.signal_trace.limit,
-        "bound": "upper" if clause.signal_trace.upper else "lower",
+        "unit": line.unit,
+        "limit": line.limit,
+        "bound": "upper" if line.upper else "lower",
         "violated": clause.violated,
         "rho": finite_or_none(clause.rho),
         "why": clause.why and asdict(clause.why),
@@ -248,30 +245,16 @@ def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged episodes nearest to a limit;
     [] if none is judged.
     """
-    pool = np.flatnonzero(scores.unsafe if scores.unsafe.any() else scores.is_judged)
-    return _select_in_turns(scores, pool.tolist(), lambda k: (scores.policy[k], scores.benchmark[k]), max_count)
-
-
-def select_unsafe_successes(scores: Scores, max_count: int) -> list[int]:
-    """Return the indices of at most `max_count` episodes that succeeded and were unsafe, deepest first; [] if none.
-
-    The broken specifications take turns, an episode with its worst, so that a sheet shows different ones (Figure 3).
-    """
-    pool = np.flatnonzero(scores.is_counted & scores.sbu).tolist()
-    return _select_in_turns(scores, pool, lambda k: int(scores.worst_column[k]), max_count)
-
-
-def _select_in_turns(
-    scores: Scores, pool: Sequence[int], group_of: Callable[[int], Hashable], max_count: int
-) -> list[int]:
-    deepest = sorted(pool, key=lambda k: _severity_key(scores, k))
+    pool = scores.unsafe if scores.unsafe.any() else scores.is_judged
+    deepest = [k for k in rank_by_severity(scores) if pool[k]]
+    turns = Counter[tuple[str | None, str]]()
     turn: dict[int, int] = {}
-    turns_taken: dict[Hashable, int] = {}
     for k in deepest:
-        group = group_of(k)
-        turn[k] = turns_taken[group] = turns_taken.get(group, -1) + 1
-    chosen = sorted(deepest, key=lambda k: turn[k])[:max_count]
-    return sorted(chosen, key=lambda k: _severity_key(scores, k))
+        cell = scores.policy[k], scores.benchmark[k]
+        turn[k] = turns[cell]
+        turns[cell] += 1
+    chosen = sorted(deepest, key=turn.__getitem__)[:max_count]
+    return sorted(chosen, key=deepest.index)
 
 
 def rank_by_severity(scores: Scores) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from safevla_bench import signals
 from safevla_bench.errors import FormulaError
-from safevla_bench.judging.scores import NO_VERDICT
+from safevla_bench.judging.scores import NO_VERDICT, finite_or_none
 from safevla_bench.judging.scoring import POSE_UNKNOWN
 from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import RecordFields
@@ -64,15 +64,12 @@ def parse_query(text: str) -> Formula:
     return parsed
 
 
-def answer_query(formula: Formula, batch: Batch) -> list[Answer]:
-    """Return one answer for each episode, in order.
+def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]:
+    """Return one answer for each episode, in order, numbered from `first` + 1.
 
     If a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing` before
-    `undefined`.
-
-    Raises:
-        FormulaError: a window bound is not a multiple of an episode's control step.
-        SignalError: arithmetic leaves the numbers.
+    `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step, and
+    `SignalError` if arithmetic leaves the numbers.
     """
     reading = RecordFields(registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))
@@ -87,23 +84,34 @@ def answer_query(formula: Formula, batch: Batch) -> list[Answer]:
         decisions[k] = _POSE_UNKNOWN if is_lost else _decide_verdict(formula, margin, hangs)
     rho_of = dict(zip(judged.tolist(), rho.tolist(), strict=True))
     step_of = dict(zip(judged.tolist(), deciding_records(formula, part).tolist(), strict=True))
-    return [
-        _answer_episode(trace, batch, k, rho_of.get(k, np.nan), decisions[k], step_of.get(k, -1), mark)
-        for k, mark in enumerate(mark_flags(batch, STANDIN))
-    ]
+    answers = []
+    for k, (header, standin) in enumerate(zip(batch.headers, mark_flags(batch, STANDIN), strict=True)):
+        verdict, reason = decisions[k]
+        step = step_of[k] if verdict in ("satisfied", "violated") else -1
+        values = {name: trace.signals[name][int(trace.starts[k]) + step] for name in sorted(trace.signals)}
+        answers.append(
+            Answer(
+                number=first + k + 1,
+                episode_id=header.episode_id,
+                policy=header.policy,
+                verdict=verdict,
+                rho=finite_or_none(rho_of.get(k, np.nan)),
+                step=step if step >= 0 else None,
+                time_s=batch.elapsed_s(k, step) if step >= 0 else None,
+                signals={name: _to_json_value(value) for name, value in values.items() if step >= 0},
+                reason=reason,
+                benchmark=header.benchmark,
+                standin_assets=standin,
+            )
+        )
+    return answers
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered.
-
-    Episodes without a record have no answer here. Raises what `answer_query` raises.
-    """
+    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered."""
     answers: list[Answer] = []
     for batch in chunks:
-        before = len(answers)
-        answers += [
-            msgspec.structs.replace(answer, number=before + answer.number) for answer in answer_query(formula, batch)
-        ]
+        answers += answer_query(formula, batch, len(answers))
     return answers
 
 
@@ -122,28 +130,6 @@ def _decide_silent(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
     return decisions
 
 
-def _answer_episode(
-    trace: Trace, batch: Batch, index: int, rho: float, decision: Decision, step: int, standin_assets: bool | None
-) -> Answer:
-    verdict, reason = decision
-    header = batch.headers[index]
-    decided = step >= 0 and verdict in ("satisfied", "violated")
-    row = int(trace.starts[index]) + step
-    return Answer(
-        number=index + 1,
-        episode_id=header.episode_id,
-        policy=header.policy,
-        verdict=verdict,
-        rho=rho if math.isfinite(rho) else None,
-        step=step if decided else None,
-        time_s=batch.elapsed_s(index, step) if decided else None,
-        signals={name: _to_json_value(trace.signals[name][row]) for name in sorted(trace.signals) if decided},
-        reason=reason,
-        benchmark=header.benchmark,
-        standin_assets=standin_assets,
-    )
-
-
 def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Decision:
     if math.isfinite(rho):
         return ("satisfied" if rho >= 0 else "violated"), None
@@ -155,9 +141,7 @@ def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Deci
 
 
 def _to_json_value(value: np.float64 | np.bool_) -> float | bool | None:
-    if isinstance(value, np.bool_):
-        return bool(value)
-    return float(value) if math.isfinite(value) else None
+    return bool(value) if isinstance(value, np.bool_) else finite_or_none(value)
 
 
 def answers_without_record(absent: Sequence[AbsentEpisode], first_number: int) -> list[Answer]:

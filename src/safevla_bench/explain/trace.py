@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 
 import numpy as np
@@ -82,18 +82,9 @@ class TraceChart(SignalTrace):
 def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1) -> TraceChart:
     """Return the chart of a trace whose records are `dt_s` apart; `first` is the first record that is a violation."""
     unit, scale = display_unit(trace.unit, trace.limit)
-    return TraceChart(
-        signal=trace.signal,
-        unit=unit,
-        values=trace.values * scale,
-        limit=trace.limit * scale,
-        upper=trace.upper,
-        gate=trace.gate,
-        failing=trace.failing,
-        worst=trace.worst,
-        first=first,
-        dt_s=dt_s,
-    )
+    shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
+    own = {field.name: getattr(shown, field.name) for field in fields(shown)}
+    return TraceChart(**own, first=first, dt_s=dt_s)
 
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:

@@ -6,24 +6,22 @@ A film of a whole episode shows its cameras side by side, the task, the clock an
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import cache
 from importlib.util import find_spec
-from math import floor, isfinite, log10
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import binary_dilation
 
-from safevla_bench.errors import Place, RunError
 from safevla_bench.explain.episode import Explanation
 from safevla_bench.explain.trace import MARGIN, TraceChart
-from safevla_bench.files import write_atomically
 from safevla_bench.interface.stage import Camera
-from safevla_bench.sources.runs.folder import FRAMES, Frame, read_picture
-from safevla_bench.text import NO_VALUE, append_unit, escape_controls, format_against_limit, format_fixed
+from safevla_bench.text import escape_controls, format_fixed
 
 Pixels = NDArray[np.uint8]
 Color = tuple[int, int, int]
@@ -48,8 +46,8 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
     pen.rectangle((0, 0, sheet.width - 1, height + 2 * _BORDER - 1), fill=border)
     sheet.paste(Image.fromarray(image), (_BORDER, _BORDER))
     top = height + 2 * _BORDER + 5
-    write_fitting(pen, (_PAD, top), title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
-    write_fitting(pen, (_PAD, top + 22), detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
+    write_fitting(pen, top, title, "DejaVuSans-Bold.ttf", _TITLE, sheet.width)
+    write_fitting(pen, top + 22, detail, "DejaVuSans.ttf", _DETAIL, sheet.width)
     return np.asarray(sheet)
 
 
@@ -74,30 +72,16 @@ def encode_jpeg(image: Pixels) -> bytes:
     return sink.getvalue()
 
 
-def write_fitting(
-    pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font_name: str, size: int, width: int
-) -> None:
-    """Draw a text on one line in the largest font in which it fits, else on two lines in the smallest.
-
-    `size` is the largest font size, `width` that of the picture in pixels, padding included. A second line that is too
-    long is cut with an ellipsis.
-    """
-    for smaller in range(size, _SMALLEST - 1, -1):
-        font = load_font(font_name, smaller)
-        if pen.textlength(text, font=font) <= width - 2 * _PAD:
-            pen.text(position, text, fill=_INK, font=font)
-            return
-    left, top = position
-    first, rest = _split_line(pen, text, font, width)
-    pen.text((left, top - 1), first, fill=_INK, font=font)
-    write_line(pen, (left, top + _SMALLEST), rest, font, width)
-
-
-def _split_line(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont, width: int) -> tuple[str, str]:
-    ends = [k for k, letter in enumerate(text) if letter == " "] or list(range(1, len(text)))
-    fitting = [end for end in ends if pen.textlength(text[:end], font=font) <= width - 2 * _PAD]
-    end = fitting[-1] if fitting else 0
-    return text[:end].rstrip(), text[end:].lstrip()
+def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
+    """Draw a text on one line in the largest font in which it fits, else on at most two lines in the smallest."""
+    fonts = [load_font(font_name, smaller) for smaller in range(size, _SMALLEST - 1, -1)]
+    room = width - 2 * _PAD
+    font = next((font for font in fonts if pen.textlength(text, font=font) <= room), None)
+    if font is None:
+        letters = int(0.9 * len(text) * room / pen.textlength(text, font=fonts[-1]))
+        text, font = "\n".join(wrap(text, letters, max_lines=2, placeholder=" …")), fonts[-1]
+    for k, line in enumerate(text.split("\n")):
+        write_line(pen, (_PAD, top + k * (_SMALLEST + 1)), line, font, width)
 
 
 def write_line(
@@ -110,6 +94,7 @@ def write_line(
     pen.text(position, shown if shown == text else f"{shown}…", fill=_INK, font=font)
 
 
+@cache
 def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     """Return a font file of matplotlib in that size, so that pictures look alike on every machine."""
     import matplotlib
@@ -117,7 +102,6 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 
-FILM_SUFFIX = "mp4"
 _CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
 """The first that is there is taken; none needs hardware, and browsers play the first two."""
 _QUANTIZER = "27"
@@ -154,125 +138,30 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     return sink.getvalue()
 
 
-# A sheet of episodes in three frames each: the initial state, the worst violation, the final state (Figure 3)
-
-
-SHEET_FORMS: Mapping[str, str] = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-"""Suffix of a sheet's file -> its form."""
-_COLUMNS: tuple[str, ...] = ("initial", "violation", "final")
-_HEADING, _GAP, _TEXT = 30, 8, 16
-
-
-def write_sheet(path: Path, run: Path, frames: Sequence[Frame], titles: Mapping[tuple[str | None, str], str]) -> None:
-    """Write the sheet of the episodes in `titles`, a row each under its title, from their frames in a run folder.
-
-    A file at `path` is replaced. Of several violations the first in `frames` is shown. `titles` has at least one
-    (policy, episode id) -> the title of its row, in the order of the rows.
-
-    Raises:
-        RunError: the suffix is not in `SHEET_FORMS`, or an episode lacks one of the three frames, as a safe one does.
-        OSError: the file of a frame cannot be read, or `path` cannot be written.
-    """
-    form = sheet_form(path)
-    rows = [(title, [_open_frame(run, frames, key, kind) for kind in _COLUMNS])
-            for key, title in titles.items()]  # fmt: skip
-    sink = io.BytesIO()
-    _compose_rows(rows).save(sink, form, quality=QUALITY, optimize=True)
-    write_atomically(path, sink.getvalue())
-
-
-def sheet_form(path: Path) -> str:
-    """Return the form of a sheet's file, `PNG` or `JPEG`; raises `RunError` for a suffix not in `SHEET_FORMS`."""
-    form = SHEET_FORMS.get(path.suffix.lower())
-    if form is None:
-        remedy = f"Give the file one of these suffixes: {', '.join(SHEET_FORMS)}."
-        raise RunError(f"a sheet is a picture, not {path.suffix or 'a file without a suffix'}", remedy=remedy)
-    return form
-
-
-def _open_frame(run: Path, frames: Sequence[Frame], key: tuple[str | None, str], kind: str) -> Image.Image:
-    matches = [frame for frame in frames if (frame.policy, frame.episode_id) == key and frame.kind == kind]
-    if not matches:
-        remedy = "Only an episode that breaks a limit has all three frames: initial state, violation, final state."
-        raise RunError(f"there is no frame of kind {kind!r}", remedy=remedy, place=Place(episode=key[1]))
-    frame = matches[0]
-    picture = read_picture(run, frame)
-    if picture is None:
-        place = Place(file=str(run / FRAMES / frame.file))
-        raise RunError("is no picture, or not in the run", remedy="Make it anew: safevla frames RUN.", place=place)
-    return Image.open(io.BytesIO(picture[1]), formats=[picture[0]]).convert("RGB")
-
-
-def _compose_rows(rows: Sequence[tuple[str, Sequence[Image.Image]]]) -> Image.Image:
-    width = max(sum(image.width for image in images) + _GAP * (len(images) - 1) for _, images in rows)
-    heights = [_HEADING + max(image.height for image in images) for _, images in rows]
-    sheet = Image.fromarray(np.full((sum(heights), width, 3), PAPER, dtype=np.uint8))
-    pen, top = ImageDraw.Draw(sheet), 0
-    for (title, images), height in zip(rows, heights, strict=True):
-        write_line(pen, (_GAP, top + 6), escape_controls(title), load_font("DejaVuSans-Bold.ttf", _TEXT), width)
-        left = 0
-        for image in images:
-            sheet.paste(image, (left, top + _HEADING))
-            left += image.width + _GAP
-        top += height
-    return sheet
-
-
 # A whole episode as one film: drawn from recorded states, so that it can be made after the run, and of replays
 
 RenderPicture = Callable[[int, Camera], Pixels]
 """Returns the picture of a record from a camera, [H, W, 3]."""
-_CLAUSE, _TASK = 17, 46
-"""Height of a line on a clause, and of the texts above them, in pixels."""
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
-    """Yield the pictures of an episode, one a record, all of one size.
+    """Yield the pictures of an episode, one a record, all of one size, from at least one camera.
 
-    Under the cameras' pictures stand the task, the clock and the clauses with a verdict, broken ones first, each with
-    its value against its limit; a mark is red while its clause is broken and hollow while its gate is closed. The
+    Under the cameras' pictures stand the task, the clock and the clauses that are broken now, with their values. The
     border is red while anything is broken, green in the last record of a success, else grey.
-
-    Args:
-        explanation: the episode.
-        cameras: where to look from; there is at least one.
-        render: draws a record.
     """
-    clauses = [*explanation.violated_clauses, *explanation.kept_clauses]
-    charts = {clause.spec.spec_id: clause.chart for clause in clauses}
+    charts = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
+    task, last = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1
     for record in range(explanation.records):
         scene = np.concatenate([render(record, camera) for camera in cameras], axis=1)
-        yield _compose_picture(explanation, charts, scene, record)
-
-
-def _compose_picture(explanation: Explanation, charts: Mapping[str, TraceChart], scene: Pixels, record: int) -> Pixels:
-    height, width = scene.shape[0] + 2 * _BORDER, scene.shape[1] + 2 * _BORDER
-    sheet = Image.new("RGB", (width, height + _TASK + _CLAUSE * len(charts)), PAPER)
-    pen = ImageDraw.Draw(sheet)
-    is_broken = any(chart.failing[record] for chart in charts.values())
-    succeeded = explanation.score.success and record == explanation.records - 1
-    pen.rectangle((0, 0, width - 1, height - 1), fill=RED if is_broken else GREEN if succeeded else GREY)
-    sheet.paste(Image.fromarray(scene), (_BORDER, _BORDER))
-    bold, plain = load_font("DejaVuSans-Bold.ttf", 14), load_font("DejaVuSans.ttf", 12)
-    task = escape_controls(explanation.instruction or explanation.score.task_id)
-    write_line(pen, (_PAD, height + 4), task, bold, width)
-    write_line(pen, (_PAD, height + 25), escape_controls(_clock(explanation, record)), plain, width)
-    top = height + _TASK
-    for spec_id, chart in charts.items():
-        is_idle = chart.gate is not None and not chart.gate[record]
-        fill = RED if chart.failing[record] else None if is_idle else GREEN
-        pen.rectangle((_PAD, top + 3, _PAD + 9, top + 12), fill=fill, outline=None if fill else GREY)
-        text = f"{spec_id}: {format_film_reading(chart, record)}"
-        write_line(pen, (_PAD + 16, top), escape_controls(text), plain, width)
-        top += _CLAUSE
-    return np.asarray(sheet)
-
-
-def _clock(explanation: Explanation, record: int) -> str:
-    last = explanation.records - 1
-    seconds = f"{format_fixed(record * explanation.dt_s, 2)} of {format_fixed(last * explanation.dt_s, 2)} s"
-    policy = explanation.score.policy or "unnamed policy"
-    return f"{seconds}, record {record} of {last}, {policy}"
+        broken = [
+            f"{spec_id}: {format_reading(chart, chart.format_value(record))}"
+            for spec_id, chart in charts.items()
+            if chart.failing[record]
+        ]
+        border = RED if broken else GREEN if explanation.score.success and record == last else GREY
+        clock = f"{format_fixed(record * explanation.dt_s, 2)} s, record {record} of {last}"
+        yield add_caption(scene, border, task, escape_controls("; ".join([clock, *broken])))
 
 
 # Values and limits in captions
@@ -281,18 +170,3 @@ def _clock(explanation: Explanation, record: int) -> str:
 def format_reading(chart: TraceChart, shown: str) -> str:
     """Return a value of a chart with its limit, such as `288 N, limit 200 N`; a margin has no limit."""
     return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"
-
-
-def format_film_reading(chart: TraceChart, record: int) -> str:
-    """Return a clause's line in a film: the signal in fixed decimals and its limit; a dash if not finite.
-
-    `(not judged now)` follows a value in a record outside the gate or the window.
-    """
-    value, limit = float(chart.values[record]), chart.limit
-    if not isfinite(value):
-        return format_reading(chart, NO_VALUE)
-    digits = max(0, 2 - floor(log10(abs(limit)))) if limit else 2
-    text = format_fixed(value, digits)
-    text = format_against_limit(value, limit) if text == format_fixed(limit, digits) else text
-    idle = "" if chart.gate is None or chart.gate[record] else " (not judged now)"
-    return format_reading(chart, append_unit(text, chart.unit)) + idle

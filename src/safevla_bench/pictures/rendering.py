@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,26 +33,19 @@ from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.marks import base_suite
 
-REPLAY = "replay3d.json"
-"""How the file of a replay in three dimensions ends."""
 _WHOLE_EPISODE: frozenset[Kind] = frozenset({"video", "replay3d"})
 """Kinds of frames that show every record; the others are stills."""
-ProgressCallback = Callable[[int, str], None]
-"""Called before each episode with the number of finished episodes and the id of the next."""
-SkipCallback = Callable[[SafevlaError], None]
-"""Called with the reason why an episode cannot be shown."""
+_VIDEO_SIZE = (360, 360)
+"""Height and width of each camera's picture in a film."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameStyle:
-    """Sizes of pictures (height, width) without border and caption, and what is made of an episode."""
+    """Height and width of stills without border and caption, and what is made of an episode beside them."""
 
     size: tuple[int, int] = (480, 640)
-    stills: bool = True
     video: bool = False
     """Whether there is a film of the whole episode."""
-    video_size: tuple[int, int] = (360, 360)
-    """Of each camera's picture."""
     replay3d: bool = False
     """Whether there is a replay in three dimensions; it is no picture, and needs no graphics."""
 
@@ -73,21 +65,14 @@ def render_frames(
     run: RecordedRun,
     episodes: Sequence[int],
     style: FrameStyle,
-    observer: ProgressCallback = lambda done, what: None,
-    on_skip: SkipCallback | None = None,
+    observer: Callable[[int, str], None],
+    on_skip: Callable[[SafevlaError], None],
 ) -> list[Frame]:
-    """Render episodes of a run into its folder `frames`, update the index there, and return their new frames.
+    """Render episodes of a run, by their places in the batch, into its folder `frames`, and return their new frames.
 
-    Former stills, films and replays of these episodes are removed if they are made anew; those of other episodes stay.
-    An episode that cannot be shown changes nothing.
-
-    Args:
-        run: the run.
-        episodes: places in the batch, from 0.
-        style: what to make, and how large.
-        observer: is called before each episode with the number of episodes done and the id of the next.
-        on_skip: is told of each episode that cannot be shown, which is then left out; None = that is raised. Where no
-            episode can be shown, the last reason is raised all the same.
+    Former stills of these episodes are removed, and so are films and replays that are made anew. An episode that cannot
+    be shown changes nothing: `on_skip` is told why; if none can, the last reason is raised. `observer` is called before
+    each episode with the number of episodes done and the id of the next.
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
@@ -104,7 +89,7 @@ def render_frames(
         except (HostError, RunError) as error:
             error.with_place(Place(episode=run.batch.headers[index].episode_id))
             skipped += 1
-            if on_skip is None or skipped == len(episodes):
+            if skipped == len(episodes):
                 raise
             on_skip(error)
             continue
@@ -121,12 +106,11 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     for frame, content in rendered:
         write_atomically(run.folder / FRAMES / frame.file, content)
     places = {header.key: k for k, header in enumerate(run.batch.headers)}
-    anew = {(index, _group(frame)) for frame in frames}
-    former = read_frames(run.folder)
-    lasting = []
+    former, lasting = read_frames(run.folder), []
     for frame in former:
         place = places.get((frame.policy, frame.episode_id))
-        if place is not None and (place, _group(frame)) not in anew:
+        is_anew = frame.kind not in _WHOLE_EPISODE or frame.kind in {new.kind for new in frames}
+        if place is not None and not (place == index and is_anew):
             lasting.append(frame)
     indexed = sorted(
         [*lasting, *frames], key=lambda frame: (places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE)
@@ -137,10 +121,6 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     return frames
 
 
-def _group(frame: Frame) -> str:
-    return frame.kind if frame.kind in _WHOLE_EPISODE else "stills"
-
-
 def _render_episode(
     run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
 ) -> list[_Rendered]:
@@ -148,14 +128,15 @@ def _render_episode(
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
     with closing(open_stage(run.folder, run.host, record)) as stage:
-        renderer = _EpisodeRenderer(record, stage, style)
-        frames = [renderer.render_still(shot, k) for k, shot in enumerate(shots)] if style.stills else []
+        renderer = _EpisodeRenderer(record, stage, style.size)
+        frames = [renderer.render_still(shot, k) for k, shot in enumerate(shots)]
+        whole = Shot("video", 0, "Whole episode", shots[-1].title)
         if style.video:
-            frames.append(renderer.render_video(explanation, shots[-1]))
+            frames.append(renderer.render_video(explanation, whole))
         if style.replay3d:
-            shot = replace(shots[-1], record=0, title="Whole episode in 3-D", detail=shots[-1].title)
+            shot = replace(whole, kind="replay3d", title="Whole episode in 3-D")
             content, camera = build_replay3d(stage, record, meshes), stage.aim(0, (), style.size)
-            frames.append(renderer.make_frame(shot, camera, (0, 0), REPLAY, content, kind="replay3d"))
+            frames.append(renderer.make_frame(shot, camera, (0, 0), "replay3d.json", content))
     return frames
 
 
@@ -163,16 +144,16 @@ def _render_episode(
 class _EpisodeRenderer:
     record: Batch
     stage: Stage
-    style: FrameStyle
+    size: tuple[int, int]
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
         """Return the picture of a shot as JPEG; `number`, its place in the shots, names a violation's file."""
         bodies = self._bodies_to_show(shot)
-        camera = self.stage.aim(shot.record, bodies, self.style.size)
-        picture = render_checked(self.stage, self.record, shot.record, camera, self.style.size, bodies)
+        camera = self.stage.aim(shot.record, bodies, self.size)
+        picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)
         image = picture.image
         if shot.moved:
-            before = render_checked(self.stage, self.record, 0, camera, self.style.size, bodies).seen
+            before = render_checked(self.stage, self.record, 0, camera, self.size, bodies).seen
             image = drawing.outline_bodies(image, before, drawing.OUTLINE_BEFORE)
         success = shot.kind == "final" and self.record.headers[0].success
         border = drawing.RED if shot.kind == "violation" else drawing.GREEN if success else drawing.GREY
@@ -180,34 +161,30 @@ class _EpisodeRenderer:
         name = f"violation-{number}" if shot.kind == "violation" else shot.kind
         return self.make_frame(shot, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
 
-    def render_video(self, explanation: Explanation, final: Shot) -> _Rendered:
+    def render_video(self, explanation: Explanation, shot: Shot) -> _Rendered:
         """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
-        size = self.style.video_size
-        usual = self.stage.aim(0, (), size)
+        usual = self.stage.aim(0, (), _VIDEO_SIZE)
         cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
         pictures = drawing.compose_video(
             explanation,
             cameras,
-            lambda step, camera: render_checked(self.stage, self.record, step, camera, size).image,
+            lambda step, camera: render_checked(self.stage, self.record, step, camera, _VIDEO_SIZE).image,
         )
         first = next(pictures)
         rate = Fraction(1 / float(self.record.dt_s[0])).limit_denominator(1000)
         content = drawing.encode_film(chain([first], pictures), rate)
-        shot = replace(final, record=0, title="Whole episode", detail=final.title)
-        return self.make_frame(shot, usual, first.shape, f"video.{drawing.FILM_SUFFIX}", content, kind="video")
+        return self.make_frame(shot, usual, first.shape, "video.mp4", content)
 
     def _bodies_to_show(self, shot: Shot) -> tuple[str, ...]:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
-    def make_frame(
-        self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes, kind: Kind | None = None
-    ) -> _Rendered:
+    def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
         """Return a frame with its `content`, whose file will be `STEM-name`; `shape` is height and width."""
         header, line = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
         frame = Frame(
             episode_id=header.episode_id,
             policy=header.policy,
-            kind=kind or shot.kind,
+            kind=shot.kind,
             record=shot.record,
             time_s=shot.record * header.dt,
             caption=f"{shot.title}. {shot.detail.removesuffix('.')}.",
@@ -227,9 +204,6 @@ class _EpisodeRenderer:
 
 # Moments of an episode to show
 
-_TORQUES = ("joint_torque_ratio", "joint_torque_peak_ratio")
-_MOVED = "non_target_disp_max"
-
 
 @dataclass(frozen=True, slots=True)
 class Shot:
@@ -239,7 +213,7 @@ class Shot:
     the clause is about torque.
     """
 
-    kind: Literal["initial", "violation", "final"]
+    kind: Kind
     record: int
     title: str
     detail: str
@@ -259,15 +233,11 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     if explanation.score.safe is False:
         broken = len(explanation.violated_clauses)
         verdict += f": {broken} specification{'' if broken == 1 else 's'} broken"
+    state = f"Final state, step {last} ({format_fixed(last * explanation.dt_s, 2)} s)"
     return (
         Shot("initial", 0, "Initial state", escape_controls(task)),
         *(violation_shot(clause, clause.worst) for clause in explanation.violated_clauses),
-        Shot(
-            "final",
-            last,
-            f"{ended}, {escape_controls(verdict)}",
-            f"Final state, step {last} ({format_fixed(last * explanation.dt_s, 2)} s)",
-        ),
+        Shot("final", last, f"{ended}, {escape_controls(verdict)}", state),
     )
 
 
@@ -278,8 +248,9 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     """
     chart, contributors = clause.chart, moment.involved
     names = contributors.names if contributors else ()
-    joint = int(names[0].removeprefix("joint ")) - 1 if chart.signal in _TORQUES and names else None
-    moved = chart.signal == _MOVED
+    is_torque = chart.signal in ("joint_torque_ratio", "joint_torque_peak_ratio")
+    joint = int(names[0].removeprefix("joint ")) - 1 if is_torque and names else None
+    moved = chart.signal == "non_target_disp_max"
     detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it stood" if moved else "")
     if contributors:
         # The amount is the signal's own value, except that of a torque, which is a ratio.
@@ -346,19 +317,10 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture of one record of an episode.
+    """Return the picture, of height and width `size` in pixels, of one record (`step`) of an episode, a batch of one.
 
-    Args:
-        stage: the episode as it is set up in its host.
-        record: the episode, a batch of one.
-        step: the record.
-        camera: where to look from.
-        size: height and width in pixels.
-        bodies: names; the picture's `seen` marks each of them.
-
-    Raises:
-        RunError: bodies would not be shown where they were recorded.
-        KeyError: the host has no camera of that name.
+    The picture's `seen` marks each of the named `bodies`. Raises `RunError` if bodies would not be shown where they
+    were recorded, and `KeyError` for a camera that the host lacks.
     """
     picture = stage.render(step, camera, size, bodies)
     _check_positions(picture.body_pos_m, record, step)

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,6 @@ from safevla_bench.signals.signal import RecordFields
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
-if TYPE_CHECKING:
-    from mcap.writer import Writer
-
 Floats = NDArray[np.float64]
 
 COLORS: Mapping[str, tuple[int, int, int]] = {
@@ -46,8 +43,6 @@ COLORS: Mapping[str, tuple[int, int, int]] = {
 """Role -> colour, RGB."""
 SIZE_M = 0.02
 """Radius of the ball that stands for a body [m]; a record holds poses and no shapes."""
-Contact = tuple[str, str, float]
-"""The bodies of a contact and its force in newtons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +55,7 @@ class BodyTrack:
     quat_wxyz: Floats | None
 
 
-@dataclass(frozen=True, slots=True)
-class ViolationEvent:
+class ViolationEvent(NamedTuple):
     """The record in which a specification begins to be broken, or is broken worst."""
 
     record: int
@@ -79,8 +73,8 @@ class Timeline:
     records: int
     bodies: tuple[BodyTrack, ...]
     """The end effector is the last."""
-    contacts: tuple[tuple[Contact, ...], ...]
-    """The contacts of each record; empty if contacts were not recorded."""
+    contacts: tuple[tuple[tuple[str, str, float], ...], ...]
+    """The contacts of each record, two bodies and a force in N; empty if contacts were not recorded."""
     traces: tuple[SpecTrace, ...]
     """The scored specifications that reached a verdict, the violated first."""
     events: tuple[ViolationEvent, ...]
@@ -89,54 +83,44 @@ class Timeline:
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
     """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order."""
-    record = select_episodes(batch, [index])
-    traces = tuple(trace_specs(scores, index, record, ruleset))
-    reading = ruleset.read_fields(record)
+    record, row = select_episodes(batch, [index]), scores.episode(index)
+    traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events = (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry))
+    contacts, name = record.contacts, record.body_label
+    pairs = [
+        (name(a), name(b), force_n)
+        for a, b, force_n in zip(contacts.a.tolist(), contacts.b.tolist(), contacts.force_n.tolist(), strict=True)
+    ]
+    spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
     return Timeline(
-        facts=_episode_facts(scores, index),
+        facts={
+            **{key: getattr(row, key) or "" for key in ("episode_id", "policy", "benchmark", "task_id", "outcome")},
+            "success": str(row.success).lower(),
+            "safe": NO_VERDICT if row.safe is None else str(row.safe).lower(),
+            "vsi": "" if row.vsi is None else repr(row.vsi),
+            **({"standin_assets": "true"} if row.standin_assets else {}),
+        },
         dt_s=float(record.dt_s[0]),
         records=int(record.starts[-1]),
         bodies=tuple(_body_tracks(record)),
-        contacts=tuple(_record_contacts(record)),
+        contacts=tuple(tuple(pairs[first:end]) for first, end in spans),
         traces=traces,
         events=tuple(sorted(events, key=lambda event: event.record)),
     )
 
 
-def _episode_facts(scores: Scores, index: int) -> dict[str, str]:
-    row = scores.episode(index)
-    return {
-        "episode_id": row.episode_id,
-        "policy": row.policy or "",
-        "benchmark": row.benchmark,
-        "task_id": row.task_id,
-        "outcome": row.outcome,
-        "success": str(row.success).lower(),
-        "safe": NO_VERDICT if row.safe is None else str(row.safe).lower(),
-        "vsi": "" if row.vsi is None else repr(row.vsi),
-        **({"standin_assets": "true"} if row.standin_assets else {}),
-    }
-
-
 def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
-    roles = record.body_roles(0)
-    rotated_bodies, quats = record.body_quat_wxyz.episode_poses(0)
-    quat_by_body = {int(body): quats[:, place] for place, body in enumerate(rotated_bodies)}
-    bodies, positions = record.body_pos_m.episode_poses(0)
-    for place, body in enumerate(map(int, bodies)):
-        name = record.body_label(body)
-        yield BodyTrack(name, roles[name], positions[:, place], quat_by_body.get(body))
+    roles, positions, quats = (
+        record.body_roles(0),
+        *(
+            {record.body_label(int(body)): values[:, k] for k, body in enumerate(bodies)}
+            for bodies, values in (record.body_pos_m.episode_poses(0), record.body_quat_wxyz.episode_poses(0))
+        ),
+    )
+    for name, pos_m in positions.items():
+        yield BodyTrack(name, roles[name], pos_m, quats.get(name))
     quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
     yield BodyTrack("end_effector", "robot", record.eef_pos_m.episode_rows(0), quat)
-
-
-def _record_contacts(record: Batch) -> Iterator[tuple[Contact, ...]]:
-    contacts, name = record.contacts, record.body_label
-    for first, end in pairwise(contacts.starts.tolist()) if contacts.present[0] else ():
-        yield tuple(
-            (name(int(contacts.a[k])), name(int(contacts.b[k])), float(contacts.force_n[k])) for k in range(first, end)
-        )
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:
@@ -229,60 +213,48 @@ def encode_mcap(timeline: Timeline) -> bytes:
     Raises `RunError` if the extra `mcap` is not installed.
     """
     try:
-        import mcap_protobuf.schema  # noqa: F401
-        from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
-        from foxglove_schemas_protobuf.Log_pb2 import Log
+        from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
         from mcap.writer import Writer
+        from mcap_protobuf.schema import register_schema
     except ImportError as error:
         raise RunError("MCAP's libraries are missing", remedy=install_command("mcap")) from error
     sink = io.BytesIO()
     writer = Writer(sink)
     writer.start()
-    topics = _TopicWriter(writer)
     writer.add_metadata("episode", dict(timeline.facts))
-    for record in range(timeline.records):
-        at_ns = round(record * timeline.dt_s * 1e9)
-        transforms: Any = [_transform(body, record, at_ns) for body in timeline.bodies]
-        topics.send_protobuf("/tf", FrameTransforms(transforms=transforms), at_ns)
-        if timeline.contacts:
-            contacts = [dict(zip(("a", "b", "force_n"), row, strict=True)) for row in timeline.contacts[record]]
-            topics.send_json("/contacts", "safevla.Contacts", {"contacts": contacts}, at_ns)
-        for trace in timeline.traces:
-            reading = _spec_reading(trace, record)
-            topics.send_json(f"/specs/{trace.spec.spec_id}", "safevla.Reading", reading, at_ns)
-        for event in timeline.events:
-            if event.record == record:
-                log = Log(timestamp=_timestamp(at_ns), level=Log.Level.ERROR, message=event.text, name=event.spec_id)
-                topics.send_protobuf("/violations", log, at_ns)
+    channels: dict[str, int] = {}
+    for at_ns, topic, name, message in _mcap_messages(timeline):
+        if topic not in channels:
+            text = json.dumps({"type": "object", "title": name, "properties": _SCHEMAS.get(name)}).encode()
+            schema = (
+                writer.register_schema(name, "jsonschema", text) if name else register_schema(writer, type(message))
+            )
+            channels[topic] = writer.register_channel(topic, "json" if name else "protobuf", schema)
+        content = json.dumps(message, allow_nan=False).encode() if name else message.SerializeToString()
+        writer.add_message(channels[topic], log_time=at_ns, data=content, publish_time=at_ns)
     writer.finish()
     return sink.getvalue()
 
 
-class _TopicWriter:
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self._channels: dict[str, int] = {}
-        self._schemas: dict[str, int] = {}
+def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
+    """Yield the time in nanoseconds, the topic, the name in `_SCHEMAS` or "" of a protobuf message, and the message."""
+    from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
+    from foxglove_schemas_protobuf.Log_pb2 import Log
 
-    def send_protobuf(self, topic: str, message: Any, at_ns: int) -> None:
-        from mcap_protobuf.schema import register_schema
-
-        if topic not in self._channels:
-            schema = register_schema(self._writer, type(message))
-            self._channels[topic] = self._writer.register_channel(topic, "protobuf", schema)
-        self._add_message(topic, message.SerializeToString(), at_ns)
-
-    def send_json(self, topic: str, name: str, message: Mapping[str, object], at_ns: int) -> None:
-        """Write a JSON message at a time in nanoseconds; `ValueError` for a number that is not finite."""
-        if name not in self._schemas:
-            text = json.dumps({"type": "object", "title": name, "properties": _SCHEMAS[name]}).encode()
-            self._schemas[name] = self._writer.register_schema(name=name, encoding="jsonschema", data=text)
-        if topic not in self._channels:
-            self._channels[topic] = self._writer.register_channel(topic, "json", self._schemas[name])
-        self._add_message(topic, json.dumps(message, allow_nan=False).encode(), at_ns)
-
-    def _add_message(self, topic: str, content: bytes, at_ns: int) -> None:
-        self._writer.add_message(self._channels[topic], log_time=at_ns, data=content, publish_time=at_ns)
+    for record in range(timeline.records):
+        at_ns = round(record * timeline.dt_s * 1e9)
+        timestamp: Any = {"seconds": at_ns // 10**9, "nanos": at_ns % 10**9}
+        transforms: Any = [_transform(body, record, timestamp) for body in timeline.bodies]
+        yield at_ns, "/tf", "", FrameTransforms(transforms=transforms)
+        if timeline.contacts:
+            contacts = [dict(zip(("a", "b", "force_n"), row, strict=True)) for row in timeline.contacts[record]]
+            yield at_ns, "/contacts", "safevla.Contacts", {"contacts": contacts}
+        for trace in timeline.traces:
+            yield at_ns, f"/specs/{trace.spec.spec_id}", "safevla.Reading", _spec_reading(trace, record)
+        for event in timeline.events:
+            if event.record == record:
+                log = Log(timestamp=timestamp, level=Log.Level.ERROR, message=event.text, name=event.spec_id)
+                yield at_ns, "/violations", "", log
 
 
 def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
@@ -298,23 +270,13 @@ def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
     }
 
 
-# Fields of Foxglove's messages, by name
-
-
-def _transform(body: BodyTrack, record: int, at_ns: int) -> dict[str, Any]:
-    quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record]
+def _transform(body: BodyTrack, record: int, timestamp: Mapping[str, int]) -> dict[str, Any]:
+    """Return the fields of Foxglove's FrameTransform."""
+    quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record].tolist()
     return {
-        "timestamp": _timestamp(at_ns),
+        "timestamp": timestamp,
         "parent_frame_id": "world",
         "child_frame_id": body.name,
-        "translation": _axes("xyz", body.pos_m[record]),
-        "rotation": _axes("wxyz", quat_wxyz),
+        "translation": dict(zip("xyz", body.pos_m[record].tolist(), strict=True)),
+        "rotation": dict(zip("wxyz", quat_wxyz, strict=True)),
     }
-
-
-def _axes(names: str, values: Any) -> dict[str, float]:
-    return dict(zip(names, map(float, values), strict=True))
-
-
-def _timestamp(at_ns: int) -> dict[str, int]:
-    return {"seconds": at_ns // 10**9, "nanos": at_ns % 10**9}

@@ -1,4 +1,4 @@
-"""Results in the forms of others: two leaderboards, and the files of two other evaluations.
+"""Results in the forms of others: two leaderboards, two other evaluations, and a model card.
 
 The authors publish `aggregated_with_ci.csv` (safevla.org). Proportions are fractions; specifications have the ids of
 the authors' tables. `viol__`, `nsv__` and `rho__` are over the episodes in which a specification is active (and, for
@@ -7,40 +7,50 @@ suite's name says how many episodes have no verdict. Three of their columns stay
 `collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap of SR. An empty field is "no value", never zero. One
 column more, the last, is ours: `simulator`, the versions that decided the physics.
 
-RoboCasa's takes success by split, and what the model is. Source: robocasa-benchmark/leaderboard at 821c895,
-`README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365. The composite
-splits are evaluated elsewhere and come from the facts about the model. Its README asks to write "N/A" for what is not
+RoboCasa's leaderboard takes success by split, and what the model is. Source: robocasa-benchmark/leaderboard at 821c895,
+`README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365; the composite splits
+are evaluated elsewhere. Its README asks to write "N/A" for what is not
 known and to explain that in the notes; its schema takes such a file only once every number is there.
 
-The files are LeRobot's and vla-evaluation-harness's, with Safety beside their success. Sources: lerobot 7427f31
+The other evaluations are LeRobot's and vla-evaluation-harness's. Sources: lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py (`eval_policy_all`), vla-evaluation-harness e1ee9ad
 src/vla_eval/results/collector.py. What a record does not hold, such as rewards, is left out and not written as zero.
 Keys of ours are `safe`, `sbu` and `vsi` of an episode, and `pc_safe`, `mean_safe` and so on of several.
+
+A model card has the model hub's `model-index`: huggingface/hub-docs at 242f4a1, `modelcard.md`. Facts about a model
+that no record holds come from a TOML file of the user's.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary, task_rates
 from safevla_bench.judging.provenance_marks import STANDIN
-from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, VSI_UNSAFE, Mean, Rate
-from safevla_bench.judging.scores import EpisodeScore
-from safevla_bench.publishing.model_card import ModelFacts, publishable_cells
-from safevla_bench.publishing.submission import recorded_versions
+from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, VSI, VSI_UNSAFE, Mean, Rate
+from safevla_bench.judging.scores import EpisodeScore, collect_versions
+from safevla_bench.publishing.submission import describe_ruleset, require_given_starts
+from safevla_bench.report.render import render_tables
 from safevla_bench.report.render.text import spreadsheet_text
+from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.specs.spec import Library
-from safevla_bench.text import format_fixed, format_percent
+from safevla_bench.specs.table_reader import RowOrigin, read_toml
+from safevla_bench.text import escape_controls, format_fixed, format_percent
 from safevla_bench.version import __version__
 
 _RATES = {"SR": SR, "safety_rate": SAFETY, "succ_unsafe": SBU}
@@ -128,9 +138,44 @@ def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
     return {name: number.value, **dict(zip(columns, (*of_method, *ends), strict=True))}
 
 
-# RoboCasa's leaderboard
+# RoboCasa's leaderboard, and what only the user knows of a model
 
 SUITE, UNKNOWN = "robocasa-365", "N/A"
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them are optional; None = not known."""
+
+    model_name: _Text | None = None
+    """Without it, the policy's name in the run."""
+    source_url: _Text | None = None
+    """Where the run folder, or a report of it, can be looked at."""
+    notes: _Text | None = None
+
+
+def read_facts(path: Path | None) -> ModelFacts:
+    """Return the facts of a TOML file, none without a path; raises `RunError` for a file that does not hold such."""
+    return ModelFacts() if path is None else read_toml(path, ModelFacts, RowOrigin(RunError, str(path)))
+
+
+def publishable_cells(judged: Judged) -> list[Summary]:
+    """Return the cells (one a suite) of the only policy that was judged.
+
+    Raises `RunError` for several policies or none, for a simulator that ran with stand-ins for its own assets, and for
+    starts that a search chose.
+    """
+    cells = judged.summarize_scores()[0]
+    policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
+    if len(policies) != 1:
+        problem = f"this describes one model, and here are {len(policies)} policies: {', '.join(policies) or 'none'}"
+        raise RunError(problem, remedy="Name sources of one policy.")
+    for cell in cells:
+        if cell.standin_assets:
+            problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is no result on it"
+            raise RunError(problem, remedy="Run it with the official assets.")
+    require_given_starts(cell.suite or "" for cell in cells)
+    return list(cells)
 
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
@@ -145,25 +190,19 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     success, missing = _task_success(judged)
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
-        **_known_facts(facts, "policy_family", "date", "submission_source"),
+        **dict.fromkeys(("policy_family", "date"), UNKNOWN),
+        "submission_source": "external",
         "robocasa_version": _recorded_version(judged) or UNKNOWN,
         "atomic_seen_success": UNKNOWN if success is None else float(format_fixed(success, 1)),
-        **_known_facts(facts, "composite_seen_success", "composite_unseen_success", "code_url", "commit_hash"),
-        **_known_facts(facts, "checkpoint_url", "paper_link", "open_source", "wandb"),
-        "training_config": _known_facts(facts, "batch_size", "num_training_steps"),
+        **dict.fromkeys(_FACTS, UNKNOWN),
+        "training_config": {"batch_size": UNKNOWN, "num_training_steps": UNKNOWN},
         "notes": _format_notes(judged, cell, facts, missing),
     }
 
 
-def _known_facts(facts: ModelFacts, *names: str) -> dict[str, object]:
-    return {name: UNKNOWN if (value := getattr(facts, name)) is None else value for name in names}
-
-
-def unknown_fields(entry: dict[str, object]) -> list[str]:
-    """Return the fields whose value is "N/A", those within `training_config` too."""
-    training = entry["training_config"]
-    assert isinstance(training, dict)
-    return [name for name, value in {**entry, **training}.items() if value == UNKNOWN]
+_FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
+          "paper_link", "open_source", "wandb")  # fmt: skip
+"""What only the user knows, and fills in."""
 
 
 def _task_success(judged: Judged) -> tuple[Fraction | None, int]:
@@ -176,7 +215,7 @@ def _task_success(judged: Judged) -> tuple[Fraction | None, int]:
 
 
 def _recorded_version(judged: Judged) -> str | None:
-    packages = recorded_versions(judged.headers)
+    packages = collect_versions(header.versions or {} for header in judged.headers)
     versions = [version for name, own in packages.items() if name.endswith("robocasa") for version in own]
     return versions[0] if len(versions) == 1 else None
 
@@ -194,7 +233,7 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
         f"{cell.crashed} episodes crashed and are in no rate." if cell.crashed else "",
         "" if judged.is_complete else "Not all planned episodes are in these numbers.",
         f"N/A for Atomic-Seen: {missing} of its tasks have no episode." if missing else "",
-        "N/A for composite splits: not evaluated in this run." if facts.composite_seen_success is None else "",
+        "N/A for composite splits: not evaluated in this run.",
         "The policy saw simulator state that no real robot has." if cell.policy in judged.privileged else "",
     )
     return " ".join(filter(None, sentences))
@@ -283,3 +322,64 @@ def _harness_task(task: str, rows: Sequence[EpisodeScore]) -> dict[str, object]:
 
 def _say(judged: Judged) -> dict[str, object]:
     return {"version": __version__, "judged_by": judged.provenance.to_sentence()}
+
+
+# A model card
+
+
+def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str:
+    """Return the block of a model's README, with its `model-index`; nothing is written.
+
+    `remarks` stand below the card's table, as below every table of these scores. Raises `RunError` as
+    `publishable_cells` does.
+    """
+    cells = publishable_cells(judged)
+    name = facts.model_name or cells[0].policy or "model"
+    results = [_index_result(judged, cell, facts) for cell in cells]
+    front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]})
+    table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
+    further = (remark for remark in remarks if remark not in table.footnotes)
+    text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
+    return f"---\n{front}---\n\n## Safety\n\n{text}"
+
+
+def format_yaml(document: object) -> str:
+    """Return plain values as YAML, in its form of JSON; what is not visible stands as an escape sequence."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    return "".join(f"{escape_controls(line)}\n" for line in text.split("\n"))
+
+
+def _cell_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
+    """Yield the known numbers of a cell: percentages rounded to 2 decimals, severities (0 to 1) to 4."""
+    for metric in HEADLINE:
+        number, digits = cell.number(metric), 2 if metric.unit else 4
+        if number.value is not None:
+            parts = (number.value, *(number.ci or ()))
+            value, *ends = (float(format_fixed(metric.scale * part, digits)) for part in parts)
+            interval = {"ci95": ends} if ends else {}
+            name = f"{metric.heading} ({metric.meaning})"
+            yield {"type": metric.key, "name": name, "value": value, "args": {"n": number.n, **interval}}
+
+
+def _index_result(judged: Judged, cell: Summary, facts: ModelFacts) -> dict[str, object]:
+    source = {"source": {"name": "safevla-bench", "url": facts.source_url}} if facts.source_url else {}
+    return {
+        "task": {"type": "robotics", "name": "Robot manipulation, judged for safety"},
+        "dataset": {"type": cell.suite, "name": f"{cell.suite} (safevla-bench)", "args": _provenance(judged, cell)},
+        "metrics": list(_cell_metrics(cell)),
+        **source,
+    }
+
+
+def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
+    return {
+        "judged_by": f"safevla-bench {judged.provenance.version}",
+        **describe_ruleset(judged.ruleset),
+        "protocol": sorted({str(source.protocol.get("name")) for source in judged.sources if source.protocol}),
+        "simulator": cell.simulator,
+        "records_sha256": [source.archive_sha256 for source in judged.sources if source.archive_sha256],
+        "privileged_state": cell.policy in judged.privileged,
+        "crashed": cell.crashed,
+        "without_verdict": cell.unjudged,
+        "complete": judged.is_complete,
+    }

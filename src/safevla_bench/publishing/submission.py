@@ -30,30 +30,29 @@ from safevla_bench.version import __version__
 def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]:
     """Return the submission of judged sources at `paths`, whose files are read; nothing is written.
 
-    It is not complete if an episode was left out. Raises `RunError` without any episode, if applicability was off, or
-    if a run's table is damaged.
+    It is not complete if an episode was left out. Raises `RunError` if a search chose starts, or if a run's table is
+    damaged.
     """
-    ruleset = judged.ruleset
-    if ruleset.is_ablation:
-        raise RunError("applicability was off: an ablation is no result to submit", remedy="Judge with it on.")
-    summaries = cells(judged.scores)
-    if not summaries:
-        raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
-    if chosen := sorted(filter(is_chosen, set(judged.scores.benchmark))):
-        problem = f"{chosen[0]} holds starts that a search chose, which is no result on the benchmark"
-        raise RunError(problem, remedy="Submit a run of the benchmark's own starts.")
+    require_given_starts(judged.scores.benchmark)
     rows = list(judged.scores.episodes())
     return {
         "kind": "safevla-submission",
         "schema_version": 1,
-        "judged_by": {"version": __version__, **describe_ruleset(ruleset)},
+        "judged_by": {"version": __version__, **describe_ruleset(judged.ruleset)},
         "recorded_with": collect_versions(header.versions or {} for header in judged.headers),
         "archive": list(_archive_files(paths)),
         "sources": [_describe_source(*pair) for pair in zip(paths, judged.sources, strict=True)],
         "complete": judged.is_complete,
         "skipped": judged.left_out.count,
-        "cells": [_describe_cell(cell, rows, judged) for cell in summaries],
+        "cells": [_describe_cell(cell, rows, judged) for cell in cells(judged.scores)],
     }
+
+
+def require_given_starts(suites: Iterable[str]) -> None:
+    """Raise `RunError` if a suite holds starts that a search chose."""
+    if chosen := sorted(filter(is_chosen, set(suites))):
+        problem = f"{chosen[0]} holds starts that a search chose, which is no result on the benchmark"
+        raise RunError(problem, remedy="Name runs of the benchmark's own starts.")
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:

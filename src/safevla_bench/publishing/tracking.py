@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.metrics import Summary
-from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, VSI
+from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
@@ -28,7 +28,6 @@ from safevla_bench.rollout.plan import PlannedEpisode
 Numbers = Mapping[str, float]
 
 
-@runtime_checkable
 class Tracker(Protocol):
     """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on."""
 
@@ -122,6 +121,12 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
     return values
 
 
+def _episode_values(row: EpisodeScore) -> dict[str, float]:
+    """Return the known numbers of an episode, truths as 0 or 1."""
+    own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
+    return {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
+
+
 class OutcomeScorer:
     """Scores of finished episodes, computed once for all observers that ask for those of the latest."""
 
@@ -140,7 +145,7 @@ class OutcomeScorer:
 
 
 class TrackingObserver:
-    """Sends every finished episode to a tracker: its verdict, its length and the rates of its cell so far.
+    """Sends every finished episode to a tracker: its verdict and its length.
 
     Whatever the tracker raises is reported once. It is then not asked again, and the run goes on as without it.
     """
@@ -155,8 +160,6 @@ class TrackingObserver:
         """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
-        self._known: dict[str, list[float]] = {}
-        """Metric of a cell -> its known values."""
         self._count = self._crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
@@ -168,27 +171,14 @@ class TrackingObserver:
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
         self._crashed += outcome.batch is None
-        seconds = {} if outcome.wall_s is None else {"episode/seconds": outcome.wall_s}
         scores = self._scorer.score(outcome)
-        judged = {} if scores is None else self._score_values(scores.episode(0))
-        self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **seconds, **judged})
+        judged = {} if scores is None else _episode_values(scores.episode(0))
+        self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **judged})
 
     def add_scores(self, scores: Scores) -> None:
         """Send the numbers of episodes that were judged before, in order."""
         for row in scores.episodes():
-            self._send(self._score_values(row))
-
-    def _score_values(self, row: EpisodeScore) -> dict[str, float]:
-        """Return the known numbers of an episode, truths as 0 or 1, and their means over its cell so far."""
-        own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
-        numbers = {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
-        rates = {SR: row.success if row.counted else None, SAFETY: row.safe, SBU: row.sbu, VSI: row.vsi}
-        for metric, value in rates.items():
-            name = f"{row.policy or 'policy'}/{row.benchmark}/{metric.key}"
-            known = self._known.setdefault(name, [])
-            known += [] if value is None else [float(value)]
-            numbers |= {name: sum(known) / len(known)} if known else {}
-        return numbers
+            self._send(_episode_values(row))
 
     def _send(self, numbers: Numbers) -> None:
         self._count += 1

@@ -150,7 +150,7 @@ def _make_legend(names: Sequence[str]) -> list[tuple[str, str]]:
 
 _SECTION_PARTS: Mapping[str, object] = {
     "make_legend": _make_legend,
-    "exposure_tables": explain.exposure_tables,
+    "exposure_table": explain.exposure_table,
     "onset_ends": curve_charts.ONSET_ENDS,
     "draw_onsets": curve_charts.draw_onsets,
     "onset_table": explain.onset_table,

@@ -188,7 +188,10 @@ def apply_variant(
     violation begins. Raises `SpecError` for a specification that states its number instead of `threshold`, and without
     `rescore` for a formula that the worst value does not decide.
     """
-    specs = {spec_id: _apply_setting(library[spec_id], setting) for spec_id, setting in variant.settings.items()}
+    specs = {}
+    for spec_id, to in variant.settings.items():
+        formula = substitute_threshold(_parse_placeholder(library[spec_id]), to.threshold)
+        specs[spec_id] = replace(library[spec_id], threshold=to.threshold, severe=to.severe, formula=formula)
     if not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):
         if rescore is None:
             problem = f"{', '.join(specs)}: the worst value of its signal does not decide the formula"
@@ -211,11 +214,6 @@ def _parse_placeholder(spec: Spec) -> Formula:
         remedy = "Write `threshold` in place of the number in its formula."
         raise SpecError(f"{spec.spec_id} states its number itself, so that it cannot be moved", remedy=remedy)
     return formula
-
-
-def _apply_setting(spec: Spec, setting: ThresholdSetting) -> Spec:
-    formula = substitute_threshold(_parse_placeholder(spec), setting.threshold)
-    return replace(spec, threshold=setting.threshold, severe=setting.severe, formula=formula)
 
 
 def _is_decided_by_extreme(spec: Spec) -> bool:
@@ -466,21 +464,17 @@ _NO_NET_FORCES = f"No reading {NET_FORCE_READING}: not every record has net forc
 def _verdict_changes(reference: Scores, other: Scores) -> dict[tuple[str | None, str], VerdictChanges]:
     before, after = ((scores.is_judged & scores.safe, scores.is_judged & ~scores.safe) for scores in (reference, other))
     to_safe, to_unsafe = after[0] & ~before[0], after[1] & ~before[1]
-    lost = reference.is_judged & ~other.is_judged
-    return {
-        key: VerdictChanges(
-            changed=int((to_safe | to_unsafe | lost)[members].sum()),
+    changed = to_safe | to_unsafe | (reference.is_judged & ~other.is_judged)
+    changes = {}
+    for key, members in cell_members(reference).items():
+        differences = Counter[str]()
+        for scores, sign in ((reference, -1), (other, 1)):
+            for k in scores.scored_columns.tolist():
+                differences[scores.specs[k].spec_id] += sign * int(scores.is_violated[k, members].sum())
+        changes[key] = VerdictChanges(
+            changed=int(changed[members].sum()),
             to_unsafe=int(to_unsafe[members].sum()),
             to_safe=int(to_safe[members].sum()),
-            violations=_violation_changes(reference, other, members),
+            violations={spec_id: difference for spec_id, difference in differences.items() if difference},
         )
-        for key, members in cell_members(reference).items()
-    }
-
-
-def _violation_changes(reference: Scores, other: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    differences = Counter[str]()
-    for scores, sign in ((reference, -1), (other, 1)):
-        for k in scores.scored_columns.tolist():
-            differences[scores.specs[k].spec_id] += sign * int(scores.is_violated[k, members].sum())
-    return {spec_id: difference for spec_id, difference in differences.items() if difference}
+    return changes

@@ -15,8 +15,8 @@ from safevla_bench.text import NO_VALUE
 
 def difference(**changes: object) -> Difference:
     fields = {
-        "first": "a", "second": "b", "difference": -0.0525, "ci": (-0.1, 0.02), "ci_by_task": None, "both": 5,
-        "only_first": 1, "only_second": 3, "neither": 1, "test": "McNemar, mid-p", "p_value": 0.625,
+        "first": "a", "second": "b", "difference": -0.0525, "ci": (-0.1, 0.02), "ci_by_task": None,
+        "only_first": 1, "only_second": 3, "test": "McNemar, mid-p", "p_value": 0.625,
         "p_by_task": 0.5, "p_adjusted": 0.75, "tasks": 2,
     }  # fmt: skip
     return Difference(**{**fields, **changes})
@@ -102,12 +102,6 @@ def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
     table = comparing.difference_table(exploratory)
     assert [row[1].mark for row in table.rows] == [comparing.PRIMARY, "", ""]
     assert "‡ The primary verdict. The other 2 are exploratory, and not adjusted for their number." in table.notes
-
-
-def test_a_margin_has_a_column_of_its_own():
-    table = comparing.difference_table(comparison(difference(margin="second not worse"), margin=0.05))
-    assert cells(table)["± 5"] == "B not worse"
-    assert any(note.startswith("± 5: a policy is not worse where both intervals") for note in table.notes)
 
 
 def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():

@@ -6,7 +6,7 @@ Tables of bodies: each kind has its own rate over the episodes of the cell.
 from __future__ import annotations
 
 from explain.test_bodies import pushing
-from explain.test_exposure import gripping, hit, measured
+from explain.test_exposure import hit, measured
 from report.scenes import run
 from safevla_bench.archive import write_archive
 from safevla_bench.explain.bodies import find_bodies
@@ -71,7 +71,7 @@ def test_a_touch_has_no_size():
 
 def exposure_of(batch):
     spent, scores = measured(batch, missing="deactivate")
-    return explain.exposure_tables(summarize_exposure(spent, scores))
+    return explain.exposure_table(summarize_exposure(spent, scores))
 
 
 def row_of(table, row):
@@ -80,30 +80,20 @@ def row_of(table, row):
 
 def test_one_row_says_how_long_and_when():
     batch = concatenate_batches([hit((4, 300), (5, 300)), hit((4, 3), episode_id="soft", success=False)])
-    row = row_of(exposure_of(batch)[0], 0)
+    row = row_of(exposure_of(batch), 0)
     assert [row[name].text for name in ("n", "In violation", "First violation")] == ["2", "0.05", "0.20"]
-    assert row_of(exposure_of(hit((4, 3)))[0], 0)["First violation"].detail == "none unsafe"
+    assert row_of(exposure_of(hit((4, 3))), 0)["First violation"].detail == "none unsafe"
 
 
 def test_only_violated_specifications_have_a_row_beside_any_limit():
-    assert [row[2].text for row in exposure_of(hit((4, 300)))[0].rows] == ["any limit", "max_contact_force_under_200N"]
-    assert [row[2].text for row in exposure_of(hit((4, 3)))[0].rows] == ["any limit"]
+    assert [row[2].text for row in exposure_of(hit((4, 300))).rows] == ["any limit", "max_contact_force_under_200N"]
+    assert [row[2].text for row in exposure_of(hit((4, 3))).rows] == ["any limit"]
 
 
-def test_phases_have_rows_only_if_there_are_phases():
-    table = exposure_of(
-        concatenate_batches([gripping([0, 1, 0], [0, 0, 0]), gripping([0], [0], task_id="task_7", episode_id="turn")])
-    )[1]
-    assert [row[2].text for row in table.rows] == ["before grasp", "handling", "transport", "after release"]
-    assert row_of(table, 2)["Share %"].detail == "no time in it"
-    assert any(note.startswith("Left out: 1 of 2 episodes") for note in table.notes)
-    assert exposure_of(gripping([0], [0], task_id="task_7"))[1].rows == ()
-
-
-def test_nothing_makes_empty_tables_that_can_be_printed():
-    for table in exposure_of(empty_batch()):
-        assert table.rows == ()
-        assert render_text(table)
+def test_nothing_makes_an_empty_table_that_can_be_printed():
+    table = exposure_of(empty_batch())
+    assert table.rows == ()
+    assert render_text(table)
 
 
 def test_the_whole_job_measures_what_the_parts_do(tmp_path):
@@ -115,6 +105,6 @@ def test_the_whole_job_measures_what_the_parts_do(tmp_path):
 
 
 def test_without_intervals_no_note_speaks_of_them():
-    tables = [*exposure_of(hit((4, 300))), explain.onset_table([]), explain.agreement_table([])]
+    tables = [exposure_of(hit((4, 300))), explain.onset_table([]), explain.agreement_table([])]
     assert any("95 %" in note for table in tables for note in table.notes)
     assert not any("95 %" in note for table in map(drop_intervals, tables) for note in table.notes)

@@ -29,7 +29,7 @@ from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.publishing.board.site import GENERATOR, write_folder
+from safevla_bench.publishing.board import GENERATOR, write_folder
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import RUN, read_description, write_frames

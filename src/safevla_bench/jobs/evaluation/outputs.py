@@ -326,9 +326,7 @@ def build_board(
 
     Raises what `judge` raises, and `RunError` for an ablation.
     """
-    from safevla_bench.publishing.board.own_results import OwnResults, select_policy
-    from safevla_bench.publishing.board.ranking import report_path
-    from safevla_bench.publishing.board.site import render_site
+    from safevla_bench.publishing.board import OwnResults, render_site, report_path, select_policy
 
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
@@ -338,8 +336,6 @@ def build_board(
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
     results = OwnResults(
         inputs=table_material(judged),
-        headers=judged.headers,
-        sources=judged.sources,
         audits=_audits_by_policy(judged.sources, audits or ()),
         has_reports=reports,
     )

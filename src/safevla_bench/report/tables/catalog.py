@@ -165,8 +165,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.measure_exposure and inputs.cells:
-        for table in explain.exposure_tables(inputs.measure_exposure()):
-            yield table, inputs.cells
+        yield explain.exposure_table(inputs.measure_exposure()), inputs.cells
 
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
@@ -221,7 +220,7 @@ KINDS = (
     TableKind("applicability", "violations that the registry removes", _applicability_tables, remedy=_TAGS),
     TableKind("bodies", "violations by kind of body", _body_tables, remedy=_TAGS),
     TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables),
-    TableKind("beyond", "time in violation, phases of the task", _exposure_tables),
+    TableKind("beyond", "time in violation", _exposure_tables),
     TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, remedy=_LABELS),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}

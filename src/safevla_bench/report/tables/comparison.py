@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, SuiteComparison
-from safevla_bench.compare.difference import Difference, MarginVerdict, least_tasks
+from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.perturbation import CONTROL, MEASURED, Change, ChangeReport
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.judging.action_statistics import ActionChanges
@@ -20,13 +20,6 @@ PRIMARY = "‡"
 """The mark of the primary verdict."""
 _MOST_EPISODES = 8
 """Episodes named below a table; JSON has all."""
-_MARGIN_WORDS: Mapping[MarginVerdict | None, str] = {
-    "equivalent": "equivalent",
-    "first not worse": "A not worse",
-    "second not worse": "B not worse",
-    "open": "open",
-    None: NO_VALUE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +38,7 @@ class _Row:
 def difference_table(comparison: Comparison) -> Table:
     """Return the table of differences, a row per suite, metric and pair: first minus second, in points or in VSI.
 
-    Columns A and B are there with more than two policies, counts of pairs where episodes are paired, and a verdict of
-    equivalence where a margin was asked for.
+    Columns A and B are there with more than two policies, counts of pairs where episodes are paired.
     """
     several = len(comparison.policies) > 2
     size, here, by_task = difference_columns(format_level(comparison))
@@ -63,9 +55,6 @@ def difference_table(comparison: Comparison) -> Table:
         _COUNTS if comparison.paired else None,
         _ADJUSTED if several else None,
         text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
-        None
-        if comparison.margin is None
-        else text_column(_margin_text(comparison), lambda row: _MARGIN_WORDS[row.of.margin]),
     )
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
     rows = [_Row(*place, difference) for place in _scoped_metrics(comparison) for difference in place[1].differences]
@@ -108,10 +97,6 @@ def _all_differences(comparison: Comparison) -> list[Difference]:
 
 def _scope_name(scope: SuiteComparison) -> str:
     return "all, pooled" if scope.suite is None else scope.suite
-
-
-def _margin_text(comparison: Comparison) -> str:
-    return f"± {format_compact(100 * (comparison.margin or 0.0))}"
 
 
 def format_level(comparison: Comparison) -> str:
@@ -176,7 +161,7 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield notes on which verdict is primary, what decides, and what the margin means."""
+    """Yield notes on which verdict is primary, and what decides."""
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     several = len(comparison.policies) > 2
     adjusted = " after adjustment for the pairs of policies (Holm)" if several else ""
@@ -191,14 +176,6 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         "makes wrong verdicts likelier; eval --until allows it."
     )
     yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
-    if comparison.margin is not None:
-        margin = format_compact(100 * comparison.margin)
-        yield (
-            f"{_margin_text(comparison)}: a policy is not worse where both intervals, of the same tasks and by task, "
-            f"exclude {margin} points ({margin} hundredths of VSI) to its disadvantage; both not worse = equivalent. "
-            f"Open too where they differ in fewer than {least_tasks(comparison.confidence)} tasks, or in all alike: "
-            "such tasks say little of others."
-        )
 
 
 def _extreme_notes(comparison: Comparison) -> Iterator[str]:

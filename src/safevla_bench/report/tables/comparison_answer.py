@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.decisions import Selection
-from safevla_bench.compare.difference import Difference, MarginVerdict
+from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.perturbation import Intervention
 from safevla_bench.judging.gates import Gate, GateOutcome
 from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, VSI, Bounds, Metric
@@ -250,31 +250,12 @@ def _name_pairs(items: Sequence[Difference]) -> str:
 
 
 def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
-    """Yield why less SBU is no merit, how many episodes are left out if nothing else says so, and the margin."""
+    """Yield why less SBU is no merit, and how many episodes are left out if nothing else says so."""
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it beside SR."
     is_told = any(item.better or item.undecided or _evidence_here(item, comparison) for item in items)
     if any(item.unknown for item in items) and (comparison.allow_crashed or not is_told):
         yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
-    if comparison.margin is not None:
-        points = format_compact(100 * comparison.margin)
-        yield from _margin_sentences(items, f"{points} {'points' if metric.unit else f'hundredths of {metric.label}'}")
-
-
-_MARGINS: Mapping[MarginVerdict, str] = {
-    "equivalent": "{first} and {second} are equivalent: neither is worse by {margin}.",
-    "first not worse": "{first} is not worse than {second} by {margin}.",
-    "second not worse": "{second} is not worse than {first} by {margin}.",
-    "open": "Whether {first} or {second} is worse by {margin} is open.",
-}
-
-
-def _margin_sentences(items: Sequence[Difference], margin: str) -> Iterator[str]:
-    for item in items[:_MOST_NAMED]:
-        if item.margin:
-            yield _MARGINS[item.margin].format(first=item.first, second=item.second, margin=margin)
-    if len(items) > _MOST_NAMED:
-        yield f"Further pairs of policies beside the margin of {margin}: --full."
 
 
 # The block

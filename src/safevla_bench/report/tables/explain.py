@@ -42,7 +42,7 @@ from safevla_bench.text import (
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Something of a cell, such as a specification or a phase."""
+    """Something of a cell, such as a specification."""
 
     policy: str | None
     suite: str | None
@@ -122,23 +122,16 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     return list_first([f"{name} ({count})" for name, count in ranked], most=3)
 
 
-# Time in violation, and phases of the task
+# Time in violation
 
 
-def exposure_tables(cells: Sequence[CellExposure]) -> tuple[Table, Table]:
-    """Return the tables of time in violation by limit, and by phase of the task."""
-    return _time_table(cells), _phase_table(cells)
-
-
-def _time_table(cells: Sequence[CellExposure]) -> Table:
+def exposure_table(cells: Sequence[CellExposure]) -> Table:
     """Return a row for each cell, of any limit, then one for each specification that some episode of it violated."""
     rows = [
-        _Part(cell.policy, cell.suite, (name, mean, first_s))
+        _Part(cell.policy, cell.suite, limit)
         for cell in cells
-        for name, mean, first_s in (
-            (ANY_LIMIT, cell.violation_s, cell.first_s),
-            *((spec.spec_id, spec.violation_s, spec.first_s) for spec in cell.specs if spec.first_s is not None),
-        )
+        for limit in cell.limits
+        if limit.spec_id == ANY_LIMIT or limit.first_s is not None
     ]
     return tabulate(
         "Time in violation",
@@ -146,10 +139,12 @@ def _time_table(cells: Sequence[CellExposure]) -> Table:
         (
             POLICY,
             SUITE,
-            text_column("Limit", lambda row: row.of[0]),
-            Column("n", "episodes judged by it", lambda row: row.of[1].n),
-            Column("In violation", "seconds an episode", lambda row: mean_cell(row.of[1], "no episode", digits=2)),
-            Column("First violation", "seconds, median", lambda row: Cell.number(row.of[2], 2, "none unsafe")),
+            text_column("Limit", lambda row: row.of.spec_id),
+            Column("n", "episodes judged by it", lambda row: row.of.violation_s.n),
+            Column(
+                "In violation", "seconds an episode", lambda row: mean_cell(row.of.violation_s, "no episode", digits=2)
+            ),
+            Column("First violation", "seconds, median", lambda row: Cell.number(row.of.first_s, 2, "none unsafe")),
         ),
         notes=(
             "A record counts as one control step. What was pushed away stays in violation until it is put back.",
@@ -157,35 +152,6 @@ def _time_table(cells: Sequence[CellExposure]) -> Table:
         ),
         name="exposure",
     )
-
-
-def _phase_table(cells: Sequence[CellExposure]) -> Table:
-    """Return a table with a row per cell and phase of the task; cells whose tasks hold nothing have no row."""
-    lacking, total = sum(cell.n - cell.phased for cell in cells), sum(cell.n for cell in cells)
-    left_out = f"Left out: {lacking} of {total} episodes; the task holds nothing, or the record lacks the grip."
-    return tabulate(
-        "Violations by phase of the task",
-        [_Part(cell.policy, cell.suite, phase) for cell in cells for phase in cell.phases],
-        (
-            POLICY,
-            SUITE,
-            text_column("Phase", lambda row: row.of.phase),
-            Column("Time", "seconds, all episodes", lambda row: Cell.number(row.of.total_s, 1)),
-            Column("In violation", "seconds of any limit", lambda row: Cell.number(row.of.violation_s, 2)),
-            Column("Share %", "of the time of the phase", lambda row: _time_share(row.of.violation_s, row.of.total_s)),
-            Column("Begin here", "episodes that are first unsafe here", lambda row: row.of.first_violations),
-        ),
-        notes=(
-            "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
-            "from the last grip on. Handling: the rest between the first grip and the last.",
-            left_out if lacking else "",
-        ),
-        name="phases",
-    )
-
-
-def _time_share(violation_s: float, phase_s: float) -> Cell:
-    return Cell.number(100 * violation_s / phase_s, 1) if phase_s else Cell.dash("no time in it")
 
 
 # Time to violation
@@ -251,8 +217,6 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         "Agreement with the simulator's own safety labels",
         rows,
         (
-            POLICY,
-            SUITE,
             text_column("Theirs", lambda row: row.label, "a cost above 0 at some step"),
             text_column("Ours", lambda row: row.clause, "a violation of this clause"),
             COUNT,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from publishing.board.builders import episodes, measured
+from publishing.boards import episodes, measured
 from report.test_page import HOSTILE
-from safevla_bench.publishing.board.site import render_site, write_folder
+from safevla_bench.publishing.board import render_site, write_folder
 
 LONG = "a-policy-with-a-very-long-name/and_several-parts:" * 3
 
@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
     results = measured(episodes(LONG, "1011"), episodes(HOSTILE, "1001"), episodes("b", "0000"), privileged=["b"])
     folder = tmp_path_factory.mktemp("web") / "deep" / "down"
     folder.parent.mkdir()
-    write_folder(render_site(results, title="A board"), folder)
+    write_folder(render_site(results), folder)
     return folder
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from report.scenes import joined, verdicts
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.publishing.board.own_results import OwnResults
+from safevla_bench.publishing.board import OwnResults
 from safevla_bench.report.tables.catalog import TableInputs
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.trajectory.header import Header
 
 
 def episodes(policy: str | None, safe: str, success: str | None = None, **changes: Any) -> Scores:
@@ -28,24 +27,8 @@ def episodes(policy: str | None, safe: str, success: str | None = None, **change
     return replace(scores, benchmark=(suite,) * len(safe), task_id=tuple(tasks), episode_id=names, **changes)
 
 
-def measured(*parts: Scores, privileged: Sequence[str] = (), starts: bool = True, **changes: Any) -> OwnResults:
-    """Judged runs; with `starts` the k-th episode of every part began in state k, so that parts are paired."""
+def measured(*parts: Scores, privileged: Sequence[str] = (), **changes: Any) -> OwnResults:
     scores = joined(*(parts or (verdicts(),)))
-    headers = [
-        Header(
-            episode_id=part.episode_id[k],
-            benchmark=part.benchmark[k],
-            task_id=part.task_id[k],
-            success=bool(part.success[k]),
-            dt=0.05,
-            target_object=None,
-            policy=part.policy[k],
-            init_state_index=k if starts else None,
-            seed=0,
-        )
-        for part in parts
-        for k in range(len(part))
-    ]
     roster = Roster(privileged=privileged)
     inputs = TableInputs(scores=scores, ruleset=load_ruleset(), roster=roster, **changes)
-    return OwnResults(inputs=inputs, headers=headers)
+    return OwnResults(inputs=inputs)

@@ -1,4 +1,4 @@
-"""A user's runs: only what ran the same tasks is ranked together, and tests decide who was told apart."""
+"""A user's runs: only what ran the same tasks is ranked together."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from builders import crash
-from publishing.board.builders import episodes, measured
+from publishing.boards import episodes, measured
 from report.scenes import NAN, verdicts
-from safevla_bench.judging.judged import JudgedSource
-from safevla_bench.publishing.board.own_results import own_ranked_tables
+from safevla_bench.publishing.board import own_ranked_tables
 from safevla_bench.statistics.intervals import wilson_interval
 
 TASKS = [f"task_{k % 10}" for k in range(20)]
 
 
-def rows(table) -> list[tuple[str, str, str]]:
-    return [(row.policy, row.rank, row.letters) for row in table.rows]
+def rows(table) -> list[tuple[str, str]]:
+    return [(row.policy, row.rank) for row in table.rows]
 
 
 def only_table(*parts, **changes):
@@ -26,35 +25,9 @@ def only_table(*parts, **changes):
     return table
 
 
-@pytest.mark.parametrize(
-    ("safe", "expected"),
-    [
-        (("0" * 20, "1" * 20, "1" * 19 + "0"), [("b", "1", "a"), ("c", "2", "a"), ("a", "3", "b")]),
-        (("1" * 20, "0" * 20), [("a", "1", "a"), ("b", "2", "b")]),
-        (("1" * 20, "1" * 19 + "0"), [("a", "1", "a"), ("b", "2", "a")]),
-        (("10",), [("a", "1", "")]),
-    ],
-)
-def test_policies_on_the_same_episodes_are_told_apart_by_paired_tests(safe, expected):
-    table = only_table(*(episodes(policy, text) for policy, text in zip("abc", safe, strict=False)))
-    assert rows(table) == expected
-    assert ("paired tests on the same episodes" in table.letters_note) == (len(safe) > 1)
-
-
-def test_other_episodes_are_compared_as_independent_and_the_reason_is_said():
-    table = only_table(episodes("a", "1" * 20), episodes("b", "0" * 20), starts=False)
-    assert rows(table) == [("a", "1", "a"), ("b", "2", "b")]
-    assert "independent" in table.letters_note
-    assert "do not say from which initial state they started" in table.letters_note
-
-
-def test_different_protocols_are_not_pairs():
-    results = measured(episodes("a", "1" * 20), episodes("b", "0" * 20))
-    runs = [
-        {"policies": [{"policy": name}], "protocol": {"settle_steps": steps}} for name, steps in (("a", 10), ("b", 20))
-    ]
-    results = replace(results, sources=[JudgedSource(run, None) for run in runs])
-    assert "different protocols: settle_steps differ" in own_ranked_tables(results)[0].letters_note
+def test_policies_on_the_same_tasks_are_ranked_by_safety_and_ties_share_a_rank():
+    table = only_table(episodes("a", "0000"), episodes("b", "1111"), episodes("c", "1110"), episodes("d", "1110"))
+    assert rows(table) == [("b", "1"), ("c", "2="), ("d", "2="), ("a", "4")]
 
 
 def test_policies_that_ran_other_tasks_are_not_ranked_against_each_other():
@@ -73,30 +46,28 @@ def test_a_crashed_episode_keeps_its_policy_among_those_that_ran_the_task():
 
 def test_tasks_that_weigh_differently_are_said_to():
     uneven = episodes("a", "110", tasks=["task_0", "task_0", "task_1"])
-    table = only_table(uneven, episodes("b", "110", tasks=["task_0", "task_1", "task_1"]), starts=False)
+    table = only_table(uneven, episodes("b", "110", tasks=["task_0", "task_1", "task_1"]))
     assert any("weigh the tasks differently" in note for note in table.notes)
     assert only_table(uneven, episodes("b", "000", tasks=["task_0", "task_1", "task_0"])).notes == ()
 
 
-def test_the_mean_over_suites_is_unweighted_and_unequal_numbers_are_not_pooled():
+def test_the_mean_over_suites_is_unweighted():
     goal, ten = episodes("a", "1" * 10), episodes("a", "10" * 2, suite="libero-10")
     table = only_table(goal, ten, episodes("b", "0" * 10), episodes("b", "1" * 4, suite="libero-10"))
     assert [row.numbers["safety"].cell.text for row in table.rows] == ["75.0", "50.0"]
-    assert "differ in their number" in table.letters_note
-    assert {row.letters for row in table.rows} == {""}
 
 
 def test_with_one_suite_the_interval_is_wilson_s():
     expected = wilson_interval(17, 20)
-    interval = only_table(episodes("a", "1" * 17 + "000")).rows[0].safety_interval
+    interval = only_table(episodes("a", "1" * 17 + "000")).rows[0].numbers["safety"].cell.interval
     assert interval == pytest.approx((100 * expected.low, 100 * expected.high))
 
 
 def test_privileged_policies_rank_among_themselves_alone():
     seer = episodes("seer", "1111")
     table = only_table(seer, episodes("blind", "1000"), episodes("dim", "0000"), privileged=["seer"])
-    assert [row[:2] for row in rows(table)] == [("blind", "1"), ("dim", "2"), ("seer", "")]
-    assert rows(only_table(seer, privileged=["seer"]))[0][:2] == ("seer", "1")
+    assert rows(table) == [("blind", "1"), ("dim", "2"), ("seer", "")]
+    assert rows(only_table(seer, privileged=["seer"]))[0] == ("seer", "1")
 
 
 def test_numbers_on_stand_in_assets_are_not_results_and_have_no_rank_beside_others():
@@ -104,20 +75,20 @@ def test_numbers_on_stand_in_assets_are_not_results_and_have_no_rank_beside_othe
     marks = np.array([policy == "placeholder" for policy in results.inputs.scores.policy])
     scores = replace(results.inputs.scores, marks={"standin_assets": marks})
     (table,) = own_ranked_tables(replace(results, inputs=replace(results.inputs, scores=scores)))
-    assert [row[:2] for row in rows(table)] == [("real", "1"), ("placeholder", "")]
+    assert rows(table) == [("real", "1"), ("placeholder", "")]
     assert table.rows[1].remarks == ("stand-in assets",)
     assert any(note.startswith("Stand-in assets: libero-goal (placeholder) was") for note in table.notes)
 
 
 def test_doing_nothing_is_safe_and_has_no_rank():
     table = only_table(episodes("noop", "1111", "0000"), episodes("a", "1100"))
-    assert [row[:2] for row in rows(table)] == [("a", "1"), ("noop", "")]
+    assert rows(table) == [("a", "1"), ("noop", "")]
     assert table.rows[1].remarks == ("does nothing",)
 
 
 def test_auxiliary_suites_are_outside_every_ranking():
     table = only_table(episodes("a", "10", suite="robocasa-pnp"))
-    assert rows(table) == [("a", "", "")]
+    assert rows(table) == [("a", "")]
     assert any("outside every ranking" in note for note in table.notes)
 
 
@@ -129,7 +100,7 @@ def test_the_same_tasks_under_another_name_stand_in_one_table():
 def test_what_was_never_judged_has_no_safety_and_no_rank():
     silent = replace(verdicts((True, NAN, NAN), policy="silent"), episode_id=("s",))
     table = only_table(episodes("a", "1"), silent)
-    assert rows(table) == [("a", "1", ""), ("silent", "", "")]
+    assert rows(table) == [("a", "1"), ("silent", "")]
     assert table.rows[1].numbers["safety"].cell.text == "—"
     assert table.rows[1].numbers["safety"].cell.detail == "no verdict"
 

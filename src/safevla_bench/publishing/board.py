@@ -1,0 +1,402 @@
+"""The board: a static site that ranks policies by Safety, with a user's runs apart from published results.
+
+Policies that ran the same tasks share a table, by the mean over its suites. The pages hold no scripts, and are the same
+bytes for the same inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+
+from safevla_bench.compare.policy_results import TaskKey
+from safevla_bench.errors import Place, RunError
+from safevla_bench.files import is_leftover, make_folder, translated_errors, write_together
+from safevla_bench.judging.metrics import NOOP, Summary
+from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, warn_of_cells
+from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
+from safevla_bench.judging.scores import Scores
+from safevla_bench.report import published
+from safevla_bench.report.published import PublishedCell, PublishedMean, PublishedResults
+from safevla_bench.report.render import content_security_policy, read_template, template_environment
+from safevla_bench.report.tables.catalog import TableInputs
+from safevla_bench.report.tables.columns import metric_cell
+from safevla_bench.report.tables.suites import ExactCell, suite_mean
+from safevla_bench.report.tables.table import UNNAMED, Cell
+from safevla_bench.sources.runs.folder import MISSING
+from safevla_bench.text import NO_VALUE, format_fixed
+
+PolicyName = str | None
+INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
+GENERATOR = "safevla board"
+"""Marks a page, and so a folder, as made by this package."""
+_MAX_PLAIN_LENGTH = 40
+AUDIT_NOTE = (
+    "Audited: recorded actions were played again and recorded anew. That shows what they lead to, and not who chose "
+    "them; crashed episodes have no record. A policy whose records differ has no rank."
+)
+_NO_RATE_NOTE = (
+    "Crashed episodes and those without a verdict are in no rate. Where a policy causes them, that flatters it."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankingEntry:
+    """One policy in one table: its numbers by the key of their metric, and remarks beside its name.
+
+    `numbers` are means over the suites of the table, with 95 % intervals. Ranks are `""` if it has none. An entry that
+    does not compete has numbers and no rank.
+    """
+
+    policy: str
+    report: str = ""
+    """The path in the site of its report, if there is one."""
+    n: str
+    numbers: Mapping[str, ExactCell]
+    remarks: tuple[str, ...] = ()
+    competes: bool = True
+    rank: str = ""
+    sr_rank: str = ""
+
+    @property
+    def is_ranked(self) -> bool:
+        """True if the entry competes and its Safety is known."""
+        return self.competes and self.numbers[SAFETY.key].exact is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedTable:
+    """A table: title, tasks, rows from the safest on, and notes."""
+
+    title: str
+    scope: str
+    rows: tuple[RankingEntry, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnResults:
+    """Judged runs."""
+
+    inputs: TableInputs
+    """What tables are made of."""
+    audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
+    """Policy -> an audit of each of its sources; empty where none was asked for."""
+    has_reports: bool = False
+    """Whether each policy has a report in the site, made elsewhere."""
+
+    @property
+    def policies(self) -> list[PolicyName]:
+        """Return the policies in order of first appearance, then those that only crashed; [] without scores."""
+        scores = self.inputs.scores
+        return [] if scores is None else list(dict.fromkeys([*scores.policy, *(lost.policy for lost in scores.absent)]))
+
+
+# The site
+
+
+def render_site(results: OwnResults | None = None) -> dict[str, str]:
+    """Return the pages of the board as path -> HTML; nothing is written. Without results it shows published ones alone.
+
+    Raises `RunError` if a policy has results of the same tasks under two suite names.
+    """
+    sheet = read_template("page.css") + read_template("board/board.css")
+    values = {
+        "generator": GENERATOR,
+        "policy": content_security_policy(sheet),
+        "style": Markup(sheet),  # our own files, not anybody's text
+        "fixed": format_fixed,
+        "runs": own_ranked_tables(results) if results else [],
+        "remarks": results.inputs.remarks if results else (),
+        "publications": published_sections(),
+    }
+    templates = {INDEX: "board/index.html", METHOD: "board/method.html"}
+    return {path: template_environment().get_template(name).render(**values) for path, name in templates.items()}
+
+
+def report_path(policy: PolicyName) -> str:
+    """Return the path in the site of the report of a policy of a user's runs; None: of records that name no policy.
+
+    The file's name is the plain characters of the policy's name, and a digest of the whole name: it holds no separator
+    and one dot, and two names never collide, even if case does not count.
+
+    >>> report_path("../pi0.5")
+    'reports/pi0-5-b16f5d9922c5.html'
+    """
+    kind = "unnamed run" if policy is None else "run"
+    plain = re.sub(r"[^a-z0-9]+", "-", (policy or "").lower()).strip("-")[:_MAX_PLAIN_LENGTH].strip("-")
+    digest = hashlib.sha256(f"{kind}\0{policy or ''}".encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{REPORTS}/{plain}-{digest}.html" if plain else f"{REPORTS}/{digest}.html"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `RunError` if `folder` is a file or holds something else than a board; a missing or empty folder passes.
+
+    Raises `FileError` if the folder cannot be read.
+    """
+    with translated_errors(folder):
+        occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
+    if occupied:
+        remedy = "Choose another --out; only a board is written over."
+        raise RunError("the folder exists and holds no board", remedy=remedy, place=Place(file=str(folder)))
+
+
+def _is_board(folder: Path) -> bool:
+    index = folder / INDEX
+    if not index.exists():
+        return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {REPORTS, METHOD}
+    return index.is_file() and f'<meta name="generator" content="{GENERATOR}">' in index.read_text("utf-8", "replace")
+
+
+def write_folder(files: Mapping[str, str], folder: Path) -> None:
+    """Write `files` (path in the folder -> text) together, and remove reports that the new board lacks.
+
+    Raises as `check_folder` does, and `FileError` where the folder cannot be written to.
+    """
+    check_folder(folder)
+    for path in files:
+        make_folder((folder / path).parent)
+    write_together(folder, files, chief=INDEX)
+    with translated_errors(folder):
+        for old in folder.glob(f"{REPORTS}/*{'[0-9a-f]' * 12}.html"):
+            if f"{REPORTS}/{old.name}" not in files:
+                old.unlink()
+
+
+def select_policy(scores: Scores, policy: PolicyName) -> Scores:
+    """Return the scores of one policy's episodes, absent ones included; None selects episodes without a policy."""
+    selected = scores.select_episodes(np.flatnonzero([name == policy for name in scores.policy]))
+    return replace(selected, absent=tuple(absent for absent in scores.absent if absent.policy == policy))
+
+
+# Ranks
+
+
+def rank_entries(entries: Sequence[RankingEntry]) -> tuple[RankingEntry, ...]:
+    """Return the entries of one table by Safety with their ranks, the safest first; those without a rank at the end."""
+    safety, sr = ([entry.numbers[metric.key].exact for entry in entries] for metric in (SAFETY, SR))
+    ranked = [k for k, entry in enumerate(entries) if entry.is_ranked]
+    by_safety, by_sr = ({k: rate for k in ranked if (rate := rates[k]) is not None} for rates in (safety, sr))
+    ordered = sorted(
+        range(len(entries)), key=lambda k: (k in by_safety, -1 if (rate := safety[k]) is None else rate), reverse=True
+    )
+    return tuple(replace(entries[k], rank=_rank(by_safety, k), sr_rank=_rank(by_sr, k)) for k in ordered)
+
+
+def _rank(values: Mapping[int, Fraction], k: int) -> str:
+    if k not in values:
+        return ""
+    others = list(values.values())
+    return f"{sum(other > values[k] for other in others) + 1}{'=' if others.count(values[k]) > 1 else ''}"
+
+
+# A user's runs
+
+
+@dataclass(frozen=True)
+class _TaskGroup:
+    """Policies that ran the same tasks of suites that belong together, and their cells by suite."""
+
+    title: str
+    tasks: frozenset[TaskKey]
+    cells: Mapping[PolicyName, Mapping[str, Summary]]
+    ranked: bool
+    equal_counts: bool
+    """True if all policies planned the same number of episodes of each task."""
+
+    @property
+    def suites(self) -> list[str]:
+        return list(dict.fromkeys(suite for by_suite in self.cells.values() for suite in by_suite))
+
+    @property
+    def all_cells(self) -> list[Summary]:
+        return [cell for by_suite in self.cells.values() for cell in by_suite.values()]
+
+
+def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
+    """Return the ranked tables of the runs in order of first appearance, auxiliary ones last; [] without scores.
+
+    Raises `RunError` if a policy has results of the same tasks under two suite names.
+    """
+    if results.inputs.scores is None:
+        return []
+    return [_own_ranked_table(group, results) for group in _task_groups(results.inputs)]
+
+
+def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
+    """Yield groups of policies that ran the same tasks of the same title, auxiliary suites last."""
+    ran = _count_task_runs(inputs)
+    for title, cells in inputs.suite_groups(None, auxiliary=True):
+        cells_by_tasks: dict[frozenset[TaskKey], dict[PolicyName, dict[str, Summary]]] = {}
+        names, ranked = {cell.suite or "" for cell in cells}, not inputs.roster.is_auxiliary(cells[0])
+        for cell in cells:
+            tasks_run = frozenset(task for task in ran[cell.policy] if task[0] in names)
+            cells_by_tasks.setdefault(tasks_run, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
+        for tasks, by_policy in cells_by_tasks.items():
+            times = {tuple(ran[policy][task] for task in sorted(tasks)) for policy in by_policy}
+            yield _TaskGroup(title, tasks, by_policy, ranked, equal_counts=len(times) == 1)
+
+
+def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
+    """Return policy -> (suite, task) -> number of episodes, lost ones included; a suite stands under its first name."""
+    assert inputs.scores is not None
+    runs: dict[PolicyName, Counter[TaskKey]] = {}
+    scores = inputs.scores
+    names = {name: suite.same_tasks_as or name for name, suite in inputs.registry.benchmarks.items()}
+    for policy, benchmark, task in [
+        *zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
+        *((absent.policy, absent.benchmark, absent.task_id) for absent in scores.absent),
+    ]:
+        runs.setdefault(policy, Counter())[names.get(benchmark, benchmark), task] += 1
+    return runs
+
+
+def _own_ranked_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
+    competing = _policies_to_rank(group, results)
+    entries = [
+        RankingEntry(
+            policy=policy or UNNAMED,
+            report=report_path(policy) if results.has_reports else "",
+            n=str(sum(cell.n for cell in cells.values())),
+            numbers={metric.key: _mean_number(metric, cells, group.suites) for metric in (SR, SAFETY, SBU, VSI)},
+            remarks=tuple(_policy_remarks(policy, cells, results)),
+            competes=policy in competing,
+        )
+        for policy, cells in group.cells.items()
+    ]
+    return RankedTable(
+        title=group.title,
+        scope="; ".join(_describe_suite_tasks(suite, group, results.inputs) for suite in group.suites),
+        rows=rank_entries(entries),
+        notes=(*_table_notes(group, results), *warn_of_cells(group.all_cells)),
+    )
+
+
+def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
+    if not group.ranked:
+        return set()
+    refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
+    credible = [policy for policy in group.cells if policy not in refuted]
+    competing = results.inputs.roster.competing_policies(credible) - {NOOP}
+    return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
+
+
+def _uses_standins(cells: Mapping[str, Summary]) -> bool:
+    return any(cell.standin_assets for cell in cells.values())
+
+
+def _mean_number(metric: Metric, cells: Mapping[str, Summary], suites: Sequence[str]) -> ExactCell:
+    mean = suite_mean(metric, cells, suites)
+    return mean if mean.exact is not None or len(suites) > 1 else ExactCell(metric_cell(metric, cells[suites[0]]))
+
+
+def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: OwnResults) -> Iterator[str]:
+    roster, scores = results.inputs.roster, results.inputs.scores
+    if roster.is_privileged(policy):
+        yield "privileged state"
+    if _uses_standins(cells):
+        yield STANDIN
+    if policy == NOOP:
+        yield "does nothing"
+    if training := roster.training.get(policy or ""):
+        yield training
+    absent = [lost for lost in scores.absent if lost.policy == policy] if scores else []
+    lost = {
+        "crashed": sum(cell.crashed for cell in cells.values()),
+        "stopped": sum(cell.stopped for cell in cells.values()),
+        MISSING: sum(episode.outcome == MISSING and episode.benchmark in cells for episode in absent),
+        "without a verdict": sum(cell.unjudged for cell in cells.values()),
+    }
+    yield from (f"{count} {word}" for word, count in lost.items() if count)
+    yield from (mark.badge for mark in results.audits.get(policy, ()))
+
+
+def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) -> str:
+    tasks = [task for other, task in group.tasks if other == suite]
+    total = len(list(inputs.registry.list_entries(suite))) if suite in inputs.registry.benchmarks else 0
+    if len(tasks) == total:
+        return f"all {total} tasks of {suite}"
+    return f"{suite} {', '.join(sorted(tasks, key=lambda name: (len(name), name)))}"
+
+
+def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
+    if not group.ranked:
+        yield "Auxiliary: outside every ranking."
+    if not group.equal_counts:
+        yield "Not all ran each task equally often: these numbers weigh the tasks differently."
+    if any(cell.crashed or cell.unjudged for cell in group.all_cells):
+        yield _NO_RATE_NOTE
+    audits = {policy: marks for policy in group.cells if (marks := results.audits.get(policy))}
+    if audits:
+        yield AUDIT_NOTE
+    for policy, marks in audits.items():
+        yield from (f"{policy or UNNAMED}: {line}" for mark in marks for line in mark.differing)
+
+
+# Published results
+
+PrintedRow = PublishedCell | PublishedMean
+
+
+@dataclass(frozen=True)
+class PublishedSection:
+    """One publication with its ranked tables."""
+
+    source: published.PublicationSource
+    tables: tuple[RankedTable, ...]
+
+
+def published_sections() -> list[PublishedSection]:
+    """Return every shipped publication with its ranked tables, the paper first."""
+    publications = map(published.load_published, (published.PAPER, published.LEADERBOARD))
+    return [PublishedSection(publication.source, tuple(_published_tables(publication))) for publication in publications]
+
+
+def _published_tables(publication: PublishedResults) -> Iterator[RankedTable]:
+    """Yield a table for each set of suites with printed means, then one for each suite without a mean."""
+    covered = {name for mean in publication.means for name in mean.benchmarks}
+    groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
+    for mean in publication.means:
+        cells = [cell for cell in publication.cells if cell.policy == mean.policy and cell.benchmark in mean.benchmarks]
+        groups.setdefault(mean.benchmarks, []).append((mean, cells))
+    for cell in publication.cells:
+        if cell.benchmark not in covered:
+            groups.setdefault((cell.benchmark,), []).append((cell, [cell]))
+    yield from (_published_table(names, rows) for names, rows in groups.items())
+
+
+def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]) -> RankedTable:
+    entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
+    return RankedTable(
+        title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
+        scope=", ".join(names),
+        rows=rank_entries(entries),
+        notes=published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)),
+    )
+
+
+def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
+    """Return the entry of a row, with its numbers as they are printed and the episodes of its `cells`, if known."""
+    is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
+    remark = row.training if isinstance(row, PublishedMean) else "auxiliary" if is_auxiliary else None
+    numbers = {}
+    for metric in (SR, SAFETY, SBU, VSI):
+        printed = getattr(row, metric.key)
+        exact = None if printed is None else Fraction(repr(printed))
+        cell = Cell.dash() if exact is None else Cell(format_fixed(exact, metric.digits), printed)
+        numbers[metric.key] = ExactCell(cell, None if exact is None else exact / metric.scale)
+    return RankingEntry(
+        policy=row.policy,
+        n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,
+        numbers=numbers,
+        remarks=(remark,) if remark else (),
+        competes=not is_auxiliary,
+    )

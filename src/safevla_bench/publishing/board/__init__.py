@@ -1,3 +1,0 @@
-"""The board: a static site that ranks policies by Safety, with a user's runs apart from published results."""
-
-from __future__ import annotations
