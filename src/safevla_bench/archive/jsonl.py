@@ -21,7 +21,6 @@ import zstandard
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from safevla_bench.archive import strict_json
 from safevla_bench.archive.record_schema import (
     MAX_BAD_LINES,
     REMEDY_BROKEN,
@@ -31,8 +30,11 @@ from safevla_bench.archive.record_schema import (
     Trajectory,
     check_size,
     check_values,
+    collect_extra_fields,
+    convert_tree,
+    find_episode_id,
+    parse_json,
 )
-from safevla_bench.archive.strict_json import find_episode_id, parse_json, type_error
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.text import escape_controls
@@ -241,11 +243,8 @@ def decode_json(line: bytes) -> Batch:
     """
     tree = parse_json(line)
     try:
-        try:
-            trajectory = msgspec.convert(tree, Trajectory)
-        except msgspec.ValidationError as error:
-            raise type_error(error) from None
-        return _build_batch(trajectory, strict_json.collect_extra_fields(tree))
+        trajectory = convert_tree(tree, Trajectory)
+        return _build_batch(trajectory, collect_extra_fields(tree))
     except RecordError as error:
         raise error.with_place(Place(episode=find_episode_id(tree))) from None
 

@@ -17,9 +17,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.archive import record_schema, strict_json
-from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_shapes, check_size, refuse_field
-from safevla_bench.archive.strict_json import find_episode_id, parse_json, parse_outline
+from safevla_bench.archive import record_schema
+from safevla_bench.archive.record_schema import (
+    REMEDY_BROKEN,
+    EpisodeOutline,
+    EpisodeSelection,
+    check_shapes,
+    check_size,
+    convert_tree,
+    find_episode_id,
+    parse_json,
+    refuse_field,
+)
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch
@@ -163,7 +172,7 @@ def _text_bytes(arrays: Arrays, name: str) -> bytes:
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
     """Return the recording of a file's arrays and its JSON header."""
     _check_complete(arrays, tree.get("arrays"))
-    outline = parse_outline({name: value for name, value in tree.items() if name != "arrays"})
+    outline = convert_tree({name: value for name, value in tree.items() if name != "arrays"}, EpisodeOutline)
     contacts = _read_contacts(arrays)
     count = len(contacts.record) if contacts else 0
     return Recording(
@@ -171,7 +180,7 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         roles=outline.body_roles,
         records=outline.records,
         contacts=contacts,
-        extra=strict_json.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
+        extra=record_schema.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
         if "extra" in arrays
         else {},
         **as_fields(

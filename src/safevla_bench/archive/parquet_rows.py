@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from safevla_bench.archive import strict_json
 from safevla_bench.archive.record_schema import (
     MAX_RECORDS,
     REMEDY_LARGE,
@@ -25,9 +24,10 @@ from safevla_bench.archive.record_schema import (
     check_places,
     check_posed_bodies,
     check_shape,
+    convert_tree,
+    parse_extra_fields,
     refuse_field,
 )
-from safevla_bench.archive.strict_json import parse_outline
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
@@ -200,7 +200,7 @@ class _Columns:
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
         names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names]
-        self.outlines = [parse_outline(_outline_values(row)) for row in rows.select(names).to_pylist()]
+        self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
         if self.records.sum() > MAX_RECORDS:
             raise RecordError(f"more than {MAX_RECORDS} records", remedy=REMEDY_LARGE)
@@ -356,7 +356,7 @@ def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str,
     touched = np.diff(contacts.starts[join_lengths(columns.records)])
     texts = columns.rows.column("extra").to_pylist()
     counted = zip(texts, columns.records.tolist(), touched.tolist(), strict=True)
-    return tuple(strict_json.parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
+    return tuple(parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
 
 
 def _list_lengths(lists: pa.Array) -> Ints:
