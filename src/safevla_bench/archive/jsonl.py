@@ -37,7 +37,6 @@ from safevla_bench.archive.record_schema import (
 )
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
-from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording, to_recording
@@ -60,7 +59,7 @@ def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Reco
     `DamageError` if a compressed member is damaged, a line is too long, or too many are bad or blank; the rest is not
     read.
     """
-    last, bad = "", 0
+    bad = 0
     try:
         with open_input(path) as stream:
             separator = b"" if path.name.endswith(WHOLE) else b"\n"
@@ -68,18 +67,13 @@ def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Reco
                 if line.isspace() or not selection.next_wanted():
                     continue
                 try:
-                    batch = decode_json(line)
+                    yield decode_json(line)
                 except RecordError as error:
                     bad += 1
                     if bad > MAX_BAD_LINES:
                         problem = f"more than {MAX_BAD_LINES} lines are bad; the rest is not read"
                         raise RecordError(problem, remedy=_REMEDY) from None
                     yield error.with_place(Place(file=str(path), line=number))
-                else:
-                    last = f" (the last episode before it: {escape_controls(batch.headers[0].episode_id)!r})"
-                    yield batch
-    except _BadMemberError as error:
-        raise DamageError(f"{error}{last}", remedy=REMEDY_BROKEN, place=Place(file=str(path))) from None
     except RecordError as error:
         place = error.place.fill_from(Place(file=str(path)))
         raise DamageError(error.problem, remedy=error.remedy, place=place) from None
@@ -142,14 +136,10 @@ _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {
 """The bytes to read at a time, which give some 8 MiB at most, and what makes a decompressor of one member."""
 
 
-class _BadMemberError(Exception):
-    """A member is cut off or damaged."""
-
-
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the pieces of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding.
 
-    Raises `_BadMemberError` for damage, and `RecordError` for a member that holds more than an episode may.
+    Raises `RecordError` for damage, and for a member that holds more than an episode may.
     """
     rest, place = stream.read(size), 0
     while rest and (place == 0 or rest.strip(b"\0")):
@@ -164,7 +154,7 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
                 rest = member.unused_data if member.eof else stream.read(size)
         except (zlib.error, zstandard.ZstdError) as error:
             problem = f"nothing can be decompressed from byte {place} to the file's end: {error}"
-            raise _BadMemberError(problem) from None
+            raise RecordError(problem, remedy=REMEDY_BROKEN) from None
         yield from pieces
         place = stream.tell() - len(rest)
         rest = rest or stream.read(size)

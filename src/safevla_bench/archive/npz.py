@@ -192,14 +192,9 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
 
 
 def _check_complete(arrays: Arrays, expected: object) -> None:
-    names = sorted(arrays.keys() - {"header"})
-    if expected == names:
+    if expected == (names := sorted(arrays.keys() - {"header"})):
         return
-    listed = [name for name in expected if isinstance(name, str)] if isinstance(expected, list) else []
-    parts = {"missing": sorted(set(listed) - set(names)), "not in the header": sorted(set(names) - set(listed))}
-    which = "; ".join(f"{what} {', '.join(map(repr, those))}" for what, those in parts.items() if those)
-    problem = f"these are not the arrays that the header lists: {which or 'it lists them in another order'}"
-    refuse_field(problem, REMEDY_BROKEN, "header.arrays")
+    refuse_field(f"the header lists other arrays than {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
 
 
 def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:

@@ -136,18 +136,13 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
                         yield DamageError(problem, episodes=group.rows, remedy=rows.remedy, place=place)
                     else:
                         yield from _decode_group(path, first, rows)
-    except (RecordError, *_DAMAGED) as error:
-        damage = _describe_damage(error)
-        yield DamageError(damage.problem, remedy=damage.remedy, place=damage.place.fill_from(place))
+    except RecordError as error:
+        yield DamageError(error.problem, remedy=error.remedy, place=error.place.fill_from(place))
+    except _DAMAGED as error:
+        yield DamageError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN, place=place)
 
 
 _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
-
-
-def _describe_damage(error: Exception) -> RecordError:
-    if isinstance(error, RecordError):
-        return error
-    return RecordError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN)
 
 
 def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
@@ -169,8 +164,10 @@ def _load_group(file: pq.ParquetFile, number: int, group: RowGroup) -> list[pa.R
         if group.rows > _MAX_GROUP_EPISODES:
             raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
         batches: list[pa.RecordBatch] = file.read_row_group(number).to_batches()
-    except (RecordError, *_DAMAGED) as error:
-        return _describe_damage(error)
+    except RecordError as error:
+        return error
+    except _DAMAGED as error:
+        return RecordError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN)
     return batches
 
 
@@ -206,10 +203,8 @@ def _check_columns(schema: pa.Schema) -> None:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
     for field in schema:
+        expected = SCHEMA.field(field.name).type if field.name in SCHEMA.names else "no such column"
         if schema.names.count(field.name) > 1:
-            refuse_field(f"the column {field.name!r} is repeated", "Keep one of the two.", field.name)
-        if field.name not in SCHEMA.names:
-            refuse_field(f"{field.name!r} is no column of a record", _REMEDY_COLUMNS, field.name)
-        if field.type != SCHEMA.field(field.name).type:
-            expected = SCHEMA.field(field.name).type
+            refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
+        if field.type != expected:
             refuse_field(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)
