@@ -23,8 +23,9 @@ from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.signals.space import write_call
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier
-from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml
 from safevla_bench.stl import formula as syntax
+from safevla_bench.text import suggest_names
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
