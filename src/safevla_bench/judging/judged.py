@@ -16,7 +16,7 @@ from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn
 from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.signals.contact import BY_NET_FORCE
+from safevla_bench.signals.catalogue import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import (

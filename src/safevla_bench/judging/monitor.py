@@ -17,7 +17,7 @@ from safevla_bench.interface.environment import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, SIGNAL_MISSING, STATES, Scores, State, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import BINARY_MARGIN, POSE_UNKNOWN, score, violation_depth
-from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
+from safevla_bench.signals.catalogue import GAP_RECORDS, grip_onset
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec, Tier
 from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window, signal_names, walk_nodes
