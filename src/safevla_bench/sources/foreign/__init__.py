@@ -33,7 +33,7 @@ from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input, read_input
 from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations, recording_budget
-from safevla_bench.sources.lerobot_frames import Floats
+from safevla_bench.trajectory.batch import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:

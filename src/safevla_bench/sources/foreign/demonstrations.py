@@ -10,7 +10,7 @@ HDF5 as robomimic, robosuite and LIBERO write it:
 LIBERO cuts the first five steps off, states and actions alike, and keeps the uncut beginning in the attribute
 `init_state`: the actions do not start there, but at the first row of `states`.
 
-LeRobot datasets (`lerobot_frames`) hold actions and instructions, but not where in a simulator an episode starts.
+LeRobot datasets (`logs.lerobot`) hold actions and instructions, but not where in a simulator an episode starts.
 Those that lerobot-eval writes with `eval.recording` are `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` of
 several environments, of which K starts at initial state K, seeded with 1000 + K (lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
@@ -34,15 +34,9 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
-from safevla_bench.sources import lerobot_frames
-from safevla_bench.sources.lerobot_frames import (
-    INFO,
-    Floats,
-    episode_name,
-    feature_matrix,
-    read_instructions,
-    translated_errors,
-)
+from safevla_bench.sources.logs.lerobot import INFO, episode_name, feature_matrix, read_frames, read_instructions
+from safevla_bench.sources.logs.records import translated_errors
+from safevla_bench.trajectory.batch import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +262,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     budget = Budget(_MOST_FRAMES_NUMBERS, "numbers in all frames together")
     takes = []
     with translated_errors(folder, "A frame has an `action`: a list of numbers, as many in each frame."):
-        for frames in lerobot_frames.read_episodes(folder, ["action"]):
+        for frames in read_frames(folder, ["action"]):
             actions = feature_matrix(frames, "action")
             budget.spend(_NUMBER + actions.size)
             if np.isnan(actions).any():

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.sources.lerobot_frames import INFO
 from safevla_bench.sources.logs import lerobot, mcap_file
+from safevla_bench.sources.logs.lerobot import INFO
 from safevla_bench.sources.logs.records import (
     NAME,
     LoggedEpisode,
