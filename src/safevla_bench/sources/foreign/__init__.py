@@ -130,17 +130,14 @@ def _read_harness(path: Path) -> ForeignResults:
             )
             for eval_id, task, status, steps in _select(connection, _RESULTS)
         )
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        has_actions = "step_rows" in tables and connection.execute(_FIRST_ACTION).fetchone() is not None
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
-    if has_actions and any(_entry_parameters(entry) for entry in entries.values()):
-        remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
+    if any(_entry_parameters(entry) for entry in entries.values()):
+        remarks.append(f"safevla eval --policy replay:{path.name} plays and judges LIBERO's actions, if they are in it")
     return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
 
 
 _SUITES = "SELECT eval_id, metadata FROM eval_metadata"
-_FIRST_ACTION = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
 _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER BY eval_id, task_name, episode_id, eid"
 
 
@@ -149,17 +146,17 @@ _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER 
 
 _PATTERN = "recording-*.sqlite"
 _HEADER = b"SQLite format 3\x00"
-_BENCHMARKS: Mapping[str, Mapping[str, object]] = {
-    "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark": {"suite": "libero_spatial"},
-    "vla_eval.benchmarks.libero_pro.benchmark:LIBEROProBenchmark": {"suite": "libero_spatial_with_mug"},
+_LIBERO = "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark"
+_DEFAULTS: Mapping[str, object] = {
+    "suite": "libero_spatial",
+    "seed": 7,
+    "num_steps_wait": 10,
+    "absolute_action": False,
 }
-"""The harness's benchmarks of LIBERO's loop, and their defaults (e1ee9ad)."""
-_PERTURBATIONS = {"position": "swap", "language": "lan", "environment": "env", "none": ""}
-"""LIBERO-Pro's other names of what its suites' names end with (libero_pro/benchmark.py)."""
+"""Of the harness's LIBERO benchmark (e1ee9ad)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
 _MOST_VALUE_BYTES, _MOST_ROWS = 1 << 20, 1 << 20
 """Bytes of a value in a recording, and rows of its tables of entries and episodes."""
-_SEED, _WAIT_STEPS = 7, 10
 _METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
 _EPISODES = (
     "SELECT sid, eid, eval_id, task_name, episode_id, status, steps, context FROM episode_results ORDER BY sid, rowid"
@@ -282,35 +279,20 @@ def _parse_step(fields: str, budget: Budget) -> dict[str, list[Any]]:
 
 _STEP_NUMBERS = 128
 """Numbers that a step counts for; the two fields have 15."""
-_PARAMETERS = ("env_seed", "num_steps_wait", "absolute_action")
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of a benchmark of LIBERO's loop; None for another benchmark.
+    """Return the parameters of LIBERO's benchmark; None for another benchmark.
 
     Configured parameters come before those that the server named, and these before the harness's defaults.
     """
     config = metadata.get("config", {})
-    defaults = _BENCHMARKS.get(config.get("benchmark"))
-    if defaults is None:
+    if config.get("benchmark") != _LIBERO:
         return None
     asked = metadata.get("server_info", {}).get("observation_params") or {}
-    parameters = {
-        "seed": _SEED,
-        "num_steps_wait": _WAIT_STEPS,
-        "absolute_action": False,
-        **defaults,
-        **asked,
-        **(config.get("params") or {}),
-    }
+    parameters = {**_DEFAULTS, **asked, **(config.get("params") or {})}
     seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
-    values = {name: {**parameters, "env_seed": seed}[name] for name in _PARAMETERS}
-    return {**values, "suite": _full_suite(parameters)}
-
-
-def _full_suite(parameters: Mapping[str, Any]) -> str:
-    changed = str(parameters.get("perturbation") or "none").strip().lower()
-    return "_".join(filter(None, (str(parameters["suite"]), _PERTURBATIONS.get(changed, changed))))
+    return {**parameters, "env_seed": seed}
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
