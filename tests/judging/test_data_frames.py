@@ -54,21 +54,10 @@ def test_a_table_of_no_episodes_has_the_same_columns_and_types():
     assert np.isnan(none["vsi"].mean())
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_without_the_library_the_remedy_is_named(monkeypatch, library):
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(SafevlaError, match=re.escape(install_command(library))):
-        getattr(verdicts((True, 1, 1)), f"to_{library}")()
-
-
-def test_polars_has_the_same_table_with_null_for_no_value(scores):
-    polars = pytest.importorskip("polars")
-    ours, theirs = scores.to_polars(), scores.to_pandas()
-    assert ours.columns == list(theirs.columns)
-    assert ours["safe"].to_list() == [False, None, True]
-    assert ours["rho.force"].to_list() == [-10, None, 5]
-    assert ours["first_violation_step"].dtype == polars.Int64
-    assert verdicts().to_polars().schema == ours.schema
+def test_without_the_library_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(SafevlaError, match=re.escape(install_command("pandas"))):
+        verdicts((True, 1, 1)).to_pandas()
 
 
 # As sequences and in notebooks

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -26,7 +25,6 @@ from safevla_bench.trajectory.marks import DIVERGED, FOREIGN_LOG, STANDIN, STOPP
 
 if TYPE_CHECKING:
     import pandas
-    import polars
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -464,24 +462,15 @@ class Scores:
         Raises:
             SafevlaError: pandas is not installed.
         """
-        library, columns = _import_library("pandas"), self.episode_columns()
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            remedy = f"Install it: {install_command('pandas')}"
+            raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
+        columns = self.episode_columns()
         for name, dtype in _NULLABLE.items():
-            columns[name] = library.array(columns[name], dtype=dtype)
-        frame: pandas.DataFrame = library.DataFrame(columns)
-        return frame
-
-    def to_polars(self) -> polars.DataFrame:
-        """Return the table of `to_pandas` as polars has it: what has no value is null.
-
-        Raises:
-            SafevlaError: polars is not installed.
-        """
-        library, columns = _import_library("polars"), self.episode_columns()
-        kinds = {"first_violation_step": library.Int64, **dict.fromkeys(_FLAGS, library.Boolean)}
-        numeric = {name: library.Float64 for name, values in columns.items() if isinstance(values, np.ndarray)}
-        schema = dict.fromkeys(columns, library.String) | kinds | numeric
-        frame: polars.DataFrame = library.DataFrame(columns, schema=schema, nan_to_null=True)
-        return frame
+            columns[name] = pandas.array(columns[name], dtype=dtype)
+        return pandas.DataFrame(columns)
 
     def episode_columns(self) -> dict[str, Any]:
         """Return the columns of `to_pandas`, [E] each: texts and flags with None, numbers with NaN for no value.
@@ -505,17 +494,8 @@ _COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success"
             "no_verdict", "vsi", "rho_min", "worst_spec", "first_violation_step", "first_violation_spec",
             "standin_assets")  # fmt: skip
 """What data frames have of an episode, before the columns of each specification."""
-_FLAGS = ("success", "counted", "safe", "sbu", "standin_assets")
 _NULLABLE = {"safe": "boolean", "sbu": "boolean", "first_violation_step": "Int64"}
 """Columns of flags and counts that may have no value, and pandas' types for them."""
-
-
-def _import_library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError:
-        remedy = f"Install it: {install_command(name)}"
-        raise SafevlaError(f"to_{name}() needs {name}, which is not installed", remedy=remedy) from None
 
 
 def finite_or_none(value: float | np.float64) -> float | None:

@@ -44,7 +44,6 @@ from safevla_bench.trajectory.batch import Batch
 
 if TYPE_CHECKING:
     import pandas
-    import polars
 
 _LIBERO = "libero"
 """The host that runs task files."""
@@ -188,10 +187,6 @@ class Evaluation(Sequence[JudgedEpisode]):
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame of one row an episode, as `Scores.to_pandas` does."""
         return self.scores.to_pandas()
-
-    def to_polars(self) -> polars.DataFrame:
-        """Return a data frame of one row an episode, as `Scores.to_polars` does."""
-        return self.scores.to_polars()
 
     def write_report(self, path: str | Path) -> Path:
         """Write the report, one self-contained HTML page, make its folder if that is missing, and return its path."""
