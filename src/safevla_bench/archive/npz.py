@@ -69,7 +69,9 @@ def decode_npz(content: bytes) -> Batch:
 
 def _read_stream(stream: IO[bytes]) -> Batch:
     try:
-        _check_directory(stream)
+        end = zipfile._EndRecData(stream)  # type: ignore[attr-defined]  # no public function tells before it is read
+        if end is not None and end[5] > _MAX_DIRECTORY_BYTES:
+            raise RecordError("it lists far too many arrays", remedy="Write one episode a file.")
         with zipfile.ZipFile(stream) as archive:
             members = _list_members(archive).items()
             return _decode_arrays({name: _read_array(archive, member, name) for name, member in members})
@@ -82,12 +84,6 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, Not
 
 
 _MAX_DIRECTORY_BYTES = 1 << 20
-
-
-def _check_directory(stream: IO[bytes]) -> None:
-    end = zipfile._EndRecData(stream)  # type: ignore[attr-defined]  # no public function tells before it is read
-    if end is not None and end[5] > _MAX_DIRECTORY_BYTES:
-        raise RecordError("it lists far too many arrays", remedy="Write one episode a file.")
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -171,7 +167,8 @@ def _text_bytes(arrays: Arrays, name: str) -> bytes:
 
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
     """Return the recording of a file's arrays and its JSON header."""
-    _check_complete(arrays, tree.get("arrays"))
+    if tree.get("arrays") != (names := sorted(arrays.keys() - {"header"})):
+        refuse_field(f"the header lists other arrays than {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
     outline = convert_tree({name: value for name, value in tree.items() if name != "arrays"}, EpisodeOutline)
     contacts = _read_contacts(arrays)
     count = len(contacts.record) if contacts else 0
@@ -189,12 +186,6 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
             | {spec.bodies: _read_bodies(arrays, spec.name, spec.bodies) for spec in POSES},
         ),
     )
-
-
-def _check_complete(arrays: Arrays, expected: object) -> None:
-    if expected == (names := sorted(arrays.keys() - {"header"})):
-        return
-    refuse_field(f"the header lists other arrays than {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
 
 
 def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:

@@ -31,7 +31,7 @@ from safevla_bench.archive.record_schema import (
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
-from safevla_bench.trajectory.validation import validate
+from safevla_bench.trajectory.single_episode import validate
 from safevla_recorder.channels import NET_FORCE, NUMERIC, PLACE, POSES, REAL, ROWS, TRUTH, ChannelSpec
 
 Bools = NDArray[np.bool_]
@@ -102,8 +102,11 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     for spec in ROWS:
         columns[spec.name] = _row_column(batch.channel(spec.name), spec, batch.lengths - spec.is_per_action)
     for spec in POSES:
-        columns[spec.name] = _pose_column(batch.poses(spec.name), spec, batch.lengths)
-        columns[spec.bodies] = _posed_body_column(batch, batch.poses(spec.name))
+        poses = batch.poses(spec.name)
+        counts = np.diff(poses.body_starts)
+        places = pa.array(poses.body - np.repeat(batch.body_starts[:-1], counts), pa.int32())
+        columns[spec.name] = _pose_column(poses, spec, batch.lengths)
+        columns[spec.bodies] = _list_array(places, counts, poses.present)
     columns["contacts"], columns[NET_FORCE] = _contact_columns(batch)
     texts = [json.dumps(extra, ensure_ascii=False, allow_nan=False) if extra else None for extra in batch.extra]
     columns["extra"] = pa.array(texts, pa.string())
@@ -143,12 +146,6 @@ def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:
     if not spec.is_truth:
         values = _list_array(values, np.full(int(bodies.sum()), poses.size))
     return _list_array(_list_array(values, bodies), rows, poses.present)
-
-
-def _posed_body_column(batch: Batch, poses: Poses) -> pa.Array:
-    counts = np.diff(poses.body_starts)
-    places = poses.body - np.repeat(batch.body_starts[:-1], counts)
-    return _list_array(pa.array(places, pa.int32()), counts, poses.present)
 
 
 def _contact_columns(batch: Batch) -> tuple[pa.Array, pa.Array]:
@@ -237,7 +234,6 @@ def _build_batch(columns: _Columns) -> Batch:
     code = {name: k for k, name in enumerate(names)}
     roles = [ROLES.index(role) for outline in outlines for role in outline.body_roles.values()]
     contacts = _read_contacts(columns)
-    extra = _read_extra_fields(columns, contacts)
     return Batch(
         headers=tuple(outline.header for outline in outlines),
         starts=join_lengths(columns.records),
@@ -247,7 +243,7 @@ def _build_batch(columns: _Columns) -> Batch:
         body_role=np.array(roles, dtype=np.int8),
         target=np.array(list(map(_target_index, outlines, columns.body_starts.tolist())), dtype=np.int64),
         contacts=contacts,
-        extra=extra,
+        extra=_read_extra_fields(columns, contacts),
         **batch_channels(
             lambda spec: _read_channel(columns, spec, columns.bodies), lambda spec: _read_poses(columns, spec)
         ),

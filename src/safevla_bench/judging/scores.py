@@ -20,7 +20,7 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.action_statistics import ActionChanges, ActionStatistics
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
-from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
+from safevla_bench.text import NO_VALUE, format_compact, html_table
 from safevla_bench.trajectory.marks import DIVERGED, FOREIGN_LOG, STANDIN, STOPPED_ON_VIOLATION
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ CUT_SHORT = ("invalid_action", "stopped")
 """Outcomes that end an episode early: without a violation so far, nobody knows whether one would have followed."""
 CAPABILITIES_OPTION = "--set capabilities="
 """How the reason of a specification begins that would apply with the host's own capabilities."""
-_SHOWN = 20
 NO_VERDICT = "no verdict"
 """The word for an episode whose safety is unknown, wherever it is shown."""
 SIGNAL_MISSING = "signal missing: "
@@ -203,22 +202,6 @@ class Scores:
         lost = f", {len(self.absent)} absent" if self.absent else ""
         verdicts = f"{judged - unsafe} safe, {unsafe} unsafe, {len(self) - judged} without a verdict"
         return f"<Scores of {len(self)} episodes by {len(self.specs)} specifications: {verdicts}{lost}>"
-
-    def _repr_html_(self) -> str:
-        rows = (
-            [
-                row.episode_id,
-                row.policy or NO_VALUE,
-                row.outcome,
-                verdict_word(row.safe),
-                NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3),
-                row.worst_spec or NO_VALUE,
-            ]
-            for row in self[:_SHOWN]
-        )
-        more = f"… and {len(self) - _SHOWN} more" if len(self) > _SHOWN else ""
-        heads = ["Episode", "Policy", "Outcome", "Safe", "VSI", "Worst specification"]
-        return html_table(heads, rows, repr(self)[1:-1], [more])
 
     def select_episodes(self, index: Ints) -> Scores:
         """Return the scores of some episodes, in the order given; `absent` stays as it is."""

@@ -220,9 +220,9 @@ def angle_of_cosine(cosine: Floats) -> Floats:
     return np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0).astype(np.longdouble)).astype(np.float64))
 
 
-def _lacks_torque_limits(batch: Batch) -> Bools:
-    torques = batch.joint_torque_nm.present | batch.channel("joint_torque_peak_nm").present
-    return torques & np.array([header.lacks_torque_limit for header in batch.headers], dtype=np.bool_)
+def _lacks_torque_limits(fields: RecordFields) -> Bools:
+    torques = fields.batch.joint_torque_nm.present | fields.batch.channel("joint_torque_peak_nm").present
+    return torques & np.array([header.lacks_torque_limit for header in fields.batch.headers], dtype=np.bool_)
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
@@ -252,7 +252,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "contacts": lambda fields: ~fields.batch.contacts.present,
     NET_FORCE: lambda fields: ~np.array([NET_FORCE in header.recorded_forces for header in fields.batch.headers]),
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
-    "joint_torque_limit_nm": lambda fields: _lacks_torque_limits(fields.batch),
+    "joint_torque_limit_nm": _lacks_torque_limits,
     "body_quat_wxyz": lambda fields: ~fields.batch.body_quat_wxyz.present,
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
     "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),

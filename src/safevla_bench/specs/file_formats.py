@@ -124,8 +124,7 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the paper's spec registry (Table 13, Appendix B). The keys from `axis` on are ours and optional.
 
     `signal` and `operator` are null where the formula compares no single signal with the threshold; its `stl` then says
-    `threshold` in place of the number. `threshold` is null where every atom is Boolean. `tag_meanings` declares tags
-    that the built-in vocabulary lacks.
+    `threshold` in place of the number. `threshold` is null where every atom is Boolean.
     """
 
     spec_id: str
@@ -144,8 +143,6 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     rationale: str | None = None
     binary: bool | None = None
     alternate_of: str | None = None
-    legacy_ids: tuple[str, ...] = ()
-    tag_meanings: dict[TagClass, dict[str, str]] = {}
 
 
 @cache
@@ -175,8 +172,7 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
     if file.endswith(".toml"):
         return _read_toml_source(path, origin, is_built_in)
     rows = [_paper_row(row, place) for place, row in read_json_rows(path, origin)]
-    tags = {name: tag for row, _ in rows for name, tag in tags_from_tables(row.tag_meanings).items()}
-    return LibrarySource(tuple(_paper_draft(row, place) for row, place in rows), tags)
+    return LibrarySource(tuple(_paper_draft(row, place) for row, place in rows))
 
 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
@@ -313,7 +309,7 @@ def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     row = SpecRow(
         **{name: getattr(paper, name) for name in unchanged},
         spec_id=spec_id,
-        legacy_ids=paper.legacy_ids if spec_id == paper.spec_id else (*paper.legacy_ids, paper.spec_id),
+        legacy_ids=() if spec_id == paper.spec_id else (paper.spec_id,),
         axis=paper.axis or _family_axis(paper.canonical_family, origin),
         source=paper.source or origin.file,
         rationale=paper.rationale or "",
@@ -355,22 +351,13 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 
     The threshold is written into the formula if a single comparison of a signal holds it, as in the paper.
     """
-    return [_paper_spec_row(library, spec) for spec in library]
+    return [_paper_spec_row(spec) for spec in library]
 
 
-def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
+def _paper_spec_row(spec: Spec) -> dict[str, object]:
     written = parse_formula(spec.stl)
     stated = find_stated_predicate(written, spec.threshold)
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
-    own_tags = [
-        library.vocabulary[tag] for tag in (*spec.requires_all, *spec.invalid_if_any) if tag not in built_in_tags()
-    ]
-    optional = {
-        "binary": None if spec.binary == hard_stop else spec.binary,
-        "alternate_of": spec.alternate_of,
-        "legacy_ids": list(library.legacy_ids(spec.spec_id)) or None,
-        "tag_meanings": meanings_by_class(own_tags) or None,
-    }
     return {
         "spec_id": spec.spec_id,
         "canonical_family": spec.canonical_family,
@@ -386,7 +373,8 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
         "axis": spec.axis,
         "source": spec.source,
         "rationale": spec.rationale,
-        **{key: value for key, value in optional.items() if value is not None},
+        **({} if spec.binary == hard_stop else {"binary": spec.binary}),
+        **({} if spec.alternate_of is None else {"alternate_of": spec.alternate_of}),
     }
 
 

@@ -26,7 +26,7 @@ from safevla_bench.jobs.evaluation.request import (
 )
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.metrics import CellList, cells
+from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.policies import split_name
@@ -121,7 +121,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return self.judged.scores
 
     @cached_property
-    def cells(self) -> CellList:
+    def cells(self) -> list[Summary]:
         """The summary of each policy × suite, in order of first appearance; also where every episode crashed."""
         return cells(self.scores)
 

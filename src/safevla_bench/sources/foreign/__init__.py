@@ -54,6 +54,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
 EVAL_INFO = "eval_info.json"
+_SUCCESSES = {0: False, 1: True}  # True and False among them
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
@@ -105,7 +106,7 @@ def read_results(path: Path) -> ForeignResults:
 def _read_lerobot(path: Path) -> ForeignResults:
     tree = json.loads(read_input(path))
     episodes = tuple(
-        ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
+        ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _SUCCESSES[success])
         for task in tree["per_task"]
         for success in task["metrics"]["successes"]
     )
@@ -113,12 +114,6 @@ def _read_lerobot(path: Path) -> ForeignResults:
     is_incomplete = stated is not None and stated != len(episodes)
     remarks = (f"the file counts {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
-
-
-def _parse_success(value: object) -> bool:
-    if value not in (0, 1):  # True and False among them
-        raise ValueError(f"{value!r} is no success")
-    return bool(value)
 
 
 def _read_harness(path: Path) -> ForeignResults:
@@ -246,7 +241,11 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
         present = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if present == environment else 0
         environment = present
-        rows = [_parse_step(fields, budget) for (fields,) in connection.execute(_STEPS, (sid, eid))]
+        rows = []
+        for (fields,) in connection.execute(_STEPS, (sid, eid)):
+            budget.spend(_STEP_NUMBERS)
+            tree = json.loads(fields)
+            rows.append({name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree})
         if status not in ("success", "fail") or not rows or any("action" not in row for row in rows):
             continue
         where = Place(str(path), episode=f"{task}, episode {episode_id}")
@@ -269,12 +268,6 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
             policy=name,
             absolute=bool(parameters["absolute_action"]),
         )
-
-
-def _parse_step(fields: str, budget: Budget) -> dict[str, list[Any]]:
-    tree = json.loads(fields)
-    budget.spend(_STEP_NUMBERS)
-    return {name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree}
 
 
 _STEP_NUMBERS = 128
