@@ -20,15 +20,8 @@ from typing import IO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from safevla_bench.archive import parquet_rows
 from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, open_parquet
-from safevla_bench.archive.parquet_rows import (
-    LIST_DEPTHS,
-    SCHEMA,
-    decode_rows,
-    rare_channels,
-    table_schema,
-    to_table,
-)
 from safevla_bench.archive.record_schema import (
     REMEDY_BROKEN,
     REMEDY_LARGE,
@@ -61,20 +54,20 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
     try:
         for group in _group_episodes(batches):
             batch = concatenate_batches(group)
-            if not rare_channels(batch) <= rare:
-                rare |= rare_channels(batch)
+            if not parquet_rows.rare_channels(batch) <= rare:
+                rare |= parquet_rows.rare_channels(batch)
                 writer.close()
                 writer = _rewrite(stream, rare)
-            writer.write_table(to_table(batch, table_schema(rare)))
+            writer.write_table(parquet_rows.to_table(batch, parquet_rows.table_schema(rare)))
     finally:
         writer.close()
     check_row_group_sizes(stream)  # what is written can be read
 
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    schema = table_schema(rare)
+    schema = parquet_rows.table_schema(rare)
     numbers = [
-        f"{spec.name}{'.list.element' * LIST_DEPTHS[spec.name]}"
+        f"{spec.name}{'.list.element' * parquet_rows.LIST_DEPTHS[spec.name]}"
         for spec in NUMERIC
         if spec.name in schema.names and spec.dtype == REAL
     ]
@@ -92,8 +85,8 @@ def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         copy.seek(0)
         with pq.ParquetFile(copy) as written:
             for number in range(written.num_row_groups):
-                batches = [decode_rows(rows) for rows in written.read_row_group(number).to_batches()]
-                writer.write_table(to_table(concatenate_batches(batches), table_schema(rare)))
+                batches = [parquet_rows.decode_rows(rows) for rows in written.read_row_group(number).to_batches()]
+                writer.write_table(parquet_rows.to_table(concatenate_batches(batches), parquet_rows.table_schema(rare)))
     return writer
 
 
@@ -101,7 +94,7 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
     group: list[Batch] = []
     total = 0
     for episode in (select_episodes(batch, [e]) for batch in batches for e in range(len(batch))):
-        size = to_table(episode).nbytes
+        size = parquet_rows.to_table(episode).nbytes
         check_size(size, "the episode")
         if group and (len(group) == _GROUP_EPISODES or total + size > _GROUP_BYTES):
             yield group
@@ -174,7 +167,7 @@ def _load_group(file: pq.ParquetFile, number: int, group: RowGroup) -> list[pa.R
 def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
     for rows in batches:
         try:
-            batch = decode_rows(rows)
+            batch = parquet_rows.decode_rows(rows)
         except RecordError:
             yield from _decode_each(path, first, rows)
         else:
@@ -185,7 +178,7 @@ def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> 
 def _decode_each(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
     for k in range(rows.num_rows):
         try:
-            yield decode_rows(rows.slice(k, 1))
+            yield parquet_rows.decode_rows(rows.slice(k, 1))
         except RecordError as error:
             yield error.with_place(Place(file=str(path), line=first + k, episode=_episode_id(rows, k)))
 
@@ -203,7 +196,9 @@ def _check_columns(schema: pa.Schema) -> None:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
     for field in schema:
-        expected = SCHEMA.field(field.name).type if field.name in SCHEMA.names else "no such column"
+        expected = (
+            parquet_rows.SCHEMA.field(field.name).type if field.name in parquet_rows.SCHEMA.names else "no such column"
+        )
         if schema.names.count(field.name) > 1:
             refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
         if field.type != expected:

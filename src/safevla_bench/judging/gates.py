@@ -28,14 +28,7 @@ from safevla_bench.judging.metrics import describe_unjudged, stop_reason
 from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.statistics.intervals import (
-    CONFIDENCE,
-    POWER,
-    Interval,
-    bounded_mean_interval,
-    exact_interval,
-    rate_sample_size,
-)
+from safevla_bench.statistics import intervals
 from safevla_bench.text import format_fixed
 
 GateVerdict = Literal["passed", "failed", "undecided"]
@@ -148,7 +141,7 @@ def check_gates(
     gates: Sequence[Gate],
     *,
     per: GateScope = "policy",
-    confidence: float | None = CONFIDENCE,
+    confidence: float | None = intervals.CONFIDENCE,
     states: Sequence[int | None] = (),
     costs: EpisodeCosts | None = None,
     lost: Sequence[str] = (),
@@ -262,15 +255,15 @@ class _Rules:
     allowed: frozenset[str]
     costs: EpisodeCosts | None
 
-    def measure_interval(self, means: NDArray[np.float64]) -> Interval:
+    def measure_interval(self, means: NDArray[np.float64]) -> intervals.Interval:
         mean = fsum(means) / len(means)
         if self.confidence is None:
             interval = None
         elif np.isin(means, (0.0, 1.0)).all():
-            interval = exact_interval(int(means.sum()), len(means), self.confidence)
+            interval = intervals.exact_interval(int(means.sum()), len(means), self.confidence)
         else:
-            interval = bounded_mean_interval(means, self.confidence)
-        return interval or Interval(mean, mean)
+            interval = intervals.bounded_mean_interval(means, self.confidence)
+        return interval or intervals.Interval(mean, mean)
 
 
 def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
@@ -342,7 +335,7 @@ def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> Ga
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
     units = f"{len(values.known)} {'initial states' if scope.is_clustered else 'episodes'}"
-    needed = rate_sample_size(value, min(share.limit, 1.0), POWER, rules.confidence)
+    needed = intervals.rate_sample_size(value, min(share.limit, 1.0), intervals.POWER, rules.confidence)
     reason = _describe_shortage(units, most * value, needed)
     return msgspec.structs.replace(outcome, reason=reason, n_needed=needed)
 

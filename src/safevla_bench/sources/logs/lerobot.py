@@ -28,17 +28,7 @@ from safevla_bench.archive.parquet_guard import read_batches, read_table
 from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refuse_field
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import read_input
-from safevla_bench.sources.logs.records import (
-    MAX_NUMBERS,
-    Columns,
-    Floats,
-    LoggedEpisode,
-    LogMapping,
-    PoseColumns,
-    Series,
-    are_known,
-    translated_errors,
-)
+from safevla_bench.sources.logs import records
 from safevla_bench.text import escape_controls
 
 INFO = Path("meta", "info.json")
@@ -63,7 +53,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     last, rows, size = -1, 0, 0
     for path in files:
         try:
-            with translated_errors(path, _REMEDY):
+            with records.translated_errors(path, _REMEDY):
                 for number, part in _split_file(path, [*dict.fromkeys([*_KEYS, *columns])]):
                     if number < last:
                         raise RecordError("the frames of its episodes are not one after the other", remedy=_REMEDY)
@@ -71,7 +61,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
                         yield pa.concat_tables(episode).sort_by("frame_index")
                         episode, rows, size = [], 0, 0
                     last, rows, size = number, rows + part.num_rows, size + part.nbytes
-                    if rows > MAX_RECORDS or size > 8 * MAX_NUMBERS:
+                    if rows > MAX_RECORDS or size > 8 * records.MAX_NUMBERS:
                         raise RecordError("the frames are more than an episode may hold", remedy=_REMEDY)
                     episode.append(part)
         except RecordError as error:
@@ -97,7 +87,7 @@ def episode_name(frames: pa.Table) -> str:
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
-def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
+def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> records.Floats:
     """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any.
 
     Raises `ValueError` if frames have different counts of numbers, these are not numbers, or n · k is too much.
@@ -110,8 +100,8 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
     if len(counts) > 1:
         raise ValueError(f"{feature!r} has {min(counts)} numbers in some frames and {max(counts)} in others")
     width = counts[0] if counts else size
-    if len(column) * width > MAX_NUMBERS:
-        raise ValueError(f"{feature!r} has more than {MAX_NUMBERS} numbers")
+    if len(column) * width > records.MAX_NUMBERS:
+        raise ValueError(f"{feature!r} has more than {records.MAX_NUMBERS} numbers")
     rows = np.full((len(column), width), np.nan)
     flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
     rows[is_known.to_numpy(zero_copy_only=False)] = flat.reshape(-1, width)
@@ -126,7 +116,7 @@ def read_instructions(folder: Path) -> dict[int, str]:
     table = folder / "meta" / "tasks.parquet"
     path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
     instructions = {}
-    with translated_errors(path, _REMEDY):
+    with records.translated_errors(path, _REMEDY):
         content = read_input(path)
         if path == table:
             rows = read_table(content).to_pylist()
@@ -195,7 +185,7 @@ def open_dataset(folder: Path) -> Dataset:
     Raises `RecordError` if `meta/info.json` cannot be read or is of another version.
     """
     path = folder / INFO
-    with translated_errors(path, _REMEDY):
+    with records.translated_errors(path, _REMEDY):
         dataset = msgspec.json.decode(read_input(path, _LARGEST_INFO), type=Dataset)
         if not dataset.codebase_version.startswith("v3"):
             remedy = "Convert it with python -m lerobot.scripts.convert_dataset_v21_to_v30."
@@ -205,8 +195,8 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def read_episodes(
-    dataset: Dataset, mapping: LogMapping, wanted: Collection[int] | None = None
-) -> Iterator[LoggedEpisode | RecordError]:
+    dataset: Dataset, mapping: records.LogMapping, wanted: Collection[int] | None = None
+) -> Iterator[records.LoggedEpisode | RecordError]:
     """Yield the episodes in order, or those at the places `wanted`, from 0; a `RecordError` in place of a bad one.
 
     Raises `RecordError` if the mapping names what there is not, and `DamageError` at a file that cannot be read.
@@ -229,19 +219,19 @@ def read_episodes(
 
 def _read_episode(
     dataset: Dataset,
-    mapping: LogMapping,
+    mapping: records.LogMapping,
     picks: Mapping[str, list[int]],
     frames: pa.Table,
     instructions: Mapping[int, str],
     success: str | None,
-) -> LoggedEpisode:
+) -> records.LoggedEpisode:
     """Return one episode of frames.
 
     Time [s] is `frame_index` over fps where the stamps agree with that to 1 % of a frame, else the stamps. Numbers that
     are not finite and a quaternion of zeros are not known.
     """
-    if frames.num_rows * sum(map(len, picks.values())) > MAX_NUMBERS:
-        raise ValueError(f"more than {MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
+    if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
+        raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
     frame = frames["frame_index"].to_numpy()
     stamps = feature_matrix(frames, "timestamp")[:, 0]
     even = np.abs(stamps * dataset.fps - frame).max() < 1e-2
@@ -249,9 +239,9 @@ def _read_episode(
     series = {}
     for part, columns in mapping.sources.items():
         values = feature_matrix(frames, columns.source, dataset.features[columns.source].size)[:, picks[part]]
-        scaled = values * columns.scale if isinstance(columns, Columns) else values
-        series[part] = Series(scaled, are_known(values, columns))
-    return LoggedEpisode(
+        scaled = values * columns.scale if isinstance(columns, records.Columns) else values
+        series[part] = records.Series(scaled, records.are_known(values, columns))
+    return records.LoggedEpisode(
         name=episode_name(frames),
         file=str(dataset.folder),
         time_s=frame / dataset.fps if even else stamps,
@@ -263,13 +253,13 @@ def _read_episode(
     )
 
 
-def _pick_numbers(dataset: Dataset, part: str, columns: Columns | PoseColumns) -> list[int]:
+def _pick_numbers(dataset: Dataset, part: str, columns: records.Columns | records.PoseColumns) -> list[int]:
     """Return the places of a feature's numbers that a part of the mapping takes."""
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if size > _MOST_SIZE:
         refuse_field(f"{columns.source!r} has {size} numbers a frame", "Map a feature of fewer numbers.", part)
-    if isinstance(columns, PoseColumns):
+    if isinstance(columns, records.PoseColumns):
         index = _pose_places(columns, names, size)
     elif columns.names is not None:
         unknown = [name for name in columns.names if name not in names]
@@ -285,7 +275,7 @@ def _pick_numbers(dataset: Dataset, part: str, columns: Columns | PoseColumns) -
     return index
 
 
-def _pose_places(columns: PoseColumns, names: list[str], size: int) -> list[int]:
+def _pose_places(columns: records.PoseColumns, names: list[str], size: int) -> list[int]:
     """Return the places of x, y, z and, where there is an orientation, w, x, y, z, in that order.
 
     Places not given in the mapping are found by names that end in x, y, z and qw, qx, qy, qz, each there once; else the
