@@ -124,10 +124,7 @@ _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {
 
 
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
-    """Yield the pieces of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding.
-
-    Raises `RecordError` for damage, and for a member that holds more than an episode may.
-    """
+    """Yield the pieces of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding."""
     rest, place = stream.read(size), 0
     while rest and (place == 0 or rest.strip(b"\0")):
         member, pieces, total = new_member(), list[bytes](), 0
@@ -163,7 +160,6 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
 
 
 def _encode_extra(recording: Recording, level: str, number: int | None = None) -> dict[str, msgspec.Raw]:
-    """Return the host-specific fields of a level, or of its step or contact of that number, as JSON."""
     fields: Any = recording.extra.get(level, {})
     fields = fields if number is None else fields.get(str(number), {})
     return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
@@ -195,7 +191,6 @@ def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]
 
 
 def _contact_lists(recording: Recording, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
-    """Return for each record its contacts as objects for JSON, [] where no bodies touch."""
     lists: list[list[object]] = [[] for _ in range(recording.records)]
     recorded = recorded_forces(recording.header.get("forces"))
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
@@ -227,10 +222,7 @@ def decode_json(line: bytes) -> Batch:
 
 
 def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:
-    """Return the episode as a batch of one.
-
-    A channel is recorded if every step has its field; `gripped_body` already if any step has it.
-    """
+    """Return the episode as a batch of one."""
     steps = trajectory.steps
     present = {name: _in_every_step(steps, name) for name in _FAMILIES}
     for t, step in enumerate(steps):
@@ -272,7 +264,6 @@ def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
 
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: ChannelSpec) -> NDArray[Any] | None:
-    """Return the values of a channel, [n] for a scalar, else [n, width]; None for actions that are not recorded."""
     if spec.is_per_action:
         return _read_actions(steps, spec.name)
     if spec.is_scalar:
@@ -345,7 +336,6 @@ def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]
 
 
 def _read_gripped(steps: Sequence[record_schema.Step], index: Mapping[str, int]) -> NDArray[np.int64]:
-    """Return for each step the place of the gripped body in `body_roles`, -1 where null or the field is absent."""
     names = [step.gripped_body for step in steps]
     return np.array(
         [_body_index(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)]

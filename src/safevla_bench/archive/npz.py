@@ -166,7 +166,6 @@ def _text_bytes(arrays: Arrays, name: str) -> bytes:
 
 
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
-    """Return the recording of a file's arrays and its JSON header."""
     if tree.get("arrays") != (names := sorted(arrays.keys() - {"header"})):
         refuse_field(f"the header lists other arrays than {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
     outline = convert_tree({name: value for name, value in tree.items() if name != "arrays"}, EpisodeOutline)

@@ -151,7 +151,6 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 
 
 def _load_group(file: pq.ParquetFile, number: int, group: RowGroup) -> list[pa.RecordBatch] | RecordError:
-    """Return the rows of a group, or what is wrong with it."""
     try:
         group.check_pages()
         if group.rows > _MAX_GROUP_EPISODES:

@@ -147,7 +147,6 @@ def _translated_names() -> Iterator[None]:
 
 
 def _read_row_groups(stream: IO[bytes]) -> list[RowGroup]:
-    """Return the row groups that a file's footer states; no page is read."""
     end = stream.seek(0, 2)
     stream.seek(max(0, end - 8))
     tail = stream.read(8)

@@ -203,10 +203,7 @@ StateKey = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class _Scope:
-    """The episodes that a gate is about: indices of recorded ones [n], then absent ones [a], and their states [n + a].
-
-    `labels` is the same for episodes of one initial state.
-    """
+    """The episodes that a gate is about: indices of recorded ones [n], absent ones [a], and their states [n + a]."""
 
     policy: str | None
     suite: str | None
@@ -226,7 +223,6 @@ class _Scope:
 
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_Scope]:
-    """Return the scopes in order of first appearance; without any episode there is one, without a policy."""
     rows = [
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((lost.policy, lost.benchmark, lost.task_id, lost.init_state_index) for lost in scores.absent),
@@ -293,10 +289,7 @@ def _describe_rule(
 
 
 def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> GateOutcome:
-    """Return the outcome of a gate in one scope, by the whole interval or the point estimate.
-
-    Intervals are of numbers from 0 to 1, so costs are taken as shares of the most.
-    """
+    """Return the outcome of a gate in one scope, by the whole interval or the point estimate."""
     members, most = scope.members, 1.0
     if gate.metric == COST:
         assert rules.costs is not None

@@ -193,8 +193,6 @@ class Monitor:
 
 
 class _EpisodeMonitor:
-    """The running state of one episode: the records that signals need, and the smallest margin of each clause."""
-
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
         """Prepare for the episode of record 0; that record itself is to be given to `observe` too."""
         (header,) = record.headers
@@ -230,7 +228,6 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
-        """Return the standing of a specification that each record decides alone, after the newest of `fields`."""
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
         names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
@@ -271,7 +268,6 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        """Return the standings of the specifications that no running minimum decides, from all records so far."""
         specs = self._rejudged.library.specs
         if not specs:
             return {}

@@ -271,7 +271,6 @@ def _list_differences(
 
 
 def _has_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
-    """Return whether a run.json has the registered plan; registered policies that it lacks may be another run's."""
     document: dict[str, Any] = msgspec.to_builtins(registration)
     fields = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
     is_same = all(document[name] == run.get(name) for name in fields)

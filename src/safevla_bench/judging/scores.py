@@ -297,10 +297,7 @@ class Scores:
 
     @cached_property
     def worst_column(self) -> Ints:
-        """Column of greatest depth, ties by smallest rho/threshold, then library order.
-
-        -1 without a verdict, [E].
-        """
+        """Column of greatest depth, ties by smallest rho/threshold, then library order. -1 without a verdict, [E]."""
         if not len(self.scored_columns):
             return np.full(len(self), -1)
         active = self.state[self.scored_columns] == ACTIVE

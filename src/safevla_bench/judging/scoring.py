@@ -310,7 +310,6 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
 def _find_reasons(
     reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
-    """Return why tags, missing fields or uneven stamps make a specification inactive, [E], and `unjudged` by field."""
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
         without = (reason == "") & lacking
@@ -324,7 +323,6 @@ def _find_reasons(
 
 
 def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[str, ...]]) -> SpecVerdicts:
-    """Return verdicts of episodes [E] that are inactive for their reasons, or else vacuous."""
     count, nothing = len(reason), np.full(len(reason), np.nan)
     state = np.where(reason == "", VACUOUS, INACTIVE).astype(np.int8)
     never, none = np.full(count, -1), np.zeros(count, np.int64)

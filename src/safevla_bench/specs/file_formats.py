@@ -218,7 +218,6 @@ def _toml_drafts(written: Mapping[str, object], origin: RowOrigin) -> Iterator[S
 
 
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
-    """Return the call that a `[signals.NAME]` table stands for: its `form`, with the other keys as arguments."""
     place = origin.with_subject(f"signals.{name}")
     if name in SIGNALS or not syntax.is_name(name):
         remedy = "choose another name, of letters, digits and _"
@@ -332,10 +331,7 @@ def _current_id(spec_id: str) -> str:
 
 
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
-    """Return the axis of a family (paper Table 16), which the paper's rows leave out.
-
-    Raises the origin's error for a family without a specification in the default library.
-    """
+    """Return the axis of a family (paper Table 16), which the paper's rows leave out."""
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
         remedy = f'add "axis": scene_interaction, object_handling or execution; known families: {", ".join(axes)}'

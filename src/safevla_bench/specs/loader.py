@@ -400,7 +400,6 @@ def try_spec(spec: Spec) -> SpecTrial:
 
 
 def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
-    """Yield traces of four records with their robustness: Boolean signals true, true in the middle or false."""
     limits = dict(_limits(spec.formula))
     booleans = sorted(name for name in spec.signals if SIGNALS[name].boolean)
     shapes = ((0.0, 1.0, 1.0, 0.0), (1.0,) * 4)  # the second for what must stay above a limit

@@ -228,7 +228,6 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> Mean
 
 
 def _count_subsets(differences: Floats, weights: Floats) -> Callable[[float], float]:
-    """Return the function of a centre that counts the subsets whose mean is below it, as a share of all subsets."""
     if len(differences) > _EXACT_TERMS:
         return lambda centre: _sum_on_grid(weights * (differences - centre))
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
@@ -409,7 +408,6 @@ _HALVINGS = 20
 
 
 def _draw_labels(first: Floats, second: Floats, generator: np.random.Generator, tries: int) -> Floats:
-    """Return what the labels of one task make of its values, [5, tries + 1]; the observed labels come first."""
     n = len(first)
     places = np.tile(np.arange(n + len(second), dtype=np.int32), (tries + 1, 1))
     places[1:] = generator.permuted(places[1:], axis=1)

@@ -286,7 +286,6 @@ class _ClauseMeasurement:
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
-    """Return the worst signal value and the robustness of each episode, whose control steps are equal."""
     gate = None if clause.gate is None else evaluate_formula(clause.gate, trace, at_start=False, best=False)
     gate_open = None if gate is None else is_positive(gate)
     lo, hi = trace.layout.window_bounds(*window_steps(clause.window, trace))

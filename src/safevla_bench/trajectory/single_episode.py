@@ -49,10 +49,7 @@ def empty_batch() -> Batch:
 
 
 def _build_batch(recording: Recording) -> Batch:
-    """Return a recording as a batch of one, not validated.
-
-    Families that were not recorded are marked as not present.
-    """
+    """Return a recording as a batch of one, not validated."""
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
     names, records = list(recording.roles), recording.records
     return Batch(
@@ -278,7 +275,6 @@ def _check_scene(batch: Batch, e: int) -> None:
 
 
 def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
-    """Check that a channel's numbers are finite, within any scene, and turn bodies where they are quaternions."""
     values = batch.numbers(spec).values
     largest = LARGEST if spec.is_bounded else sys.float_info.max
     for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:
@@ -345,7 +341,6 @@ def _refuse_contact(batch: Batch, item: int, field: str, problem: str, remedy: s
 
 
 def _check_torques(batch: Batch) -> None:
-    """Check that each channel of torques has as many joints as there are known limits."""
     for name in TORQUES:
         channel = batch.channel(name)
         for e in np.flatnonzero(channel.present):
@@ -357,7 +352,6 @@ def _check_torques(batch: Batch) -> None:
 
 
 def _check_tracking(batch: Batch) -> None:
-    """Check that each body that `pose_valid` names has a pose."""
     valid = batch.pose_valid
     posed = np.concatenate([batch.body_pos_m.body, batch.body_quat_wxyz.body])
     for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:
@@ -367,7 +361,6 @@ def _check_tracking(batch: Batch) -> None:
 
 
 def _check_stamps(batch: Batch) -> None:
-    """Check that time stamps increase, by 1e-9 s at least."""
     channel = batch.channel("time_s")
     for e in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[e] : channel.starts[e + 1]]

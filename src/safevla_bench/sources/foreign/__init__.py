@@ -201,7 +201,6 @@ def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, .
 
 
 def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
-    """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran."""
     try:
         with closing(_open_recording(path)) as connection:
             takes = list(_read_episodes(path, connection, budget))
@@ -222,10 +221,7 @@ def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
 
 
 def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -> Iterator[RecordedActions]:
-    """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order.
-
-    `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome.
-    """
+    """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order."""
     entries = {
         str(eval_id): (str(name), _entry_parameters(json.loads(text)))
         for eval_id, name, text in _select(connection, _METADATA)
@@ -275,10 +271,7 @@ _STEP_NUMBERS = 128
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of LIBERO's benchmark; None for another benchmark.
-
-    Configured parameters come before those that the server named, and these before the harness's defaults.
-    """
+    """Return the parameters of LIBERO's benchmark; None for another benchmark."""
     config = metadata.get("config", {})
     if config.get("benchmark") != _LIBERO:
         return None
@@ -289,7 +282,6 @@ def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
-    """Return a field of all rows, [n, size]."""
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"

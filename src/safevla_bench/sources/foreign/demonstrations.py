@@ -140,7 +140,6 @@ _HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and sta
 
 
 def _read_demos(source: str, file: Any, budget: Budget) -> Iterator[RecordedActions]:
-    """Yield the demonstrations of an open HDF5 file, by number."""
     data = _require_group("data", _own_item(file, "data"))
     suite, task, instruction = _read_task(data.attrs)
     names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
@@ -184,7 +183,6 @@ def _require_group(name: str, item: Any) -> Any:
 
 
 def _read_matrix(name: str, field: str, rows: Any, budget: Budget) -> Floats:
-    """Return the rows of a demonstration's field, [n, k]."""
     place = Place(episode=name, field=field)
     if getattr(rows, "is_virtual", False) or getattr(rows, "external", None):
         raise RecordError("its numbers lie in another file", remedy="Write them into this one.", place=place)
@@ -204,10 +202,7 @@ def _read_matrix(name: str, field: str, rows: Any, budget: Budget) -> Floats:
 
 
 def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """Return suite, task and instruction, each None if the file's attributes do not say it.
-
-    Suite and task are the folder and stem of the BDDL file; without such a file, the task is the environment's name.
-    """
+    """Return suite, task and instruction, each None if the file's attributes do not say it."""
     file = _decode_text(attributes.get("bddl_file_name"))
     parts = PurePosixPath(file) if file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))

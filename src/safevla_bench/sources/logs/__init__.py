@@ -43,7 +43,6 @@ class Log:
             yield error.with_place(Place(file=str(where)))
 
     def _read_logged(self, wanted: Collection[int] | None) -> Iterator[records.LoggedEpisode | RecordError]:
-        """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read."""
         if not self.files:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
         for number, path in enumerate(self.files):
@@ -54,7 +53,6 @@ class Log:
                     yield error.with_place(Place(file=str(path)))
 
     def _require_mapping(self) -> None:
-        """Raise `RecordError` if nothing of the log is mapped; the message lists the log's topics or features."""
         if self.mapping.sources:
             return
         if self.files:

@@ -254,7 +254,6 @@ def _read_episode(
 
 
 def _pick_numbers(dataset: Dataset, part: str, columns: records.Columns | records.PoseColumns) -> list[int]:
-    """Return the places of a feature's numbers that a part of the mapping takes."""
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if size > _MOST_SIZE:

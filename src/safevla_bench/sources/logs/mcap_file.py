@@ -159,10 +159,7 @@ def _checked_chunk_size(chunk: Any) -> int:
 
 
 def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) -> Iterator[tuple[str, float, Any]]:
-    """Yield topic, log time [s] and decoded message of the wanted topics, in the order of the file.
-
-    `topics` is filled on the way: topic -> type and encoding of its messages.
-    """
+    """Yield topic, log time [s] and decoded message of the wanted topics, in the order of the file."""
     from mcap.records import Channel, Message, Schema
 
     schemas: dict[int, Any] = {}
@@ -213,10 +210,7 @@ def _find_decoder(schema: Any, channel: Any) -> Callable[[bytes], Any]:
 
 
 def _take_samples(message: Any, part: str, columns: Columns | PoseColumns, log_s: float) -> Iterator[Sample]:
-    """Yield the sample of a message; of transforms, one for each of the frame that is mapped.
-
-    Raises `RecordError` for the `part` of the mapping if a message lacks what it names.
-    """
+    """Yield the sample of a message; of transforms, one for each of the frame that is mapped."""
     transforms, is_pose = _get(message, "transforms"), isinstance(columns, PoseColumns)
     frame = columns.frame if isinstance(columns, PoseColumns) else None
     for inner in [message] if transforms is None else transforms:
@@ -239,7 +233,6 @@ def _get(message: Any, path: str) -> Any:
 
 
 def _stamp_s(message: Any) -> float:
-    """Return the time in a message's header in seconds; NaN without one, or where it is zero."""
     stamp = _get(message, "header.stamp") or _get(message, "timestamp")
     try:
         nanoseconds = _get(stamp, "nanosec") or _get(stamp, "nsec") or 0
@@ -278,10 +271,7 @@ def _number_row(message: Any, columns: Columns, part: str) -> list[float]:
 
 
 def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Sequence[Sample]]) -> LoggedEpisode:
-    """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
-
-    Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
-    """
+    """Return the episode on the instants of the clock's messages, with the last message of every part at each."""
     times = {part: _sample_times(taken) for part, taken in samples.items()}
     rows = {part: np.array([sample.row for sample in taken]) for part, taken in samples.items()}
     clock = _choose_clock(mapping)

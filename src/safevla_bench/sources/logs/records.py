@@ -270,10 +270,7 @@ def warn_once(source: str, problem: str) -> None:
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the instants that are records, ascending: once every part has been seen, those with all but bodies known.
-
-    Bodies that are never seen do not count. Warns, once an episode, of instants left out and of bodies never seen.
-    """
+    """Return the instants that are records: once every part has been seen, those with all but bodies known."""
     unseen = [name for name, part in episode.series.items() if not part.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
@@ -298,10 +295,7 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
 
 
 def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None:
-    """Return the positions or quaternions of bodies, [n, K, k], None without bodies.
-
-    Where a body is lost, these are its last known ones, before them the origin, or no turn.
-    """
+    """Return the positions or quaternions of bodies, [n, K, k], None without bodies."""
     rows = []
     for part in bodies.values():
         seen = np.maximum.accumulate(np.where(part.known, np.arange(len(part.known)), -1))
@@ -320,7 +314,6 @@ def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
 
 
 def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> dict[str, object]:
-    """Return the header of a record; the mapping's facts come before those of the log."""
     asked = mapping.episode
     outcome = asked.outcomes.get(episode.name)
     success = asked.success if isinstance(asked.success, bool) else episode.success
@@ -352,10 +345,7 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
 
 
 def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Series]) -> Iterator[tuple[str, str]]:
-    """Yield (file, problem) for what looks wrong in the mapped parts; nothing where all looks right.
-
-    Looked at are the distance from the origin, the norm and the order of quaternions, and whether any pose is mapped.
-    """
+    """Yield (file, problem) for what looks wrong in the mapped parts; nothing where all looks right."""
     for name, columns in mapping.sources.items():
         if not isinstance(columns, PoseColumns) or not series[name].known.any():
             continue

@@ -386,8 +386,6 @@ class _Decision(msgspec.Struct):
 
 
 class _Plan(msgspec.Struct):
-    """The fields of run.json that say which episodes the run was to have."""
-
     planned: int
     episodes: int | str | None = None
     policies: list[_Policy] = []
@@ -434,11 +432,7 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
 
 
 def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
-    """Return the planned episodes by id, in plan order; None if run.json and the rows do not tell which they are.
-
-    The order is policy, task, episode. Where run.json has no number of episodes, it is that of the suite's rows, if
-    this gives the whole plan.
-    """
+    """Return the planned episodes by id, in plan order; None if run.json and the rows do not tell which they are."""
     whole = plan.shard.whole if plan.shard else plan.planned
     if whole > _NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None
