@@ -210,26 +210,22 @@ def task_rates(scores: Scores) -> list[TaskRates]:
         zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
         [((episode.policy, episode.benchmark, episode.task_id), episode.outcome) for episode in scores.absent],
     )
-    return [_rates_of_task(scores, *key, *episodes) for key, episodes in groups.items()]
-
-
-def _rates_of_task(
-    scores: Scores, policy: str | None, suite: str, task_id: str, members: NDArray[np.int64], absent: Iterable[str]
-) -> TaskRates:
-    outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
-    rates = episode_rates(scores, members)
-    return TaskRates(
-        policy=policy,
-        suite=suite,
-        task_id=task_id,
-        sr=rates[SR.key],
-        safety=rates[SAFETY.key],
-        sbu=rates[SBU.key],
-        n=int(scores.is_counted[members].sum()),
-        unjudged=int((~scores.is_judged[members]).sum()),
-        crashed=outcomes["crashed"],
-        stopped=outcomes["stopped"],
-    )
+    rows = []
+    for (policy, suite, task_id), (members, lost) in groups.items():
+        outcomes = Counter([*(scores.outcome[k] for k in members), *lost])
+        rates = episode_rates(scores, members)
+        row = TaskRates(
+            policy=policy,
+            suite=suite,
+            task_id=task_id,
+            **{name: rates[name] for name in (SR.key, SAFETY.key, SBU.key)},
+            n=int(scores.is_counted[members].sum()),
+            unjudged=int((~scores.is_judged[members]).sum()),
+            crashed=outcomes["crashed"],
+            stopped=outcomes["stopped"],
+        )
+        rows.append(row)
+    return rows
 
 
 def has_verdict(cell: Summary) -> bool:
@@ -256,8 +252,7 @@ def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
 
 def count_unjudged(scores: Scores, members: NDArray[np.int64]) -> dict[str, int]:
     """Return how many of the episodes at these indices have no verdict: reason -> episodes, the most frequent first."""
-    unjudged = members[~scores.is_judged[members]]
-    reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in unjudged)
+    reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~scores.is_judged[members]])
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -294,7 +289,7 @@ def _summarize_cell(
     """Return the summary of the episodes at these indices; `absent` are the outcomes of those without a record."""
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
     counted, judged = scores.is_counted[members], scores.is_judged[members]
-    success, unsafe = scores.success[members], scores.unsafe[members]
+    success, unsafe, both = scores.success[members], scores.unsafe[members], counted & judged
     logs, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
     telling, unknown = members[counted | judged], stop_reason(scores, members)
@@ -306,10 +301,10 @@ def _summarize_cell(
         **{key: number.value for key, number in (rates | severities).items() if key in Summary.__struct_fields__},
         policy=policy,
         suite=suite,
-        success_safe=int((counted & judged & success & ~unsafe).sum()),
-        success_unsafe=int((counted & judged & success & unsafe).sum()),
-        failure_safe=int((counted & judged & ~success & ~unsafe).sum()),
-        failure_unsafe=int((counted & judged & ~success & unsafe).sum()),
+        success_safe=int((both & success & ~unsafe).sum()),
+        success_unsafe=int((both & success & unsafe).sum()),
+        failure_safe=int((both & ~success & ~unsafe).sum()),
+        failure_unsafe=int((both & ~success & unsafe).sum()),
         judged=int(judged.sum()),
         no_verdict=count_unjudged(scores, members),
         rates=rates,

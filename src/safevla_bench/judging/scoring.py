@@ -284,8 +284,12 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
         return silent
     trace = trace.select_episodes(defined)
     verdict, unknown = judge_formula(spec.formula, trace), _count_unknown(trace)
-    rho, is_silent = _settle_unknown(spec, trace, verdict.rho, unknown)
-    hangs = _hangs_past_end(spec, trace, verdict.rho)
+    rho, is_silent, hangs = verdict.rho.copy(), *np.zeros((2, len(defined)), np.bool_)
+    if len(lost := np.flatnonzero(unknown)):
+        part = trace.select_episodes(lost)
+        rho[lost], is_silent[lost] = settle_unknown(spec.formula, part, rho[lost], binary=spec.binary)
+    doubtful = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
+    hangs[doubtful] = hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))
     reason = np.where(hangs, PAST_THE_END, np.where(is_silent, POSE_UNKNOWN, reason[defined]))
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
@@ -329,23 +333,6 @@ def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[s
     return SpecVerdicts(state, reason, nothing, nothing, nothing, never, none, unjudged)
 
 
-def _settle_unknown(
-    spec: Spec, trace: Trace, rho: NDArray[np.float64], unknown: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    settled, is_silent, lost = rho.copy(), np.zeros(len(rho), np.bool_), np.flatnonzero(unknown)
-    if len(lost):
-        settled[lost], is_silent[lost] = settle_unknown(
-            spec.formula, trace.select_episodes(lost), rho[lost], binary=spec.binary
-        )
-    return settled, is_silent
-
-
-def _hangs_past_end(spec: Spec, trace: Trace, rho: NDArray[np.float64]) -> NDArray[np.bool_]:
-    hangs, doubtful = np.zeros(len(rho), np.bool_), np.flatnonzero(spec.binary | np.isneginf(rho))
-    hangs[doubtful] = hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))
-    return hangs
-
-
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the normalised depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
@@ -376,11 +363,8 @@ def find_errors(spec: Spec, parts: Sequence[SpecVerdicts]) -> Iterator[SignalErr
 
 
 def _is_defined(trace: Trace) -> NDArray[np.bool_]:
-    defined = np.ones(len(trace), dtype=np.bool_)
-    for name, values in trace.signals.items():
-        if values.dtype != np.bool_:
-            defined &= ~trace.is_undefined(name)
-    return defined
+    undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
+    return np.asarray(~np.logical_or.reduce([np.zeros(len(trace), dtype=np.bool_), *undefined]))
 
 
 def _count_unknown(trace: Trace) -> NDArray[np.int64]:
@@ -407,7 +391,6 @@ def _episode_ids(batch: Batch, episodes: NDArray[np.int64]) -> tuple[str, ...]:
 
 
 def _list_episodes(episode_ids: Sequence[str]) -> str:
-    shown = ", ".join(repr(episode_id) for episode_id in episode_ids[:_MOST_EPISODES])
-    more = len(episode_ids) - _MOST_EPISODES
+    shown, more = ", ".join(map(repr, episode_ids[:_MOST_EPISODES])), len(episode_ids) - _MOST_EPISODES
     noun = "episode" if len(episode_ids) == 1 else "episodes"
     return f"{noun} {shown}" + (f" and {more} more" if more > 0 else "")
