@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
@@ -105,11 +104,9 @@ class ScoresFile(msgspec.Struct, frozen=True):
     @classmethod
     def read(cls, folder: Path) -> ScoresFile:
         """Read the scores.json of a folder; `RunError` if it cannot be read."""
-        try:
-            return msgspec.json.decode(read_input(folder / run_folder.SCORES, run_folder.MAX_SCORES_BYTES), type=cls)
-        except (OSError, ValueError, RecursionError) as error:
-            place = Place(file=str(folder / run_folder.SCORES))
-            raise RunError(f"cannot be read: {error}", remedy="Judge anew: safevla score.", place=place) from None
+        path = folder / run_folder.SCORES
+        with run_folder.readable(path, "Judge anew: safevla score."):
+            return msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=cls)
 
 
 class _MakerAggregate(msgspec.Struct):

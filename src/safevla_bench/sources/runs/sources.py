@@ -22,13 +22,7 @@ from safevla_bench.sources import foreign
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.policy_names import (
-    PolicyIdentity,
-    PolicyNames,
-    distinguish_policies,
-    identify_policies,
-    name_source,
-)
+from safevla_bench.sources.runs import policy_names as naming
 from safevla_bench.text import count_noun, escape_controls, list_counts
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
@@ -139,11 +133,11 @@ class RecordSource:
     """The episodes that must have a record, as they are reported if it is lost; None = unknown."""
     complete: bool = False
     """True for a run folder that is complete, so that its files can be compared with its manifest."""
-    policy_names: PolicyNames = field(default_factory=dict)
+    policy_names: naming.PolicyNames = field(default_factory=dict)
     plan: run_folder.PlanDifference = _AS_PLANNED
     """What differs between the plan of a complete run and its table; missing episodes are in `absent` too."""
 
-    def rename_policies(self, names: PolicyNames) -> RecordSource:
+    def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
         """Return the source with these names in its records and its absent episodes; its run.json stays as it is.
 
         A policy that is not among `names` keeps its name.
@@ -214,7 +208,7 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
         yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
 
 
-def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) -> Iterator[Batch | RecordError]:
+def _rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyNames) -> Iterator[Batch | RecordError]:
     for batch in batches:
         if isinstance(batch, Batch):
             headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
@@ -229,30 +223,30 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     `name_source` do.
     """
     sources = [open_source(path) for path in paths]
-    recorded = [identify_policies(source.path, source.description) for source in sources]
+    recorded = [naming.identify_policies(source.path, source.description) for source in sources]
     user_names = [
-        name_source(path, _recorded_policies(source, of_source))
+        naming.name_source(path, _recorded_policies(source, of_source))
         for path, source, of_source in zip(paths, sources, recorded, strict=True)
     ]
     identities = [
         [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in of_source]
         for of_source, names in zip(recorded, user_names, strict=True)
     ]
-    distinct = distinguish_policies(identities, paths)
+    distinct = naming.distinguish_policies(identities, paths)
     return [
         source.rename_policies(_join_names(names, further))
         for source, names, further in zip(sources, user_names, distinct, strict=True)
     ]
 
 
-def _recorded_policies(source: RecordSource, identities: Sequence[PolicyIdentity]) -> list[str | None]:
+def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
     return list(dict.fromkeys(header.policy for batch in batches for header in batch.headers))
 
 
-def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
+def _join_names(names: naming.PolicyNames, further: naming.PolicyNames) -> naming.PolicyNames:
     renamed = {policy: further.get(name, name) for policy, name in names.items()}
     return {**{policy: name for policy, name in further.items() if policy not in names.values()}, **renamed}
 
