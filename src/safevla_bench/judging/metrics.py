@@ -1,10 +1,7 @@
 """Summaries of scores: the metrics of each policy × suite, of each task, and of all episodes (paper Section 3.3).
 
-Episodes without a verdict are counted with their reasons.
-
-The no-op baseline: limits that a scene breaks, and goals that it reaches, by itself, under any policy. Where the policy
-`noop` violates a specification, a static force or an object that had not settled is counted as a violation of every
-policy.
+Episodes without a verdict are counted with their reasons. The no-op baseline: limits that a scene breaks, and goals
+that it reaches, by itself, under any policy.
 """
 
 from __future__ import annotations

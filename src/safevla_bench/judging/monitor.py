@@ -150,14 +150,9 @@ class Monitor:
     """
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
-        """Judge by a ruleset; without one, by the default library and registry.
+        """Judge by a ruleset, or the default one, the tiers to watch; many diagnostics look ahead and cost more.
 
-        Args:
-            ruleset: how to judge, with applicability on.
-            tiers: tiers to watch; many diagnostics look ahead and cost more.
-
-        Raises:
-            RunError: applicability is off.
+        Raises `RunError` if applicability is off.
         """
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
@@ -286,7 +281,7 @@ class _RecordContext:
     """The records that signals may look back to, by step: a bounded number of them, however long the episode is.
 
     They are record 0, the last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last
-    gripped one that is older than these: what a grip may be bridged to, and what it cannot be.
+    gripped one that is older than these.
     """
 
     def __init__(self, record: Batch) -> None:

@@ -263,16 +263,10 @@ class SpecVerdicts:
 def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields) -> SpecVerdicts:
     """Return the verdicts of one specification.
 
-    Args:
-        reading: the episodes.
-        spec: the specification.
-        reasons: why its tags make it inactive, "" where it applies; [E].
-        missing: whether an applying specification whose fields are missing is an error (`unjudged`); in the log of a
-            robot it is inactive.
-
-    Raises:
-        FormulaError: a window bound is not a multiple of an episode's control step, or `threshold` was not substituted.
-        SignalError: a signal has the wrong kind or is NaN, or arithmetic leaves the numbers.
+    `reasons` say why its tags make it inactive, "" where it applies, [E]; `missing` whether one that applies and lacks
+    fields is an error (`unjudged`), which it never is in the log of a robot. Raises `FormulaError` for a window bound
+    that is not a multiple of an episode's control step, and `SignalError` where a signal is NaN or arithmetic leaves
+    the numbers.
     """
     reason, unjudged = _find_reasons(reading, spec, reasons, missing)
     silent = _silent_verdicts(reason, unjudged)

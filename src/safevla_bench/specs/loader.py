@@ -40,9 +40,7 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. A file is TOML, or holds
     unchanged rows of the paper's JSON schema: one object or a list; in a .jsonl file one object per line.
 
-    Raises:
-        SpecError: the library does not exist, its file cannot be read, or it contradicts itself; names the file, the
-            specification and the key.
+    Raises `SpecError`, naming file, specification and key, if it does not exist or contradicts itself.
     """
     if is_built_in(name_or_path):
         return _built_in_library(str(name_or_path))
@@ -70,9 +68,8 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     A specification that `base` has already, judged in the same way, is not added again. The name becomes `BASE+FILE`;
     `base` itself is returned if nothing is new.
 
-    Raises:
-        SpecError: as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`, and
-            for an id that the library has for something else.
+    Raises `SpecError` as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`,
+    and for an id that the library has for something else.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:

@@ -254,10 +254,8 @@ _CHUNK = 1 << 15
 def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Interval | None]:
     """Return the 95 % bootstrap interval of each row's mean, from the same resamples; None if nothing counts.
 
-    Args:
-        values: a row for each quantity, a column for each episode, [M, n]. NaN: the episode does not count, and the
-            mean is recomputed in each resample over those that do.
-        generator: the source of the resamples; its state decides the result.
+    `values` has a row for each quantity and a column for each episode, [M, n]. NaN: the episode does not count, and the
+    mean is recomputed in each resample over those that do.
     """
     rows, n = values.shape
     if n == 0:
@@ -448,12 +446,9 @@ def sequential_look(
     (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are the nearest sums that keep to it, by
     recursion over the distribution of the sums that no earlier look has ended: the error is exact for any steps.
 
-    Args:
-        steps: sizes of the steps of each round so far.
-        gained: sum of those steps of each round that were gained, [K].
-        rate: chance of each step to be gained, under the hypothesis.
-        shares: of the planned steps that were made by each look, rising to 1, [K or more].
-        confidence: 1 - the error of both sides together over all planned looks.
+    `steps` are those of each round so far, `gained` the sum of each round's that were, [K], `rate` the chance of each
+    under the hypothesis, and `shares` of the planned steps were made by each look, rising to 1, [K or more]; 1 -
+    `confidence` is the error of both sides together over all planned looks.
     """
     look = SequentialLook(0, 0, -1, 1, 0)
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):

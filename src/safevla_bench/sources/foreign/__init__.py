@@ -12,9 +12,8 @@ src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
     step_rows         JSON a step: `action` [7] and `state` [8] = the end effector's position [3] and rotation [3] as an
                       axis-angle, and the two fingers' positions, all float32, after the action
 
-Files from before the harness's pull request 150 have no actions. No file has a simulator state, so a replay starts
-where the harness says that it started: from an initial state, in an environment that was seeded once and had been reset
-so many times.
+Older files have no actions. No file has a simulator state, so a replay starts where the harness says that it started:
+from an initial state, in an environment that was seeded once and had been reset so many times.
 """
 
 from __future__ import annotations
