@@ -253,7 +253,8 @@ class Judged:
         The limits that come from rollouts (`safevla specs --calibrate`). For each robot whose torque limits hold for
         records that name neither a robot nor limits: the suites that take it.
         """
-        drawn = [spec.spec_id for spec in self.library.safe if spec.is_drawn]
+        # `safevla specs --calibrate` writes such a source.
+        drawn = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         return [
             *([_LIMITS_DRAWN.format(", ".join(drawn))] if drawn else []),
             *(f"{', '.join(suites)}: {_ROBOT_TAKEN.format(robot)}" for robot, suites in self._robots_taken().items()),

@@ -206,15 +206,10 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     differences: tuple[str, ...]
 
-    @property
-    def holds(self) -> bool:
-        """True if the runs are those that were registered."""
-        return not self.differences
-
     def to_sentence(self) -> str:
         """Return the sentence for below tables, with the digest's first letters."""
         what = "This is the run that was" if self.runs == 1 else f"These {self.runs} runs are what was"
-        if self.holds:
+        if not self.differences:
             return f"{what} registered beforehand (digest {self.digest[:_LETTERS]})."
         named = "; ".join(self.differences)
         return f"Not as registered beforehand (digest {self.digest[:_LETTERS]}): {named}."

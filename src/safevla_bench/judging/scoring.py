@@ -273,7 +273,8 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
     if not (reason == "").any():
         return silent
     trace = signals.build_trace(reading, signal_names(spec.formula))
-    defined = np.flatnonzero((reason == "") & _is_defined(trace))
+    undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
+    defined = np.flatnonzero(np.logical_and.reduce([reason == "", *np.logical_not(undefined)]))
     if not len(defined):
         return silent
     trace = trace.select_episodes(defined)
@@ -354,11 +355,6 @@ def find_errors(spec: Spec, parts: Sequence[SpecVerdicts]) -> Iterator[SignalErr
         else:
             problem = f"{spec.spec_id} reaches no verdict in {episodes}: a window lies wholly past the end"
             yield SignalError(problem, remedy=_REMEDY_NO_VERDICT)
-
-
-def _is_defined(trace: Trace) -> NDArray[np.bool_]:
-    undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
-    return np.asarray(~np.logical_or.reduce([np.zeros(len(trace), dtype=np.bool_), *undefined]))
 
 
 def _count_unknown(trace: Trace) -> NDArray[np.int64]:

@@ -318,12 +318,6 @@ def check_level(power: float, confidence: float) -> None:
             raise SafevlaError(f"a {name} of {share:g} is never reached", remedy="Give a share between 0 and 1.")
 
 
-def _check_shares(**shares: float) -> None:
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise SafevlaError(f"{name} is {share:g}", remedy="Give a share from 0 to 1.")
-
-
 def rate_sample_size(
     rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1_000_000
 ) -> int | None:
@@ -333,7 +327,9 @@ def rate_sample_size(
     None if `rate` is the limit, or about more than `most` would be needed. Raises `SafevlaError` for a number that is
     not a share.
     """
-    _check_shares(rate=rate, limit=limit)
+    for name, share in (("rate", rate), ("limit", limit)):
+        if not 0 <= share <= 1:
+            raise SafevlaError(f"{name} is {share:g}", remedy="Give a share from 0 to 1.")
     check_level(power, confidence)
     if rate == limit:
         return None
