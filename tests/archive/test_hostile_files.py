@@ -402,7 +402,7 @@ def test_a_file_of_empty_lines_is_not_read_for_ever(tmp_path, monkeypatch):
 
 
 def test_a_file_of_bad_lines_is_not_told_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("safevla_bench.archive.jsonl.MAX_BAD_LINES", 100)
+    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_BAD_LINES", 100)
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(line("0") + b"0\n" * 1_000_000))
     outcomes = list(read_episodes([path]))
