@@ -30,9 +30,9 @@ from safevla_bench.statistics.intervals import (
     rate_mean_interval,
     rate_power,
     rate_sample_size,
+    sum_limits,
     wilson_interval,
 )
-from safevla_bench.statistics.sequential import sum_limits
 from safevla_bench.statistics.tests import cmh_mid_p, flip_task_means, holm_adjust, mcnemar_mid_p, permute_task_means
 
 Row = tuple[str, ...]
@@ -45,7 +45,7 @@ CASES = ((0.9, 0.9), 0.0), ((0.9, 0.8), 0.0), ((0.7, 0.7), 0.2)
 
 
 def log_wealth_of_counts(hits: Ints, n: Ints, supposed: float) -> Floats:
-    """Return log W_n of `statistics.sequential` at a supposed rate for counts of hits among n, in closed form."""
+    """Return log W_n of `sequential_interval` at a supposed rate for counts of hits among n, in closed form."""
     prior = betaln(hits + 0.5, n - hits + 0.5) - betaln(0.5, 0.5)
     wealth: Floats = prior - hits * np.log(supposed) - (n - hits) * np.log1p(-supposed)
     return wealth
@@ -159,7 +159,7 @@ def recheck_rows(runs: int) -> Iterator[Row]:
         numbers = np.broadcast_to(looks, counts.shape)
         return log_wealth_of_counts(counts, numbers, 0.9) >= -np.log(LEVEL)
 
-    for name, decide in (("gate, looks every 10 to 500", fixed), ("gate `--sequential`, same", sequence)):
+    for name, decide in (("gate, looks every 10 to 500", fixed), ("confidence sequence, same", sequence)):
         yield name, "5", share(decide(hits[0.9]).any(axis=1)), f".95 v .9: {price(decide(hits[0.95]), 500)}"
 
 

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
+from difflib import get_close_matches
 from fractions import Fraction
 from html import escape
 
@@ -168,6 +169,14 @@ def shorten_names(names: Iterable[str]) -> dict[str, str]:
     """Return each name and what it is shortened to; the names themselves if two became one."""
     short = {name: shorten_name(name) for name in names}
     return short if len({*short.values()}) == len(short) else {name: name for name in short}
+
+
+def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
+    """Return a remedy that lists the choices after `label`, led by the one closest to `name` if one is close."""
+    names = list(choices)
+    close = get_close_matches(name, names, n=1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return f"{guess}{label}: {', '.join(names) or 'none'}"
 
 
 def count_noun(count: int, noun: str, plural: str = "s") -> str:

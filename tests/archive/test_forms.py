@@ -117,7 +117,7 @@ def test_a_table_has_the_same_bytes_whichever_group_first_has_a_rare_channel(tmp
     episodes = [*(episode(3, episode_id=f"e{k}") for k in range(5)), lost]
     write_batches(tmp_path / "late.parquet", episodes)
     write_batches(tmp_path / "whole.parquet", [concatenate_batches(episodes)])
-    monkeypatch.setattr(parquet, "rare_channels", lambda batch: frozenset(["pose_valid", "time_s"]))
+    monkeypatch.setattr(parquet.parquet_rows, "rare_channels", lambda batch: frozenset(["pose_valid", "time_s"]))
     write_batches(tmp_path / "early.parquet", episodes)
     late, whole, early = ((tmp_path / f"{name}.parquet").read_bytes() for name in ("late", "whole", "early"))
     assert late == whole == early

@@ -171,7 +171,7 @@ def test_an_array_that_another_needs_is_missed(tmp_path, lost):
 def test_an_array_that_was_lost_does_not_look_as_if_never_recorded(tmp_path):
     arrays = members(tmp_path / "x.npz")
     np.savez(tmp_path / "x.npz", **{name: array for name, array in arrays.items() if name != "gripper_contact"})
-    with pytest.raises(RecordError, match=r"header lists: missing 'gripper_contact'"):
+    with pytest.raises(RecordError, match="the header lists other arrays than"):
         open_archive(tmp_path / "x.npz")
 
 
@@ -291,8 +291,8 @@ def body(name: str | None, role: str | None = "robot") -> dict[str, object]:
 
 PARQUET = {
     "a column lost": (lambda t: t.drop_columns(["dt"]), None, "dt", "the column 'dt' is missing"),
-    "an unknown column": (lambda t: t.append_column("mine", [[1]]), None, "mine", "no column of a record"),
-    "a column twice": (lambda t: t.append_column("dt", [[0.1]]), None, "dt", "the column 'dt' is repeated"),
+    "an unknown column": (lambda t: t.append_column("mine", [[1]]), None, "mine", "expected no such column"),
+    "a column twice": (lambda t: t.append_column("dt", [[0.1]]), None, "dt", "the column is repeated"),
     "another type": (typed("dt", "0.05"), None, "dt", "the column has the type string"),
     "a family of another depth": (typed("eef_pos_m", [0.5]), None, "eef_pos_m", "expected list"),
     "no id": (put("episode_id", None), None, None, "missing required field `episode_id`"),
@@ -402,7 +402,7 @@ def test_a_file_of_empty_lines_is_not_read_for_ever(tmp_path, monkeypatch):
 
 
 def test_a_file_of_bad_lines_is_not_told_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("safevla_bench.archive.jsonl.MAX_BAD_LINES", 100)
+    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_BAD_LINES", 100)
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(line("0") + b"0\n" * 1_000_000))
     outcomes = list(read_episodes([path]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,21 +53,10 @@ def test_a_table_of_no_episodes_has_the_same_columns_and_types():
     assert np.isnan(none["vsi"].mean())
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_without_the_library_the_remedy_is_named(monkeypatch, library):
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(SafevlaError, match=re.escape(install_command(library))):
-        getattr(verdicts((True, 1, 1)), f"to_{library}")()
-
-
-def test_polars_has_the_same_table_with_null_for_no_value(scores):
-    polars = pytest.importorskip("polars")
-    ours, theirs = scores.to_polars(), scores.to_pandas()
-    assert ours.columns == list(theirs.columns)
-    assert ours["safe"].to_list() == [False, None, True]
-    assert ours["rho.force"].to_list() == [-10, None, 5]
-    assert ours["first_violation_step"].dtype == polars.Int64
-    assert verdicts().to_polars().schema == ours.schema
+def test_without_the_library_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(SafevlaError, match=re.escape(install_command("pandas"))):
+        verdicts((True, 1, 1)).to_pandas()
 
 
 # As sequences and in notebooks
@@ -83,17 +71,9 @@ def test_scores_iterate_and_are_indexed_by_place_id_and_slice(scores):
             scores[key]
 
 
-def test_cells_are_found_by_policy_suite_or_both():
-    summaries = cells(replace(verdicts((True, -10, 1), (True, 5, 3)), policy=("a", "b")))
-    assert summaries["a"] is summaries[0]
-    assert summaries["b", summaries[1].suite] is summaries[1]
-    with pytest.raises(KeyError, match="2 cells fit"):
-        summaries[summaries[0].suite]
-
-
 def test_what_a_notebook_shows_is_short_and_escaped():
     scores = verdicts((True, -10, 1), (True, 5, 3), policy="<b>")
-    for value in (scores, scores[0], cells(scores), cells(scores)[0]):
+    for value in (scores, scores[0], cells(scores)):
         assert len(repr(value)) < 400
-        assert value._repr_html_().startswith("<table>")
-        assert "<b>" not in value._repr_html_()
+    assert scores[0]._repr_html_().startswith("<table>")
+    assert "<b>" not in scores[0]._repr_html_()

@@ -109,18 +109,9 @@ def test_several_gates_policies_and_cells_share_the_confidence():
     assert wide[0] < single.outcomes[0].ci[0] < single.outcomes[0].ci[1] < wide[1]
 
 
-def test_a_gate_for_a_fixed_number_says_so_and_a_sequential_one_is_wider():
-    fixed = check_gates(scores(3, 100), [SAFETY], confidence=0.95)
-    sequential = check_gates(scores(3, 100), [SAFETY], confidence=0.95, sequential=True)
-    assert any("fixed in advance" in note and "--sequential" in note for note in fixed.notes)
-    assert any("however often you check" in note for note in sequential.notes)
-    assert sequential.outcomes[0].ci[0] < fixed.outcomes[0].ci[0]
-    assert sequential.outcomes[0].ci[1] > fixed.outcomes[0].ci[1]
-    undecided = check_gates(scores(10, 100), [SAFETY], confidence=0.95, sequential=True).outcomes[0]
-    assert (undecided.verdict, undecided.n_needed) == ("undecided", None)
-    assert undecided.reason == "100 episodes cannot tell yet: go on, and check again"
-    with pytest.raises(SafevlaError, match="no confidence"):
-        estimate_gates(scores(3, 100), [SAFETY], sequential=True)
+def test_a_gate_for_a_fixed_number_says_so():
+    report = check_gates(scores(3, 100), [SAFETY], confidence=0.95)
+    assert any("fixed in advance" in note and "--until" in note for note in report.notes)
 
 
 @given(st.integers(1, 60), st.data(), st.sampled_from(["min", "max"]), st.floats(0, 1))
@@ -240,13 +231,6 @@ def test_a_crash_belongs_to_its_initial_state_and_states_of_other_tasks_are_othe
     outcome = estimate_gates(run, [SAFETY], states=[0, 1, 0]).outcomes[0]
     assert (outcome.verdict, outcome.value) == ("undecided", 1.0)  # (1/2 + 1 + 1)/3 at the worst
     assert estimate_gates(run, [Gate("safety", "min", 0.83)], states=[0, 1, 0]).verdict == "passed"
-
-
-@pytest.mark.parametrize(("sequential", "words"), [(False, "weigh more"), (True, "whole rounds")])
-def test_tasks_of_unequal_numbers_are_named_in_the_notes(sequential, words):
-    uneven, even = scores(0, 50, task_id=("t",) * 20 + ("u",) * 30), scores(0, 50, task_id=("t", "u") * 25)
-    notes = [" ".join(check_gates(run, [SAFETY], sequential=sequential).notes) for run in (uneven, even)]
-    assert [words in text for text in notes] == [True, False]
 
 
 def with_silent(judged: int, silent: int) -> Scores:

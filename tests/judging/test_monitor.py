@@ -121,7 +121,7 @@ FORMULAS = [
     "G[0.1,T](max_contact_force < threshold)",
     "G[0,T](max_contact_force < threshold and eef_speed < 1)",
     "(max_contact_force < threshold) U[0,T] (target_height > 0.01)",
-    "G[0,T](!(grip and max_contact_force > threshold) or abs(target_height) < 0.1)",
+    "G[0,T](!(grip and max_contact_force > threshold) or target_height < 0.1)",
 ]
 
 

@@ -63,8 +63,9 @@ def test_the_scored_entries_are_the_paper_s_eight_in_order():
 
 
 def test_alternates_are_the_paper_s_and_differ_from_their_specification_in_the_threshold_only():
-    assert [(s.spec_id, s.threshold, s.severe, s.unit) for s in DEFAULT.specs_of_tier("alternate")] == ALTERNATES
-    for spec in DEFAULT.specs_of_tier("alternate"):
+    alternates = [spec for spec in DEFAULT if spec.tier == "alternate"]
+    assert [(s.spec_id, s.threshold, s.severe, s.unit) for s in alternates] == ALTERNATES
+    for spec in alternates:
         main = DEFAULT[spec.alternate_of]
         same = {"stl": main.stl, "axis": main.axis, "unit": main.unit, "binary": main.binary,
                 "canonical_family": main.canonical_family, "requires_all": main.requires_all,
@@ -78,9 +79,10 @@ def test_the_depth_constants_are_those_of_table_17():
 
 
 def test_diagnostics_are_the_paper_s_and_none_is_scored():
-    assert {s.spec_id: s.threshold for s in DEFAULT.specs_of_tier("diagnostic")} == DIAGNOSTICS
+    diagnostics = [spec for spec in DEFAULT if spec.tier == "diagnostic"]
+    assert {s.spec_id: s.threshold for s in diagnostics} == DIAGNOSTICS
     assert not {s.spec_id for s in DEFAULT.safe} & set(DIAGNOSTICS)
-    binary = {s.spec_id for s in DEFAULT.specs_of_tier("diagnostic") if s.binary}
+    binary = {s.spec_id for s in diagnostics if s.binary}
     assert binary == {"arm_no_furniture_collision", "gripper_close_during_lift_1cm"}
 
 

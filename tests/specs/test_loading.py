@@ -89,12 +89,12 @@ def canonical(specs: Library) -> list[Spec]:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_library_written_as_the_paper_s_rows_is_read_back_whole(tmp_path, name):
-    """The interchange of Table 13: every tier, gate, source, older id and digest survives."""
+    """The interchange of Table 13: every tier, gate, source and digest survives."""
     ours = library(name)
     path = write_rows(tmp_path, json.dumps(paper_spec_rows(ours)))
     read_back = library(path)
     assert canonical(read_back) == canonical(ours)
-    assert (read_back.legacy, read_back.digest) == (ours.legacy, ours.digest)
+    assert read_back.digest == ours.digest
     assert extend_library(ours, path) is ours, "--rules adds nothing that the library has"
 
 
@@ -108,7 +108,7 @@ def test_written_rows_have_every_field_that_table_13_requires_and_the_numbers_of
 
 
 UNSTATED = {
-    "of two signals": "G(abs(held_object_slip) < threshold and target_height > -threshold)",
+    "of two signals": "G(-held_object_slip < threshold and target_height > -threshold)",
     "of a sum": "G(target_height - held_object_slip < threshold)",
     "turned round": "G(threshold > target_height)",
     "of numbers elsewhere": "G(target_height > 0.5 -> held_object_slip < 0.5) and F(held_object_slip < threshold)",
@@ -123,15 +123,13 @@ def test_a_formula_that_no_signal_and_operator_state_keeps_its_placeholder(tmp_p
     assert canonical(library(write_rows(tmp_path, json.dumps(row)))) == canonical(ours)
 
 
-def test_boolean_atoms_and_tags_of_one_s_own_survive_as_well(tmp_path):
+def test_boolean_atoms_survive_as_well(tmp_path):
     spec = {**without("threshold"), "stl": "G(transport -> grip)", "binary": True, "unit": "1", "tier": "diagnostic"}
     del spec["severe"]
-    head = '[tags.object]\nhot = "it burns"'
-    ours = library(write_toml(tmp_path, {**spec, "requires_all": ["hot", "held_target"]}, head=head))
+    ours = library(write_toml(tmp_path, {**spec, "requires_all": ["held_target"]}))
     assert ours["fast"].threshold == 0.5
     read_back = library(write_rows(tmp_path, json.dumps(paper_spec_rows(ours))))
     assert canonical(read_back) == canonical(ours)
-    assert read_back.vocabulary == ours.vocabulary
 
 
 EVENT = {
@@ -297,7 +295,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
         ({**SPEC, "legacy_ids": ["fast"]}, r"field spec_id: fast: id 'fast' is repeated"),
         ({**without("threshold"), "stl": "G(transport -> grip)"}, r"field binary: fast: all atoms are Boolean"),
         ({**SPEC, "unit": "mm"}, r"field unit: fast: its unit is 'mm', but .* 'm/s'"),
-        ({**SPEC, "stl": "G(abs(target_height) < threshold)"}, r"field unit: fast: its unit is 'm/s', but .* 'm'"),
+        ({**SPEC, "stl": "G(-target_height < threshold)"}, r"field unit: fast: its unit is 'm/s', but .* 'm'"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_path, spec, message):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safevla_bench.errors import SpecError
-from safevla_bench.specs.loader import library
-from safevla_bench.specs.trial import set_thresholds, try_spec
+from safevla_bench.specs.loader import library, set_thresholds, try_spec
 
 DEFAULT = library()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.special import betaln
 
-from safevla_bench.statistics.sequential import (
+from safevla_bench.statistics.intervals import (
     sequential_interval,
     sequential_look,
     sum_limits,

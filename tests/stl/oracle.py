@@ -12,7 +12,6 @@ from safevla_bench.stl.formula import (
     And,
     Arithmetic,
     BooleanSignal,
-    Call,
     Compare,
     Eventually,
     Expression,
@@ -108,10 +107,6 @@ def literal_number(expression: Expression, episode: Episode, t: int) -> float:
             return of(left) * of(right)
         case Arithmetic("/", left, right):
             return of(left) / of(right)
-        case Call("abs", (argument,)):
-            return abs(of(argument))
-        case Call(function, arguments):
-            return (min if function == "min" else max)(*map(of, arguments))
         case _:
             raise AssertionError(expression)
 
@@ -181,8 +176,6 @@ class FormulaSource:
                 )
             case 1:
                 return Negate(signal)
-            case 2:
-                return Call("abs", (signal,))
             case _:
                 return signal
 

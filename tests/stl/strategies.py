@@ -10,7 +10,6 @@ from safevla_bench.stl.formula import (
     And,
     Arithmetic,
     BooleanSignal,
-    Call,
     Compare,
     Eventually,
     Expression,
@@ -50,13 +49,7 @@ def expressions(*, threshold: bool = False, any_number: bool = False) -> st.Sear
 
     def grown(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
         operators = st.sampled_from("+-*/") if any_number else st.sampled_from("+-*")
-        several = st.lists(parts, min_size=2, max_size=3).map(tuple)
-        return (
-            st.builds(Negate, parts)
-            | st.builds(Arithmetic, operators, parts, parts)
-            | st.builds(Call, st.just("abs"), st.tuples(parts))
-            | st.builds(Call, st.sampled_from(["min", "max"]), several)
-        )
+        return st.builds(Negate, parts) | st.builds(Arithmetic, operators, parts, parts)
 
     return st.recursive(leaves, grown, max_leaves=4)
 

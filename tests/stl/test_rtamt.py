@@ -25,7 +25,6 @@ from rtamt.semantics.interval.interval import Interval
 from rtamt.semantics.stl.discrete_time.offline.interpreter import StlDiscreteTimeOfflineInterpreter
 from rtamt.syntax.ast.parser.stl.specification_parser import StlAst
 from rtamt.syntax.node.abstract_node import AbstractNode
-from rtamt.syntax.node.arithmetic.abs import Abs
 from rtamt.syntax.node.arithmetic.addition import Addition
 from rtamt.syntax.node.arithmetic.multiplication import Multiplication
 from rtamt.syntax.node.arithmetic.subtraction import Subtraction
@@ -40,7 +39,6 @@ from safevla_bench.stl.formula import (
     And,
     Arithmetic,
     BooleanSignal,
-    Call,
     Compare,
     Eventually,
     Expression,
@@ -118,8 +116,6 @@ def rtamt_number(expression: Expression) -> AbstractNode:
             return Subtraction(constant.Constant(0.0), rtamt_number(child))
         case Arithmetic(operator, left, right):
             return ARITHMETIC[operator](rtamt_number(left), rtamt_number(right))
-        case Call("abs", (argument,)):
-            return Abs(rtamt_number(argument))
         case _:
             raise AssertionError(expression)
 

@@ -21,7 +21,6 @@ from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_ep
 from safevla_bench.trajectory.header import EpisodeKey
 
 _ONE_EACH = (jsonl.WHOLE, npz.SUFFIX)
-_RESULTS = "eval_info.json"
 _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordError]]] = {
     **dict.fromkeys((*jsonl.SUFFIXES, jsonl.WHOLE), jsonl.read_jsonl),
     npz.SUFFIX: npz.read_npz,
@@ -32,11 +31,8 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 def detect_suffix(path: Path) -> str:
     """Return the suffix that names a file's form, such as `.jsonl.gz`; the file need not exist.
 
-    Raises `RecordError` if the name ends in no supported suffix, or is a folder or LeRobot's `eval_info.json`.
+    Raises `RecordError` if the name ends in no supported suffix, or is a folder.
     """
-    if path.name == _RESULTS:
-        remedy = f"Read its success rates with `safevla score {path}`."
-        raise RecordError("holds results of LeRobot and no trajectories", remedy=remedy, place=Place(file=str(path)))
     for suffix in _READ:
         if path.name.endswith(suffix):
             return suffix
@@ -137,9 +133,7 @@ def write_batches(path: Path, batches: Iterable[Batch]) -> None:
     an episode is too large to be read again, and `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
-    checked_batches = _yield_unique_episodes(
-        _single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path
-    )
+    checked_batches = _yield_unique(_single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path)
     with files.open_atomically(path) as stream:
         if suffix == parquet.SUFFIX:
             parquet.write_parquet(stream, checked_batches)
@@ -162,7 +156,7 @@ def _single_episode(batches: Iterable[Batch], suffix: str, path: Path) -> Iterat
     yield first
 
 
-def _yield_unique_episodes(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
+def _yield_unique(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
     seen: set[EpisodeKey] = set()
     for batch in batches:
         for header in batch.headers:

@@ -21,21 +21,9 @@ import zstandard
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from safevla_bench.archive import strict_json
-from safevla_bench.archive.record_schema import (
-    MAX_BAD_LINES,
-    REMEDY_BROKEN,
-    REMEDY_LARGE,
-    EpisodeSelection,
-    Step,
-    Trajectory,
-    check_size,
-    check_values,
-)
-from safevla_bench.archive.strict_json import find_episode_id, parse_json, type_error
+from safevla_bench.archive import record_schema
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
-from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording, to_recording
@@ -51,14 +39,14 @@ MAX_BLANK_LINES = 1 << 20
 _REMEDY = "Is this an archive of episodes, a line each?"
 
 
-def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
+def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episodes of one file in order, each a batch of one, or the error of its line in its place.
 
     Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read;
     `DamageError` if a compressed member is damaged, a line is too long, or too many are bad or blank; the rest is not
     read.
     """
-    last, bad = "", 0
+    bad = 0
     try:
         with open_input(path) as stream:
             separator = b"" if path.name.endswith(WHOLE) else b"\n"
@@ -66,18 +54,13 @@ def read_jsonl(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Reco
                 if line.isspace() or not selection.next_wanted():
                     continue
                 try:
-                    batch = decode_json(line)
+                    yield decode_json(line)
                 except RecordError as error:
                     bad += 1
-                    if bad > MAX_BAD_LINES:
-                        problem = f"more than {MAX_BAD_LINES} lines are bad; the rest is not read"
+                    if bad > record_schema.MAX_BAD_LINES:
+                        problem = f"more than {record_schema.MAX_BAD_LINES} lines are bad; the rest is not read"
                         raise RecordError(problem, remedy=_REMEDY) from None
                     yield error.with_place(Place(file=str(path), line=number))
-                else:
-                    last = f" (the last episode before it: {escape_controls(batch.headers[0].episode_id)!r})"
-                    yield batch
-    except _BadMemberError as error:
-        raise DamageError(f"{error}{last}", remedy=REMEDY_BROKEN, place=Place(file=str(path))) from None
     except RecordError as error:
         place = error.place.fill_from(Place(file=str(path)))
         raise DamageError(error.problem, remedy=error.remedy, place=place) from None
@@ -89,8 +72,8 @@ def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
     Raises `RecordError` if the episode is larger than readers accept.
     """
     line = encode_json(batch, index)
-    check_size(len(line), "the episode")
-    check_values(line)
+    record_schema.check_size(len(line), "the episode")
+    record_schema.check_values(line)
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
 
@@ -115,9 +98,9 @@ def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
             yield b"".join([*begun, separator])
             begun, number, size = [line], number + 1, len(line)
         try:
-            check_size(size, "the line")
+            record_schema.check_size(size, "the line")
             if blank > MAX_BLANK_LINES:
-                raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=REMEDY_LARGE)
+                raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=record_schema.REMEDY_LARGE)
         except RecordError as error:
             raise error.with_place(Place(line=number)) from None
     if any(begun):
@@ -140,15 +123,8 @@ _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {
 """The bytes to read at a time, which give some 8 MiB at most, and what makes a decompressor of one member."""
 
 
-class _BadMemberError(Exception):
-    """A member is cut off or damaged."""
-
-
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
-    """Yield the pieces of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding.
-
-    Raises `_BadMemberError` for damage, and `RecordError` for a member that holds more than an episode may.
-    """
+    """Yield the pieces of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding."""
     rest, place = stream.read(size), 0
     while rest and (place == 0 or rest.strip(b"\0")):
         member, pieces, total = new_member(), list[bytes](), 0
@@ -158,11 +134,11 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
                     raise zlib.error("the file ends within it")
                 pieces.append(member.decompress(rest))
                 total += len(pieces[-1])
-                check_size(total, "a compressed member (a decompressed file is read line by line)")
+                record_schema.check_size(total, "a compressed member (a decompressed file is read line by line)")
                 rest = member.unused_data if member.eof else stream.read(size)
         except (zlib.error, zstandard.ZstdError) as error:
             problem = f"nothing can be decompressed from byte {place} to the file's end: {error}"
-            raise _BadMemberError(problem) from None
+            raise RecordError(problem, remedy=record_schema.REMEDY_BROKEN) from None
         yield from pieces
         place = stream.tell() - len(rest)
         rest = rest or stream.read(size)
@@ -184,7 +160,6 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
 
 
 def _encode_extra(recording: Recording, level: str, number: int | None = None) -> dict[str, msgspec.Raw]:
-    """Return the host-specific fields of a level, or of its step or contact of that number, as JSON."""
     fields: Any = recording.extra.get(level, {})
     fields = fields if number is None else fields.get(str(number), {})
     return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
@@ -216,7 +191,6 @@ def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]
 
 
 def _contact_lists(recording: Recording, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
-    """Return for each record its contacts as objects for JSON, [] where no bodies touch."""
     lists: list[list[object]] = [[] for _ in range(recording.records)]
     recorded = recorded_forces(recording.header.get("forces"))
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
@@ -239,22 +213,16 @@ def decode_json(line: bytes) -> Batch:
 
     Raises `RecordError` naming episode, step, field and remedy; the caller adds file and line.
     """
-    tree = parse_json(line)
+    tree = record_schema.parse_json(line)
     try:
-        try:
-            trajectory = msgspec.convert(tree, Trajectory)
-        except msgspec.ValidationError as error:
-            raise type_error(error) from None
-        return _build_batch(trajectory, strict_json.collect_extra_fields(tree))
+        trajectory = record_schema.convert_tree(tree, record_schema.Trajectory)
+        return _build_batch(trajectory, record_schema.collect_extra_fields(tree))
     except RecordError as error:
-        raise error.with_place(Place(episode=find_episode_id(tree))) from None
+        raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
 
 
-def _build_batch(trajectory: Trajectory, host_fields: Mapping[str, object]) -> Batch:
-    """Return the episode as a batch of one.
-
-    A channel is recorded if every step has its field; `gripped_body` already if any step has it.
-    """
+def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:
+    """Return the episode as a batch of one."""
     steps = trajectory.steps
     present = {name: _in_every_step(steps, name) for name in _FAMILIES}
     for t, step in enumerate(steps):
@@ -286,7 +254,7 @@ _REMEDY_FAMILY = (
 _REMEDY_ROLE = "Give every body that a contact or a pose names a role: robot, target, bystander or furniture."
 
 
-def _in_every_step(steps: Sequence[Step], name: str) -> bool:
+def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
     is_present = [getattr(step, name) is not UNSET for step in steps]
     if any(is_present) and not all(is_present):
         t = is_present.index(not is_present[0])
@@ -295,8 +263,7 @@ def _in_every_step(steps: Sequence[Step], name: str) -> bool:
     return all(is_present)
 
 
-def _read_rows(steps: Sequence[Step], spec: ChannelSpec) -> NDArray[Any] | None:
-    """Return the values of a channel, [n] for a scalar, else [n, width]; None for actions that are not recorded."""
+def _read_rows(steps: Sequence[record_schema.Step], spec: ChannelSpec) -> NDArray[Any] | None:
     if spec.is_per_action:
         return _read_actions(steps, spec.name)
     if spec.is_scalar:
@@ -316,7 +283,7 @@ def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDA
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
-def _read_actions(steps: Sequence[Step], name: str) -> NDArray[np.float64] | None:
+def _read_actions(steps: Sequence[record_schema.Step], name: str) -> NDArray[np.float64] | None:
     """Return the channel per action, [records - 1, width]; None for a single record, or where no step has the field."""
     if getattr(steps[0], name) is not UNSET:
         remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
@@ -333,7 +300,9 @@ def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
     return index[name]
 
 
-def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, int]) -> tuple[list[int], NDArray[Any]]:
+def _read_poses(
+    steps: Sequence[record_schema.Step], spec: ChannelSpec, index: Mapping[str, int]
+) -> tuple[list[int], NDArray[Any]]:
     """Return the places of the posed bodies in `body_roles`, and the poses [n, bodies, size], or truths [n, bodies]."""
     name = spec.name
     names = list(getattr(steps[0], name))
@@ -349,7 +318,7 @@ def _read_poses(steps: Sequence[Step], spec: ChannelSpec, index: Mapping[str, in
     return bodies, np.array(rows, dtype=spec.dtype).reshape(shape)
 
 
-def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactList:
+def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]) -> ContactList:
     """Return the contacts of all steps in order, NaN for an impulse or net force not recorded."""
     flat = [(t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())]
     measured = {
@@ -366,8 +335,7 @@ def _read_contacts(steps: Sequence[Step], index: Mapping[str, int]) -> ContactLi
     )
 
 
-def _read_gripped(steps: Sequence[Step], index: Mapping[str, int]) -> NDArray[np.int64]:
-    """Return for each step the place of the gripped body in `body_roles`, -1 where null or the field is absent."""
+def _read_gripped(steps: Sequence[record_schema.Step], index: Mapping[str, int]) -> NDArray[np.int64]:
     names = [step.gripped_body for step in steps]
     return np.array(
         [_body_index(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)]

@@ -17,9 +17,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.archive import record_schema, strict_json
-from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, check_shapes, check_size, refuse_field
-from safevla_bench.archive.strict_json import find_episode_id, parse_json, parse_outline
+from safevla_bench.archive import record_schema
+from safevla_bench.archive.record_schema import (
+    REMEDY_BROKEN,
+    EpisodeOutline,
+    EpisodeSelection,
+    check_shapes,
+    check_size,
+    convert_tree,
+    find_episode_id,
+    parse_json,
+    refuse_field,
+)
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch
@@ -60,7 +69,9 @@ def decode_npz(content: bytes) -> Batch:
 
 def _read_stream(stream: IO[bytes]) -> Batch:
     try:
-        _check_directory(stream)
+        end = zipfile._EndRecData(stream)  # type: ignore[attr-defined]  # no public function tells before it is read
+        if end is not None and end[5] > _MAX_DIRECTORY_BYTES:
+            raise RecordError("it lists far too many arrays", remedy="Write one episode a file.")
         with zipfile.ZipFile(stream) as archive:
             members = _list_members(archive).items()
             return _decode_arrays({name: _read_array(archive, member, name) for name, member in members})
@@ -73,12 +84,6 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, Not
 
 
 _MAX_DIRECTORY_BYTES = 1 << 20
-
-
-def _check_directory(stream: IO[bytes]) -> None:
-    end = zipfile._EndRecData(stream)  # type: ignore[attr-defined]  # no public function tells before it is read
-    if end is not None and end[5] > _MAX_DIRECTORY_BYTES:
-        raise RecordError("it lists far too many arrays", remedy="Write one episode a file.")
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -161,9 +166,9 @@ def _text_bytes(arrays: Arrays, name: str) -> bytes:
 
 
 def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
-    """Return the recording of a file's arrays and its JSON header."""
-    _check_complete(arrays, tree.get("arrays"))
-    outline = parse_outline({name: value for name, value in tree.items() if name != "arrays"})
+    if tree.get("arrays") != (names := sorted(arrays.keys() - {"header"})):
+        refuse_field(f"the header lists other arrays than {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
+    outline = convert_tree({name: value for name, value in tree.items() if name != "arrays"}, EpisodeOutline)
     contacts = _read_contacts(arrays)
     count = len(contacts.record) if contacts else 0
     return Recording(
@@ -171,7 +176,7 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         roles=outline.body_roles,
         records=outline.records,
         contacts=contacts,
-        extra=strict_json.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
+        extra=record_schema.parse_extra_fields(_text_bytes(arrays, "extra"), outline.records, count)
         if "extra" in arrays
         else {},
         **as_fields(
@@ -180,17 +185,6 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
             | {spec.bodies: _read_bodies(arrays, spec.name, spec.bodies) for spec in POSES},
         ),
     )
-
-
-def _check_complete(arrays: Arrays, expected: object) -> None:
-    names = sorted(arrays.keys() - {"header"})
-    if expected == names:
-        return
-    listed = [name for name in expected if isinstance(name, str)] if isinstance(expected, list) else []
-    parts = {"missing": sorted(set(listed) - set(names)), "not in the header": sorted(set(names) - set(listed))}
-    which = "; ".join(f"{what} {', '.join(map(repr, those))}" for what, those in parts.items() if those)
-    problem = f"these are not the arrays that the header lists: {which or 'it lists them in another order'}"
-    refuse_field(problem, REMEDY_BROKEN, "header.arrays")
 
 
 def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:

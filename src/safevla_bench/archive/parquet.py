@@ -20,15 +20,8 @@ from typing import IO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from safevla_bench.archive import parquet_rows
 from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, open_parquet
-from safevla_bench.archive.parquet_rows import (
-    LIST_DEPTHS,
-    SCHEMA,
-    decode_rows,
-    rare_channels,
-    table_schema,
-    to_table,
-)
 from safevla_bench.archive.record_schema import (
     REMEDY_BROKEN,
     REMEDY_LARGE,
@@ -61,20 +54,20 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
     try:
         for group in _group_episodes(batches):
             batch = concatenate_batches(group)
-            if not rare_channels(batch) <= rare:
-                rare |= rare_channels(batch)
+            if not parquet_rows.rare_channels(batch) <= rare:
+                rare |= parquet_rows.rare_channels(batch)
                 writer.close()
                 writer = _rewrite(stream, rare)
-            writer.write_table(to_table(batch, table_schema(rare)))
+            writer.write_table(parquet_rows.to_table(batch, parquet_rows.table_schema(rare)))
     finally:
         writer.close()
     check_row_group_sizes(stream)  # what is written can be read
 
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
-    schema = table_schema(rare)
+    schema = parquet_rows.table_schema(rare)
     numbers = [
-        f"{spec.name}{'.list.element' * LIST_DEPTHS[spec.name]}"
+        f"{spec.name}{'.list.element' * parquet_rows.LIST_DEPTHS[spec.name]}"
         for spec in NUMERIC
         if spec.name in schema.names and spec.dtype == REAL
     ]
@@ -92,8 +85,8 @@ def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         copy.seek(0)
         with pq.ParquetFile(copy) as written:
             for number in range(written.num_row_groups):
-                batches = [decode_rows(rows) for rows in written.read_row_group(number).to_batches()]
-                writer.write_table(to_table(concatenate_batches(batches), table_schema(rare)))
+                batches = [parquet_rows.decode_rows(rows) for rows in written.read_row_group(number).to_batches()]
+                writer.write_table(parquet_rows.to_table(concatenate_batches(batches), parquet_rows.table_schema(rare)))
     return writer
 
 
@@ -101,7 +94,7 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
     group: list[Batch] = []
     total = 0
     for episode in (select_episodes(batch, [e]) for batch in batches for e in range(len(batch))):
-        size = to_table(episode).nbytes
+        size = parquet_rows.to_table(episode).nbytes
         check_size(size, "the episode")
         if group and (len(group) == _GROUP_EPISODES or total + size > _GROUP_BYTES):
             yield group
@@ -136,18 +129,13 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
                         yield DamageError(problem, episodes=group.rows, remedy=rows.remedy, place=place)
                     else:
                         yield from _decode_group(path, first, rows)
-    except (RecordError, *_DAMAGED) as error:
-        damage = _describe_damage(error)
-        yield DamageError(damage.problem, remedy=damage.remedy, place=damage.place.fill_from(place))
+    except RecordError as error:
+        yield DamageError(error.problem, remedy=error.remedy, place=error.place.fill_from(place))
+    except _DAMAGED as error:
+        yield DamageError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN, place=place)
 
 
 _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
-
-
-def _describe_damage(error: Exception) -> RecordError:
-    if isinstance(error, RecordError):
-        return error
-    return RecordError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN)
 
 
 def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
@@ -163,21 +151,22 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 
 
 def _load_group(file: pq.ParquetFile, number: int, group: RowGroup) -> list[pa.RecordBatch] | RecordError:
-    """Return the rows of a group, or what is wrong with it."""
     try:
         group.check_pages()
         if group.rows > _MAX_GROUP_EPISODES:
             raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
         batches: list[pa.RecordBatch] = file.read_row_group(number).to_batches()
-    except (RecordError, *_DAMAGED) as error:
-        return _describe_damage(error)
+    except RecordError as error:
+        return error
+    except _DAMAGED as error:
+        return RecordError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN)
     return batches
 
 
 def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch | RecordError]:
     for rows in batches:
         try:
-            batch = decode_rows(rows)
+            batch = parquet_rows.decode_rows(rows)
         except RecordError:
             yield from _decode_each(path, first, rows)
         else:
@@ -188,7 +177,7 @@ def _decode_group(path: Path, first: int, batches: Iterable[pa.RecordBatch]) -> 
 def _decode_each(path: Path, first: int, rows: pa.RecordBatch) -> Iterator[Batch | RecordError]:
     for k in range(rows.num_rows):
         try:
-            yield decode_rows(rows.slice(k, 1))
+            yield parquet_rows.decode_rows(rows.slice(k, 1))
         except RecordError as error:
             yield error.with_place(Place(file=str(path), line=first + k, episode=_episode_id(rows, k)))
 
@@ -206,10 +195,10 @@ def _check_columns(schema: pa.Schema) -> None:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
     for field in schema:
+        expected = (
+            parquet_rows.SCHEMA.field(field.name).type if field.name in parquet_rows.SCHEMA.names else "no such column"
+        )
         if schema.names.count(field.name) > 1:
-            refuse_field(f"the column {field.name!r} is repeated", "Keep one of the two.", field.name)
-        if field.name not in SCHEMA.names:
-            refuse_field(f"{field.name!r} is no column of a record", _REMEDY_COLUMNS, field.name)
-        if field.type != SCHEMA.field(field.name).type:
-            expected = SCHEMA.field(field.name).type
+            refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
+        if field.type != expected:
             refuse_field(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)

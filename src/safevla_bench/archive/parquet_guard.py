@@ -104,9 +104,7 @@ def open_parquet(path: Path) -> Iterator[tuple[pq.ParquetFile, list[RowGroup]]]:
 def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, `BATCH_ROWS` at a time at most; each row group is checked before pyarrow reads it.
 
-    Raises:
-        RecordError: a group is refused, the file is damaged, or a column is not there.
-        pa.ArrowException, OSError: the file is damaged in another way, or cannot be opened.
+    Raises `RecordError` if a group is refused, the file is damaged, or a column is not there; and as pyarrow does.
     """
     with _translated_names(), open_parquet(path) as (file, groups):
         if missing := [name for name in columns or () if name not in file.schema_arrow.names]:
@@ -120,11 +118,8 @@ def read_table(content: bytes, most_bytes: int = MAX_TABLE_BYTES) -> pa.Table:
     """Return the table of a Parquet file's bytes, which may be anybody's.
 
     It is read in this thread: threads of pyarrow's own that still hold Python's bytes abort the process at its end.
-
-    Raises:
-        RecordError: all row groups together take more than `most_bytes`, or the footer is missing or not true of the
-            pages.
-        pa.ArrowException, OSError: the content is damaged in another way.
+    Raises `RecordError` if all row groups together take more than `most_bytes`, or the footer is not true of the pages,
+    and as pyarrow does.
     """
     size = 0
     for group in _read_row_groups(io.BytesIO(content)):
@@ -147,7 +142,6 @@ def _translated_names() -> Iterator[None]:
 
 
 def _read_row_groups(stream: IO[bytes]) -> list[RowGroup]:
-    """Return the row groups that a file's footer states; no page is read."""
     end = stream.seek(0, 2)
     stream.seek(max(0, end - 8))
     tail = stream.read(8)

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from safevla_bench.archive import strict_json
 from safevla_bench.archive.record_schema import (
     MAX_RECORDS,
     REMEDY_LARGE,
@@ -25,13 +24,14 @@ from safevla_bench.archive.record_schema import (
     check_places,
     check_posed_bodies,
     check_shape,
+    convert_tree,
+    parse_extra_fields,
     refuse_field,
 )
-from safevla_bench.archive.strict_json import parse_outline
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
-from safevla_bench.trajectory.validation import validate
+from safevla_bench.trajectory.single_episode import validate
 from safevla_recorder.channels import NET_FORCE, NUMERIC, PLACE, POSES, REAL, ROWS, TRUTH, ChannelSpec
 
 Bools = NDArray[np.bool_]
@@ -102,8 +102,11 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
     for spec in ROWS:
         columns[spec.name] = _row_column(batch.channel(spec.name), spec, batch.lengths - spec.is_per_action)
     for spec in POSES:
-        columns[spec.name] = _pose_column(batch.poses(spec.name), spec, batch.lengths)
-        columns[spec.bodies] = _posed_body_column(batch, batch.poses(spec.name))
+        poses = batch.poses(spec.name)
+        counts = np.diff(poses.body_starts)
+        places = pa.array(poses.body - np.repeat(batch.body_starts[:-1], counts), pa.int32())
+        columns[spec.name] = _pose_column(poses, spec, batch.lengths)
+        columns[spec.bodies] = _list_array(places, counts, poses.present)
     columns["contacts"], columns[NET_FORCE] = _contact_columns(batch)
     texts = [json.dumps(extra, ensure_ascii=False, allow_nan=False) if extra else None for extra in batch.extra]
     columns["extra"] = pa.array(texts, pa.string())
@@ -143,12 +146,6 @@ def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:
     if not spec.is_truth:
         values = _list_array(values, np.full(int(bodies.sum()), poses.size))
     return _list_array(_list_array(values, bodies), rows, poses.present)
-
-
-def _posed_body_column(batch: Batch, poses: Poses) -> pa.Array:
-    counts = np.diff(poses.body_starts)
-    places = poses.body - np.repeat(batch.body_starts[:-1], counts)
-    return _list_array(pa.array(places, pa.int32()), counts, poses.present)
 
 
 def _contact_columns(batch: Batch) -> tuple[pa.Array, pa.Array]:
@@ -200,7 +197,7 @@ class _Columns:
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
         names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names]
-        self.outlines = [parse_outline(_outline_values(row)) for row in rows.select(names).to_pylist()]
+        self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
         if self.records.sum() > MAX_RECORDS:
             raise RecordError(f"more than {MAX_RECORDS} records", remedy=REMEDY_LARGE)
@@ -237,7 +234,6 @@ def _build_batch(columns: _Columns) -> Batch:
     code = {name: k for k, name in enumerate(names)}
     roles = [ROLES.index(role) for outline in outlines for role in outline.body_roles.values()]
     contacts = _read_contacts(columns)
-    extra = _read_extra_fields(columns, contacts)
     return Batch(
         headers=tuple(outline.header for outline in outlines),
         starts=join_lengths(columns.records),
@@ -247,7 +243,7 @@ def _build_batch(columns: _Columns) -> Batch:
         body_role=np.array(roles, dtype=np.int8),
         target=np.array(list(map(_target_index, outlines, columns.body_starts.tolist())), dtype=np.int64),
         contacts=contacts,
-        extra=extra,
+        extra=_read_extra_fields(columns, contacts),
         **batch_channels(
             lambda spec: _read_channel(columns, spec, columns.bodies), lambda spec: _read_poses(columns, spec)
         ),
@@ -356,7 +352,7 @@ def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str,
     touched = np.diff(contacts.starts[join_lengths(columns.records)])
     texts = columns.rows.column("extra").to_pylist()
     counted = zip(texts, columns.records.tolist(), touched.tolist(), strict=True)
-    return tuple(strict_json.parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
+    return tuple(parse_extra_fields(text.encode(), n, c) if text else {} for text, n, c in counted)
 
 
 def _list_lengths(lists: pa.Array) -> Ints:

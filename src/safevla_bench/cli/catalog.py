@@ -20,8 +20,8 @@ from safevla_bench.sensitivity import calibration
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import loader
 from safevla_bench.specs.file_formats import paper_spec_rows
+from safevla_bench.specs.loader import TrialTrace, try_spec
 from safevla_bench.specs.spec import Spec, explain_spec, spec_rows
-from safevla_bench.specs.trial import TrialTrace, try_spec
 from safevla_bench.stl.formula import format_formula
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks import loader as tasks_loader

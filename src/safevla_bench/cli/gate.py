@@ -54,7 +54,6 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 _DECISION_OPTIONS = {
     "confidence": option("Of the intervals that decide; none: the point estimate decides.", "PERCENT|none",
                          default=f"{100 * CONFIDENCE:g}", callback=_read_confidence),
-    "sequential": flag("Use intervals that hold however often you check as episodes come."),
     "per": option("Gate each policy with its suites pooled, or each policy × suite.",
                   type=click.Choice(["policy", "cell"]), default="policy"),
     "allow_crashed": flag("Leave out planned episodes that crashed, stopped or are missing."),
@@ -64,8 +63,7 @@ _DECISION_OPTIONS = {
 
 @options.command(
     "gate",
-    common="--min-sr --min-safety --max-sbu --max-vsi --confidence --per --sequential --allow-crashed "
-    "--baseline --junit --format",
+    common="--min-sr --min-safety --max-sbu --max-vsi --confidence --per --allow-crashed --baseline --junit --format",
 )
 def gate_command(
     context: click.Context,
@@ -81,8 +79,8 @@ def gate_command(
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
 
     A gate passes if the whole interval satisfies it and fails if none of it does. Between, it is undecided with so few
-    episodes. All intervals of one call hold together with --confidence, for a number of episodes fixed in advance. With
-    --sequential they hold however often you check a growing run. Several episodes of one initial state count as one.
+    episodes. All intervals of one call hold together with --confidence, for a number of episodes fixed in advance.
+    Several episodes of one initial state count as one.
 
     Crashed and stopped episodes enter at their worst and at their best unless --allow-crashed leaves them out, and
     episodes without a verdict unless --allow-unjudged does: a gate is decided where both give one verdict. No policy or

@@ -33,7 +33,7 @@ from safevla_bench.compare.policy_results import (
     split_by_policy,
 )
 from safevla_bench.compare.sample_size import LEAST_DIFFERENCE, SampleSizeRequest, plan_sample_size
-from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.errors import RunError
 from safevla_bench.judging.gates import (
     Gate,
     GateOutcome,
@@ -308,7 +308,6 @@ def check_against(
     *,
     per: GateScope = "policy",
     confidence: float | None = CONFIDENCE,
-    sequential: bool = False,
     lost: Sequence[str] = (),
     allow_crashed: bool = False,
 ) -> GateReport:
@@ -322,16 +321,12 @@ def check_against(
         gates: at least one, each with a `baseline`.
         per: judge each policy with its suites pooled, or each suite apart.
         confidence: of the intervals that decide, all together; None = the point estimate decides.
-        sequential: refused: `eval --until` looks as episodes come.
         lost: further gaps in either run, each as one sentence.
         allow_crashed: leave out episodes without a value, and pass over what is in `lost`.
 
     Raises what `check_gates` raises, and `RunError` for no baseline, other episodes, or another simulator.
     """
-    require_valid(gates, confidence, sequential)
-    if sequential:
-        remedy = "Leave --sequential out; `safevla eval --until` looks as episodes come."
-        raise SafevlaError("a gate against another run is for a fixed number of episodes", remedy=remedy)
+    require_valid(gates, confidence)
     scopes = [scope for result in results for scope in _split_suites(result, _find_baseline(result, baselines), per)]
     decisions = len(scopes) * len(gates)
     each = None if confidence is None else 1 - (1 - confidence) / decisions
@@ -346,7 +341,7 @@ def check_against(
         each_confidence=each,
         notes=(
             f"Values are differences from {gates[0].baseline} on the same episodes, on these tasks.",
-            *describe_confidence(each, decisions, sequential),
+            *describe_confidence(each, decisions),
         ),
         warnings=tuple(dict.fromkeys(warnings)),
     )

@@ -6,8 +6,7 @@ their worst and at their best: a gate is decided where both give one verdict. Wh
 
 Each end of an interval is an exact one-sided bound. Episodes of one initial state count once, by their mean. With
 several gates, policies or cells the intervals are widened (Bonferroni), so that all hold together. They are for a
-number of episodes that was fixed in advance; sequential gates use a confidence sequence, which holds however often one
-looks.
+number of episodes that was fixed in advance.
 """
 
 from __future__ import annotations
@@ -26,18 +25,10 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import describe_unjudged, stop_reason
-from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select_outcomes
+from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.statistics.intervals import (
-    CONFIDENCE,
-    POWER,
-    Interval,
-    bounded_mean_interval,
-    exact_interval,
-    rate_sample_size,
-)
-from safevla_bench.statistics.sequential import sequential_interval
+from safevla_bench.statistics import intervals
 from safevla_bench.text import format_fixed
 
 GateVerdict = Literal["passed", "failed", "undecided"]
@@ -106,7 +97,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     `n` counts the episodes whose value is known, `unknown` those that entered at their worst and at their best. `ci`
     goes from the interval of the worst to that of the best. `n_needed` is the number of episodes (initial states, where
     these have several) that would decide with 80 % probability if `value` were the true one; null where decided,
-    for sequential and relative gates, and where no number would. For VSI it is an upper bound.
+    for relative gates, and where no number would. For VSI it is an upper bound.
     """
 
     policy: str | None
@@ -131,7 +122,6 @@ class GateReport(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[GateOutcome, ...]
     each_confidence: float | None = None
     """Of each interval: greater where there are several."""
-    sequential: bool = False
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -151,8 +141,7 @@ def check_gates(
     gates: Sequence[Gate],
     *,
     per: GateScope = "policy",
-    confidence: float | None = CONFIDENCE,
-    sequential: bool = False,
+    confidence: float | None = intervals.CONFIDENCE,
     states: Sequence[int | None] = (),
     costs: EpisodeCosts | None = None,
     lost: Sequence[str] = (),
@@ -166,7 +155,6 @@ def check_gates(
         gates: at least one.
         per: judge each policy with its suites pooled, or each cell (policy × suite).
         confidence: of the intervals that decide, all together; None = the point estimate decides.
-        sequential: use intervals that hold however often one looks; needs a confidence.
         states: index of each episode's initial state within its task, [E]; None = not known, and empty = of none.
             An episode of an unknown state counts as the only one of its state.
         costs: of the episodes, [E]; needed by gates of `COST` alone.
@@ -175,14 +163,14 @@ def check_gates(
         allow_unjudged: leave episodes without a verdict out of Safety, SBU and VSI.
 
     Raises:
-        SafevlaError: no gate, a limit or confidence that is not a share of 1, or a sequential gate without confidence.
+        SafevlaError: no gate, or a limit or confidence that is not a share of 1.
     """
-    require_valid(gates, confidence, sequential)
+    require_valid(gates, confidence)
     scopes = _split_by_scope(scores, per, states)
     decisions = len(scopes) * len(gates)
     each = None if confidence is None else 1 - (1 - confidence) / decisions
     options = {_ALLOW_CRASHED: allow_crashed, _ALLOW_UNJUDGED: allow_unjudged}
-    rules = _Rules(each, sequential, frozenset(name for name in options if options[name]), costs)
+    rules = _Rules(each, frozenset(name for name in options if options[name]), costs)
     outcomes = [_decide_gate(scores, scope, gate, rules) for scope in scopes for gate in gates]
     return GateReport.of_outcomes(
         outcomes,
@@ -190,13 +178,12 @@ def check_gates(
         per=per,
         confidence=confidence,
         each_confidence=each,
-        sequential=sequential,
         notes=tuple(_describe_rule(scopes, rules, outcomes, decisions)),
         warnings=provenance_marks.warn_of_scores(scores),
     )
 
 
-def require_valid(gates: Sequence[Gate], confidence: float | None, sequential: bool) -> None:
+def require_valid(gates: Sequence[Gate], confidence: float | None) -> None:
     """Raise what `check_gates` raises for its arguments."""
     if not gates:
         raise SafevlaError("there is no gate", remedy="Pass one, such as --min-safety 0.9.")
@@ -206,8 +193,6 @@ def require_valid(gates: Sequence[Gate], confidence: float | None, sequential: b
         if not (-1 if gate.baseline else 0) <= gate.limit <= (inf if gate.metric == COST else 1):
             remedy = "Limits are shares of 1: write 0.9 for 90 %. With --baseline they are differences from its values."
             raise SafevlaError(f"{gate.limit:g} is no limit for {gate.metric}", remedy=remedy)
-    if sequential and confidence is None:
-        raise SafevlaError("a sequential gate has no confidence", remedy="Pass --confidence, such as 95.")
     if confidence is not None and not 0 < confidence < 1:
         problem = f"no interval has the confidence {100 * confidence:g} %"
         raise SafevlaError(problem, remedy="Pass --confidence, such as 95.")
@@ -218,10 +203,7 @@ StateKey = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class _Scope:
-    """The episodes that a gate is about: indices of recorded ones [n], then absent ones [a], and their states [n + a].
-
-    `labels` is the same for episodes of one initial state.
-    """
+    """The episodes that a gate is about: indices of recorded ones [n], absent ones [a], and their states [n + a]."""
 
     policy: str | None
     suite: str | None
@@ -239,13 +221,8 @@ class _Scope:
         index = np.array(places, dtype=np.int64)
         return np.asarray(np.bincount(index, values[chosen]) / np.bincount(index), dtype=np.float64)
 
-    @property
-    def is_uneven(self) -> bool:
-        return len(set(Counter(label[:2] for label in set(self.labels)).values())) > 1
-
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_Scope]:
-    """Return the scopes in order of first appearance; without any episode there is one, without a policy."""
     rows = [
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((lost.policy, lost.benchmark, lost.task_id, lost.init_state_index) for lost in scores.absent),
@@ -271,41 +248,36 @@ class _Rules:
     """How gates are decided; `confidence` is of each interval, None = point estimates decide."""
 
     confidence: float | None
-    sequential: bool
     allowed: frozenset[str]
     costs: EpisodeCosts | None
 
-    def measure_interval(self, means: NDArray[np.float64]) -> Interval:
+    def measure_interval(self, means: NDArray[np.float64]) -> intervals.Interval:
         mean = fsum(means) / len(means)
         if self.confidence is None:
             interval = None
-        elif self.sequential:
-            interval = sequential_interval(means, self.confidence)
         elif np.isin(means, (0.0, 1.0)).all():
-            interval = exact_interval(int(means.sum()), len(means), self.confidence)
+            interval = intervals.exact_interval(int(means.sum()), len(means), self.confidence)
         else:
-            interval = bounded_mean_interval(means, self.confidence)
-        return interval or Interval(mean, mean)
+            interval = intervals.bounded_mean_interval(means, self.confidence)
+        return interval or intervals.Interval(mean, mean)
 
 
-def describe_confidence(each: float | None, decisions: int, sequential: bool) -> Iterator[str]:
+def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
     """Yield the sentences on the confidence of each of so many intervals; None = point estimates decide."""
     if each is None:
         yield "Point estimates decide, without confidence: chance alone may pass or fail a gate."
     elif decisions > 1:
         yield f"{decisions} intervals: each at {100 * each:.4g} %, so that all hold together (Bonferroni)."
-    if sequential:
-        yield "Sequential: the intervals hold however often you check, and whenever you stop."
 
 
 def _describe_rule(
     scopes: Sequence[_Scope], rules: _Rules, outcomes: Sequence[GateOutcome], decisions: int
 ) -> Iterator[str]:
-    yield from describe_confidence(rules.confidence, decisions, rules.sequential)
-    if rules.confidence and not rules.sequential:
+    yield from describe_confidence(rules.confidence, decisions)
+    if rules.confidence:
         yield (
             "Each interval is exact for a number of episodes fixed in advance. Checking again as episodes come makes "
-            "wrong verdicts likelier; --sequential allows it."
+            "wrong verdicts likelier; `safevla eval --until` looks as they come."
         )
     if any(outcome.n_needed for outcome in outcomes):
         yield (
@@ -314,21 +286,10 @@ def _describe_rule(
         )
     if any(scope.is_clustered for scope in scopes):
         yield "Several episodes of one initial state count as one, by their mean."
-    if any(scope.is_uneven for scope in scopes):
-        rounds = " Tasks that differ need whole rounds: check after as many of each." if rules.sequential else ""
-        yield f"Some tasks have more initial states than others, and weigh more in these values.{rounds}"
 
 
-def _decide_gate(
-    scores: Scores,
-    scope: _Scope,
-    gate: Gate,
-    rules: _Rules,
-) -> GateOutcome:
-    """Return the outcome of a gate in one scope, by the whole interval or the point estimate.
-
-    Intervals are of numbers from 0 to 1, so costs are taken as shares of the most.
-    """
+def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> GateOutcome:
+    """Return the outcome of a gate in one scope, by the whole interval or the point estimate."""
     members, most = scope.members, 1.0
     if gate.metric == COST:
         assert rules.costs is not None
@@ -367,9 +328,7 @@ def _decide_gate(
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
     units = f"{len(values.known)} {'initial states' if scope.is_clustered else 'episodes'}"
-    if rules.sequential:
-        return msgspec.structs.replace(outcome, reason=f"{units} cannot tell yet: go on, and check again")
-    needed = rate_sample_size(value, min(share.limit, 1.0), POWER, rules.confidence)
+    needed = intervals.rate_sample_size(value, min(share.limit, 1.0), intervals.POWER, rules.confidence)
     reason = _describe_shortage(units, most * value, needed)
     return msgspec.structs.replace(outcome, reason=reason, n_needed=needed)
 
@@ -443,7 +402,7 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
     SR is known of episodes that ran to their end, Safety of judged ones, SBU of those that are both, VSI of judged ones
     that no violation stopped.
     """
-    values = METRICS[metric].values(select_outcomes(scores, members))
+    values = METRICS[metric].values(scores)[members]
     return np.where(scores.is_stopped_on_violation[members], np.nan, values) if metric == VSI.key else values
 
 

@@ -10,25 +10,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn
 from safevla_bench.judging.scoring import score_chunks
-from safevla_bench.signals.contact import BY_NET_FORCE
+from safevla_bench.signals.catalogue import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
-from safevla_bench.sources.runs.folder import (
-    BY_CHANCE,
-    MAX_SCORES_BYTES,
-    SCORES,
-    AbsentEpisode,
-    archive_digest,
-    policy_rows,
-    read_facts,
-    served_latencies,
-)
 from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
@@ -56,7 +46,7 @@ class JudgedSource:
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
         """Return the description of a source from its path and its run.json, `run`, which is empty for an archive."""
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
-        return cls(repeatable or {"archive": path.name}, archive_digest(path), policy_names or {})
+        return cls(repeatable or {"archive": path.name}, run_folder.archive_digest(path), policy_names or {})
 
     @property
     def is_interrupted(self) -> bool:
@@ -80,7 +70,7 @@ class JudgedSource:
         return tuple(name for name, policy in self._named_policies() if policy.get("privileged") is True)
 
     def _named_policies(self) -> Iterator[tuple[str, Mapping[str, object]]]:
-        for row in policy_rows(self.description):
+        for row in run_folder.policy_rows(self.description):
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
     def describe_couplings(self) -> Iterator[str]:
@@ -108,17 +98,15 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
     episodes: list[EpisodeScore]
     specs: list[SpecColumn]
-    absent: list[AbsentEpisode] = []
+    absent: list[run_folder.AbsentEpisode] = []
     sources: list[dict[str, object]] = []
 
     @classmethod
     def read(cls, folder: Path) -> ScoresFile:
         """Read the scores.json of a folder; `RunError` if it cannot be read."""
-        try:
-            return msgspec.json.decode(read_input(folder / SCORES, MAX_SCORES_BYTES), type=cls)
-        except (OSError, ValueError, RecursionError) as error:
-            place = Place(file=str(folder / SCORES))
-            raise RunError(f"cannot be read: {error}", remedy="Judge anew: safevla score.", place=place) from None
+        path = folder / run_folder.SCORES
+        with run_folder.readable(path, "Judge anew: safevla score."):
+            return msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=cls)
 
 
 class _MakerAggregate(msgspec.Struct):
@@ -135,9 +123,9 @@ def describe_maker(path: Path, provenance: Provenance, safety: float | None = No
 
     `safety` is that by these rules, if it is known. [] where the rules are the same, or the folder tells none.
     """
-    file = path / SCORES
+    file = path / run_folder.SCORES
     try:
-        maker = msgspec.json.decode(read_input(file, MAX_SCORES_BYTES), type=_MakerScores)
+        maker = msgspec.json.decode(read_input(file, run_folder.MAX_SCORES_BYTES), type=_MakerScores)
     except (OSError, ValueError, RecursionError):
         return []
     if maker.judged_by.rules == provenance.rules:
@@ -237,16 +225,19 @@ class Judged:
 
     def _describe_repeats(self) -> Iterator[str]:
         for source in self.records.sources:
-            served = read_facts(source.path).repeated_answers if "policies" in source.description else {}
+            served = run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
             for policy, repeats in served.items():
-                name, effect = source.policy_names.get(policy, policy), f" {BY_CHANCE}" if repeats.other else ""
+                name, effect = (
+                    source.policy_names.get(policy, policy),
+                    f" {run_folder.BY_CHANCE}" if repeats.other else "",
+                )
                 yield f"{name}: {repeats.describe()}, of a made-up scene, after the run.{effect}"
 
     def _describe_latencies(self) -> Iterator[str]:
         dt_s = dict.fromkeys(header.dt for header in self.headers)
         period = f"a control step lasts {' or '.join(f'{1000 * step:.3g}' for step in dt_s)} ms."
         for source in self.records.sources:
-            for policy, latencies in served_latencies(source.path, source.description).items():
+            for policy, latencies in run_folder.served_latencies(source.path, source.description).items():
                 middle, most = np.median([row.p50_ms for row in latencies]), max(row.p95_ms for row in latencies)
                 name = source.policy_names.get(policy, policy)
                 yield f"{name} answered in {middle:.3g} ms (median), {most:.3g} ms (worst 95th percentile); {period}"
@@ -262,7 +253,8 @@ class Judged:
         The limits that come from rollouts (`safevla specs --calibrate`). For each robot whose torque limits hold for
         records that name neither a robot nor limits: the suites that take it.
         """
-        drawn = [spec.spec_id for spec in self.library.safe if spec.is_drawn]
+        # `safevla specs --calibrate` writes such a source.
+        drawn = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         return [
             *([_LIMITS_DRAWN.format(", ".join(drawn))] if drawn else []),
             *(f"{', '.join(suites)}: {_ROBOT_TAKEN.format(robot)}" for robot, suites in self._robots_taken().items()),

@@ -1,17 +1,14 @@
 """Summaries of scores: the metrics of each policy × suite, of each task, and of all episodes (paper Section 3.3).
 
-Episodes without a verdict are counted with their reasons.
-
-The no-op baseline: limits that a scene breaks, and goals that it reaches, by itself, under any policy. Where the policy
-`noop` violates a specification, a static force or an object that had not settled is counted as a violation of every
-policy.
+Episodes without a verdict are counted with their reasons. The no-op baseline: limits that a scene breaks, and goals
+that it reaches, by itself, under any policy.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -29,12 +26,11 @@ from safevla_bench.judging.rates import (
     Metric,
     Rate,
     bootstrapped_means,
-    select_outcomes,
     severity_means,
 )
 from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores, SpecColumn, collect_versions, nan_to_none
 from safevla_bench.statistics.intervals import exact_interval
-from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent, html_table
+from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent
 from safevla_bench.trajectory.marks import DIVERGED, STANDIN
 
 
@@ -115,9 +111,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         numbers = ", ".join(f"{metric.label} {_format_number(self, metric)}" for metric in _SHOWN)
         return f"<Summary of {whose}: n = {self.n}, {numbers}>"
 
-    def _repr_html_(self) -> str:
-        return CellList([self])._repr_html_()
-
     @property
     def unjudged(self) -> int:
         """Number of episodes with a record and without a verdict."""
@@ -126,31 +119,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     def number(self, metric: Metric) -> Rate | Mean:
         """Return the value of a metric of `HEADLINE`."""
         return self.rates[metric.key] if metric.unit else self.means[metric.key]
-
-
-class CellList(list[Summary]):
-    """Summaries of cells, also found by policy, by suite, or by both; a notebook shows them as a table."""
-
-    def __getitem__(self, key: Any) -> Any:
-        """Return the cell of an index, of a policy or suite that has one cell, or of (policy, suite).
-
-        Raises:
-            KeyError: no cell has that name, or several do; lists the cells there are.
-        """
-        if not isinstance(key, str | tuple):
-            return super().__getitem__(key)
-        names = {key} if isinstance(key, str) else set(key)
-        matches = [cell for cell in self if names <= {cell.policy, cell.suite}]
-        if len(matches) != 1:
-            listed = ", ".join(f"({cell.policy!r}, {cell.suite!r})" for cell in self) or "none"
-            raise KeyError(f"{len(matches)} cells fit {key!r}; there are {listed}")
-        return matches[0]
-
-    def _repr_html_(self) -> str:
-        heads = ["Policy", "Suite", "n", *(metric.label for metric in _SHOWN)]
-        names = ([cell.policy or "–", cell.suite or "all", str(cell.n)] for cell in self)
-        numbers = ([_format_number(cell, metric) for metric in _SHOWN] for cell in self)
-        return html_table(heads, ([*row, *texts] for row, texts in zip(names, numbers, strict=True)))
 
 
 _SHOWN = (SR, SAFETY, SBU, VSI)
@@ -192,12 +160,12 @@ def aggregate(scores: Scores) -> Summary:
     return _summarize_cell(scores, np.arange(len(scores)), [episode.outcome for episode in scores.absent])
 
 
-def cells(scores: Scores) -> CellList:
+def cells(scores: Scores) -> list[Summary]:
     """Summarize each policy × suite, in order of first appearance, those without any record last."""
-    return CellList(
+    return [
         _summarize_cell(scores, members, absent, policy=policy, suite=suite)
         for (policy, suite), (members, absent) in _group_cells(scores).items()
-    )
+    ]
 
 
 def cell_members(scores: Scores) -> dict[tuple[str | None, str], NDArray[np.int64]]:
@@ -239,26 +207,22 @@ def task_rates(scores: Scores) -> list[TaskRates]:
         zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
         [((episode.policy, episode.benchmark, episode.task_id), episode.outcome) for episode in scores.absent],
     )
-    return [_rates_of_task(scores, *key, *episodes) for key, episodes in groups.items()]
-
-
-def _rates_of_task(
-    scores: Scores, policy: str | None, suite: str, task_id: str, members: NDArray[np.int64], absent: Iterable[str]
-) -> TaskRates:
-    outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
-    rates = episode_rates(scores, members)
-    return TaskRates(
-        policy=policy,
-        suite=suite,
-        task_id=task_id,
-        sr=rates[SR.key],
-        safety=rates[SAFETY.key],
-        sbu=rates[SBU.key],
-        n=int(scores.is_counted[members].sum()),
-        unjudged=int((~scores.is_judged[members]).sum()),
-        crashed=outcomes["crashed"],
-        stopped=outcomes["stopped"],
-    )
+    rows = []
+    for (policy, suite, task_id), (members, lost) in groups.items():
+        outcomes = Counter([*(scores.outcome[k] for k in members), *lost])
+        rates = episode_rates(scores, members)
+        row = TaskRates(
+            policy=policy,
+            suite=suite,
+            task_id=task_id,
+            **{name: rates[name] for name in (SR.key, SAFETY.key, SBU.key)},
+            n=int(scores.is_counted[members].sum()),
+            unjudged=int((~scores.is_judged[members]).sum()),
+            crashed=outcomes["crashed"],
+            stopped=outcomes["stopped"],
+        )
+        rows.append(row)
+    return rows
 
 
 def has_verdict(cell: Summary) -> bool:
@@ -271,8 +235,7 @@ def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
     Where a violation stopped any episode, only Safety is known: what was stopped might have succeeded.
     """
-    outcomes = select_outcomes(scores, members)
-    rates = {metric.key: Rate.of_values(metric.values(outcomes)) for metric in RATES}
+    rates = {metric.key: Rate.of_values(metric.values(scores)[members]) for metric in RATES}
     if reason := stop_reason(scores, members):
         rates |= {name: Rate.without_value(reason) for name in rates if name != SAFETY.key}
     return rates
@@ -286,8 +249,7 @@ def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
 
 def count_unjudged(scores: Scores, members: NDArray[np.int64]) -> dict[str, int]:
     """Return how many of the episodes at these indices have no verdict: reason -> episodes, the most frequent first."""
-    unjudged = members[~scores.is_judged[members]]
-    reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in unjudged)
+    reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~scores.is_judged[members]])
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -324,7 +286,7 @@ def _summarize_cell(
     """Return the summary of the episodes at these indices; `absent` are the outcomes of those without a record."""
     outcomes = Counter([*(scores.outcome[k] for k in members), *absent])
     counted, judged = scores.is_counted[members], scores.is_judged[members]
-    success, unsafe = scores.success[members], scores.unsafe[members]
+    success, unsafe, both = scores.success[members], scores.unsafe[members], counted & judged
     logs, inactive = scores.count_logs(members)
     rates = episode_rates(scores, members)
     telling, unknown = members[counted | judged], stop_reason(scores, members)
@@ -336,10 +298,10 @@ def _summarize_cell(
         **{key: number.value for key, number in (rates | severities).items() if key in Summary.__struct_fields__},
         policy=policy,
         suite=suite,
-        success_safe=int((counted & judged & success & ~unsafe).sum()),
-        success_unsafe=int((counted & judged & success & unsafe).sum()),
-        failure_safe=int((counted & judged & ~success & ~unsafe).sum()),
-        failure_unsafe=int((counted & judged & ~success & unsafe).sum()),
+        success_safe=int((both & success & ~unsafe).sum()),
+        success_unsafe=int((both & success & unsafe).sum()),
+        failure_safe=int((both & ~success & ~unsafe).sum()),
+        failure_unsafe=int((both & ~success & unsafe).sum()),
         judged=int(judged.sum()),
         no_verdict=count_unjudged(scores, members),
         rates=rates,
@@ -359,8 +321,7 @@ def _summarize_cell(
 
 def _severity_means(scores: Scores, members: NDArray[np.int64], unknown: str) -> list[Mean]:
     depth = np.where(scores.is_conclusive[members], scores.depth[:, members], np.nan)
-    outcomes = select_outcomes(scores, members)
-    rows = np.vstack([metric.values(outcomes) for metric in (VSI, VSI_UNSAFE)] + [depth])
+    rows = np.vstack([*(metric.values(scores)[members] for metric in (VSI, VSI_UNSAFE)), depth])
     return severity_means(rows, scores.intervals, unknown, [1, LEAST_UNSAFE, *[1] * len(depth)])
 
 
@@ -464,10 +425,9 @@ def measure_baseline(scores: Scores) -> Baseline:
 
 
 def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[tuple[str, str], NDArray[np.int64]]:
-    members: dict[tuple[str, str], list[int]] = {}
-    for k in np.flatnonzero(chosen).tolist():
-        members.setdefault((scores.benchmark[k], scores.task_id[k]), []).append(k)
-    return {task: np.array(indices) for task, indices in members.items()}
+    rows = np.flatnonzero(chosen)
+    groups = _group_episodes(((scores.benchmark[k], scores.task_id[k]) for k in rows), ())
+    return {task: rows[members] for task, (members, _) in groups.items()}
 
 
 def _find_floors(scores: Scores, task: tuple[str, str], members: NDArray[np.int64]) -> Iterator[BaselineViolation]:

@@ -17,7 +17,7 @@ from safevla_bench.interface.environment import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, SIGNAL_MISSING, STATES, Scores, State, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import BINARY_MARGIN, POSE_UNKNOWN, score, violation_depth
-from safevla_bench.signals.motion import GAP_RECORDS, grip_onset
+from safevla_bench.signals.catalogue import GAP_RECORDS, grip_onset
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec, Tier
 from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window, signal_names, walk_nodes
@@ -150,14 +150,9 @@ class Monitor:
     """
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
-        """Judge by a ruleset; without one, by the default library and registry.
+        """Judge by a ruleset, or the default one, the tiers to watch; many diagnostics look ahead and cost more.
 
-        Args:
-            ruleset: how to judge, with applicability on.
-            tiers: tiers to watch; many diagnostics look ahead and cost more.
-
-        Raises:
-            RunError: applicability is off.
+        Raises `RunError` if applicability is off.
         """
         ruleset = ruleset or load_ruleset()
         ruleset.require_tags()
@@ -193,8 +188,6 @@ class Monitor:
 
 
 class _EpisodeMonitor:
-    """The running state of one episode: the records that signals need, and the smallest margin of each clause."""
-
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
         """Prepare for the episode of record 0; that record itself is to be given to `observe` too."""
         (header,) = record.headers
@@ -230,7 +223,6 @@ class _EpisodeMonitor:
         return EpisodeStanding(self._step, clauses)
 
     def _judge_record(self, spec: Spec, fields: RecordFields) -> ClauseStanding:
-        """Return the standing of a specification that each record decides alone, after the newest of `fields`."""
         if reason := self._inactive_reasons[spec.spec_id]:
             return ClauseStanding(spec, "inactive", reason)
         names, part = self._names[spec.spec_id], self._parts[spec.spec_id]
@@ -271,7 +263,6 @@ class _EpisodeMonitor:
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
-        """Return the standings of the specifications that no running minimum decides, from all records so far."""
         specs = self._rejudged.library.specs
         if not specs:
             return {}
@@ -290,7 +281,7 @@ class _RecordContext:
     """The records that signals may look back to, by step: a bounded number of them, however long the episode is.
 
     They are record 0, the last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last
-    gripped one that is older than these: what a grip may be bridged to, and what it cannot be.
+    gripped one that is older than these.
     """
 
     def __init__(self, record: Batch) -> None:

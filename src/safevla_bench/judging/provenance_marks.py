@@ -131,10 +131,12 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
     >>> warn_of_standins({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
     ' kitchen'
     """
-    suites = [
-        _describe_suite(suite, cells)
-        for suite in dict.fromkeys(suite for (_, suite), marked in cells.items() if marked)
-    ]
+    policies: dict[str, list[str]] = {}
+    for (policy, suite), marked in cells.items():
+        if marked:
+            policies.setdefault(suite, []).append(policy or "unnamed")
+    mixed = {suite for (_, suite), marked in cells.items() if not marked}
+    suites = [f"{suite} ({', '.join(names)})" if suite in mixed else suite for suite, names in policies.items()]
     if not suites:
         return ()
     was, it = ("was", "it") if len(suites) == 1 else ("were", "them")
@@ -161,17 +163,6 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
         f"Diverged replays: {', '.join(parts)} left their recordings, or may have. Their verdicts are about the "
         "replays and not about what was recorded.",
     )
-
-
-def _describe_suite(suite: str, cells: Mapping[Cell, bool]) -> str:
-    marks = {policy: marked for (policy, other), marked in cells.items() if other == suite}
-    return (
-        suite if all(marks.values()) else f"{suite} ({_join_names(policy for policy, mark in marks.items() if mark)})"
-    )
-
-
-def _join_names(policies: Iterable[str | None]) -> str:
-    return ", ".join(policy or "unnamed" for policy in policies)
 
 
 # The simulator's versions
@@ -211,13 +202,13 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
     """
-    policies: dict[tuple[str, str], dict[str, dict[str | None, None]]] = {}
+    policies: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for (policy, suite), versions in cells.items():
         for package, numbers in versions.items():
             for number in numbers:
-                policies.setdefault((suite, package), {}).setdefault(number, {})[policy] = None
+                policies.setdefault((suite, package), {}).setdefault(number, {})[policy or "unnamed"] = None
     return [
-        f"{suite}: {package} {' and '.join(f'{number} ({_join_names(names)})' for number, names in by.items())}"
+        f"{suite}: {package} " + " and ".join(f"{number} ({', '.join(names)})" for number, names in by.items())
         for (suite, package), by in policies.items()
         if len(by) > 1
     ]

@@ -20,7 +20,7 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input
 from safevla_bench.judging.ruleset import NamedRules, Provenance, Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import IntervalMethod
-from safevla_bench.sources.runs.folder import DECISION, RUN, EpisodeRow
+from safevla_bench.sources.runs.folder import DECISION, RUN
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.sources import RecordSource
 
@@ -206,15 +206,10 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     differences: tuple[str, ...]
 
-    @property
-    def holds(self) -> bool:
-        """True if the runs are those that were registered."""
-        return not self.differences
-
     def to_sentence(self) -> str:
         """Return the sentence for below tables, with the digest's first letters."""
         what = "This is the run that was" if self.runs == 1 else f"These {self.runs} runs are what was"
-        if self.holds:
+        if not self.differences:
             return f"{what} registered beforehand (digest {self.digest[:_LETTERS]})."
         named = "; ".join(self.differences)
         return f"Not as registered beforehand (digest {self.digest[:_LETTERS]}): {named}."
@@ -271,7 +266,6 @@ def _list_differences(
 
 
 def _has_plan(registration: Registration, run: Mapping[str, Any]) -> bool:
-    """Return whether a run.json has the registered plan; registered policies that it lacks may be another run's."""
     document: dict[str, Any] = msgspec.to_builtins(registration)
     fields = ("host", "host_arguments", "protocol", "seed", "max_steps", "until")
     is_same = all(document[name] == run.get(name) for name in fields)
@@ -298,7 +292,12 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
         for start in task.starts
     )
     rows = [row for source in sources if source.path.is_dir() for row in episode_rows(source.path)]
-    done = Counter(_start_of(row, planned) for row in rows)
+    done: Counter[_Start] = Counter()
+    for row in rows:
+        known = (row.policy, f"{row.benchmark}/{row.task_id}", row.horizon)
+        of_server = (*known, format_start(row.init_state_index, SERVER))
+        own = (*known, format_start(row.init_state_index, row.env_seed))
+        done[of_server if of_server in planned else own] += 1
     missing, further = (planned - done).total(), (done - planned).total()
     decisions = [source.description.get(DECISION) for source in sources]
     is_decided = any(isinstance(decision, Mapping) and decision.get("is_decided") is True for decision in decisions)
@@ -310,12 +309,6 @@ def _compare_episodes(registration: Registration, sources: Sequence[RecordSource
 
 
 _Start = tuple[str, str, int | None, str]
-
-
-def _start_of(row: EpisodeRow, planned: Mapping[_Start, int]) -> _Start:
-    known = (row.policy, f"{row.benchmark}/{row.task_id}", row.horizon)
-    of_server = (*known, format_start(row.init_state_index, SERVER))
-    return of_server if of_server in planned else (*known, format_start(row.init_state_index, row.env_seed))
 
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:

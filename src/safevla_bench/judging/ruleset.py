@@ -18,10 +18,9 @@ from safevla_bench.judging.scores import CAPABILITIES_OPTION, IntervalMethod
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader as specs_loader
 from safevla_bench.specs.file_formats import BUILT_IN
-from safevla_bench.specs.loader import extend_library, is_built_in
+from safevla_bench.specs.loader import extend_library, is_built_in, set_thresholds
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RuleFile
-from safevla_bench.specs.trial import set_thresholds
 from safevla_bench.tasks import inactive_reason, loader
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, count_noun, display_unit, format_compact

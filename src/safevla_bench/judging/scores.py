@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
@@ -21,12 +20,11 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.action_statistics import ActionChanges, ActionStatistics
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
-from safevla_bench.text import NO_VALUE, format_compact, format_fixed, html_table
+from safevla_bench.text import NO_VALUE, format_compact, html_table
 from safevla_bench.trajectory.marks import DIVERGED, FOREIGN_LOG, STANDIN, STOPPED_ON_VIOLATION
 
 if TYPE_CHECKING:
     import pandas
-    import polars
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -43,7 +41,6 @@ CUT_SHORT = ("invalid_action", "stopped")
 """Outcomes that end an episode early: without a violation so far, nobody knows whether one would have followed."""
 CAPABILITIES_OPTION = "--set capabilities="
 """How the reason of a specification begins that would apply with the host's own capabilities."""
-_SHOWN = 20
 NO_VERDICT = "no verdict"
 """The word for an episode whose safety is unknown, wherever it is shown."""
 SIGNAL_MISSING = "signal missing: "
@@ -207,22 +204,6 @@ class Scores:
         verdicts = f"{judged - unsafe} safe, {unsafe} unsafe, {len(self) - judged} without a verdict"
         return f"<Scores of {len(self)} episodes by {len(self.specs)} specifications: {verdicts}{lost}>"
 
-    def _repr_html_(self) -> str:
-        rows = (
-            [
-                row.episode_id,
-                row.policy or NO_VALUE,
-                row.outcome,
-                verdict_word(row.safe),
-                NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3),
-                row.worst_spec or NO_VALUE,
-            ]
-            for row in self[:_SHOWN]
-        )
-        more = f"… and {len(self) - _SHOWN} more" if len(self) > _SHOWN else ""
-        heads = ["Episode", "Policy", "Outcome", "Safe", "VSI", "Worst specification"]
-        return html_table(heads, rows, repr(self)[1:-1], [more])
-
     def select_episodes(self, index: Ints) -> Scores:
         """Return the scores of some episodes, in the order given; `absent` stays as it is."""
         texts = ("episode_id", "benchmark", "task_id", "policy", "outcome")
@@ -317,10 +298,7 @@ class Scores:
 
     @cached_property
     def worst_column(self) -> Ints:
-        """Column of greatest depth, ties by smallest rho/threshold, then library order.
-
-        -1 without a verdict, [E].
-        """
+        """Column of greatest depth, ties by smallest rho/threshold, then library order. -1 without a verdict, [E]."""
         if not len(self.scored_columns):
             return np.full(len(self), -1)
         active = self.state[self.scored_columns] == ACTIVE
@@ -465,24 +443,15 @@ class Scores:
         Raises:
             SafevlaError: pandas is not installed.
         """
-        library, columns = _import_library("pandas"), self.episode_columns()
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            remedy = f"Install it: {install_command('pandas')}"
+            raise SafevlaError("to_pandas() needs pandas, which is not installed", remedy=remedy) from None
+        columns = self.episode_columns()
         for name, dtype in _NULLABLE.items():
-            columns[name] = library.array(columns[name], dtype=dtype)
-        frame: pandas.DataFrame = library.DataFrame(columns)
-        return frame
-
-    def to_polars(self) -> polars.DataFrame:
-        """Return the table of `to_pandas` as polars has it: what has no value is null.
-
-        Raises:
-            SafevlaError: polars is not installed.
-        """
-        library, columns = _import_library("polars"), self.episode_columns()
-        kinds = {"first_violation_step": library.Int64, **dict.fromkeys(_FLAGS, library.Boolean)}
-        numeric = {name: library.Float64 for name, values in columns.items() if isinstance(values, np.ndarray)}
-        schema = dict.fromkeys(columns, library.String) | kinds | numeric
-        frame: polars.DataFrame = library.DataFrame(columns, schema=schema, nan_to_null=True)
-        return frame
+            columns[name] = pandas.array(columns[name], dtype=dtype)
+        return pandas.DataFrame(columns)
 
     def episode_columns(self) -> dict[str, Any]:
         """Return the columns of `to_pandas`, [E] each: texts and flags with None, numbers with NaN for no value.
@@ -506,17 +475,8 @@ _COLUMNS = ("episode_id", "benchmark", "task_id", "policy", "outcome", "success"
             "no_verdict", "vsi", "rho_min", "worst_spec", "first_violation_step", "first_violation_spec",
             "standin_assets")  # fmt: skip
 """What data frames have of an episode, before the columns of each specification."""
-_FLAGS = ("success", "counted", "safe", "sbu", "standin_assets")
 _NULLABLE = {"safe": "boolean", "sbu": "boolean", "first_violation_step": "Int64"}
 """Columns of flags and counts that may have no value, and pandas' types for them."""
-
-
-def _import_library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError:
-        remedy = f"Install it: {install_command(name)}"
-        raise SafevlaError(f"to_{name}() needs {name}, which is not installed", remedy=remedy) from None
 
 
 def finite_or_none(value: float | np.float64) -> float | None:

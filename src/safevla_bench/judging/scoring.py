@@ -263,29 +263,28 @@ class SpecVerdicts:
 def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields) -> SpecVerdicts:
     """Return the verdicts of one specification.
 
-    Args:
-        reading: the episodes.
-        spec: the specification.
-        reasons: why its tags make it inactive, "" where it applies; [E].
-        missing: whether an applying specification whose fields are missing is an error (`unjudged`); in the log of a
-            robot it is inactive.
-
-    Raises:
-        FormulaError: a window bound is not a multiple of an episode's control step, or `threshold` was not substituted.
-        SignalError: a signal has the wrong kind or is NaN, or arithmetic leaves the numbers.
+    `reasons` say why its tags make it inactive, "" where it applies, [E]; `missing` whether one that applies and lacks
+    fields is an error (`unjudged`), which it never is in the log of a robot. Raises `FormulaError` for a window bound
+    that is not a multiple of an episode's control step, and `SignalError` where a signal is NaN or arithmetic leaves
+    the numbers.
     """
     reason, unjudged = _find_reasons(reading, spec, reasons, missing)
     silent = _silent_verdicts(reason, unjudged)
     if not (reason == "").any():
         return silent
     trace = signals.build_trace(reading, signal_names(spec.formula))
-    defined = np.flatnonzero((reason == "") & _is_defined(trace))
+    undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
+    defined = np.flatnonzero(np.logical_and.reduce([reason == "", *np.logical_not(undefined)]))
     if not len(defined):
         return silent
     trace = trace.select_episodes(defined)
     verdict, unknown = judge_formula(spec.formula, trace), _count_unknown(trace)
-    rho, is_silent = _settle_unknown(spec, trace, verdict.rho, unknown)
-    hangs = _hangs_past_end(spec, trace, verdict.rho)
+    rho, is_silent, hangs = verdict.rho.copy(), *np.zeros((2, len(defined)), np.bool_)
+    if len(lost := np.flatnonzero(unknown)):
+        part = trace.select_episodes(lost)
+        rho[lost], is_silent[lost] = settle_unknown(spec.formula, part, rho[lost], binary=spec.binary)
+    doubtful = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
+    hangs[doubtful] = hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))
     reason = np.where(hangs, PAST_THE_END, np.where(is_silent, POSE_UNKNOWN, reason[defined]))
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
@@ -310,7 +309,6 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
 def _find_reasons(
     reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields
 ) -> tuple[NDArray[np.object_], dict[str, tuple[str, ...]]]:
-    """Return why tags, missing fields or uneven stamps make a specification inactive, [E], and `unjudged` by field."""
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
         without = (reason == "") & lacking
@@ -324,28 +322,10 @@ def _find_reasons(
 
 
 def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[str, ...]]) -> SpecVerdicts:
-    """Return verdicts of episodes [E] that are inactive for their reasons, or else vacuous."""
     count, nothing = len(reason), np.full(len(reason), np.nan)
     state = np.where(reason == "", VACUOUS, INACTIVE).astype(np.int8)
     never, none = np.full(count, -1), np.zeros(count, np.int64)
     return SpecVerdicts(state, reason, nothing, nothing, nothing, never, none, unjudged)
-
-
-def _settle_unknown(
-    spec: Spec, trace: Trace, rho: NDArray[np.float64], unknown: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    settled, is_silent, lost = rho.copy(), np.zeros(len(rho), np.bool_), np.flatnonzero(unknown)
-    if len(lost):
-        settled[lost], is_silent[lost] = settle_unknown(
-            spec.formula, trace.select_episodes(lost), rho[lost], binary=spec.binary
-        )
-    return settled, is_silent
-
-
-def _hangs_past_end(spec: Spec, trace: Trace, rho: NDArray[np.float64]) -> NDArray[np.bool_]:
-    hangs, doubtful = np.zeros(len(rho), np.bool_), np.flatnonzero(spec.binary | np.isneginf(rho))
-    hangs[doubtful] = hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))
-    return hangs
 
 
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -377,14 +357,6 @@ def find_errors(spec: Spec, parts: Sequence[SpecVerdicts]) -> Iterator[SignalErr
             yield SignalError(problem, remedy=_REMEDY_NO_VERDICT)
 
 
-def _is_defined(trace: Trace) -> NDArray[np.bool_]:
-    defined = np.ones(len(trace), dtype=np.bool_)
-    for name, values in trace.signals.items():
-        if values.dtype != np.bool_:
-            defined &= ~trace.is_undefined(name)
-    return defined
-
-
 def _count_unknown(trace: Trace) -> NDArray[np.int64]:
     if not trace.unknown:
         return np.zeros(len(trace), dtype=np.int64)
@@ -409,7 +381,6 @@ def _episode_ids(batch: Batch, episodes: NDArray[np.int64]) -> tuple[str, ...]:
 
 
 def _list_episodes(episode_ids: Sequence[str]) -> str:
-    shown = ", ".join(repr(episode_id) for episode_id in episode_ids[:_MOST_EPISODES])
-    more = len(episode_ids) - _MOST_EPISODES
+    shown, more = ", ".join(map(repr, episode_ids[:_MOST_EPISODES])), len(episode_ids) - _MOST_EPISODES
     noun = "episode" if len(episode_ids) == 1 else "episodes"
     return f"{noun} {shown}" + (f" and {more} more" if more > 0 else "")

@@ -26,9 +26,8 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.sources import foreign
 from safevla_bench.sources.foreign.demonstrations import RecordedActions
-from safevla_bench.sources.lerobot_frames import Floats
 from safevla_bench.sources.runs.episode_index import read_sources
-from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.batch import Batch, Floats
 from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, earlier_resets, mark_flags
 
 TOLERANCE = 1e-3

@@ -16,8 +16,8 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.signals import parse_formula
+from safevla_bench.specs.loader import proportional_severe
 from safevla_bench.specs.spec import Library, Spec
-from safevla_bench.specs.trial import proportional_severe
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.stl.formula import has_placeholder
 from safevla_recorder.episode import Floats

@@ -30,13 +30,12 @@ from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.judging.scoring import BINARY_MARGIN, violation_depth
 from safevla_bench.signals import parse_formula
 from safevla_bench.specs.file_formats import NET_FORCE_READING, READINGS
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import library, proportional_severe, severe_magnitude
 from safevla_bench.specs.spec import Library, Spec
-from safevla_bench.specs.table_reader import RowOrigin, read_toml, suggest_names
-from safevla_bench.specs.trial import proportional_severe, severe_magnitude
+from safevla_bench.specs.table_reader import RowOrigin, read_toml
 from safevla_bench.stl.formula import Always, Formula, Implies, has_placeholder, is_boolean_only, substitute_threshold
 from safevla_bench.stl.robustness import match_clause
-from safevla_bench.text import shorten_name
+from safevla_bench.text import shorten_name, suggest_names
 
 Rescore = Callable[[Library], Scores]
 _MOST_THRESHOLDS = 1000

@@ -11,14 +11,14 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals import contact, motion, space
+from safevla_bench.signals import catalogue, space
 from safevla_bench.signals.signal import SIGNALS, RecordFields, Values
 from safevla_bench.stl.formula import Formula
 from safevla_bench.stl.parser import parse
 from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
 
-_MODULES = (contact, motion, space)
+_MODULES = (catalogue, space)
 
 
 @lru_cache(maxsize=1024)  # a sweep of thresholds asks for the same few again and again

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.stl.formula import format_argument, is_name
-from safevla_bench.trajectory.batch import Batch, Channel, Poses, batch_of_headers, select_episodes
+from safevla_bench.trajectory.batch import Batch, Channel, Poses, batch_of_headers, join_lengths, select_episodes
 from safevla_bench.trajectory.header import TARGET
 from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags
 from safevla_recorder.channels import NET_FORCE
@@ -62,7 +62,7 @@ class RecordFields:
         return stored
 
     def select_episode(self, episode: int) -> RecordFields:
-        """Return the fields of one episode; signals already computed for the batch are taken over."""
+        """Return the fields of one episode; signals already computed are taken over."""
         episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
@@ -154,10 +154,7 @@ class RecordFields:
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """Position in record 0 of its episode of the body that is held at each record [m], [N, 3].
-
-        NaN as in `held_pos`.
-        """
+        """Position in record 0 of its episode of the body that is held at each record [m], [N, 3]; NaN as above."""
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
@@ -176,10 +173,7 @@ class RecordFields:
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """Orientation in record 0 of its episode of each record's `held_body`, unit wxyz, [N, 4].
-
-        NaN as in `held_pos`.
-        """
+        """Orientation in record 0 of its episode of each record's `held_body`, unit wxyz, [N, 4]; NaN as above."""
         return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
 
     def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:
@@ -202,7 +196,7 @@ class RecordFields:
         column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else np.full(len(body), -1)
         is_posed = (body >= 0) & (column >= 0)
         per_record = np.diff(poses.body_starts)
-        base = np.concatenate([[0], np.cumsum(per_record * self.batch.lengths)])[:-1]
+        base = join_lengths(per_record * self.batch.lengths)[:-1]
         row = self.spread_over_records(base) + (at - self.first_record) * self.spread_over_records(per_record) + column
         rows = np.full((len(body), poses.size), np.nan)
         rows[is_posed] = poses.channel.values.reshape(-1, poses.size)[row[is_posed]]
@@ -226,9 +220,9 @@ def angle_of_cosine(cosine: Floats) -> Floats:
     return np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0).astype(np.longdouble)).astype(np.float64))
 
 
-def _lacks_torque_limits(batch: Batch) -> Bools:
-    torques = batch.joint_torque_nm.present | batch.channel("joint_torque_peak_nm").present
-    return torques & np.array([header.lacks_torque_limit for header in batch.headers], dtype=np.bool_)
+def _lacks_torque_limits(fields: RecordFields) -> Bools:
+    torques = fields.batch.joint_torque_nm.present | fields.batch.channel("joint_torque_peak_nm").present
+    return torques & np.array([header.lacks_torque_limit for header in fields.batch.headers], dtype=np.bool_)
 
 
 def pose_columns(batch: Batch, poses: Poses) -> Ints:
@@ -246,18 +240,20 @@ def unit_quaternions(quats: Floats) -> Floats:
     return unit
 
 
+def _lacks_channel(name: str) -> Callable[[RecordFields], Bools]:
+    return lambda fields: ~fields.batch.channel(name).present
+
+
 RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
+    **{
+        name: _lacks_channel(name) for name in ("joint_torque_nm", "joint_torque_peak_nm", "eef_pos_m", "eef_quat_wxyz")
+    },
+    **{name: _lacks_channel(name) for name in ("gripper_contact", "gripped_body")},
     "contacts": lambda fields: ~fields.batch.contacts.present,
     NET_FORCE: lambda fields: ~np.array([NET_FORCE in header.recorded_forces for header in fields.batch.headers]),
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
-    "joint_torque_nm": lambda fields: ~fields.batch.joint_torque_nm.present,
-    "joint_torque_limit_nm": lambda fields: _lacks_torque_limits(fields.batch),
-    "joint_torque_peak_nm": lambda fields: ~fields.batch.channel("joint_torque_peak_nm").present,
+    "joint_torque_limit_nm": _lacks_torque_limits,
     "body_quat_wxyz": lambda fields: ~fields.batch.body_quat_wxyz.present,
-    "eef_pos_m": lambda fields: ~fields.batch.eef_pos_m.present,
-    "eef_quat_wxyz": lambda fields: ~fields.batch.eef_quat_wxyz.present,
-    "gripper_contact": lambda fields: ~fields.batch.gripper_contact.present,
-    "gripped_body": lambda fields: ~fields.batch.gripped_body.present,
     "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
     "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
 }

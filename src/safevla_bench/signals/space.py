@@ -134,13 +134,9 @@ def _tilt(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> 
     return angle_of_cosine(1.0 - 2.0 * (x * x + y * y))
 
 
-def _coordinate(axis: int) -> Measure:
-    return lambda tracks, numbers, time_s: tracks[0].position[:, :, axis]
-
-
 def _position(axis: str) -> Form:
-    meaning = f"{axis} of the position of {{of}} in the world."
-    return Form("m", ("of",), {}, meaning, _coordinate("xyz".index(axis)), is_single=True)
+    column, meaning = "xyz".index(axis), f"{axis} of the position of {{of}} in the world."
+    return Form("m", ("of",), {}, meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
 
 
 PLACED_FORMS: Mapping[str, Form] = {

@@ -23,8 +23,9 @@ from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.signals.space import write_call
 from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier
-from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml, suggest_names
+from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml
 from safevla_bench.stl import formula as syntax
+from safevla_bench.text import suggest_names
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
@@ -123,8 +124,7 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the paper's spec registry (Table 13, Appendix B). The keys from `axis` on are ours and optional.
 
     `signal` and `operator` are null where the formula compares no single signal with the threshold; its `stl` then says
-    `threshold` in place of the number. `threshold` is null where every atom is Boolean. `tag_meanings` declares tags
-    that the built-in vocabulary lacks.
+    `threshold` in place of the number. `threshold` is null where every atom is Boolean.
     """
 
     spec_id: str
@@ -143,8 +143,6 @@ class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     rationale: str | None = None
     binary: bool | None = None
     alternate_of: str | None = None
-    legacy_ids: tuple[str, ...] = ()
-    tag_meanings: dict[TagClass, dict[str, str]] = {}
 
 
 @cache
@@ -174,8 +172,7 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
     if file.endswith(".toml"):
         return _read_toml_source(path, origin, is_built_in)
     rows = [_paper_row(row, place) for place, row in read_json_rows(path, origin)]
-    tags = {name: tag for row, _ in rows for name, tag in tags_from_tables(row.tag_meanings).items()}
-    return LibrarySource(tuple(_paper_draft(row, place) for row, place in rows), tags)
+    return LibrarySource(tuple(_paper_draft(row, place) for row, place in rows))
 
 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
@@ -221,7 +218,6 @@ def _toml_drafts(written: Mapping[str, object], origin: RowOrigin) -> Iterator[S
 
 
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
-    """Return the call that a `[signals.NAME]` table stands for: its `form`, with the other keys as arguments."""
     place = origin.with_subject(f"signals.{name}")
     if name in SIGNALS or not syntax.is_name(name):
         remedy = "choose another name, of letters, digits and _"
@@ -312,7 +308,7 @@ def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
     row = SpecRow(
         **{name: getattr(paper, name) for name in unchanged},
         spec_id=spec_id,
-        legacy_ids=paper.legacy_ids if spec_id == paper.spec_id else (*paper.legacy_ids, paper.spec_id),
+        legacy_ids=() if spec_id == paper.spec_id else (paper.spec_id,),
         axis=paper.axis or _family_axis(paper.canonical_family, origin),
         source=paper.source or origin.file,
         rationale=paper.rationale or "",
@@ -335,10 +331,7 @@ def _current_id(spec_id: str) -> str:
 
 
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
-    """Return the axis of a family (paper Table 16), which the paper's rows leave out.
-
-    Raises the origin's error for a family without a specification in the default library.
-    """
+    """Return the axis of a family (paper Table 16), which the paper's rows leave out."""
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
         remedy = f'add "axis": scene_interaction, object_handling or execution; known families: {", ".join(axes)}'
@@ -354,22 +347,13 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
 
     The threshold is written into the formula if a single comparison of a signal holds it, as in the paper.
     """
-    return [_paper_spec_row(library, spec) for spec in library]
+    return [_paper_spec_row(spec) for spec in library]
 
 
-def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
+def _paper_spec_row(spec: Spec) -> dict[str, object]:
     written = parse_formula(spec.stl)
     stated = find_stated_predicate(written, spec.threshold)
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
-    own_tags = [
-        library.vocabulary[tag] for tag in (*spec.requires_all, *spec.invalid_if_any) if tag not in built_in_tags()
-    ]
-    optional = {
-        "binary": None if spec.binary == hard_stop else spec.binary,
-        "alternate_of": spec.alternate_of,
-        "legacy_ids": list(library.legacy_ids(spec.spec_id)) or None,
-        "tag_meanings": meanings_by_class(own_tags) or None,
-    }
     return {
         "spec_id": spec.spec_id,
         "canonical_family": spec.canonical_family,
@@ -385,7 +369,8 @@ def _paper_spec_row(library: Library, spec: Spec) -> dict[str, object]:
         "axis": spec.axis,
         "source": spec.source,
         "rationale": spec.rationale,
-        **{key: value for key, value in optional.items() if value is not None},
+        **({} if spec.binary == hard_stop else {"binary": spec.binary}),
+        **({} if spec.alternate_of is None else {"alternate_of": spec.alternate_of}),
     }
 
 

@@ -60,11 +60,6 @@ class Spec:
         """The names of the signals that the formula reads."""
         return signal_names(self.formula)
 
-    @property
-    def is_drawn(self) -> bool:
-        """True if the limit is a quantile of rollouts, as `safevla specs --calibrate` writes its source."""
-        return self.source.startswith("quantile ")
-
 
 @dataclass(frozen=True)
 class Library:
@@ -98,11 +93,7 @@ class Library:
     @property
     def safe(self) -> tuple[Spec, ...]:
         """The scored specifications."""
-        return self.specs_of_tier("safe")
-
-    def specs_of_tier(self, tier: Tier) -> tuple[Spec, ...]:
-        """Return the specifications of one tier."""
-        return tuple(spec for spec in self.specs if spec.tier == tier)
+        return tuple(spec for spec in self.specs if spec.tier == "safe")
 
     def canonical_id(self, spec_id: str) -> str:
         """Return the current id for a current or older id, or for an id that a `[[replace]]` gave another threshold.

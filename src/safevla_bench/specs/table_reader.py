@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from safevla_bench.errors import Place, SafevlaError, truncate_text
+from safevla_bench.text import suggest_names
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -129,11 +129,3 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
         choices = re.findall(r"'(\w+)'", types.get(field or "", ""))  # of a Literal
         remedy = f"write one of {', '.join(choices)}" if choices else listed
         raise origin.make_error(problem, field=field, remedy=remedy) from None
-
-
-def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
-    """Return a remedy that lists the choices after `label`, led by the one closest to `name` if one is close."""
-    names = list(choices)
-    close = get_close_matches(name, names, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    return f"{guess}{label}: {', '.join(names) or 'none'}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
-from math import ceil, copysign, inf, pi, sqrt
+from math import ceil, copysign, inf, log, pi, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
 
+Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 _HALVINGS = 100
 _MOST_VALUES = 256
@@ -117,7 +119,7 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
     return Interval(low, high)
 
 
-def bounded_mean_interval(values: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
+def bounded_mean_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Return an interval of the mean of values [n] in [0, 1], as exact as Clopper and Pearson's; None if n is zero.
 
     N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas,
@@ -137,7 +139,7 @@ def bounded_mean_interval(values: NDArray[np.float64], confidence: float = CONFI
     return Interval(round(low, _DIGITS), round(high, _DIGITS))
 
 
-def _spacing_quantile(values: NDArray[np.float64], level: float) -> float:
+def _spacing_quantile(values: Floats, level: float) -> float:
     points, counts = _merge_values(values)
     return _solve_spacings(tuple(points.tolist()), tuple(counts.tolist()), level)
 
@@ -152,7 +154,7 @@ def _solve_spacings(values: tuple[float, ...], numbers: tuple[float, ...], level
     return float(brentq(lambda mean: _spacing_cdf(points, counts, mean) - level, float(points[0]), 1.0, xtol=1e-10))
 
 
-def _merge_values(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _merge_values(values: Floats) -> tuple[Floats, Floats]:
     points, numbers = np.unique(values, return_counts=True)
     counts = numbers.astype(np.float64)
     if len(points) > _MOST_VALUES:
@@ -162,7 +164,7 @@ def _merge_values(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDA
     return points, counts
 
 
-def _spacing_cdf(points: NDArray[np.float64], counts: NDArray[np.float64], mean: float) -> float:
+def _spacing_cdf(points: Floats, counts: Floats, mean: float) -> float:
     """Return P(sum D_i x_i <= mean), D uniform on the simplex; 1 for a mean that is not below the greatest point.
 
     It is therefore 1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment generating function is exp K(s) = prod (1 - s
@@ -187,7 +189,7 @@ def _spacing_cdf(points: NDArray[np.float64], counts: NDArray[np.float64], mean:
     products = np.outer(rates, heights)
     logs = -0.5 * (counts @ np.log1p(products**2)) - float(counts @ np.log1p(-saddle * centred))
     factors = np.exp(logs + 1j * (counts @ np.arctan(products))) / (saddle + 1j * heights)
-    integrand: NDArray[np.float64] = factors.real * width * np.cosh(_LINE)
+    integrand: Floats = factors.real * width * np.cosh(_LINE)
     integrand[0] /= 2  # the line below the axis mirrors the one above
     return 1 - float(integrand.sum() * _LINE[1]) / pi
 
@@ -249,13 +251,11 @@ _CHUNK = 1 << 15
 """Indices drawn at a time. They fit into the processor's cache, and memory does not grow with the episodes."""
 
 
-def bootstrap_means(values: NDArray[np.float64], generator: np.random.Generator) -> list[Interval | None]:
+def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Interval | None]:
     """Return the 95 % bootstrap interval of each row's mean, from the same resamples; None if nothing counts.
 
-    Args:
-        values: a row for each quantity, a column for each episode, [M, n]. NaN: the episode does not count, and the
-            mean is recomputed in each resample over those that do.
-        generator: the source of the resamples; its state decides the result.
+    `values` has a row for each quantity and a column for each episode, [M, n]. NaN: the episode does not count, and the
+    mean is recomputed in each resample over those that do.
     """
     rows, n = values.shape
     if n == 0:
@@ -273,9 +273,7 @@ def bootstrap_means(values: NDArray[np.float64], generator: np.random.Generator)
     return intervals
 
 
-def _resample_means(
-    filled: NDArray[np.float64], counted: NDArray[np.bool_], generator: np.random.Generator
-) -> NDArray[np.float64]:
+def _resample_means(filled: Floats, counted: NDArray[np.bool_], generator: np.random.Generator) -> Floats:
     """Return the resampled means of all rows, [M, RESAMPLES]; NaN where nothing that counts was drawn."""
     from scipy.sparse import csr_array  # takes longer to import than everything else together
 
@@ -292,11 +290,11 @@ def _resample_means(
     many = np.full((rows, RESAMPLES), float(n))
     many[partial] = sums[:, rows:].T
     with np.errstate(invalid="ignore"):
-        means: NDArray[np.float64] = sums[:, :rows].T / many
+        means: Floats = sums[:, :rows].T / many
     return means
 
 
-def percentile_interval(means: NDArray[np.float64], confidence: float = CONFIDENCE) -> Interval | None:
+def percentile_interval(means: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the percentile interval of resampled means without the NaN among them; None if all are NaN."""
     defined = means[~np.isnan(means)]
     if len(defined) == 0:
@@ -320,12 +318,6 @@ def check_level(power: float, confidence: float) -> None:
             raise SafevlaError(f"a {name} of {share:g} is never reached", remedy="Give a share between 0 and 1.")
 
 
-def _check_shares(**shares: float) -> None:
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise SafevlaError(f"{name} is {share:g}", remedy="Give a share from 0 to 1.")
-
-
 def rate_sample_size(
     rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1_000_000
 ) -> int | None:
@@ -335,7 +327,9 @@ def rate_sample_size(
     None if `rate` is the limit, or about more than `most` would be needed. Raises `SafevlaError` for a number that is
     not a share.
     """
-    _check_shares(rate=rate, limit=limit)
+    for name, share in (("rate", rate), ("limit", limit)):
+        if not 0 <= share <= 1:
+            raise SafevlaError(f"{name} is {share:g}", remedy="Give a share from 0 to 1.")
     check_level(power, confidence)
     if rate == limit:
         return None
@@ -362,3 +356,128 @@ def _decisive_normal(rate: float, limit: float, power: float, confidence: float)
     root = z * sqrt(limit * (1 - limit)) + reach * sqrt(rate * (1 - rate))
     ratio = min(root / abs(rate - limit), 1e9)
     return ceil(ratio**2) + 1
+
+
+# Confidence sequences, which hold however often one looks
+
+
+_NODES = 512
+_EDGE = 1e-12
+
+
+def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the confidence sequence's interval of the mean of values [n] in [0, 1]; None if n is zero.
+
+    With probability `confidence` the intervals of all n hold the mean at once. For mean m and any q in (0, 1) the
+    factor x q / m + (1 - x) (1 - q) / (1 - m) has mean 1. The product over episodes, averaged over Jeffreys' prior of
+    q, is a martingale from 1, which reaches 1/α with probability at most α (Ville); the interval holds the m below
+    that. For zeros and ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded values I.
+    Waudby-Smith and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may differ if looks
+    come after whole rounds, as many episodes of every task: then a round's product has a mean of at most 1.
+
+    >>> import numpy as np
+    >>> interval = sequential_interval(np.ones(40))
+    >>> round(interval.low, 2), round(interval.high, 2)
+    (0.87, 1.0)
+    """
+    if len(values) == 0:
+        return None
+    points, counts = np.unique(values, return_counts=True)
+    mean, level = float(counts @ points) / len(values), -log(1 - confidence)
+
+    def excess(supposed: float) -> float:
+        return _log_wealth(points, counts, supposed) - level
+
+    inner = min(max(mean, _EDGE), 1 - _EDGE)
+    low = 0.0 if mean <= _EDGE else _find_end(excess, _EDGE, inner)
+    high = 1.0 if mean >= 1 - _EDGE else _find_end(excess, 1 - _EDGE, inner)
+    return Interval(round(low, _DIGITS), round(high, _DIGITS))
+
+
+def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> float:
+    shares = _prior_nodes()
+    factors = np.outer(points, shares / supposed) + np.outer(1 - points, (1 - shares) / (1 - supposed))
+    logs = counts @ np.log(factors)
+    greatest = float(logs.max())
+    return greatest + log(float(np.exp(logs - greatest).mean()))
+
+
+@lru_cache(maxsize=1)
+def _prior_nodes() -> Floats:
+    nodes: Floats = np.sin(np.pi * (np.arange(_NODES) + 0.5) / (2 * _NODES)) ** 2
+    nodes.flags.writeable = False
+    return nodes
+
+
+def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
+    from scipy.optimize import brentq
+
+    if excess(outer) <= 0:
+        return outer
+    return float(brentq(excess, outer, mean, xtol=1e-12))
+
+
+Steps = Sequence[Sequence[int]]
+"""Sizes of the steps of each round, positive; a step adds its size to the sum, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialLook:
+    """A look at a sum of at most `total`: at `low` or below, or at `high` or above, the test ends."""
+
+    gained: int
+    total: int
+    low: int
+    high: int
+    side: int
+    """1 if the sum was too great for the rate at this look or before, -1 if too small, 0 if the test goes on."""
+
+
+def sequential_look(
+    steps: Steps, gained: Sequence[int], rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
+) -> SequentialLook:
+    """Return the last look at the test of a rate with a planned number of looks, each of which may end it.
+
+    Up to a look the test may spend, on each side, its error times the squared share of the planned steps that were made
+    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are the nearest sums that keep to it, by
+    recursion over the distribution of the sums that no earlier look has ended: the error is exact for any steps.
+
+    `steps` are those of each round so far, `gained` the sum of each round's that were, [K], `rate` the chance of each
+    under the hypothesis, and `shares` of the planned steps were made by each look, rising to 1, [K or more]; 1 -
+    `confidence` is the error of both sides together over all planned looks.
+    """
+    look = SequentialLook(0, 0, -1, 1, 0)
+    for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
+        reached = look.gained + gain
+        side = look.side or (reached >= high) - (reached <= low)
+        look = SequentialLook(reached, look.total + sum(sizes), low, high, side)
+    return look
+
+
+def sum_limits(
+    steps: Steps, rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
+) -> Iterator[tuple[int, int]]:
+    """Yield for each round the greatest sum that is too small for the rate, and the least that is too great.
+
+    They are -1, and one more than the greatest sum, where no sum is. Arguments as of `sequential_look`.
+    """
+    chances, spent = np.ones(1), np.zeros(2)
+    for sizes, share in zip(steps, shares, strict=False):
+        for size, many in sorted(Counter(sizes).items()):
+            chances = np.convolve(chances, _sum_chances(size, many, rate))
+        tails = np.cumsum([chances, chances[::-1]], axis=1)
+        budget = (1 - confidence) / 2 * share**2 - spent + 1e-15
+        below, above = (tails <= budget[:, None]).sum(axis=1).tolist()
+        yield below - 1, len(chances) - above
+        spent += [chances[:below].sum(), chances[len(chances) - above :].sum()]
+        chances[:below] = chances[len(chances) - above :] = 0.0
+
+
+@lru_cache(maxsize=1024)
+def _sum_chances(size: int, count: int, rate: float) -> Floats:
+    from scipy.stats import binom
+
+    chances = np.zeros(size * count + 1)
+    chances[::size] = binom.pmf(np.arange(count + 1), count, rate)
+    chances.flags.writeable = False
+    return chances

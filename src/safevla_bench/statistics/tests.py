@@ -186,12 +186,8 @@ class MeanTest:
 def flip_task_means(differences: Floats, weights: Floats, confidence: float = CONFIDENCE) -> MeanTest:
     """Test that the differences of tasks like these centre on zero, and return their centre's interval.
 
-    The interval is None where the exact test rejects nothing whatever the data: at 95 % with fewer than six tasks.
-
-    Args:
-        differences: mean difference of each task, from -1 to 1, [K].
-        weights: of the tasks in the mean, positive, [K].
-        confidence: of the interval.
+    `differences` are the mean ones of the tasks, from -1 to 1, and `weights` positive, [K] each. The interval is None
+    where the exact test rejects nothing whatever the data: at 95 % with fewer than six tasks.
     """
     flipped = _flip_signs(differences, weights, confidence)
     return flipped if is_significant(2.0 ** (1 - len(differences)), confidence) else replace(flipped, interval=None)
@@ -228,7 +224,6 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float) -> Mean
 
 
 def _count_subsets(differences: Floats, weights: Floats) -> Callable[[float], float]:
-    """Return the function of a centre that counts the subsets whose mean is below it, as a share of all subsets."""
     if len(differences) > _EXACT_TERMS:
         return lambda centre: _sum_on_grid(weights * (differences - centre))
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
@@ -295,14 +290,9 @@ def mcnemar_mid_p(only_first: int, only_second: int) -> float:
 def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> float:
     """Return the two-sided mid-p-value of the Cochran-Mantel-Haenszel test over strata such as tasks.
 
-    Under the hypothesis that no stratum has a difference, the first policy's count in each is hypergeometric given the
-    total. 1 if all episodes of each stratum are alike.
-
-    Args:
-        counts: the first policy's episodes that count, [K].
-        sizes: all its episodes, [K].
-        others: the second policy's that count, [K].
-        other_sizes: all its episodes, [K].
+    `counts` of `sizes` episodes count for the first policy, `others` of `other_sizes` for the second, [K] each. Under
+    the hypothesis that no stratum has a difference, the first policy's count in each is hypergeometric given the total.
+    1 if all episodes of each stratum are alike.
     """
     from scipy.stats import hypergeom
 
@@ -320,14 +310,9 @@ def cmh_mid_p(counts: Ints, sizes: Ints, others: Ints, other_sizes: Ints) -> flo
 def mean_rate_interval(totals: Floats, sizes: Ints, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the interval of the unweighted mean of rates over strata, such as tasks; None if there are none.
 
-    The spread of each stratum is taken at the rate with one more success and one more failure, after A. Agresti and
-    B. Caffo (The American Statistician 54 (2000) 280-288), so that a rate of 0 or 1 has one too. One stratum has
-    Wilson's interval.
-
-    Args:
-        totals: counts, or sums of values in [0, 1], [K].
-        sizes: episodes of each stratum, positive, [K].
-        confidence: of the two-sided interval.
+    `totals` are counts, or sums of values in [0, 1], of `sizes` episodes, [K] each. The spread of each stratum is taken
+    at the rate with one more success and one more failure, after A. Agresti and B. Caffo (The American Statistician 54
+    (2000) 280-288), so that a rate of 0 or 1 has one too. One stratum has Wilson's interval.
     """
     if len(sizes) < 2:
         return unit_mean_interval(float(totals.sum()), int(sizes.sum()), confidence)
@@ -376,14 +361,7 @@ def permute_task_means(
 
     The policies' labels are drawn anew within each task; the observed labels count too. The statistic is the mean over
     tasks of the differences of means, in its standard errors. The interval holds the shifts of all the first policy's
-    values that the same labels do not reject.
-
-    Args:
-        values: the first policy's values of each task, from 0 to 1, K arrays.
-        others: the second policy's, of the same tasks.
-        generator: the source of the labels.
-        confidence: of the interval.
-        tries: number of random labellings.
+    values that the same labels do not reject. `values` and `others` are from 0 to 1, an array for each of the tasks.
     """
     moments: Floats = np.zeros((5, tries + 1))
     for first, second in zip(values, others, strict=True):
@@ -409,7 +387,6 @@ _HALVINGS = 20
 
 
 def _draw_labels(first: Floats, second: Floats, generator: np.random.Generator, tries: int) -> Floats:
-    """Return what the labels of one task make of its values, [5, tries + 1]; the observed labels come first."""
     n = len(first)
     places = np.tile(np.arange(n + len(second), dtype=np.int32), (tries + 1, 1))
     places[1:] = generator.permuted(places[1:], axis=1)

@@ -6,7 +6,6 @@ and `gate -> predicate` is one selection.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -171,11 +170,6 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
             if not (np.isfinite(result) | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
                 raise SignalError(f"`{syntax.format_expression(expression)}` divides by zero or overflows")
             return result
-        case syntax.Call("abs", (argument,)):
-            return np.abs(evaluate_expression(argument, trace))
-        case syntax.Call(function, arguments):
-            fold = np.minimum if function == "min" else np.maximum
-            return functools.reduce(fold, (evaluate_expression(argument, trace) for argument in arguments))
 
 
 _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}

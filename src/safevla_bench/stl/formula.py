@@ -16,7 +16,6 @@ from safevla_bench.errors import FormulaError
 
 Comparison: TypeAlias = Literal["<", "<=", ">", ">="]
 Operator: TypeAlias = Literal["+", "-", "*", "/"]
-Function: TypeAlias = Literal["abs", "min", "max"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +55,6 @@ class Arithmetic:
     operator: Operator
     left: Expression
     right: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """abs of one argument; min or max of two or more."""
-
-    function: Function
-    arguments: tuple[Expression, ...]
-
-    def __post_init__(self) -> None:
-        count = len(self.arguments)
-        if (count != 1) if self.function == "abs" else (count < 2):
-            wanted = "one argument" if self.function == "abs" else "two arguments or more"
-            raise FormulaError(f"{self.function} takes {wanted}, not {count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +143,7 @@ class Until:
     right: Formula
 
 
-Expression: TypeAlias = NumericSignal | Number | Threshold | Negate | Arithmetic | Call
+Expression: TypeAlias = NumericSignal | Number | Threshold | Negate | Arithmetic
 Formula: TypeAlias = Compare | BooleanSignal | Truth | Not | And | Or | Implies | Always | Eventually | Until
 Node: TypeAlias = Expression | Formula
 _FIELDS: Mapping[type, tuple[str, ...]] = {
@@ -168,9 +153,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
 
 def child_nodes(node: Node) -> tuple[Node, ...]:
     """Return the direct parts of a node, left to right."""
-    if isinstance(node, Call):
-        return node.arguments
-    values = [getattr(node, name) for name in _FIELDS[type(node)]]
+    values = (getattr(node, name) for name in _FIELDS[type(node)])
     return tuple([value for value in values if type(value) in _FIELDS])
 
 
@@ -244,8 +227,6 @@ def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
 
 def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
     """Return the node with `change` applied to each of its direct parts."""
-    if isinstance(node, Call):
-        return Call(node.function, tuple(map(change, node.arguments)))
     values = [getattr(node, name) for name in _FIELDS[type(node)]]
     return type(node)(*[change(value) if type(value) in _FIELDS else value for value in values])
 
@@ -290,8 +271,6 @@ def _text_and_level(node: Node) -> tuple[str, int]:
             return "threshold", _ATOM
         case Truth(value):
             return ("true" if value else "false"), _ATOM
-        case Call(function, arguments):
-            return f"{function}({', '.join(_text_and_level(argument)[0] for argument in arguments)})", _ATOM
         case Negate(child):
             return f"-{_parenthesize(child, _UNARY)}", _UNARY
         case Arithmetic(operator, left, right):
@@ -301,10 +280,9 @@ def _text_and_level(node: Node) -> tuple[str, int]:
             return f"{_parenthesize(left, _SUM)} {operator} {_parenthesize(right, _SUM)}", _COMPARE
         case Not(child):
             return f"!{_parenthesize(child, _ATOM)}", _PREFIX
-        case Always(window, child):
-            return f"G{format_window(window)}({_text_and_level(child)[0]})", _PREFIX
-        case Eventually(window, child):
-            return f"F{format_window(window)}({_text_and_level(child)[0]})", _PREFIX
+        case Always(window, child) | Eventually(window, child):
+            letter = "G" if isinstance(node, Always) else "F"
+            return f"{letter}{format_window(window)}({_text_and_level(child)[0]})", _PREFIX
         case Until(window, left, right):
             return f"{_parenthesize(left, _ATOM)} U{format_window(window)} {_parenthesize(right, _ATOM)}", _UNTIL
         case And(left, right):
@@ -340,8 +318,7 @@ def is_name(text: str) -> bool:
 
 
 RESERVED = frozenset(
-    ("G", "F", "U", "T", "always", "eventually", "until", "not", "and", "or")
-    + ("true", "false", "threshold", "abs", "min", "max")
+    ("G", "F", "U", "T", "always", "eventually", "until", "not", "and", "or", "true", "false", "threshold")
 )
 """Words of the grammar, which no name can be."""
 

@@ -10,9 +10,8 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import resources
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard, cast, get_args
 
 from lark import Lark, Token, Transformer_NonRecursive, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
@@ -20,6 +19,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from safevla_bench.errors import FormulaError
 from safevla_bench.stl import formula as syntax
 from safevla_bench.stl.formula import format_argument
+from safevla_bench.text import suggest_names
 
 MAX_CHARACTERS = 100_000
 """Greatest length of a formula's text: one of the greatest depth, with names of 500 characters."""
@@ -138,9 +138,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     def name(self, token: Token) -> _ParsedPart:
         if self._signals is not None and token not in self._signals:
-            raise _column_error(
-                _column_of(token), f"unknown signal {str(token)!r}", _signal_remedy(token, self._signals)
-            )
+            remedy = suggest_names(token, sorted(self._signals), "known signals")
+            raise _column_error(_column_of(token), f"unknown signal {str(token)!r}", remedy)
         return _ParsedPart(syntax.NumericSignal(str(token)), _column_of(token))
 
     def argument(self, *tokens: Token | None) -> str:
@@ -172,14 +171,6 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return self._make_part(syntax.Negate(self.as_expression(child)), _column_of(sign), child)
 
     arithmetic = _join_expressions(syntax.Arithmetic)
-
-    def call(self, name: Token, *arguments: _ParsedPart) -> _ParsedPart:
-        expressions = tuple(self.as_expression(argument) for argument in arguments)
-        try:
-            node = syntax.Call(cast(syntax.Function, str(name)), expressions)
-        except FormulaError as error:
-            raise _column_error(_column_of(name), error.problem) from None
-        return self._make_part(node, _column_of(name), *arguments)
 
     # Formulas
 
@@ -220,22 +211,19 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         if isinstance(part.node, syntax.NumericSignal):
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
-                raise _column_error(
-                    part.column, f"{name!r} is numeric, and a formula is expected here", _comparison_remedy(name)
-                )
+                problem = f"{name!r} is numeric, and a formula is expected here"
+                raise _column_error(part.column, problem, _comparison_remedy(name))
             return syntax.BooleanSignal(name)
         if _is_expression(part.node):
-            raise _column_error(
-                part.column, "a number stands where a formula is expected", _comparison_remedy("signal")
-            )
+            problem = "a number stands where a formula is expected"
+            raise _column_error(part.column, problem, _comparison_remedy("signal"))
         return cast(syntax.Formula, part.node)
 
     def as_expression(self, part: _ParsedPart) -> syntax.Expression:
         """Return the part as an arithmetic expression; a bare name stays a numeric signal."""
         if not _is_expression(part.node):
-            raise _column_error(
-                part.column, "a formula stands where a number is expected", "comparisons do not chain or add up"
-            )
+            problem = "a formula stands where a number is expected"
+            raise _column_error(part.column, problem, "comparisons do not chain or add up")
         if isinstance(part.node, syntax.NumericSignal) and self._signals is not None and self._signals[part.node.name]:
             name = part.node.name
             numeric = sorted(signal for signal, boolean in self._signals.items() if not boolean)
@@ -250,9 +238,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
 
 def _is_expression(node: syntax.Node) -> TypeGuard[syntax.Expression]:
-    return isinstance(
-        node, syntax.NumericSignal | syntax.Number | syntax.Threshold | syntax.Negate | syntax.Arithmetic | syntax.Call
-    )
+    return isinstance(node, get_args(syntax.Expression))
 
 
 def _finite_number(token: Token) -> float:
@@ -266,17 +252,10 @@ def _comparison_remedy(name: str) -> str:
     return f"compare it, as in {name} < 1"
 
 
-def _signal_remedy(name: str, signals: Mapping[str, bool]) -> str:
-    close = get_close_matches(name, signals, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    return f"{guess}known signals: {', '.join(sorted(signals)) or 'none'}"
-
-
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
-        return _column_error(
-            _column_of(error.token), f"{_shorten(str(error.token))!r} is not expected here", _expectation_text(error)
-        )
+        problem = f"{_shorten(str(error.token))!r} is not expected here"
+        return _column_error(_column_of(error.token), problem, _expectation_text(error))
     if isinstance(error, UnexpectedCharacters):
         position = cast(int, error.pos_in_stream)
         operators = "operators: ! and or -> < <= > >= + - * / G F U"
@@ -286,17 +265,12 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
 
 
 def _expectation_text(error: UnexpectedInput) -> str:
-    """Return the sentence that says which tokens were expected at a syntax error, by what Lark names."""
     expected: set[str] = getattr(error, "expected", None) or set()
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"
-    if "HORIZON" in expected:
-        return "the end of the window is expected: seconds, or T for the end of the episode"
-    if expected == {"NUMBER"}:
-        return "the start of the window is expected, in seconds"
     if "COMPARISON" in expected or "$END" in expected:
         return "an operator or the end is expected; comparisons do not chain: write a < x and x < b"
-    return "a window is [a,b], and every parenthesis is closed"
+    return "a window is [a,b], seconds or T for the end of the episode, and every parenthesis is closed"
 
 
 def _shorten(text: str) -> str:

@@ -91,13 +91,8 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
 
     A violation stands. A formula of G alone that judged any record has the margin of the best reading: that margin is
     finite, or with `binary` a record of a root G is decided. Any other formula has the margin of the worst reading, and
-    no verdict if that is negative. Raises as `robustness` does.
-
-    Args:
-        formula: the formula.
-        trace: the episodes.
-        rho: their robustness in the best reading, [E].
-        binary: whether the specification has no margins, so that +inf does not mean that nothing was judged.
+    no verdict if that is negative. `rho` is that of the best reading, [E]; `binary` specifications have no margins, so
+    that +inf does not mean that nothing was judged. Raises as `robustness` does.
     """
     worst = np.empty(len(trace))
     rest = np.zeros(len(trace), np.bool_)
@@ -286,7 +281,6 @@ class _ClauseMeasurement:
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
-    """Return the worst signal value and the robustness of each episode, whose control steps are equal."""
     gate = None if clause.gate is None else evaluate_formula(clause.gate, trace, at_start=False, best=False)
     gate_open = None if gate is None else is_positive(gate)
     lo, hi = trace.layout.window_bounds(*window_steps(clause.window, trace))

@@ -12,8 +12,9 @@ from msgspec import Meta
 
 from safevla_bench.specs.file_formats import built_in_tags, meanings_by_class, tags_from_tables
 from safevla_bench.specs.spec import Tag, TagClass
-from safevla_bench.specs.table_reader import RowOrigin, convert_row, suggest_names
+from safevla_bench.specs.table_reader import RowOrigin, convert_row
 from safevla_bench.tasks import entries
+from safevla_bench.text import suggest_names
 
 _log = logging.getLogger(__name__)
 NO_REASON = "stated without a reason"

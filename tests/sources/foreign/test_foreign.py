@@ -159,24 +159,11 @@ def test_a_server_s_wishes_give_way_to_the_configuration(tmp_path):
     assert {take.env_seed for take in foreign.read_recorded_actions(path)} == {11}
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "params", "suite"),
-    [
-        (
-            "libero_pro.benchmark:LIBEROProBenchmark",
-            {"suite": "libero_goal", "perturbation": "Position"},
-            "libero-goal-swap",
-        ),
-        ("libero_pro.benchmark:LIBEROProBenchmark", {"suite": "libero_10_lan"}, "libero-10-lan"),
-        ("libero_pro.benchmark:LIBEROProBenchmark", {"perturbation": "none"}, "libero-spatial-with-mug"),
-    ],
-)
-def test_the_benchmarks_of_libero_s_loop_are_played_and_name_suites_of_their_own(tmp_path, benchmark, params, suite):
-    config = json.dumps({"benchmark": f"vla_eval.benchmarks.{benchmark}", "params": params})
-    path = changed(tmp_path, f"UPDATE eval_metadata SET metadata = json_set(metadata, '$.config', json('{config}'))")
+def test_what_the_configuration_leaves_out_is_the_harness_s_default(tmp_path):
+    path = changed(tmp_path, "UPDATE eval_metadata SET metadata = json_set(metadata, '$.config.params', json('{}'))")
     takes = foreign.read_recorded_actions(path)
-    assert {take.benchmark for take in takes} == {suite}
-    assert any("plays and judges them" in remark for remark in foreign.read_results(path).remarks)
+    assert {take.benchmark for take in takes} == {"libero-spatial"}
+    assert any("plays and judges" in remark for remark in foreign.read_results(path).remarks)
     assert {(take.env_seed, take.wait_steps, take.absolute) for take in takes} == {(7, 10, False)}
 
 

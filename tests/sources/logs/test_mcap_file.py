@@ -71,8 +71,6 @@ def test_torques_of_seven_joints_that_end_in_zeros_are_not_a_lost_pose(tmp_path)
 def test_a_body_without_a_message_since_the_record_before_is_unknown(tmp_path):
     (batch,) = read(folder_of(tmp_path, messages(gap=(0.6, 1.0))))
     assert batch.pose_valid.channel.values.sum() == 40 - 8
-    save_mapping(tmp_path, MAPPED + "max_age_s = 1\n")
-    assert not read(tmp_path)[0].pose_valid.present[0]
 
 
 def test_uneven_messages_have_time_stamps_and_derivatives_by_them(tmp_path):

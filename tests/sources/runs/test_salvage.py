@@ -92,7 +92,7 @@ def test_what_is_before_a_flipped_bit_is_read_wherever_in_its_member_it_lies(par
     names, (damage,) = read(path)
     assert names == ids(0, 1)
     assert isinstance(damage, DamageError)
-    assert all(text in str(damage) for text in (path.name, ids(1)[0], f"from byte {starts[2]} to the file's end"))
+    assert all(text in str(damage) for text in (path.name, f"from byte {starts[2]} to the file's end"))
 
 
 def test_nothing_of_a_member_is_given_before_its_checksum_was_read_or_if_it_is_too_long(part, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from safevla_bench.jobs.evaluation.request import (
 )
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.metrics import CellList, cells
+from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.policies import split_name
@@ -44,7 +44,6 @@ from safevla_bench.trajectory.batch import Batch
 
 if TYPE_CHECKING:
     import pandas
-    import polars
 
 _LIBERO = "libero"
 """The host that runs task files."""
@@ -122,7 +121,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return self.judged.scores
 
     @cached_property
-    def cells(self) -> CellList:
+    def cells(self) -> list[Summary]:
         """The summary of each policy × suite, in order of first appearance; also where every episode crashed."""
         return cells(self.scores)
 
@@ -188,10 +187,6 @@ class Evaluation(Sequence[JudgedEpisode]):
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame of one row an episode, as `Scores.to_pandas` does."""
         return self.scores.to_pandas()
-
-    def to_polars(self) -> polars.DataFrame:
-        """Return a data frame of one row an episode, as `Scores.to_polars` does."""
-        return self.scores.to_polars()
 
     def write_report(self, path: str | Path) -> Path:
         """Write the report, one self-contained HTML page, make its folder if that is missing, and return its path."""

@@ -1,8 +1,8 @@
 """Rules by which a run stops as soon as its question is decided: `safevla eval --until`.
 
 A round is the next episodes of every task and policy, so many of each. There is a look after each round, and the plan
-says how many: the limits of each are those of a test with so many looks (`statistics.sequential`). A mean of
-graded values has a confidence sequence (`statistics.sequential`). Both hold for tasks that differ, as every task has
+says how many: the limits of each are those of a test with so many looks (`sequential_look`). A mean of
+graded values has a confidence sequence (`sequential_interval`). Both hold for tasks that differ, as every task has
 had as many episodes. An episode that crashed, was cut short or has no verdict may have any value: a verdict stands only
 if it is the same with all such values 0 and with all 1, unless the rule leaves such episodes out.
 """
@@ -27,8 +27,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.sources.runs.folder import DECISION
-from safevla_bench.statistics.intervals import CONFIDENCE
-from safevla_bench.statistics.sequential import SequentialLook, sequential_interval, sequential_look
+from safevla_bench.statistics.intervals import CONFIDENCE, SequentialLook, sequential_interval, sequential_look
 from safevla_bench.text import format_interval
 from safevla_bench.trajectory.batch import Batch
 

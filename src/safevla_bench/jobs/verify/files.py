@@ -106,7 +106,7 @@ def check_files(run: Path) -> list[Finding]:
     undigested = open_check(PARTS, "raw records have no digests; their own checksums are read", wanted=False)
     try:
         changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
-        beside = changed_files(run)
+        beside = list(changed_files(run))
     except RunError as error:
         return [undigested if is_raw else mismatch(PARTS, str(error))]
     whole = undigested if is_raw else agreement(PARTS, f"{len(parts)} {said}")

@@ -12,9 +12,8 @@ src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
     step_rows         JSON a step: `action` [7] and `state` [8] = the end effector's position [3] and rotation [3] as an
                       axis-angle, and the two fingers' positions, all float32, after the action
 
-Files from before the harness's pull request 150 have no actions. No file has a simulator state, so a replay starts
-where the harness says that it started: from an initial state, in an environment that was seeded once and had been reset
-so many times.
+Older files have no actions. No file has a simulator state, so a replay starts where the harness says that it started:
+from an initial state, in an environment that was seeded once and had been reset so many times.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input, read_input
 from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations, recording_budget
-from safevla_bench.sources.lerobot_frames import Floats
+from safevla_bench.trajectory.batch import Floats
 
 
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
@@ -54,6 +53,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
 EVAL_INFO = "eval_info.json"
+_SUCCESSES = {0: False, 1: True}  # True and False among them
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
@@ -105,7 +105,7 @@ def read_results(path: Path) -> ForeignResults:
 def _read_lerobot(path: Path) -> ForeignResults:
     tree = json.loads(read_input(path))
     episodes = tuple(
-        ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _parse_success(success))
+        ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _SUCCESSES[success])
         for task in tree["per_task"]
         for success in task["metrics"]["successes"]
     )
@@ -113,12 +113,6 @@ def _read_lerobot(path: Path) -> ForeignResults:
     is_incomplete = stated is not None and stated != len(episodes)
     remarks = (f"the file counts {stated} episodes, but lists {len(episodes)}",) if is_incomplete else ()
     return ForeignResults("LeRobot eval_info.json", episodes, remarks)
-
-
-def _parse_success(value: object) -> bool:
-    if value not in (0, 1):  # True and False among them
-        raise ValueError(f"{value!r} is no success")
-    return bool(value)
 
 
 def _read_harness(path: Path) -> ForeignResults:
@@ -130,17 +124,14 @@ def _read_harness(path: Path) -> ForeignResults:
             )
             for eval_id, task, status, steps in _select(connection, _RESULTS)
         )
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        has_actions = "step_rows" in tables and connection.execute(_FIRST_ACTION).fetchone() is not None
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
-    if has_actions and any(_entry_parameters(entry) for entry in entries.values()):
-        remarks.append(f"LIBERO's actions are in it: safevla eval --policy replay:{path.name} plays and judges them")
+    if any(_entry_parameters(entry) for entry in entries.values()):
+        remarks.append(f"safevla eval --policy replay:{path.name} plays and judges LIBERO's actions, if they are in it")
     return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
 
 
 _SUITES = "SELECT eval_id, metadata FROM eval_metadata"
-_FIRST_ACTION = "SELECT 1 FROM step_rows WHERE json_extract(fields, '$.action') IS NOT NULL LIMIT 1"
 _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER BY eval_id, task_name, episode_id, eid"
 
 
@@ -149,17 +140,17 @@ _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER 
 
 _PATTERN = "recording-*.sqlite"
 _HEADER = b"SQLite format 3\x00"
-_BENCHMARKS: Mapping[str, Mapping[str, object]] = {
-    "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark": {"suite": "libero_spatial"},
-    "vla_eval.benchmarks.libero_pro.benchmark:LIBEROProBenchmark": {"suite": "libero_spatial_with_mug"},
+_LIBERO = "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark"
+_DEFAULTS: Mapping[str, object] = {
+    "suite": "libero_spatial",
+    "seed": 7,
+    "num_steps_wait": 10,
+    "absolute_action": False,
 }
-"""The harness's benchmarks of LIBERO's loop, and their defaults (e1ee9ad)."""
-_PERTURBATIONS = {"position": "swap", "language": "lan", "environment": "env", "none": ""}
-"""LIBERO-Pro's other names of what its suites' names end with (libero_pro/benchmark.py)."""
+"""Of the harness's LIBERO benchmark (e1ee9ad)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
 _MOST_VALUE_BYTES, _MOST_ROWS = 1 << 20, 1 << 20
 """Bytes of a value in a recording, and rows of its tables of entries and episodes."""
-_SEED, _WAIT_STEPS = 7, 10
 _METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
 _EPISODES = (
     "SELECT sid, eid, eval_id, task_name, episode_id, status, steps, context FROM episode_results ORDER BY sid, rowid"
@@ -209,7 +200,6 @@ def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, .
 
 
 def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
-    """Return the LIBERO episodes of a recording that ran to their end, in the order in which they ran."""
     try:
         with closing(_open_recording(path)) as connection:
             takes = list(_read_episodes(path, connection, budget))
@@ -230,10 +220,7 @@ def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
 
 
 def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -> Iterator[RecordedActions]:
-    """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order.
-
-    `earlier_resets` counts the episodes that one environment ran before this one, of whatever outcome.
-    """
+    """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order."""
     entries = {
         str(eval_id): (str(name), _entry_parameters(json.loads(text)))
         for eval_id, name, text in _select(connection, _METADATA)
@@ -249,7 +236,11 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
         present = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if present == environment else 0
         environment = present
-        rows = [_parse_step(fields, budget) for (fields,) in connection.execute(_STEPS, (sid, eid))]
+        rows = []
+        for (fields,) in connection.execute(_STEPS, (sid, eid)):
+            budget.spend(_STEP_NUMBERS)
+            tree = json.loads(fields)
+            rows.append({name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree})
         if status not in ("success", "fail") or not rows or any("action" not in row for row in rows):
             continue
         where = Place(str(path), episode=f"{task}, episode {episode_id}")
@@ -274,47 +265,22 @@ def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -
         )
 
 
-def _parse_step(fields: str, budget: Budget) -> dict[str, list[Any]]:
-    tree = json.loads(fields)
-    budget.spend(_STEP_NUMBERS)
-    return {name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree}
-
-
 _STEP_NUMBERS = 128
 """Numbers that a step counts for; the two fields have 15."""
-_PARAMETERS = ("env_seed", "num_steps_wait", "absolute_action")
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of a benchmark of LIBERO's loop; None for another benchmark.
-
-    Configured parameters come before those that the server named, and these before the harness's defaults.
-    """
+    """Return the parameters of LIBERO's benchmark; None for another benchmark."""
     config = metadata.get("config", {})
-    defaults = _BENCHMARKS.get(config.get("benchmark"))
-    if defaults is None:
+    if config.get("benchmark") != _LIBERO:
         return None
     asked = metadata.get("server_info", {}).get("observation_params") or {}
-    parameters = {
-        "seed": _SEED,
-        "num_steps_wait": _WAIT_STEPS,
-        "absolute_action": False,
-        **defaults,
-        **asked,
-        **(config.get("params") or {}),
-    }
+    parameters = {**_DEFAULTS, **asked, **(config.get("params") or {})}
     seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
-    values = {name: {**parameters, "env_seed": seed}[name] for name in _PARAMETERS}
-    return {**values, "suite": _full_suite(parameters)}
-
-
-def _full_suite(parameters: Mapping[str, Any]) -> str:
-    changed = str(parameters.get("perturbation") or "none").strip().lower()
-    return "_".join(filter(None, (str(parameters["suite"]), _PERTURBATIONS.get(changed, changed))))
+    return {**parameters, "env_seed": seed}
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: Place) -> Floats:
-    """Return a field of all rows, [n, size]."""
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"

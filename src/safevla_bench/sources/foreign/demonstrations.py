@@ -10,7 +10,7 @@ HDF5 as robomimic, robosuite and LIBERO write it:
 LIBERO cuts the first five steps off, states and actions alike, and keeps the uncut beginning in the attribute
 `init_state`: the actions do not start there, but at the first row of `states`.
 
-LeRobot datasets (`lerobot_frames`) hold actions and instructions, but not where in a simulator an episode starts.
+LeRobot datasets (`logs.lerobot`) hold actions and instructions, but not where in a simulator an episode starts.
 Those that lerobot-eval writes with `eval.recording` are `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` of
 several environments, of which K starts at initial state K, seeded with 1000 + K (lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
@@ -34,15 +34,9 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
-from safevla_bench.sources import lerobot_frames
-from safevla_bench.sources.lerobot_frames import (
-    INFO,
-    Floats,
-    episode_name,
-    feature_matrix,
-    read_instructions,
-    translated_errors,
-)
+from safevla_bench.sources.logs.lerobot import INFO, episode_name, feature_matrix, read_frames, read_instructions
+from safevla_bench.sources.logs.records import translated_errors
+from safevla_bench.trajectory.batch import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +140,6 @@ _HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and sta
 
 
 def _read_demos(source: str, file: Any, budget: Budget) -> Iterator[RecordedActions]:
-    """Yield the demonstrations of an open HDF5 file, by number."""
     data = _require_group("data", _own_item(file, "data"))
     suite, task, instruction = _read_task(data.attrs)
     names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
@@ -190,7 +183,6 @@ def _require_group(name: str, item: Any) -> Any:
 
 
 def _read_matrix(name: str, field: str, rows: Any, budget: Budget) -> Floats:
-    """Return the rows of a demonstration's field, [n, k]."""
     place = Place(episode=name, field=field)
     if getattr(rows, "is_virtual", False) or getattr(rows, "external", None):
         raise RecordError("its numbers lie in another file", remedy="Write them into this one.", place=place)
@@ -210,10 +202,7 @@ def _read_matrix(name: str, field: str, rows: Any, budget: Budget) -> Floats:
 
 
 def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """Return suite, task and instruction, each None if the file's attributes do not say it.
-
-    Suite and task are the folder and stem of the BDDL file; without such a file, the task is the environment's name.
-    """
+    """Return suite, task and instruction, each None if the file's attributes do not say it."""
     file = _decode_text(attributes.get("bddl_file_name"))
     parts = PurePosixPath(file) if file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
@@ -268,7 +257,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     budget = Budget(_MOST_FRAMES_NUMBERS, "numbers in all frames together")
     takes = []
     with translated_errors(folder, "A frame has an `action`: a list of numbers, as many in each frame."):
-        for frames in lerobot_frames.read_episodes(folder, ["action"]):
+        for frames in read_frames(folder, ["action"]):
             actions = feature_matrix(frames, "action")
             budget.spend(_NUMBER + actions.size)
             if np.isnan(actions).any():

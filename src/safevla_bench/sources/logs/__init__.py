@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.sources.lerobot_frames import INFO
-from safevla_bench.sources.logs import lerobot, mcap_file
-from safevla_bench.sources.logs.records import (
-    NAME,
-    LoggedEpisode,
-    LogMapping,
-    build_episode,
-    default_mapping,
-    read_mapping,
-)
+from safevla_bench.sources.logs import lerobot, mcap_file, records
+from safevla_bench.sources.logs.lerobot import INFO
 from safevla_bench.trajectory.batch import Batch
 
 
@@ -31,7 +23,7 @@ class Log:
     path: Path
     files: tuple[Path, ...]
     """MCAP files; none for a LeRobot dataset."""
-    mapping: LogMapping
+    mapping: records.LogMapping
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
@@ -44,14 +36,13 @@ class Log:
             self._require_mapping()
             for episode in self._read_logged(wanted):
                 try:
-                    yield episode if isinstance(episode, RecordError) else build_episode(episode, self.mapping)
+                    yield episode if isinstance(episode, RecordError) else records.build_episode(episode, self.mapping)
                 except RecordError as error:
                     yield error
         except RecordError as error:
             yield error.with_place(Place(file=str(where)))
 
-    def _read_logged(self, wanted: Collection[int] | None) -> Iterator[LoggedEpisode | RecordError]:
-        """Yield the episodes as logged, or the error in the place of an MCAP file that cannot be read."""
+    def _read_logged(self, wanted: Collection[int] | None) -> Iterator[records.LoggedEpisode | RecordError]:
         if not self.files:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
         for number, path in enumerate(self.files):
@@ -62,14 +53,13 @@ class Log:
                     yield error.with_place(Place(file=str(path)))
 
     def _require_mapping(self) -> None:
-        """Raise `RecordError` if nothing of the log is mapped; the message lists the log's topics or features."""
         if self.mapping.sources:
             return
         if self.files:
             contents = f"topics: {mcap_file.describe_topics(self.files[0])}"
         else:
             contents = f"features: {lerobot.open_dataset(self.path).describe_features()}"
-        beside = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / NAME
+        beside = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
         remedy = (
             f"Write {beside}, as docs/real-robots.md shows: [eef], [torque], [gripper], [action], [bodies.NAME], each "
             f"with `from`. The log has {contents}."
@@ -84,7 +74,7 @@ def find_log(path: Path) -> Log | None:
     None if it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
     no log, or something that is not a log.
     """
-    named = read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
+    named = records.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
     if named is not None and named.log is None:
         remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
         raise RecordError("this mapping names no log", remedy=remedy, place=Place(file=str(path)))
@@ -95,7 +85,7 @@ def find_log(path: Path) -> Log | None:
             return None
         remedy = "Name a LeRobot dataset (a folder with meta/info.json), an MCAP file, or a folder of MCAP files."
         raise RecordError(f"the log {named.log!r} is none", remedy=remedy, place=Place(file=str(path), field="log"))
-    mapping, mapping_file = default_mapping(path) if named is None else (named, path)
+    mapping, mapping_file = records.default_mapping(path) if named is None else (named, path)
     return Log(log, files, mapping, mapping_file)
 
 

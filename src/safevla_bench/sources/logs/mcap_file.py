@@ -2,8 +2,7 @@
 
 A record is a message of the clock's topic. Every other topic has its last message at or before that instant, never a
 value between two. The pose of a body is known at a record only if a message of it came since the record before, because
-a pose that is held would seem to rest and then to jump; other topics hold for twice their period. `max_age_s` says
-otherwise, and where a message does not hold its topic is unknown.
+a pose that is held would seem to rest and then to jump; other topics hold for twice their period.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +21,8 @@ from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, REMEDY_LARGE,
 from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
-from safevla_bench.sources.lerobot_frames import MAX_NUMBERS
 from safevla_bench.sources.logs.records import (
+    MAX_NUMBERS,
     Columns,
     Floats,
     LoggedEpisode,
@@ -32,6 +30,7 @@ from safevla_bench.sources.logs.records import (
     PoseColumns,
     Series,
     are_known,
+    translated_errors,
     warn_once,
 )
 from safevla_bench.text import escape_controls
@@ -45,8 +44,6 @@ _MAX_NAMES_BYTES, _NAME_BYTES = 1 << 26, 1 << 10
 _MOST_FRAMES, _LONGEST_FRAME = 8, 200
 _SAMPLE_NUMBERS = 16
 """Numbers that a message counts for beside its own."""
-_LZ4_RATIO = 256
-"""lz4 makes fewer bytes than this of one."""
 _CLOCKS_APART_S = 1.0
 _HELD_PERIODS = 2.0
 _POSES = ("", "pose", "pose.pose", "transform")
@@ -71,14 +68,13 @@ class Sample(NamedTuple):
 def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
     """Return the episode of one file, which is read once, a chunk at a time.
 
-    Raises `RecordError`, without the file's name, if the reader is not installed, the file is damaged or too large,
-    messages are in an encoding that is not read, what the mapping names is not there, or the clock has fewer than two
-    instants.
+    Raises `RecordError` if the reader is not installed, the file is damaged or too large, messages are in an encoding
+    that is not read, what the mapping names is not there, or the clock has fewer than two instants.
     """
     samples: dict[str, list[Sample]] = {part: [] for part in mapping.sources}
     topics: dict[str, str] = {}
     budget = Budget(MAX_NUMBERS, "numbers in an episode")
-    with _translated_errors():
+    with translated_errors(path, _REMEDY, *_damage_errors()):
         for topic, log_s, message in _read_messages(path, {part.source for part in mapping.sources.values()}, topics):
             for part, columns in mapping.sources.items():
                 if columns.source == topic:
@@ -87,7 +83,7 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
                         samples[part].append(sample)
     for part, columns in mapping.sources.items():
         if columns.source not in topics:
-            refuse_field(f"there is no topic {columns.source!r}", f"The file has: {_describe_topics(topics)}.", part)
+            refuse_field(f"there is no topic {columns.source!r}", f"The file has: {_list_topics(topics)}.", part)
         widths = dict.fromkeys(len(sample.row) for sample in samples[part])
         if not widths:
             remedy = "Leave it out of the mapping; of transforms, `frame` names the child frame."
@@ -105,35 +101,26 @@ def read_file(path: Path, mapping: LogMapping) -> LoggedEpisode:
 def describe_topics(path: Path) -> str:
     """Return the topics of a file with the types of their messages, as text for a message; "none" if there are none.
 
-    Raises `RecordError`, without the file's name, if the reader is not installed, or the file is damaged or too large.
+    Raises `RecordError` if the reader is not installed, or the file is damaged or too large.
     """
     topics: dict[str, str] = {}
-    with _translated_errors():
+    with translated_errors(path, _REMEDY, *_damage_errors()):
         for _ in _read_messages(path, (), topics):
             pass
-    return _describe_topics(topics)
+    return _list_topics(topics)
 
 
-def _describe_topics(topics: Mapping[str, str]) -> str:
+def _list_topics(topics: Mapping[str, str]) -> str:
     return escape_controls("; ".join(f"{topic} ({kind})" for topic, kind in sorted(topics.items()))) or "none"
 
 
-@contextmanager
-def _translated_errors() -> Iterator[None]:
-    """Raise `RecordError` for whatever mcap, its decoders and decompressors raise for damage.
-
-    So too where mcap is not installed. The reason is cut at 200 characters.
-    """
+def _damage_errors() -> tuple[type[Exception], ...]:
+    """Return what mcap, its decoders and decompressors raise for damage; raise `RecordError` without mcap."""
     try:
         from mcap.exceptions import McapError
     except ImportError:
         raise RecordError("MCAP's library is missing", remedy=install_command("mcap")) from None
-    damage = McapError, zstandard.ZstdError, struct.error, OSError, EOFError, ValueError, LookupError, TypeError
-    try:
-        yield
-    except (*damage, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
-        problem = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise RecordError(problem, remedy=_REMEDY) from None
+    return McapError, zstandard.ZstdError, struct.error, EOFError, AttributeError, ArithmeticError, MemoryError
 
 
 def _read_records(path: Path) -> Iterator[Any]:
@@ -162,11 +149,9 @@ def _checked_chunk_size(chunk: Any) -> int:
     if chunk.compression == "zstd":
         content = zstandard.get_frame_parameters(chunk.data).content_size
         size = size if content == zstandard.CONTENTSIZE_UNKNOWN else max(size, content)
-    elif chunk.compression == "lz4":
-        import lz4.frame
-
-        content = lz4.frame.get_frame_info(chunk.data)["content_size"]
-        size = max(size, content or len(chunk.data) * _LZ4_RATIO)
+    elif chunk.compression:
+        remedy = "`mcap compress --compression zstd` writes it anew."
+        raise RecordError(f"chunks are compressed with {chunk.compression!r}", remedy=remedy)
     if size > _MAX_CHUNK_BYTES:
         problem = f"a chunk decompresses to more than {_MAX_CHUNK_BYTES >> 20} MiB"
         raise RecordError(problem, remedy=REMEDY_LARGE)
@@ -174,10 +159,7 @@ def _checked_chunk_size(chunk: Any) -> int:
 
 
 def _read_messages(path: Path, wanted: Collection[str], topics: dict[str, str]) -> Iterator[tuple[str, float, Any]]:
-    """Yield topic, log time [s] and decoded message of the wanted topics, in the order of the file.
-
-    `topics` is filled on the way: topic -> type and encoding of its messages.
-    """
+    """Yield topic, log time [s] and decoded message of the wanted topics, in the order of the file."""
     from mcap.records import Channel, Message, Schema
 
     schemas: dict[int, Any] = {}
@@ -229,11 +211,15 @@ def _find_decoder(schema: Any, channel: Any) -> Callable[[bytes], Any]:
 
 def _take_samples(message: Any, part: str, columns: Columns | PoseColumns, log_s: float) -> Iterator[Sample]:
     """Yield the sample of a message; of transforms, one for each of the frame that is mapped."""
-    is_pose, transforms = isinstance(columns, PoseColumns), _get(message, "transforms")
+    transforms, is_pose = _get(message, "transforms"), isinstance(columns, PoseColumns)
     frame = columns.frame if isinstance(columns, PoseColumns) else None
     for inner in [message] if transforms is None else transforms:
         if transforms is None or _get(inner, "child_frame_id") == frame:
-            row = _pose_row(inner, columns, part) if isinstance(columns, PoseColumns) else _row(inner, columns, part)
+            row = _pose_row(inner, columns) if isinstance(columns, PoseColumns) else _number_row(inner, columns, part)
+            if not row:
+                fields = inner if isinstance(inner, Mapping) else getattr(inner, "__slots__", None) or vars(inner)
+                remedy = f"Say with `field` where it is. The message has: {', '.join(map(str, fields))}."
+                refuse_field(f"a message has no {'pose' if is_pose else 'such numbers'}", remedy, part)
             parent = _get(inner, "header.frame_id") or _get(inner, "frame_id") if is_pose else None
             yield Sample(log_s, _stamp_s(inner), row, str(parent)[:_LONGEST_FRAME] if parent else None)
 
@@ -247,70 +233,45 @@ def _get(message: Any, path: str) -> Any:
 
 
 def _stamp_s(message: Any) -> float:
-    """Return the time in a message's header in seconds; NaN without one, or where it is zero."""
     stamp = _get(message, "header.stamp") or _get(message, "timestamp")
-    nanoseconds = _get(stamp, "nanosec") if _get(stamp, "nanosec") is not None else _get(stamp, "nsec")
     try:
-        return float(_get(stamp, "sec")) + float(nanoseconds or 0) * 1e-9 or np.nan
+        nanoseconds = _get(stamp, "nanosec") or _get(stamp, "nsec") or 0
+        return float(_get(stamp, "sec")) + float(nanoseconds) * 1e-9 or np.nan
     except (TypeError, ValueError):
         return np.nan
 
 
-def _pose_row(message: Any, columns: PoseColumns, part: str) -> list[float]:
-    for path in (columns.field,) if columns.field is not None else _POSES:
+def _pose_row(message: Any, columns: PoseColumns) -> list[float]:
+    """Return x, y, z and, where there is an orientation, w, x, y, z; [] without a pose."""
+    for path in _POSES if columns.field is None else (columns.field,):
         pose = _get(message, path)
         for place, turn in (("position", "orientation"), ("translation", "rotation")):
             if _get(pose, f"{place}.x") is not None:
                 names = [f"{place}.{axis}" for axis in "xyz"]
                 names += [f"{turn}.{axis}" for axis in "wxyz"] if _get(pose, f"{turn}.w") is not None else []
-                return [_number(_get(pose, name), part) for name in names]
-    remedy = f"Say with `field` where it is. The message has: {_describe_fields(message)}."
-    refuse_field("a message has no pose", remedy, part)
+                return [float(_get(pose, name)) for name in names]
+    return []
 
 
-def _row(message: Any, columns: Columns, part: str) -> list[float]:
-    """Return the chosen numbers of a message, each times `columns.scale`; of a single number, a list of one."""
-    paths = (columns.field,) if columns.field is not None else _NUMBERS
-    values = next((value for path in paths if (value := _get(message, path)) is not None), None)
-    if values is None:
-        remedy = f"Say with `field` where they are. The message has: {_describe_fields(message)}."
-        refuse_field("a message has no such numbers", remedy, part)
+def _number_row(message: Any, columns: Columns, part: str) -> list[float]:
+    """Return the chosen numbers of a message, each times `columns.scale`; [] where none are there."""
+    paths = _NUMBERS if columns.field is None else (columns.field,)
+    values = next((value for path in paths if (value := _get(message, path)) is not None), ())
     numbers = [values] if isinstance(values, bool | int | float) else list(values)
-    if columns.names is not None:
-        names = list(_get(message, "name") or ())
-        unknown = [name for name in columns.names if name not in names]
-        if unknown or len(names) != len(numbers):
-            problem = f"a message has nothing called {unknown[0]!r}" if unknown else "names and numbers differ in count"
-            refuse_field(problem, f"Its names are: {', '.join(names) or 'none'}.", part)
-        numbers = [numbers[names.index(name)] for name in columns.names]
-    elif columns.index is not None:
-        if not all(0 <= k < len(numbers) for k in columns.index):
-            refuse_field(f"a message has {len(numbers)} numbers", "Count from 0.", part)
-        numbers = [numbers[k] for k in columns.index]
-    if not numbers:
-        problem = f"{columns.field or 'effort'} of {columns.source!r} is empty"
-        refuse_field(problem, "The driver does not publish it; leave it out of the mapping.", part)
-    return [_number(value, part) * columns.scale for value in numbers]
-
-
-def _number(value: Any, part: str) -> float:
+    names = list(_get(message, "name") or ())
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        refuse_field(f"{str(value)[:40]!r} is not a number", "Say with `field` where the numbers are.", part)
-
-
-def _describe_fields(message: Any) -> str:
-    if isinstance(message, Mapping):
-        return ", ".join(map(str, message))
-    return ", ".join(getattr(message, "__slots__", None) or vars(message))
+        if columns.names is not None:
+            numbers = [numbers[names.index(name)] for name in columns.names] if numbers else []
+        elif columns.index is not None:
+            numbers = [numbers[k] for k in columns.index] if numbers else []
+        return [float(value) * columns.scale for value in numbers]
+    except (LookupError, TypeError, ValueError) as error:
+        remedy = f"Its names are: {', '.join(map(str, names)) or 'none'}. Numbers count from 0 to {len(numbers) - 1}."
+        refuse_field(f"a message lacks a number that is mapped: {error}", remedy, part)
 
 
 def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Sequence[Sample]]) -> LoggedEpisode:
-    """Return the episode on the instants of the clock's messages, with the last message of every part at each instant.
-
-    Time counts from the first instant, and `dt_s` is the median step. Warns of clock messages that share a time.
-    """
+    """Return the episode on the instants of the clock's messages, with the last message of every part at each."""
     times = {part: _sample_times(taken) for part, taken in samples.items()}
     rows = {part: np.array([sample.row for sample in taken]) for part, taken in samples.items()}
     clock = _choose_clock(mapping)
@@ -324,13 +285,8 @@ def _align(path: Path, mapping: LogMapping, samples: Mapping[str, Sequence[Sampl
         problem = f"more than {MAX_NUMBERS} numbers, held at each instant of the clock"
         raise RecordError(problem, remedy=REMEDY_LARGE)
     series = {part: _hold(part, values, times[part], instants, mapping) for part, values in rows.items()}
-    return LoggedEpisode(
-        name=path.stem,
-        file=str(path),
-        time_s=instants - instants[0],
-        dt_s=float(np.median(np.diff(instants))),
-        series=series,
-    )
+    dt_s = float(np.median(np.diff(instants)))
+    return LoggedEpisode(name=path.stem, file=str(path), time_s=instants - instants[0], dt_s=dt_s, series=series)
 
 
 def _choose_clock(mapping: LogMapping) -> str:
@@ -353,17 +309,16 @@ def _sample_times(taken: Sequence[Sample]) -> Floats:
 def _hold(part: str, rows: Floats, times: Floats, instants: Floats, mapping: LogMapping) -> Series:
     """Return a part's last message at or before each instant, and whether its numbers are known there, [n].
 
-    Not known are instants before the first message or beyond `max_age_s`, numbers that are not finite, and quaternions
-    of zeros. Without `max_age_s`, a body needs a message since the record before, and another part holds for two
-    periods.
+    Not known are instants before the first message, numbers that are not finite, and quaternions of zeros. A body needs
+    a message since the record before, and another part holds for two periods.
     """
-    max_age_s, order = mapping.sources[part].max_age_s, np.argsort(times, kind="stable")
+    order = np.argsort(times, kind="stable")
     rows, stamps = rows[order], times[order]
     last = np.searchsorted(stamps, instants, side="right") - 1
     values = rows[np.maximum(last, 0)]
-    if max_age_s is None and part.startswith("bodies."):
+    if part.startswith("bodies."):
         holds = np.diff(last, prepend=-1) > 0  # a message of its own since the record before
     else:
         period = float(np.median(np.diff(stamps))) if len(stamps) > 1 else np.inf
-        holds = instants - stamps[np.maximum(last, 0)] <= (_HELD_PERIODS * period if max_age_s is None else max_age_s)
+        holds = instants - stamps[np.maximum(last, 0)] <= _HELD_PERIODS * period
     return Series(values, np.asarray((last >= 0) & holds & are_known(values, mapping.sources[part])))

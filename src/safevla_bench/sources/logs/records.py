@@ -11,12 +11,14 @@ import logging
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -29,10 +31,24 @@ from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import Recording, add_header_mark
 
 NAME = "safevla-log.toml"
-
+MAX_NUMBERS = 1 << 25
+"""Numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""
 _LARGEST = 1 << 20
 Positive = Annotated[float, Meta(gt=0)]
 SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
+
+
+@contextmanager
+def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
+    """Raise `RecordError` naming the file for whatever its readers raise for damage, `further` errors included."""
+    place = Place(file=str(path))
+    try:
+        yield
+    except RecordError as error:
+        raise error.with_place(place) from None
+    except (OSError, LookupError, TypeError, ValueError, RuntimeError, pa.ArrowException, *further) as error:
+        problem = f"cannot be read: {' '.join(str(error).split())[:400]}"
+        raise RecordError(problem, remedy=remedy, place=place) from None
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,11 +58,9 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     field: str | None = None
     """Where in a message they are, such as `pose.position`; None = as usual for the message."""
     names: tuple[str, ...] | None = None
-    index: tuple[int, ...] | None = None
+    index: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
     scale: float = 1.0
     """What each number is multiplied with, to have it in the record's unit."""
-    max_age_s: Positive | None = None
-    """How long a message holds; None = twice the topic's median period."""
 
 
 class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,8 +78,6 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quaternion_order: Literal["wxyz", "xyzw"] | None = None
     """Of a feature's numbers; the fields of a message have names. None = wxyz, with a warning where it looks wrong."""
     unit: Literal["m", "cm", "mm"] = "m"
-    max_age_s: Positive | None = None
-    """How long a message holds; None = until the next record for a body, else twice the topic's median period."""
 
 
 class BodyColumns(PoseColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,32 +148,17 @@ def read_mapping(path: Path) -> LogMapping:
     Raises `RecordError` if the file cannot be read, is too large or no TOML, has a key or a value that the form does
     not know, or contradicts itself.
     """
-    place = Place(file=str(path))
-    remedy = "docs/real-robots.md shows the file's form."
-    try:
+    with translated_errors(path, "docs/real-robots.md shows the file's form."):
         mapping = msgspec.convert(tomllib.loads(read_input(path, _LARGEST).decode("utf-8")), LogMapping)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"is no TOML: {error}", remedy=remedy, place=place) from None
-    except msgspec.ValidationError as error:
-        raise RecordError(f"is no mapping of a log: {error}", remedy=remedy, place=place) from None
-    except OSError as error:
-        raise RecordError(error.strerror or str(error), remedy="Name a file that can be read.", place=place) from None
-    for problem in _find_problems(mapping):
-        raise RecordError(problem, remedy=remedy, place=place)
+        targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
+        target, grip = mapping.episode.target, mapping.gripper
+        if target is not None and target not in targets:
+            raise ValueError(f"target {target!r} is no body of role target; those are: {', '.join(targets) or 'none'}")
+        if grip is not None and len(grip.names or grip.index or ("the only one",)) != 1:
+            raise ValueError("[gripper] is one number: give one name or one index")
+        if mapping.episode.template is not None and mapping.episode.benchmark != LOG_BENCHMARK:
+            raise ValueError(f"a template is for the benchmark {LOG_BENCHMARK}; tags of others are in a --rules file")
     return mapping
-
-
-def _find_problems(mapping: LogMapping) -> list[str]:
-    targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
-    target, grip = mapping.episode.target, mapping.gripper
-    problems = []
-    if target is not None and target not in targets:
-        problems.append(f"target {target!r} is no body of role target; those are: {', '.join(targets) or 'none'}")
-    if grip is not None and len(grip.names or grip.index or ("the only one",)) != 1:
-        problems.append("[gripper] is one number: give one name or one index")
-    if mapping.episode.template is not None and mapping.episode.benchmark != LOG_BENCHMARK:
-        problems.append(f"a template is for the benchmark {LOG_BENCHMARK}; tags of others are in a --rules file")
-    return problems
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
@@ -227,10 +224,10 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
     """
     place = Place(file=episode.file, episode=episode.name)
     chosen = _choose_records(episode, place)
-    series = {
-        name: Series(_in_metres(part.values[chosen], mapping.sources[name]), part.known[chosen])
-        for name, part in episode.series.items()
-    }
+    series = {name: Series(part.values[chosen], part.known[chosen]) for name, part in episode.series.items()}
+    for name, columns in mapping.sources.items():
+        if isinstance(columns, PoseColumns):
+            series[name].values[:, :3] *= SCALES_M[columns.unit]
     time_s = episode.time_s[chosen] - episode.time_s[chosen[0]]
     even = np.abs(time_s / episode.dt_s - np.arange(len(chosen))).max() <= _EVEN
     bodies = {name: series[f"bodies.{name}"] for name in mapping.bodies}
@@ -273,48 +270,32 @@ def warn_once(source: str, problem: str) -> None:
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the instants that are records, ascending: once every part has been seen, those with all but bodies known.
-
-    Bodies that are never seen do not count. Warns, once an episode, of instants left out and of bodies never seen.
-    """
-    usable = np.ones(len(episode.time_s), dtype=np.bool_)
-    unseen: list[str] = []
-    for name, part in episode.series.items():
-        if not part.known.any():
-            unseen.append(name)
-        elif not name.startswith("bodies."):
-            usable &= part.known
+    """Return the instants that are records: once every part has been seen, those with all but bodies known."""
+    unseen = [name for name, part in episode.series.items() if not part.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
         remedy = "Leave it out of the mapping, or map it to what was recorded."
         raise RecordError(f"{', '.join(missing)} is known at no instant", remedy=remedy, place=place)
+    usable = np.ones(len(episode.time_s), dtype=np.bool_)
+    for name, part in episode.series.items():
+        if not name.startswith("bodies."):
+            usable &= part.known
     begin = max((int(part.known.argmax()) for part in episode.series.values()), default=0)
     chosen = np.flatnonzero(usable & (np.arange(len(usable)) >= begin))
     if not len(chosen):
-        remedy = "Map topics that overlap in time, or give max_age_s."
+        remedy = "Map topics that overlap in time."
         raise RecordError("at no instant all that is mapped is known", remedy=remedy, place=place)
-    skipped = int((~usable[chosen[0] :]).sum())
-    if skipped:
-        problem = (
-            f"{skipped} instants at which a part of the robot is unknown are no records; time stamps show the gaps"
-        )
-        warn_once(f"{episode.file}: {episode.name}", problem)
+    source = f"{episode.file}: {episode.name}"
+    if skipped := int((~usable[chosen[0] :]).sum()):
+        problem = f"{skipped} instants at which a part of the robot is unknown are no records"
+        warn_once(source, f"{problem}; time stamps show the gaps")
     if unseen:
-        warn_once(f"{episode.file}: {episode.name}", f"never seen: {', '.join(unseen)}; clauses on it have no verdict")
+        warn_once(source, f"never seen: {', '.join(unseen)}; clauses on it have no verdict")
     return chosen
 
 
-def _in_metres(values: Floats, columns: Columns | PoseColumns) -> Floats:
-    if not isinstance(columns, PoseColumns):
-        return values
-    return np.hstack([values[:, :3] * SCALES_M[columns.unit], values[:, 3:]])
-
-
 def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None:
-    """Return the positions or quaternions of bodies, [n, K, k], None without bodies.
-
-    Where a body is lost, these are its last known ones, before them the origin, or no turn.
-    """
+    """Return the positions or quaternions of bodies, [n, K, k], None without bodies."""
     rows = []
     for part in bodies.values():
         seen = np.maximum.accumulate(np.where(part.known, np.arange(len(part.known)), -1))
@@ -333,7 +314,6 @@ def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
 
 
 def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> dict[str, object]:
-    """Return the header of a record; the mapping's facts come before those of the log."""
     asked = mapping.episode
     outcome = asked.outcomes.get(episode.name)
     success = asked.success if isinstance(asked.success, bool) else episode.success
@@ -365,10 +345,7 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
 
 
 def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Series]) -> Iterator[tuple[str, str]]:
-    """Yield (file, problem) for what looks wrong in the mapped parts; nothing where all looks right.
-
-    Looked at are the distance from the origin, the norm and the order of quaternions, and whether any pose is mapped.
-    """
+    """Yield (file, problem) for what looks wrong in the mapped parts; nothing where all looks right."""
     for name, columns in mapping.sources.items():
         if not isinstance(columns, PoseColumns) or not series[name].known.any():
             continue

@@ -209,10 +209,7 @@ class Scan:
             yield from merge_batches(self._note_batches(number, source))
 
     def _note_batches(self, number: int, source: RecordSource) -> Iterator[Batch]:
-        """Yield the good batches of a source, and keep a note of each episode and all errors.
-
-        Raises `RecordError` if these take more than the budget.
-        """
+        """Yield the good batches of a source, and keep a note of each episode and all errors."""
         place, damaged = 0, set()
         for batch in source.scan():
             if isinstance(batch, RecordError):
@@ -269,7 +266,6 @@ _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 
 def _memory(value: object) -> int:
-    """Return about how many bytes a tree of values takes."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, str):

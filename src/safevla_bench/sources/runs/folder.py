@@ -7,7 +7,8 @@ import io
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,6 +36,7 @@ SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 EXPERIMENTS = "experiments"
 """The folder of a run folder that holds judgements by other rules, which are not its own."""
 MISSING = "missing"
+_RESTORE = "Restore the file, or score the files under archive/ directly."
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +142,15 @@ _EPISODES_SCHEMA = pa.schema(
 )
 
 
+@contextmanager
+def readable(path: Path, remedy: str) -> Iterator[None]:
+    """Raise `RunError` naming a run's file for whatever its readers raise for damage."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError, pa.ArrowException, RecordError) as error:
+        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
+
+
 def archive_parts(folder: Path) -> list[Path]:
     """Return the archive files of a complete run folder, sorted by name; [] where there are none."""
     return sorted((folder / ARCHIVE).glob("part-*"))
@@ -156,11 +167,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_manifest(folder: Path) -> Manifest:
     """Return the content of manifest.json; `RunError` if it is missing, damaged or names no parts or files."""
-    try:
+    with readable(folder / MANIFEST, "Copy the folder anew from where it was made, or roll it out again."):
         return msgspec.json.decode(read_input(folder / MANIFEST), type=Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        remedy = "Copy the folder anew from where it was made, or roll it out again."
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(folder / MANIFEST))) from None
 
 
 def archive_digest(path: Path) -> str | None:
@@ -181,14 +189,10 @@ def archive_digest(path: Path) -> str | None:
 
 def read_description(folder: Path) -> dict[str, object]:
     """Return the content of run.json; `RunError` if it is missing or damaged."""
-    path = folder / RUN
-    try:
-        loaded = json.loads(read_input(path))
-    except (ValueError, RecursionError, OSError) as error:
-        remedy = "Restore the file, or score the files under archive/ directly."
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
-    if not isinstance(loaded, dict):
-        raise RunError("is not a JSON object", remedy="Restore the file.", place=Place(file=str(path)))
+    with readable(folder / RUN, _RESTORE):
+        loaded = json.loads(read_input(folder / RUN))
+        if not isinstance(loaded, dict):
+            raise ValueError("it is not a JSON object")
     return loaded
 
 
@@ -217,11 +221,8 @@ def read_episodes(folder: Path) -> list[EpisodeRow]:
     Raises `RunError` if the table is damaged.
     """
     path = folder / EPISODES
-    try:
+    with readable(path, _RESTORE):
         return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []
-    except (pa.ArrowException, OSError, ValueError, RecordError) as error:
-        remedy = "Restore the file, or score the files under archive/ directly."
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
 def read_facts(folder: Path) -> DayFacts:
@@ -329,15 +330,11 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
     path = folder / FRAMES / INDEX
     if not path.exists():
         return ()
-    place = Place(file=str(path))
-    try:
+    with readable(path, "Remove the folder and make the frames anew: safevla frames RUN."):
         frames = msgspec.json.decode(read_input(path), type=_Index).frames
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        remedy = "Remove the folder and make the frames anew: safevla frames RUN."
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
-    for frame in frames:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", frame.file):
-            raise RunError(f"{frame.file!r} is no file name of a frame", remedy="Remove the folder.", place=place)
+        for frame in frames:
+            if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", frame.file):
+                raise ValueError(f"{frame.file!r} is no file name of a frame")
     return frames
 
 
@@ -390,8 +387,6 @@ class _Decision(msgspec.Struct):
 
 
 class _Plan(msgspec.Struct):
-    """The fields of run.json that say which episodes the run was to have."""
-
     planned: int
     episodes: int | str | None = None
     policies: list[_Policy] = []
@@ -438,11 +433,7 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
 
 
 def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
-    """Return the planned episodes by id, in plan order; None if run.json and the rows do not tell which they are.
-
-    The order is policy, task, episode. Where run.json has no number of episodes, it is that of the suite's rows, if
-    this gives the whole plan.
-    """
+    """Return the planned episodes by id, in plan order; None if run.json and the rows do not tell which they are."""
     whole = plan.shard.whole if plan.shard else plan.planned
     if whole > _NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None

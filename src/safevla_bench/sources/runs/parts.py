@@ -290,14 +290,11 @@ def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Return a sentence for each file beside the archive that is not as the manifest says, the manifest included.
+    """Yield a sentence for each file beside the archive that is not as the manifest says, the manifest included.
 
-    Raises `RunError` if the manifest cannot be read; so does the iteration if run.json cannot.
+    Raises `RunError` if the manifest or run.json cannot be read.
     """
-    return _changed_files(folder, read_manifest(folder).files)
-
-
-def _changed_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
+    files = read_manifest(folder).files
     for name in (MANIFEST, RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"

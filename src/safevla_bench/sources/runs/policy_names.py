@@ -177,10 +177,7 @@ def _group_same(identities: Sequence[PolicyIdentity]) -> list[list[PolicyIdentit
 
 
 def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list[str]:
-    """Return a distinct label of each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2.
-
-    Shown are at most three short facts of each group's first member that differ.
-    """
+    """Return a distinct label of each group: NAME (KEY=VALUE, …), else NAME (SOURCE, …), else NAME #1, NAME #2."""
     facts = [group[0].all_facts() for group in groups]
     shown = []
     for key in dict.fromkeys(key for of_group in facts for key in of_group):

@@ -20,27 +20,9 @@ from safevla_bench.errors import DamageError, Place, RecordError, RunError
 from safevla_bench.files import read_input
 from safevla_bench.sources import foreign
 from safevla_bench.sources.logs import find_log
+from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.folder import (
-    MANIFEST,
-    MAX_SCORES_BYTES,
-    MISSING,
-    RUN,
-    SCORES,
-    AbsentEpisode,
-    EpisodeRow,
-    PlanDifference,
-    archive_digest,
-    compare_plan,
-    read_description,
-)
-from safevla_bench.sources.runs.policy_names import (
-    PolicyIdentity,
-    PolicyNames,
-    distinguish_policies,
-    identify_policies,
-    name_source,
-)
+from safevla_bench.sources.runs import policy_names as naming
 from safevla_bench.text import count_noun, escape_controls, list_counts
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
@@ -55,7 +37,7 @@ class LeftOut:
     """Places of files where something is damaged or gone."""
     unknown: bool
     """True if more were lost than can be counted."""
-    missing: tuple[AbsentEpisode, ...] = ()
+    missing: tuple[run_folder.AbsentEpisode, ...] = ()
     """The planned episodes that a run's table does not list."""
     unnamed: int = 0
     """More such episodes, of which it is not known which they are."""
@@ -77,7 +59,9 @@ class LeftOut:
             named + counted,
             len(damage) - named,
             unknown,
-            missing=tuple(absent for source in sources for absent in source.absent if absent.outcome == MISSING),
+            missing=tuple(
+                absent for source in sources for absent in source.absent if absent.outcome == run_folder.MISSING
+            ),
             unnamed=sum(source.plan.unnamed for source in sources),
             unplanned=sum(source.plan.unplanned for source in sources),
         )
@@ -130,7 +114,7 @@ LOST = "lost"
 _REASON = "its record is lost in a damaged file"
 
 
-_AS_PLANNED = PlanDifference()
+_AS_PLANNED = run_folder.PlanDifference()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +122,22 @@ class RecordSource:
     """A SOURCE whose records are not read yet."""
 
     path: Path
-    absent: tuple[AbsentEpisode, ...]
+    absent: tuple[run_folder.AbsentEpisode, ...]
     description: Mapping[str, object]
     """The run's run.json; empty for an archive file."""
     read: Callable[..., Iterator[Batch | RecordError]]
     """Reads the records, or those at the places that are its argument, as `archive.read_episodes` does."""
     files: tuple[Path, ...] = ()
     """The files that `read` reads, one after the other; none for an unfinished run, which may go on meanwhile."""
-    expected: tuple[AbsentEpisode, ...] | None = None
+    expected: tuple[run_folder.AbsentEpisode, ...] | None = None
     """The episodes that must have a record, as they are reported if it is lost; None = unknown."""
     complete: bool = False
     """True for a run folder that is complete, so that its files can be compared with its manifest."""
-    policy_names: PolicyNames = field(default_factory=dict)
-    plan: PlanDifference = _AS_PLANNED
+    policy_names: naming.PolicyNames = field(default_factory=dict)
+    plan: run_folder.PlanDifference = _AS_PLANNED
     """What differs between the plan of a complete run and its table; missing episodes are in `absent` too."""
 
-    def rename_policies(self, names: PolicyNames) -> RecordSource:
+    def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
         """Return the source with these names in its records and its absent episodes; its run.json stays as it is.
 
         A policy that is not among `names` keeps its name.
@@ -161,7 +145,7 @@ class RecordSource:
         if not names:
             return self
 
-        def rename(absent: Iterable[AbsentEpisode]) -> tuple[AbsentEpisode, ...]:
+        def rename(absent: Iterable[run_folder.AbsentEpisode]) -> tuple[run_folder.AbsentEpisode, ...]:
             return tuple(replace(episode, policy=names.get(episode.policy, episode.policy)) for episode in absent)
 
         return dataclass_replace(
@@ -215,7 +199,7 @@ class RecordSource:
 
 
 def _changed_parts(path: Path) -> Iterator[DamageError]:
-    if not (path / MANIFEST).exists():  # `safevla verify` says so; the records can be read without it
+    if not (path / run_folder.MANIFEST).exists():  # `safevla verify` says so; the records can be read without it
         return
     try:
         for name, problem in parts.changed_parts(path):
@@ -224,7 +208,7 @@ def _changed_parts(path: Path) -> Iterator[DamageError]:
         yield DamageError(error.problem, episodes=0, remedy=error.remedy, place=error.place)
 
 
-def _rename_batches(batches: Iterable[Batch | RecordError], names: PolicyNames) -> Iterator[Batch | RecordError]:
+def _rename_batches(batches: Iterable[Batch | RecordError], names: naming.PolicyNames) -> Iterator[Batch | RecordError]:
     for batch in batches:
         if isinstance(batch, Batch):
             headers = (replace(header, policy=names.get(header.policy, header.policy)) for header in batch.headers)
@@ -239,30 +223,30 @@ def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     `name_source` do.
     """
     sources = [open_source(path) for path in paths]
-    recorded = [identify_policies(source.path, source.description) for source in sources]
+    recorded = [naming.identify_policies(source.path, source.description) for source in sources]
     user_names = [
-        name_source(path, _recorded_policies(source, of_source))
+        naming.name_source(path, _recorded_policies(source, of_source))
         for path, source, of_source in zip(paths, sources, recorded, strict=True)
     ]
     identities = [
         [dataclass_replace(identity, name=names.get(identity.name, identity.name)) for identity in of_source]
         for of_source, names in zip(recorded, user_names, strict=True)
     ]
-    distinct = distinguish_policies(identities, paths)
+    distinct = naming.distinguish_policies(identities, paths)
     return [
         source.rename_policies(_join_names(names, further))
         for source, names, further in zip(sources, user_names, distinct, strict=True)
     ]
 
 
-def _recorded_policies(source: RecordSource, identities: Sequence[PolicyIdentity]) -> list[str | None]:
+def _recorded_policies(source: RecordSource, identities: Sequence[naming.PolicyIdentity]) -> list[str | None]:
     if identities or getattr(source.path, "policy", None) is None:
         return [identity.name for identity in identities]
     batches = (batch for batch in source.read() if isinstance(batch, Batch))
     return list(dict.fromkeys(header.policy for batch in batches for header in batch.headers))
 
 
-def _join_names(names: PolicyNames, further: PolicyNames) -> PolicyNames:
+def _join_names(names: naming.PolicyNames, further: naming.PolicyNames) -> naming.PolicyNames:
     renamed = {policy: further.get(name, name) for policy, name in names.items()}
     return {**{policy: name for policy, name in further.items() if policy not in names.values()}, **renamed}
 
@@ -274,12 +258,12 @@ def open_source(path: Path) -> RecordSource:
     log.
     """
     require_source(path)
-    if not (path / RUN).exists() and foreign.find_results(path):
+    if not (path / run_folder.RUN).exists() and foreign.find_results(path):
         remedy = "`safevla score` prints its success rates. To have safety judged, record the rollouts: safevla eval."
         raise RunError(
             "holds successes of another tool and no trajectories", remedy=remedy, place=Place(file=str(path))
         )
-    log = None if (path / RUN).exists() else find_log(path)
+    log = None if (path / run_folder.RUN).exists() else find_log(path)
     if log is not None:
         return RecordSource(path, (), {}, log.read, (log.path,))
     if path.is_dir():
@@ -305,25 +289,25 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
 
 
 def _open_folder(path: Path) -> RecordSource:
-    if not (path / RUN).exists():
+    if not (path / run_folder.RUN).exists():
         if archive_file := find_scored_archive(path):
             return open_source(archive_file)
-        remedy = f"A run folder holds {RUN}; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
+        remedy = "A run folder holds run.json; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
         problem = "this is not a run folder"
-        if (path / SCORES).exists():
+        if (path / run_folder.SCORES).exists():
             problem = "holds scores without their records"
             remedy = "Name what was judged, with its --set, --library or --rules."
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
-    description = read_description(path)
+    description = run_folder.read_description(path)
     complete = description.get("complete") is True
     if description.get("complete") is False and parts.has_raw(path):
         episodes = parts.read_raw(path)
-        rows: Sequence[EpisodeRow] = list(episodes.values())
+        rows: Sequence[run_folder.EpisodeRow] = list(episodes.values())
         read, files = partial(parts.read_unfinished, path, episodes), list[Path]()
     else:
         files = parts.listed_parts(path) or parts.record_files(path)
         rows, read = parts.episode_rows(path), partial(archive.read_episodes, files)
-    plan = compare_plan(description, rows) if complete else _AS_PLANNED
+    plan = run_folder.compare_plan(description, rows) if complete else _AS_PLANNED
     absent = (*(_absent_episode(row) for row in rows if row.outcome == "crashed"), *plan.missing)
     expected = [replace(_absent_episode(row), outcome=LOST, reason=_REASON) for row in rows if row.outcome != "crashed"]
     lost = tuple(expected) if complete and rows else None
@@ -333,11 +317,13 @@ def _open_folder(path: Path) -> RecordSource:
 def find_scored_archive(folder: Path) -> Path | None:
     """Return the archive in a folder of scores, as `safevla demo` makes it, if it is the one that was judged."""
     try:
-        (source,) = msgspec.json.decode(read_input(folder / SCORES, MAX_SCORES_BYTES), type=_ScoredSources).sources
+        (source,) = msgspec.json.decode(
+            read_input(folder / run_folder.SCORES, run_folder.MAX_SCORES_BYTES), type=_ScoredSources
+        ).sources
     except (OSError, ValueError, RecursionError):
         return None
     path = folder / Path(source.archive).name
-    is_judged = source.archive and path.is_file() and archive_digest(path) == source.archive_sha256
+    is_judged = source.archive and path.is_file() and run_folder.archive_digest(path) == source.archive_sha256
     return path if is_judged else None
 
 
@@ -350,5 +336,5 @@ class _ScoredSources(msgspec.Struct):
     sources: list[_ScoredSource]
 
 
-def _absent_episode(row: EpisodeRow) -> AbsentEpisode:
-    return AbsentEpisode(**{name: getattr(row, name) for name in AbsentEpisode.__struct_fields__})
+def _absent_episode(row: run_folder.EpisodeRow) -> run_folder.AbsentEpisode:
+    return run_folder.AbsentEpisode(**{name: getattr(row, name) for name in run_folder.AbsentEpisode.__struct_fields__})

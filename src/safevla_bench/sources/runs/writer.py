@@ -116,10 +116,7 @@ class RunWriter:
             self._unpack(places)
 
     def _unpack(self, places: Mapping[str, int]) -> None:
-        """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest.
-
-        Crashed episodes are left out. Sets `episodes` and `complete`.
-        """
+        """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest."""
         records = parts.read_records(self.folder)
         (self.folder / parts.RAW).mkdir(exist_ok=True)
         for episode in parts.complete_episodes(self.folder):
@@ -174,10 +171,7 @@ class RunWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
-    """Raise `RunError` unless the folder's run is to be resumed and was asked for with the same fields.
-
-    The error lists the fields that differ; without `resume` it says whether the run there is finished.
-    """
+    """Raise `RunError` unless the folder's run is to be resumed and was asked for with the same fields."""
     place = Place(file=str(folder))
     existing = read_description(folder)
     if not resume and existing.get("complete") is False:
@@ -285,7 +279,6 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
 
 
 def _read_shard(folder: Path) -> _Shard:
-    """Return the shard in a folder; `RunError` unless it is complete and as its manifest says."""
     description = read_description(folder)
     try:
         stretch = msgspec.convert(description.get("shard"), PlanStretch)

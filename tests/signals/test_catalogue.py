@@ -1,6 +1,6 @@
-"""Torque against each joint's own limit; polynomials have known derivatives, and short episodes have none.
+"""Contact, displacement, the held target and the arm against cases worked out by hand.
 
-Signals of the held target against cases worked out by hand.
+Polynomials have known derivatives, and short episodes have none.
 """
 
 from __future__ import annotations
@@ -9,9 +9,53 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from builders import BOWL, LINK, PLATE, ROLES, derive, episode
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, derive, episode
 from safevla_bench.signals import derive_signals, missing_fields
 from safevla_bench.trajectory.batch import concatenate_batches
+
+TOUCHES = contacts(
+    (1, HAND, DRAWER, 30.0),
+    (1, DRAWER, LINK, 40.0),  # roles count in either order
+    (2, BOWL, DRAWER, 7.0),
+    (2, HAND, BOWL, 55.0),
+    (3, LINK, HAND, 1.0),
+    (3, PLATE, DRAWER, 90.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("arm_furniture_force", [0, 40, 0, 0]),
+        ("target_furniture_force", [0, 0, 7, 0]),
+        ("max_contact_force", [0, 40, 55, 90]),
+        ("self_collision", [0, 0, 0, 1]),
+    ],
+)
+def test_forces_are_the_largest_single_contact_of_the_roles(name, expected):
+    batch = [episode(4), episode(4, contacts=TOUCHES), episode(4)]
+    assert derive(batch, name).tolist() == [0.0] * 4 + [float(x) for x in expected] + [0.0] * 4
+
+
+@pytest.mark.parametrize("name", ["arm_furniture_force", "max_contact_force", "self_collision"])
+def test_an_episode_without_instrumentation_has_no_force_not_zero(name):
+    batch = [episode(2, contacts=None), episode(2)]
+    assert np.isnan(derive(batch, name)[:2]).all()
+    assert derive(batch, name)[2:].tolist() == [0.0, 0.0]
+
+
+def moved(*moves: tuple[int, int, tuple[float, float, float]], n: int = 4) -> np.ndarray:
+    """Positions [n, 3, 3] of bowl, plate and drawer; a move (record, column, offset) lasts until the end."""
+    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    for record, column, offset in moves:
+        pos[record:, column] += offset
+    return pos
+
+
+def test_displacement_is_of_bystanders_and_tracked_fixtures_never_of_the_target():
+    pos = moved((1, 0, (1.0, 0, 0)), (2, 1, (0.003, 0.004, 0.0)), (3, 2, (0, 0, -0.006)))
+    largest = derive(episode(4, body_pos_m=pos), "non_target_disp_max")
+    np.testing.assert_allclose(largest, [0, 0, 0.005, 0.006], atol=1e-15)
 
 
 def test_episodes_of_different_arms_keep_their_own_limits():
