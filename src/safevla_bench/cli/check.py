@@ -110,7 +110,6 @@ def doctor_command(
     arguments: tuple[str, ...] = options.policy_arguments_option(
         "With --server: an argument of its client, such as dialect=NAME."
     ),
-    suite: str | None = options.option("With --server: the suite of the task that it is told.", "NAME"),
     form: str = options.format_option(),
 ) -> None:
     """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
@@ -129,7 +128,7 @@ def doctor_command(
       safevla doctor --server openpi:localhost:8000
     """  # noqa: D301  (click wants the character itself)
     findings = []
-    for finding in _examine(host, out, quick, server, arguments, suite):
+    for finding in _examine(host, out, quick, server, arguments):
         findings.append(finding)
         if form == "text":
             echo(f"{finding.level:<8} {finding.check}: {finding.found}".replace("\n", f"\n{'':<11}"))
@@ -149,13 +148,13 @@ def doctor_command(
 
 
 def _examine(
-    host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
+    host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...]
 ) -> Iterator[Diagnosis]:
     """Return an iterator over the findings about this machine, or about the policy server if `server` is given."""
-    given = {"--policy-arg": arguments, "--suite": suite} if server is None else {"--out": out, "--quick": quick}
+    given = {"--policy-arg": arguments} if server is None else {"--out": out, "--quick": quick}
     if stray := next((name for name, value in given.items() if value), None):
         of = "a policy server" if server is None else "this machine"
         raise RunError(f"{stray} is for {of}", remedy="Examine one at a time; a server by --server KIND:URL.")
     if server is None:
         return doctor.examine_machine(host, out, quick=quick)
-    return examine_server(server, policy_arguments(arguments, server), host, suite)
+    return examine_server(server, policy_arguments(arguments, server), host)

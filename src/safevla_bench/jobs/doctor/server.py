@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -82,7 +82,7 @@ class ServerAnswer:
 
 
 def examine_server(
-    server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None, suite: str | None = None
+    server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each thing that a server shows of itself, ending with the command that evaluates it.
 
@@ -92,20 +92,18 @@ def examine_server(
         server: KIND:ADDRESS, as a policy.
         arguments: of the client, as `--policy-arg`.
         host: the simulator whose dialects are tried; None = all, LIBERO's first.
-        suite: the suite that the scene is said to be of; None = one of the host's.
     """
     kind = KINDS.get(server.partition(":")[0])
     if kind is None:
         kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in KINDS.values())
-        shown = "what was given" if "@" in server else repr(server)
-        yield failed_check("server", f"{shown} does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
+        yield failed_check("server", "what is given does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
         return
     yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
     refusals: dict[str, PolicyError] = {}
     for name in _candidates(kind, arguments, host):
         policy_arguments = {**arguments, **({} if name == kind.dialect else {"dialect": name})}
         try:
-            answer = _ask(server, policy_arguments, _task(name, host, suite))
+            answer = _ask(server, policy_arguments, _TASKS[host or _host(name)])
         except ServerLostError as error:
             yield failed_check("server", error.problem, error.remedy or "Start it again.")
             return
@@ -114,7 +112,7 @@ def examine_server(
             continue
         yield from _describe(answer, refusals)
         yield from check_actions(answer.actions, answer.model.dialect)
-        yield passed_check("eval", _format_eval(server, answer, host or _host(name), _task(name, host, suite)))
+        yield passed_check("eval", _format_eval(server, answer, host or _host(name)))
         return
     yield from _describe_refusals(kind, refusals, host)
 
@@ -122,21 +120,14 @@ def examine_server(
 def _candidates(kind: ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
     if "dialect" in arguments:
         return [arguments["dialect"]]
-    fitting = [name for name in dialects.dialects_of(kind.name) if host is None or host in _hosts(name)]
+    fitting = [
+        name for name in dialects.dialects_of(kind.name) if host in (None, *dialects.load_dialect_file(name).hosts)
+    ]
     return sorted(fitting, key=lambda name: (name != kind.dialect, _host(name) != "libero"))
 
 
-def _hosts(dialect: str) -> Mapping[str, str]:
-    return dialects.load_dialect_file(dialect).hosts
-
-
 def _host(dialect: str) -> str:
-    return next(iter(_hosts(dialect)))
-
-
-def _task(dialect: str, host: str | None, suite: str | None) -> Task:
-    task = _TASKS[host or _host(dialect)]
-    return task if suite is None else replace(task, benchmark=suite)
+    return next(iter(dialects.load_dialect_file(dialect).hosts))
 
 
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
@@ -210,12 +201,9 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
         yield failed_check("actions", detail, "Such an action ends its episode. Mend the model's output.")
         return
     yield passed_check("actions", _format_statistics(actions))
-    if dialect.wants.absolute:
+    if dialect.wants.absolute or _host(dialect.name) not in WIDTHS:
         return
-    host, is_raw = _host(dialect.name), dialect.switches.get(GRIPPER) == "raw"
-    if host not in WIDTHS:
-        return
-    for oddity in find_oddities(measure_actions(actions, grips=is_raw)):
+    for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
         if oddity.about in ("range", "gripper"):  # one chunk may well repeat an action, or leave the gripper
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_MEND}")
 
@@ -231,10 +219,10 @@ def _format_statistics(actions: Numbers) -> str:
     return "\n".join(lines)
 
 
-def _format_eval(spec: str, answer: ServerAnswer, host: str, task: Task) -> str:
+def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
     count = len(answer.actions)
     shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
-    words = ["safevla", "eval", "--host", host, "--suite", task.benchmark, "--policy", spec]
+    words = ["safevla", "eval", "--host", host, "--suite", _TASKS[host].benchmark, "--policy", spec]
     for key, value in {**answer.arguments, **shorter}.items():
         words += ["--policy-arg", f"{key}={value}"]
     return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
@@ -242,9 +230,8 @@ def _format_eval(spec: str, answer: ServerAnswer, host: str, task: Task) -> str:
 
 def _describe_refusals(kind: ClientKind, refusals: Mapping[str, PolicyError], host: str | None) -> Iterator[Diagnosis]:
     """Yield a failed check for each different error of the dialects that were tried, or that there was none to try."""
-    answered = {name: error for name, error in refusals.items() if isinstance(error, ReplyError)}
     asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
-    refusals = answered or asked or refusals  # what a server answered says more than a dialect that it refused
+    refusals = {name: error for name, error in asked.items() if isinstance(error, ReplyError)} or asked or refusals
     if not refusals:
         remedy = "Leave --host out, or name a dialect: safevla protocols lists them."
         yield failed_check("dialect", f"no dialect of {kind.name} is for the host {host!r}", remedy)
