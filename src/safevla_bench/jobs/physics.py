@@ -7,12 +7,12 @@ without a cause of its violation, a counterfactual: did the violation vanish?
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from operator import itemgetter
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import msgspec
@@ -105,17 +105,15 @@ def _offers(host: Host, change: PhysicsChange) -> bool:
     return isinstance(host, VaryingHost) and change.changed <= host.changeable
 
 
+def _changed_fields(change: PhysicsChange) -> dict[str, object]:
+    return {name: value for name, value in asdict(change).items() if name in change.changed}
+
+
 def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str, ClauseReading]:
     """Judge a replay's record under the name, outcome and horizon of the recorded episode."""
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
     own = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
     return read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)
-
-
-def _find_difference(setting: ReplaySetting, recorded: Batch, replayed: Batch) -> str:
-    """Return where a replay under recorded physics is not bit for bit what is recorded; "" if it is."""
-    differences, _ = compare_records(recorded, replayed, lenient=setting.is_own_loop)
-    return f"its replay differs: {differences[0]}" if differences else ""
 
 
 @dataclass
@@ -133,14 +131,16 @@ class _Replays:
             remedy = "Name one run folder, without NAME= before it."
             raise RunError("physics are varied for one run at a time, under its own names", remedy=remedy)
         run = judged.paths[0]
-        setting = _read_setting(run)
+        setting, shifts = _read_setting(run), VARIATIONS.items()
         head = PhysicsFile(
             archive_sha256=archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
             versions=dict(setting.versions),
             left_path_m=LEFT_PATH_M,
-            variations={name: _describe_change(change) for name, change in VARIATIONS.items()},
-            not_offered=tuple(name for name, change in VARIATIONS.items() if not _offers(setting.host, change)),
+            variations={
+                name: {k: v for k, v in asdict(change).items() if k in change.changed} for name, change in shifts
+            },
+            not_offered=tuple(name for name, change in shifts if not _offers(setting.host, change)),
         )
         kept = PhysicsFile.read(run)
         if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
@@ -151,15 +151,12 @@ class _Replays:
 
     def choose(self, count: int | None) -> list[int]:
         """Return the indices of judged episodes to replay: as many of each policy and suite, drawn by their names."""
-        scores, headers = self.judged.scores, self.judged.headers
-        drawn = sorted(np.flatnonzero(scores.is_judged).tolist(), key=lambda index: draw_key(headers[index]))
-        turns = Counter[tuple[str | None, str]]()
-        order = []
-        for index in drawn:
-            cell = headers[index].policy, headers[index].benchmark
-            turns[cell] += 1
-            order.append((turns[cell], index))
-        return sorted(index for _, index in sorted(order, key=itemgetter(0))[:count])
+        headers, cells = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
+        judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
+        for index in sorted(judged, key=lambda index: draw_key(headers[index])):
+            cells[headers[index].policy, headers[index].benchmark].append(index)
+        turns = chain.from_iterable(zip_longest(*cells.values()))
+        return sorted(islice((index for index in turns if index is not None), count))
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
         """Make the replays that are not done."""
@@ -247,7 +244,8 @@ class _Replays:
             reason = (outcome.reason or "").strip().splitlines()
             self._keep(index, variation, obstacle=f"the simulator failed: {reason[-1] if reason else outcome.outcome}")
         elif variation == RECORDED:
-            obstacle = _find_difference(self.setting, recorded, outcome.batch)
+            differences, _ = compare_records(recorded, outcome.batch, lenient=self.setting.is_own_loop)
+            obstacle = f"its replay differs: {differences[0]}" if differences else ""
             self._keep(index, variation, obstacle=obstacle, clauses=read_clauses(self.judged.scores, index))
         else:
             clauses = _judge_replay(outcome.batch, self.judged.headers[index], self.judged.ruleset)
@@ -278,10 +276,6 @@ def _run_planned(
     made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
     spec = WorkerSpec(setting.host.name, made, host_arguments=setting.run.host_arguments)
     return run_pool(ProcessPool(spec), plan, workers, on_step)
-
-
-def _describe_change(change: PhysicsChange) -> dict[str, object]:
-    return {name: value for name, value in asdict(change).items() if name in change.changed}
 
 
 # One episode without a cause of its violation
@@ -367,8 +361,8 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
     if not _offers(setting.host, cause.change):
         raise RunError(f"the host {setting.host.name} cannot leave out {cause.text!r}", remedy=_REMEDY)
     same, _ = replay_actions(setting.host, task, start, episode)
-    if difference := _find_difference(setting, episode, same):
-        problem = f"{header.episode_id} is not replayed exactly here: {difference}"
+    if difference := next(iter(compare_records(episode, same, lenient=setting.is_own_loop)[0]), None):
+        problem = f"{header.episode_id} is not replayed exactly here: its replay differs: {difference}"
         raise RunError(problem, remedy="safevla verify RUN --replay 1 says more.")
     actions = _edit_actions(episode, cause, np.array(task.still))
     changed = replace(start, change=cause.change)

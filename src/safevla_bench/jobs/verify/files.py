@@ -22,6 +22,7 @@ from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
 from safevla_bench.jobs.evaluation.judgement import find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import score_files
+from safevla_bench.judging.judged import describe_maker
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.folder import (
@@ -98,20 +99,20 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 def check_files(run: Path) -> list[Finding]:
     """Check the parts of the archive, then the files beside it, against the manifest's digests.
 
-    There is one finding for each that is changed, missing or added, and one if all agree. Raw records, which have no
-    digests, and files of which a manifest has none give an open finding.
+    There is one finding for each that is changed, missing or added, and one if all agree. Raw records have no digests.
     """
     parts, said = folder.archive_parts(run), f"match their sha256 in {MANIFEST}"
-    is_raw = has_raw(run) and not parts
-    undigested = open_check(PARTS, "raw records have no digests; their own checksums are read", wanted=False)
+    if has_raw(run) and not parts:
+        return [open_check(PARTS, "raw records have no digests; their own checksums are read", wanted=False)]
     try:
-        changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
-        beside = changed_files(run)
+        changed = [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
+        beside = [mismatch(FILES, detail) for detail in changed_files(run)]
     except RunError as error:
-        return [undigested if is_raw else mismatch(PARTS, str(error))]
-    whole = undigested if is_raw else agreement(PARTS, f"{len(parts)} {said}")
-    others = [mismatch(FILES, detail) for detail in beside] or [agreement(FILES, f"all {said}")]
-    return [*(changed or [whole]), *others]
+        return [mismatch(PARTS, str(error))]
+    return [
+        *(changed or [agreement(PARTS, f"{len(parts)} {said}")]),
+        *(beside or [agreement(FILES, f"all {said}")]),
+    ]
 
 
 @dataclass(frozen=True)
@@ -269,8 +270,7 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     try:
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
         if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
-            makers = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
-            return [open_check(SCORES, f"{' '.join(makers)}\n{_REMEDY}")]
+            return [open_check(SCORES, f"{' '.join(describe_maker(run, ruleset.provenance()))}\n{_REMEDY}")]
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
         return [open_check(SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
@@ -323,32 +323,23 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     origins = [source.to_document() for source in judged.sources]
     judged = replace(judged, provenance=provenance)
     contents = score_files(judged, sources)
-    return [
-        _check_source(run, sources, json.loads(folder.dump_json(origins))),
-        _check_scores_json(run, contents[SCORES]),
-        _check_scores_table(run, contents[SCORES_TABLE]),
-    ]
+    if folder.archive_digest(run) is None:
+        source = open_check(SOURCE, f"{MANIFEST} does not say which archive it is")
+    else:
+        difference = first_difference(sources, json.loads(folder.dump_json(origins)), "sources")
+        source = _finding(SOURCE, difference, "the run that was judged")
+    return [source, _check_scores_json(run, contents[SCORES]), _check_scores_table(run, contents[SCORES_TABLE])]
 
 
-def _check_source(run: Path, sources: object, expected: object) -> Finding:
-    """Compare the archive's digest with that which scores.json names, then all that this says of the run."""
-    (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
-    judged = source.get("archive_sha256") if isinstance(source, dict) else None
-    digest = folder.archive_digest(run)
-    if digest is None or judged is None:
-        return open_check(SOURCE, f"{MANIFEST if digest is None else SCORES} does not say which archive it is")
-    finding = _compare(SOURCE, "the archive with the digest", judged, digest)
-    if difference := first_difference(sources, expected, "sources"):
-        return mismatch(SOURCE, difference) if finding.verdict == "agrees" else finding
-    return finding
+def _finding(check: str, difference: str | None, agreed: str) -> Finding:
+    return mismatch(check, difference) if difference else agreement(check, agreed)
 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
-    written = read_input(run / SCORES, MAX_SCORES_BYTES)
-    if written == expected:
-        return agreement(SCORES, "judged again, the same bytes")
-    difference = first_difference(json.loads(written), json.loads(expected))
-    return mismatch(SCORES, difference or "the bytes differ, and no value does")
+    written, difference = read_input(run / SCORES, MAX_SCORES_BYTES), None
+    if written != expected:
+        difference = first_difference(json.loads(written), json.loads(expected)) or "the bytes differ, and no value"
+    return _finding(SCORES, difference, "judged again, the same bytes")
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
@@ -362,9 +353,7 @@ def _check_scores_table(run: Path, expected: bytes) -> Finding:
         return mismatch(SCORES_TABLE, "missing")
     except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
         return mismatch(SCORES_TABLE, f"cannot be read: {error}")
-    if difference := first_difference(rows, again, "episodes"):
-        return mismatch(SCORES_TABLE, difference)
-    return agreement(SCORES_TABLE, f"judged again, the same {'bytes' if written == expected else 'rows'}")
+    return _finding(SCORES_TABLE, first_difference(rows, again, "episodes"), "judged again, the same rows")
 
 
 def first_difference(written: object, expected: object, field: str = "") -> str | None:
