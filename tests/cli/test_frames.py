@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
+from safevla_bench.inspect.drawing import GREEN, GREY, RED
+from safevla_bench.inspect.rendering import FrameStyle, RecordedRun, render_frames
 
 from safevla_bench import archive, cli, hosts
-from safevla_bench.cli import pictures
+from safevla_bench.cli import inspect
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.viewer import FakeStage
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.pictures.drawing import GREEN, GREY, RED
-from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import (
@@ -194,7 +194,7 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
     real, pictures = FakeStage.render, []
 
     def move_at_the_end(self, *arguments):
-        pictures.append(real(self, *arguments))
+        inspect.append(real(self, *arguments))
         return pictures[0] if len(pictures) < 2 else replace(pictures[1], body_pos_m={"cup": np.full(3, 9.0)})
 
     monkeypatch.setattr(FakeStage, "render", move_at_the_end)
@@ -253,7 +253,7 @@ def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_an
 
 
 def test_a_film_without_the_extra_names_it(safevla, run, monkeypatch):
-    monkeypatch.setattr(pictures, "can_film", lambda: False)
+    monkeypatch.setattr("safevla_bench.pictures.drawing.can_film", lambda: False)
     assert install_command("video") in safevla.refuses("frames", run, "--video")
 
 
@@ -300,23 +300,15 @@ def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run,
     assert "did not fit" not in page
 
 
-def test_the_page_of_one_episode_has_its_replay_without_frames(safevla, run, tmp_path):
+def test_the_page_of_one_episode_has_the_replay_of_the_run_s_frames(safevla, run, tight, tmp_path):
+    safevla.ok("frames", run, *tight, "--3d", "--worst", 1)
+    (frame,) = [frame for frame in read_frames(run) if frame.kind == "replay3d"]
     for name in ("one.html", "again.html"):
-        code, out, err = safevla("show", run, "1", "--html", tmp_path / name)
+        code, out, err = safevla("show", run, frame.episode_id, "--html", tmp_path / name)
         assert (code, err) == (0, "")
         assert str(tmp_path / name) in out
     page = (tmp_path / "one.html").read_bytes()
     assert b'id="replay3d-1"' in page
-    assert not (run / FRAMES).exists()
     assert (tmp_path / "again.html").read_bytes() == page
     err = safevla.refuses("show", run, "--formula", "G[0,T](eef_speed < 9)", "--html", tmp_path / "formula.html")
     assert "--html is for an episode" in err
-
-
-def test_the_page_of_an_archive_s_episode_says_why_there_is_no_replay(safevla, run, tmp_path):
-    (part,) = archive_parts(run)
-    code, _, err = safevla("show", part, "1", "--html", tmp_path / "one.html")
-    assert code == 0
-    assert "No replay in 3-D: it is in no run folder" in err
-    assert "Name the run folder that `safevla eval` made." in err
-    assert "No replay in 3-D: it is in no run folder" in (tmp_path / "one.html").read_text()

@@ -36,14 +36,14 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "search": ("rollout", "Search for starts from which a policy succeeds unsafely."),
         "merge": ("score", "Join the shards of a run into the run folder that one run would have made."),
         "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
-        "serve": ("protocols", "Serve a policy over openpi's protocol."),
+        "serve": ("check", "Serve a policy over openpi's protocol."),
         "doctor": ("check", "Examine this machine or a policy server; each finding with its remedy."),
     },
     "Judge": {
         "score": ("score", "Judge recorded episodes and write scores and a report."),
         "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
         "show": ("inspect", "Explain one episode, or ask a formula of all: when, which bodies, by how much."),
-        "frames": ("pictures", "Render episodes as pictures: how they began, broke a limit, ended."),
+        "frames": ("inspect", "Render episodes as pictures: how they began, broke a limit, ended."),
         "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
         "open": ("inspect", "Open a report in the browser, and an index of all runs in a folder."),
     },
@@ -61,7 +61,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Reference": {
         "specs": ("catalog", "List the safety specifications, explain one, or check your own."),
         "tasks": ("catalog", "List tasks with the specifications that apply, or propose tags for your own."),
-        "protocols": ("protocols", "List or compare evaluation protocols, dialects and the paper's entries."),
+        "protocols": ("catalog", "List or compare evaluation protocols, dialects and the paper's entries."),
         "help": ("rules", "Say what options mean that many commands share: judging."),
     },
     "Data": {

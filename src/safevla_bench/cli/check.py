@@ -1,4 +1,4 @@
-"""`safevla verify` and `doctor`: checks of a run folder, of this machine or a policy server."""
+"""`safevla verify`, `doctor` and `serve`: checks of a run folder, a machine or a policy server, and such a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.files import Verification
-from safevla_bench.policies.servers import KINDS
+from safevla_bench.policies import make_policy, split_name
+from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
 from safevla_bench.text import count_noun
 
 
@@ -158,3 +159,54 @@ def _examine(
     if server is None:
         return doctor.examine_machine(host, out, quick=quick)
     return examine_server(server, policy_arguments(arguments, server), host)
+
+
+# A policy behind a server
+
+
+_OWN = ("127.0.0.1", "::1", "localhost")
+
+
+@options.command("serve")
+def serve_command(
+    policy: str = options.option("What acts, such as python:module:factory.", "[NAME=]POLICY", required=True),
+    arguments: tuple[str, ...] = options.policy_arguments_option("An argument for it."),
+    port: int = options.option("0 = any that is free.", default=8000, type=options.PORT),
+    bind: str = options.option(
+        "Where to listen; 0.0.0.0 lets other machines in, who should then need a key.", "ADDRESS", default="127.0.0.1"
+    ),
+    seed: int = options.option("Of the policy's randomness, in every episode.", default=0, show_default=True),
+    copies: int = options.option(
+        "How often to load the policy: so many episodes have one at a time, and others wait.",
+        "N",
+        default=1,
+        type=click.IntRange(1, serve.MAX_CONNECTIONS),
+    ),
+    key_file: str | None = options.option(
+        f"A file with the key that clients need; else that of {endpoint.KEY}.", "FILE"
+    ),
+) -> None:
+    """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
+
+    A connection is an episode. Policies that see the simulator's own state cannot be served.
+    """
+    require_library("websockets", "openpi")
+    own_name, spec = split_name(policy)
+    name = own_name or spec
+    policy_settings = policy_arguments(arguments, name)
+    served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
+    key = endpoint.read_key(key_file)
+    server = serve.start_server(served, bind, port, key)
+    host, chosen = server.socket.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
+    click.echo(f"{count_noun(copies, 'episode')} at a time; those of more connections wait (--copies).")
+    click.echo(f"To look at it: safevla doctor --server openpi:ws://{host}:{chosen}")
+    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
+    if key is None and bind not in _OWN:
+        click.echo(f"Anyone who can reach {bind} may use it: set a key in {endpoint.KEY}.", err=True)
+    try:
+        server.serve_forever()
+    finally:
+        server.shutdown()
+        served.close()

@@ -1,35 +1,38 @@
-"""`safevla episodes`, `safevla show` and `safevla open`: list, explain, query and look at recorded episodes."""
+"""`safevla episodes`, `show`, `open` and `frames`: list, explain, query and look at recorded episodes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 import msgspec
 
+from safevla_bench import hosts
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.options import flag, option, quote_paths
-from safevla_bench.cli.progress import show_status
-from safevla_bench.errors import RunError
+from safevla_bench.cli.options import flag, option, quote_paths, repeatable
+from safevla_bench.cli.progress import show_frame_progress, show_status
+from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, find_bodies
 from safevla_bench.files import write_atomically
 from safevla_bench.judging.judged import Judged
+from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.firmness import counterfactual_table, describe_counterfactual
+from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_description
 from safevla_bench.specs.spec import Axis
-
-if TYPE_CHECKING:
-    from safevla_bench.jobs.browse import RunServer
+from safevla_bench.text import count_noun
 
 AXES = get_args(Axis)
 
@@ -122,7 +125,7 @@ def show_command(
         "Replay it without contact:A,B or body:NAME, slow, or with hold:FROM-TO: did the violation vanish?", "CAUSE"
     ),
     every: bool = flag("Plot every specification, not only what was broken or nearest.", spelling="--all"),
-    page: Path | None = options.out_option("Write its page instead, in 3-D if it can be.", "FILE", spelling="--html"),
+    page: Path | None = options.out_option("Write its page instead.", "FILE", spelling="--html"),
     formula: str | None = option("Ask this formula of every episode instead.", "FORMULA", is_eager=True),
     form: str = options.format_option(),
 ) -> None:
@@ -157,10 +160,14 @@ def show_command(
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
     if record is None:
-        _print_lost(row, form)
+        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
         return
     if page is not None:
-        _write_page(judged, index, page)
+        from safevla_bench.jobs.evaluation.outputs import render_episode_report
+
+        with show_status("drawing"):
+            write_atomically(page, render_episode_report(judged, index))
+        echo(f"Report: {page}")
         return
     explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
     if form == "json":
@@ -169,10 +176,6 @@ def show_command(
         click.echo(terminal.format_explanation(explanation, plot_all=every))
         command = f"safevla show {quote_paths(*sources.paths)} {row.number}"
         echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
-
-
-def _print_lost(row: episode_list.EpisodeListRow, form: str) -> None:
-    options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
@@ -189,17 +192,6 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
         return
     echo(f"{describe_counterfactual(result)}\n")
     click.echo(render_text(counterfactual_table(result, judged.scores.specs)), nl=False)
-
-
-def _write_page(judged: Judged, index: int, page: Path) -> None:
-    from safevla_bench.jobs.evaluation.outputs import render_episode_report
-
-    with show_status("drawing"):
-        html, missing = render_episode_report(judged, index)
-        write_atomically(page, html)
-    if missing is not None:
-        echo(f"No replay in 3-D: {missing}", err=True)
-    echo(f"Report: {page}")
 
 
 def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
@@ -232,9 +224,8 @@ def open_command(
 ) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
 
-    The index lists each run by policy and suite with n, SR, Safety and VSI. A run without a report is judged for it,
-    and nothing is written. Only this machine can reach the server, and only files of these runs are sent. Ctrl-C ends
-    it.
+    The index lists each run by policy and suite with n, SR, Safety and VSI. Only this machine can reach the server, and
+    only files of these runs are sent. Ctrl-C ends it.
     """
     from safevla_bench.jobs.browse import RunServer, RunSite
 
@@ -245,20 +236,121 @@ def open_command(
         address = server.address + site.start
         echo(f"{address}   (Ctrl-C ends)")
         if not no_browser:
-            _open_browser(address, server)
+            _open_browser(address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             click.echo()
 
 
-def _open_browser(address: str, server: RunServer) -> None:
+def _open_browser(address: str) -> None:
     import webbrowser
 
     with suppress(webbrowser.Error, OSError):
         has_display = not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ) or sys.platform in ("darwin", "win32")
         if has_display and webbrowser.open(address):
             return
-    port = server.server_address[1]
-    click.echo("No browser opened here. From another machine:", err=True)
-    click.echo(f"  ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open the address there", err=True)
+    port = address.split(":")[2].partition("/")[0]
+    click.echo(f"No browser opened here. From another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE", err=True)
+
+
+# Pictures
+
+
+_PIXELS = click.IntRange(16, 9999)
+_MOST_RENDERED, _SHEET_ROWS = 12, 4
+"""Episodes that are rendered unless the user says how many."""
+
+
+@options.command("frames")
+def frames_command(
+    sources: rules.JudgedSources = rules.judged_sources(
+        options.argument("RUN", type=options.FILE, callback=lambda context, argument, run: (run,))
+    ),
+    names: tuple[str, ...] = repeatable("Its id, its number, or how its id ends.", "EPISODE", spelling="--episode"),
+    worst: int | None = option("Else so many, the worst of each cell: 12, on a sheet 4.", type=options.POSITIVE),
+    sheet: Path | None = option(
+        "Also a sheet (.png, .jpg) of unsafe successes in three frames each, as the paper's Figure 3.",
+        "FILE",
+        type=options.FILE,
+    ),
+    size: tuple[int, int] = option("Pixels of a picture.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
+    video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
+    in_3d: bool = flag("Also a replay in 3-D that the report lets readers turn around.", spelling="--3d"),
+) -> None:
+    """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
+
+    Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
+    border and the bodies involved outlined, from close up where the usual camera hides them; the final state, with a
+    green border where it succeeded. An episode's number is the one in `safevla episodes`. Frames of other episodes
+    stay, and so do films and replays that are not made anew. Needs the host and an off-screen OpenGL: see `safevla
+    doctor`.
+    """
+    from safevla_bench.pictures.drawing import can_film, sheet_form, write_sheet
+    from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames
+
+    (run,) = sources.paths
+    if sheet is not None:
+        sheet_form(sheet)
+    if video and not can_film():
+        raise RunError("films need the extra `video`", remedy=install_command("video"))
+    host = _read_host(run)
+    judged = sources.judge()
+    if not len(judged.records):
+        remedy = "A crashed episode cannot be shown."
+        raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
+    chosen = _choose_episodes(judged, names, worst, sheet)
+    shown = judged.records.read_sparsely(chosen)
+    material = RecordedRun(run, hosts.make_host(host), shown, judged.scores, judged.ruleset)
+    style = FrameStyle(size=size[::-1], video=video, replay3d=in_3d)
+    with show_frame_progress(len(chosen)) as observer:
+        frame_rows = render_frames(material, chosen, style, observer, report_skipped)
+    shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
+    if sheet is not None:
+        scores = judged.scores
+        keys = {(scores.policy[k], scores.episode_id[k]): k for k in chosen}
+        titles = {
+            key: f"{k + 1}. {scores.policy[k] or UNNAMED}, {scores.benchmark[k]} {scores.task_id[k]}"
+            for key, k in keys.items()
+            if key in shown_keys
+        }
+        write_sheet(sheet, run, frame_rows, titles)
+        echo(f"Sheet of {len(titles)}: {sheet}")
+    size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
+    echo(f"{len(frame_rows)} frames of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
+    if in_3d:
+        echo(f"3-D replays: in {run / REPORT} once it is written anew, under each episode's number")
+    echo(f"Next: safevla score {quote_paths(run)}")
+
+
+def report_skipped(reason: SafevlaError) -> None:
+    """Print on stderr why an episode is left out."""
+    echo(f"left out: {reason}", err=True)
+
+
+def _read_host(run: Path) -> str:
+    host = read_description(run).get("host") if (run / RUN).exists() else None
+    if not isinstance(host, str):
+        remedy = f"Name a folder that `safevla eval` made; its {RUN} names the host."
+        raise RunError("this is not a run folder of a host", remedy=remedy, place=Place(file=str(run)))
+    return host
+
+
+def _choose_episodes(judged: Judged, names: Sequence[str], most: int | None, sheet: Path | None) -> list[int]:
+    """Return the indices of the episodes to render, each once: those asked for, else the worst."""
+    if not names and sheet is not None:
+        chosen = explaining.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
+        if not chosen:
+            raise RunError("no episode succeeded and was unsafe", remedy="Name unsafe episodes: --episode EPISODE.")
+        return chosen
+    if not names:
+        return explaining.select_worst(judged.scores, most or _MOST_RENDERED)
+    rows = _episode_rows(judged)
+    numbers = [episode_list.find_episode(rows, name).number - 1 for name in names]
+    for number in numbers:
+        if number >= len(judged.records):
+            raise RunError(f"{rows[number].episode_id} crashed and left no record", remedy="It cannot be shown.")
+        if sheet is not None and rows[number].first_violation_step is None:
+            remedy = "A row shows a violation; leave this episode out."
+            raise RunError(f"{rows[number].episode_id} breaks no limit", remedy=remedy)
+    return list(dict.fromkeys(numbers))

@@ -111,8 +111,6 @@ PLAN_OPTIONS = {
                     'safer than B". Policies and tasks take turns.', "CONDITION"),
     "registered": option("Run what --dry-run --freeze FILE registered; outputs say what is otherwise.", "FILE",
                          type=FILE),
-    "look_every": option("Initial states of each task between two looks at --until.", "N", default=1, type=POSITIVE),
-    "allow_crashed": flag("Let --until leave out episodes that crashed, were cut short or have no verdict."),
 }  # fmt: skip
 EXECUTION_OPTIONS = {
     "out": out_option("The run folder to make, or with --resume to continue.", "DIR"),

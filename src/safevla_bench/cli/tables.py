@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import click
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
+from safevla_bench.cli.inspect import report_skipped
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
-from safevla_bench.cli.pictures import report_skipped
 from safevla_bench.cli.progress import show_frame_progress, show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically

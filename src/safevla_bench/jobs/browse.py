@@ -7,15 +7,13 @@ page that this version did not make is sent without leave to run a script.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
@@ -23,8 +21,7 @@ from markupsafe import Markup
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import read_input
-from safevla_bench.jobs.evaluation.judgement import find_rules, judge
-from safevla_bench.jobs.evaluation.outputs import render_report
+from safevla_bench.jobs.evaluation.judgement import find_rules
 from safevla_bench.judging import judged
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import SAFETY, SR, VSI
@@ -37,7 +34,7 @@ from safevla_bench.report.render import (
 )
 from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text_column
-from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES, read_description
+from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES
 from safevla_bench.text import NO_VALUE
 from safevla_bench.version import __version__
 
@@ -52,7 +49,7 @@ _METRICS = (SR, SAFETY, VSI)
 _COLUMNS = (
     *map(text_column, ("Run", "Policy", "Suite")),
     *map(Column, ("n", *(metric.heading for metric in _METRICS))),
-    *map(text_column, ("When", "Judged by")),
+    text_column("Judged by"),
 )
 
 
@@ -116,7 +113,6 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
         return [(Cell(name), Cell.dash(problem), *[Cell.dash()] * (len(_COLUMNS) - 2))]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     rules += ", applicability off" if scores.judged_by.applicability == "off" else ""
-    origin = Cell(_start_time(path)), Cell(rules)
     return [
         (
             Cell(name),
@@ -124,19 +120,10 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
             Cell(cell.suite or NO_VALUE),
             Cell.count(cell.n),
             *(metric_cell(metric, cell) for metric in _METRICS),
-            *origin,
+            Cell(rules),
         )
         for cell in scores.cells
     ]
-
-
-def _start_time(folder: Path) -> str:
-    try:
-        volatile = read_description(folder).get("volatile")
-        moment = datetime.fromisoformat(str(volatile["started"])) if isinstance(volatile, dict) else None
-    except (RunError, KeyError, ValueError):
-        moment = None
-    return NO_VALUE if moment is None else moment.strftime("%Y-%m-%d %H:%M")
 
 
 # Pages
@@ -172,13 +159,12 @@ class Reply:
     content_type: str = _HTML
     policy: str = "default-src 'none'"
 
-    @classmethod
-    def of_text(cls, status: HTTPStatus, text: str) -> Self:
-        """Return an answer in plain text."""
-        return cls(status, f"{text}\n".encode(), "text/plain; charset=utf-8")
+
+def _say(status: HTTPStatus, text: str) -> Reply:
+    return Reply(status, f"{text}\n".encode(), "text/plain; charset=utf-8")
 
 
-_NOT_FOUND = Reply.of_text(HTTPStatus.NOT_FOUND, "There is no such page. Runs may have moved since the index was made.")
+_NOT_FOUND = _say(HTTPStatus.NOT_FOUND, "There is no such page. Runs may have moved since the index was made.")
 
 
 def _render_index(folder: Path) -> Reply:
@@ -186,10 +172,18 @@ def _render_index(folder: Path) -> Reply:
     addresses = {name: run_address(name, REPORT) for name in folders}
     style, script = read_template("page.css") + read_template("runs/runs.css"), read_template("runs/runs.js")
     policy = content_security_policy(style, script)
-    shown = {"policy": policy, "style": Markup(style), "script": Markup(script)}  # our own files, not anybody's text
-    page = template_environment().get_template("runs/index.html")
-    title = f"Runs in {folder.resolve().name}"
-    content = page.render(title=title, listing=list_runs(folders), addresses=addresses, **shown)
+    content = (
+        template_environment()
+        .get_template("runs/index.html")
+        .render(
+            title=f"Runs in {folder.resolve().name}",
+            listing=list_runs(folders),
+            addresses=addresses,
+            policy=policy,
+            style=Markup(style),  # our own files, not anybody's text
+            script=Markup(script),
+        )
+    )
     return Reply(HTTPStatus.OK, content.encode(), _HTML, policy)
 
 
@@ -199,8 +193,6 @@ class RunSite:
     def __init__(self, folder: Path) -> None:
         """Keep the folder; raise `RunError` if there is no run."""
         self.folder = folder
-        self._reports: dict[str, bytes] = {}
-        self._judging = threading.Lock()
         find_runs(folder)
 
     @property
@@ -229,28 +221,21 @@ class RunSite:
             if path.startswith(_RUN) and slash:
                 return self._file(unquote(run), unquote(file))
         except (SafevlaError, OSError) as error:  # OSError: a file that may not be read, or that went meanwhile
-            return Reply.of_text(HTTPStatus.CONFLICT, str(error))
+            return _say(HTTPStatus.CONFLICT, str(error))
         return _NOT_FOUND
 
     def _file(self, run: str, file: str) -> Reply:
-        """Return a file of a run; a report that is missing is made now."""
         path = find_runs(self.folder).get(run)
         if path is None:
             return _NOT_FOUND
-        if (own := _find_file(path, file)) is not None:
-            content, kind = read_input(own, _MOST_BYTES, within=path), _TYPES[own.suffix]
-        elif file == REPORT:
-            content, kind = self._make_report(run, path), _HTML
-        else:
+        own = _find_file(path, file)
+        if own is None and file == REPORT:
+            raise RunError(f"{run} has no report", remedy=f"`safevla score` writes it: safevla score {path}")
+        if own is None:
             return _NOT_FOUND
+        content, kind = read_input(own, _MOST_BYTES, within=path), _TYPES[own.suffix]
         policy = _report_policy(content) if kind == _HTML else "default-src 'none'"
         return Reply(HTTPStatus.OK, content, kind, policy)
-
-    def _make_report(self, run: str, path: Path) -> bytes:
-        with self._judging:
-            if run not in self._reports:
-                self._reports[run] = render_report(judge([path], find_rules([path]))).encode()
-            return self._reports[run]
 
 
 def _find_file(run: Path, file: str) -> Path | None:
@@ -312,7 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_all("Host") in ([f"{_LOOPBACK}:{port}"], [f"localhost:{port}"]):
             reply = self.server.site.reply(self.path)
         else:
-            reply = Reply.of_text(HTTPStatus.FORBIDDEN, "This server is for this machine alone.")
+            reply = _say(HTTPStatus.FORBIDDEN, "This server is for this machine alone.")
         self.send_response(reply.status)
         headers = {
             "Content-Type": reply.content_type,

@@ -191,12 +191,6 @@ def test_a_count_below_1_is_an_error_and_no_run(tmp_path, options, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_count_between_looks_below_1_is_an_error():
-    request = sb.Request(host="fake", suites=("fake",), policies=("noop",), until="safety >= 0.9", look_every=0)
-    with pytest.raises(RunError, match="look_every is 0"):
-        prepare_run(request)
-
-
 MINE = RequestedPolicy("mine", f"python:{__name__}:make")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from importlib import resources
@@ -58,7 +58,9 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
 def _check_plugins() -> Iterator[Diagnosis]:
     """Yield an error for each host or policy that does not load, and the names of those of other distributions."""
     policy_group = policies.POLICIES
-    loaders = {f"host {name}": partial(_load_host, name) for name in hosts.host_names()}
+    loaders: dict[str, Callable[[], object]] = {
+        f"host {name}": partial(_load_host, name) for name in hosts.host_names()
+    }
     foreign = [f"host {name}" for name in hosts.host_names() if hosts.host_owner(name) != OWN_DISTRIBUTION]
     for name in policy_group.names():
         if not policy_group.is_own(name):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from safevla_bench import hosts
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
-from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.errors import RunError
 from safevla_bench.explain import exposure
 from safevla_bench.explain.agreement import read_labels
 from safevla_bench.explain.bodies import find_bodies
@@ -32,7 +30,7 @@ from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
-from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
+from safevla_bench.report.album import collect_images, collect_replays
 from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.cases import drawn_episodes
 from safevla_bench.report.page import render_page
@@ -45,17 +43,14 @@ from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.folder import (
     ORIGIN,
     REPORT,
-    RUN,
     SCORES,
     SCORES_TABLE,
     dump_json,
     encode_parquet,
-    read_description,
 )
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.header import EpisodeKey
 
 
 def _column_type(annotation: msgspec.inspect.Type) -> pa.DataType:
@@ -204,21 +199,15 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
     )
 
 
-def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
-    """Return (HTML page of the episode at `index`, why it has no replay in 3-D); the reason is None if it has a replay.
-
-    The replay is that in the run's `frames`, or is made now where the simulator that recorded it is installed.
-    """
+def render_episode_report(judged: Judged, index: int) -> str:
+    """Return the HTML page of the episode at `index`, with the replay in 3-D that the run's `frames` have of it."""
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
     names = [source.policy_names for source in judged.records.sources]
-    replays = collect_replays(judged.paths, names)
-    if key not in replays.documents:
-        replays = _make_replay(judged, index, key)
     record = of_episode.records.read_all()
     assert record is not None
-    html = render_page(
+    return render_page(
         scores,
         record,
         judged.ruleset,
@@ -228,30 +217,10 @@ def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
         description=_page_description(of_episode),
         privileged=of_episode.privileged,
         album=collect_images(judged.paths, names),
-        replays=replays,
+        replays=collect_replays(judged.paths, names),
         remarks=judged.describe_limits(),
         firmness={key: episode} if (episode := find_firmness(judged).get(key)) else {},
     )
-    return html, replays.missing.get(key)
-
-
-def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
-    """Return the replay of an episode, made in its simulator; else the reason why it cannot be made here."""
-    from safevla_bench.pictures.rendering import build_replay3d, open_stage
-
-    folder = judged.records.find_source(index).path
-    record = judged.records.read_episodes([index])
-    try:
-        name = read_description(folder).get("host") if (folder / RUN).exists() else None
-        if not isinstance(name, str) or record is None:
-            problem = "it is in no run folder of a host, so its scene is not known"
-            raise RunError(problem, remedy="Name the run folder that `safevla eval` made.")
-        with closing(open_stage(folder, hosts.make_host(name), record)) as stage:
-            document = read_replay(build_replay3d(stage, record))
-    except SafevlaError as error:
-        return Replays(missing={key: f"{error.problem}. {error.remedy}" if error.remedy else error.problem})
-    assert document is not None
-    return Replays({key: document})
 
 
 def _page_description(judged: Judged) -> dict[str, object]:

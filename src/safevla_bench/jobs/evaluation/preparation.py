@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from safevla_bench import policies
 from safevla_bench.errors import HostError, PluginError, RunError, ServerUnreachableError
 from safevla_bench.files import sha256_of
@@ -67,7 +65,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
     `RegistryError` and `SpecError` where the run is watched by rules. Policies made until then are closed.
     """
-    require_counts(max_steps=request.max_steps, look_every=request.look_every)
+    require_counts(max_steps=request.max_steps)
     if not is_dry:
         require_trust(request.named_by, request.list_calls())
     host = request.make_host()
@@ -77,16 +75,18 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     request = replace(request, policies=asked)
     options = {policy.name: {**(policy.asked or {}), **request.client_options(policy)} for policy in asked}
     with ExitStack() as resources:
-        made = {
-            policy.name: policy.made or _make_policy(policy, options[policy.name], resources, is_dry=is_dry)
-            for policy in asked
-        }
+        made: dict[str, Policy] = {}
+        for policy in asked:
+            make = policies.make_stand_in if is_dry and policies.runs_code(policy.maker) else policies.make_policy
+            made[policy.name] = policy.made or resources.enter_context(
+                closing(make(policy.maker, options[policy.name]))
+            )
         _check_servers(made, selected)
         couplers = _make_couplers(request, made, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
         rule, reads_margins = _make_rule(request), any(coupler.reads_margins for coupler in couplers.values())
         watching = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
-        episodes, stretch = _select_shard(_assign_rounds(plan, request.look_every) if rule else plan, request.shard)
+        episodes, stretch = _select_shard(_assign_rounds(plan) if rule else plan, request.shard)
         cast = WorkerSpec(
             request.host,
             {
@@ -107,9 +107,8 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), tally)
 
 
-def _assign_rounds(plan: Sequence[PlannedEpisode], look_every: int) -> tuple[PlannedEpisode, ...]:
-    states = sorted({episode.state for episode in plan})
-    rounds = {state: place // look_every for place, state in enumerate(states)}
+def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
+    rounds = {state: place for place, state in enumerate(sorted({episode.state for episode in plan}))}
     return tuple(replace(episode, round=rounds[episode.state]) for episode in plan)
 
 
@@ -132,14 +131,6 @@ def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_h
         with nullcontext() if is_needed else suppress(ServerUnreachableError):
             asked = policies.ask_arguments(policy.maker, given)
     return replace(policy, asked={key: value for key, value in asked.items() if key not in given})
-
-
-def _make_policy(
-    policy: RequestedPolicy, arguments: Mapping[str, str], resources: ExitStack, *, is_dry: bool
-) -> Policy:
-    if is_dry and policies.runs_code(policy.maker):
-        return resources.enter_context(closing(policies.make_stand_in(policy.maker, arguments)))
-    return resources.enter_context(closing(policies.make_policy(policy.maker, arguments)))
 
 
 def _make_couplers(request: Request, made: Mapping[str, Policy], *, is_dry: bool) -> dict[str, Coupler]:
@@ -176,13 +167,8 @@ def _plan_episodes(
 def _make_rule(request: Request) -> StoppingRule | None:
     """Return the rule that ends the run early, None without --until."""
     if request.until is None:
-        if request.allow_crashed or request.look_every != 1:
-            remedy = 'Pass --until "safety >= 0.9" or another condition, or leave them out.'
-            raise RunError("--allow-crashed and --look-every are for --until", remedy=remedy)
         return None
-    rule = parse_condition(
-        request.until, [policy.name for policy in request.roster], allow_crashed=request.allow_crashed
-    )
+    rule = parse_condition(request.until, [policy.name for policy in request.roster])
     if request.shard:
         problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
         raise RunError(problem, remedy="Leave one of them out.")
@@ -281,7 +267,7 @@ def _describe_run(
         "archive": request.archive,
         **({"stop_on_violation": _describe_watching(cast.stopping, tasks)} if cast.stopping else {}),
         **({"filtered_by": _describe_watching(cast.filtering, tasks)} if cast.filtering else {}),
-        **({"until": msgspec.to_builtins(request.stopping)} if request.stopping else {}),
+        **({"until": request.until} if request.until else {}),
         **({REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},

@@ -4,7 +4,7 @@ A round is the next episodes of every task and policy, so many of each. There is
 says how many: the limits of each are those of a test with so many looks (`statistics.sequential`). A mean of
 graded values has a confidence sequence (`statistics.sequential`). Both hold for tasks that differ, as every task has
 had as many episodes. An episode that crashed, was cut short or has no verdict may have any value: a verdict stands only
-if it is the same with all such values 0 and with all 1, unless the rule leaves such episodes out.
+if it is the same with all such values 0 and with all 1.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ class StoppingRule:
     condition: str
     gate: Gate | None = None
     rivals: tuple[str, str] | None = None
-    allow_crashed: bool = False
-    """Leave out episodes that crashed, were cut short or have no verdict."""
 
     @property
     def metric(self) -> GateMetric:
@@ -75,15 +73,14 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     greatest: SequentialLook | None = None
     ci: tuple[float, float] | None = None
 
-    def to_text(self, unit: str = "", unknown: str = "unknown") -> str:
+    def to_text(self, unit: str = "") -> str:
         """Return the verdict with the interval or the counts that gave it; `unit` says what is counted."""
-        counts = ""
+        details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
-            counts = format_interval(*self.ci, digits=3)
+            details = [format_interval(*self.ci, digits=3), *details]
         elif self.least:
-            counts = f"{self.least.gained} of {self.least.total}{unit}"
-        details = ", ".join(filter(None, (counts, f"{self.unknown} {unknown}" if self.unknown else "")))
-        return f"{self.subject} {self.verdict}" + (f" ({details})" if details else "")
+            details = [f"{self.least.gained} of {self.least.total}{unit}", *details]
+        return f"{self.subject} {self.verdict}" + (f" ({', '.join(details)})" if details else "")
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -98,20 +95,16 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     rounds: int
     episodes: int
     findings: tuple[RuleVerdict, ...]
-    allow_crashed: bool = False
 
     def to_sentence(self, planned: int) -> str:
         """Return the decision, and how many of the planned episodes it took."""
         head = "Decided" if self.is_decided else "Not decided"
         unit = " differences" if _SAFER in self.condition else ""
-        unknown = (
-            "crashed, cut short or unjudged, left out as --allow-crashed says" if self.allow_crashed else "unknown"
-        )
-        findings = "; ".join(finding.to_text(unit, unknown) for finding in self.findings)
+        findings = "; ".join(finding.to_text(unit) for finding in self.findings)
         return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
 
 
-def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: bool = False) -> StoppingRule:
+def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
     """Return the rule of a condition such as "safety >= 0.9" or "A safer than B".
 
     Raises `RunError` where the text is no condition, its limit is outside 0..1, a policy in it is not run, or a policy
@@ -124,8 +117,8 @@ def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: b
                 raise RunError(f"--until names {name!r}, which is not run", remedy=f"Run: {', '.join(policies)}.")
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
-        return StoppingRule(condition, rivals=(first, second), allow_crashed=allow_crashed)
-    return StoppingRule(condition, gate=parse_gate(condition, "--until", _FORMS), allow_crashed=allow_crashed)
+        return StoppingRule(condition, rivals=(first, second))
+    return StoppingRule(condition, gate=parse_gate(condition, "--until", _FORMS))
 
 
 _Start = tuple[str, str, int]
@@ -184,7 +177,6 @@ class RoundTally:
             rounds=self._rounds,
             episodes=sum(map(self.is_counted, self._planned)),
             findings=tuple(findings),
-            allow_crashed=self._rule.allow_crashed,
         )
 
     def _find_gates(self) -> list[RuleVerdict]:
@@ -229,13 +221,7 @@ class RoundTally:
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
 
     def _counted_starts(self, policy: str) -> list[dict[_Start, list[str]]]:
-        rounds = self._starts[policy][: self._rounds]
-        if not self._rule.allow_crashed:
-            return rounds
-        known = [
-            {start: [name for name in names if name in self._values] for start, names in g.items()} for g in rounds
-        ]
-        return [{start: names for start, names in group.items() if names} for group in known]
+        return self._starts[policy][: self._rounds]
 
     def _count_unknown(self, *policies: str) -> int:
         rounds = zip(*(self._starts[policy][: self._rounds] for policy in policies), strict=True)
