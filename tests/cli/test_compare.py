@@ -66,7 +66,6 @@ def test_a_comparison_comes_in_the_forms_of_tables(safevla, shipped, form, sourc
         (["paper:pi0.5"], "a SOURCE of yours"),
         (["RUN", "paper:pi0.5", "paper:pi0"], "one paper:NAME"),
         (["RUN", "paper:pi0.5", "--margin", "5"], "--margin is about episodes"),
-        (["RUN", "paper:pi0.5", "--metric", "vsi", "--policy", "scripted:hasty"], "safety, sr, sbu"),
         (["RUN", "paper:pi0", "--policy", "scripted:hasty"], "The paper prints robocasa-365."),
         (["RUN", "--full", "--format", "csv"], "4 tables do not fit"),
         (["--plan", "5", "--format", "csv"], "--plan has no --format csv"),
@@ -97,14 +96,14 @@ def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla
     err = safevla.refuses("compare", fake / "one", shipped, "--unpaired", "--policy", "random",
                            "--policy", "scripted:careful")  # fmt: skip
     assert "no task was run by two of the policies" in err
-    out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--metric", "sr", "--full")
+    out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--full")
     assert "Independent episodes of" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0" in out
     assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task has values of both (SR)" in out
 
 
 def test_a_margin_says_what_is_equivalent(safevla, shipped):
-    margin = ("compare", shipped, "--metric", "safety", "--margin", "99")
+    margin = ("compare", shipped, "--margin", "99")
     assert "± 99" in safevla.ok(*margin, "--full")
     assert "is worse by 99 points is open." in safevla.ok(*margin)
     document = safevla.json(*margin)

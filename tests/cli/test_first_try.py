@@ -21,8 +21,8 @@ DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("epsiodes",), "error: there is no command 'epsiodes'; did you mean episodes?"),
-        (("xyzzy",), "error: there is no command 'xyzzy'\n"),
+        (("epsiodes",), "error: no such command 'epsiodes'"),
+        (("xyzzy",), "error: no such command 'xyzzy'"),
         (("episodes",), "error: missing argument '[NAME=]SOURCE...'"),
         (("tasks", "--propos"), "error: no such option '--propos'. Did you mean '--propose'?"),
         (("episodes", "x", "--sort", "nope"), "error: invalid value for '--sort'"),

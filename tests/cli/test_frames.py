@@ -11,16 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from safevla_bench.inspect.drawing import GREEN, GREY, RED
-from safevla_bench.inspect.rendering import FrameStyle, RecordedRun, render_frames
 
 from safevla_bench import archive, cli, hosts
-from safevla_bench.cli import inspect
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.viewer import FakeStage
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.pictures.drawing import GREEN, GREY, RED
+from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import (
@@ -194,7 +193,7 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
     real, pictures = FakeStage.render, []
 
     def move_at_the_end(self, *arguments):
-        inspect.append(real(self, *arguments))
+        pictures.append(real(self, *arguments))
         return pictures[0] if len(pictures) < 2 else replace(pictures[1], body_pos_m={"cup": np.full(3, 9.0)})
 
     monkeypatch.setattr(FakeStage, "render", move_at_the_end)
@@ -260,7 +259,7 @@ def test_a_film_without_the_extra_names_it(safevla, run, monkeypatch):
 def test_only_a_run_folder_of_a_host_that_is_here_and_can_show_it_can_be_shown(safevla, run, monkeypatch):
     assert "this is not a run folder" in safevla("frames", run.parent)[2]
     description = json.loads((run / RUN).read_text())
-    for host, words in (("gone", "there is no host 'gone'"), (None, "names no host")):
+    for host, words in (("gone", "there is no host 'gone'"), (None, "not a run folder of a host")):
         (run / RUN).write_text(json.dumps({**description, "host": host}))
         assert words in safevla.refuses("frames", run)
     (run / RUN).write_text(json.dumps(description))

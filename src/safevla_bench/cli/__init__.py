@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import gc
 import importlib
@@ -115,20 +114,6 @@ class LazyCommandGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return click's (name, command, remaining arguments) for the command that the first argument names.
-
-        Raises a usage error, with suggestions where a name is close, for an unknown name.
-        """
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            close = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.6)
-            suggestion = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise click.UsageError(f"there is no command {name!r}{suggestion}", ctx)
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups of commands without importing any."""
         width = max(map(len, COMMANDS))
@@ -209,9 +194,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         command = error.ctx.command_path if error.ctx else "safevla"
         message = make_printable(error.format_message()).rstrip(".")
         return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.")
-    except click.ClickException as error:
-        return _refuse(error.format_message())
-    except SafevlaError as error:
+    except (click.ClickException, SafevlaError) as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:

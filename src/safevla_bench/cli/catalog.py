@@ -13,7 +13,7 @@ import msgspec
 
 from safevla_bench import tasks
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.options import flag, option, quote_paths, repeatable
+from safevla_bench.cli.options import FILE, flag, option, quote_paths, repeatable
 from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts import protocols
@@ -39,13 +39,8 @@ def specs_command(
     library: str = rules.library_option("The library to list.", default="default"),
     explain: str | None = option("Say all about one specification: formula, tags, source, who is exempt.", "ID"),
     template: bool = flag("Print a file to write specifications of your own in, with comments."),
-    check: Path | None = option("Check a file of your own on two simple traces of each.", "FILE", type=options.FILE),
-    runs: tuple[Path, ...] = repeatable(
-        "Print what a reference policy's successes reach by each clause, and a limit drawn from them.",
-        "RUN",
-        spelling="--calibrate",
-        type=options.FILE,
-    ),
+    check: Path | None = option("Check a file of your own on two simple traces of each.", "FILE", type=FILE),
+    runs: tuple[Path, ...] = repeatable("Draw limits from its successes.", "RUN", spelling="--calibrate", type=FILE),
     rule_files: tuple[Path, ...] = rules.rules_option("With --calibrate: judge by this file, too."),
     policy: str | None = option("With --calibrate: the reference, where RUN has several policies.", "NAME"),
     quantile: float = option("With --calibrate: the share of its successes to be safe.", "SHARE", default=0.95),
@@ -132,7 +127,7 @@ _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 def tasks_command(
     suite: str | None = option("Only this suite, such as libero-goal.", "NAME"),
     rule_files: tuple[Path, ...] = rules.rules_option("Add the tasks of a file.", metavar="FILE"),
-    propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=options.FILE),
+    propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=FILE),
     form: str = options.PAPER_FORMAT,
 ) -> None:
     """List suites, or the tasks of one: the specifications that apply, with reasons for those that do not.

@@ -32,9 +32,7 @@ def verify_command(
     replay: int = options.option("Play K episodes again in the host.", "K", type=options.NATURAL, default=0),
     audit: AuditPlan | None = options.AUDIT,
     library: str | None = rules.library_option("The library that judged, where it was a file."),
-    rule_files: tuple[Path, ...] = rules.rules_option(
-        "Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds."
-    ),
+    rule_files: tuple[Path, ...] = rules.rules_option("What was added; as-judged: the rules that the run holds."),
     form: str = options.format_option(),
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
@@ -105,12 +103,8 @@ def doctor_command(
     host: str | None = options.option("Look at this simulator; what it lacks is an error.", "NAME"),
     out: Path | None = options.out_option("Where a run would be written.", "DIR"),
     quick: bool = options.flag("Leave out the rendered frame and the simulator's episode."),
-    server: str | None = options.option(
-        f"Look at this policy server instead, such as openpi:ws://HOST:8000. Kinds: {', '.join(KINDS)}.", "KIND:URL"
-    ),
-    arguments: tuple[str, ...] = options.policy_arguments_option(
-        "With --server: an argument of its client, such as dialect=NAME."
-    ),
+    server: str | None = options.option(f"Look at this policy server instead: {', '.join(KINDS)}.", "KIND:URL"),
+    arguments: tuple[str, ...] = options.policy_arguments_option("With --server: of its client, such as dialect=NAME."),
     form: str = options.format_option(),
 ) -> None:
     """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
@@ -172,19 +166,15 @@ def serve_command(
     policy: str = options.option("What acts, such as python:module:factory.", "[NAME=]POLICY", required=True),
     arguments: tuple[str, ...] = options.policy_arguments_option("An argument for it."),
     port: int = options.option("0 = any that is free.", default=8000, type=options.PORT),
-    bind: str = options.option(
-        "Where to listen; 0.0.0.0 lets other machines in, who should then need a key.", "ADDRESS", default="127.0.0.1"
-    ),
+    bind: str = options.option("Where to listen; 0.0.0.0 lets others in.", "ADDRESS", default="127.0.0.1"),
     seed: int = options.option("Of the policy's randomness, in every episode.", default=0, show_default=True),
     copies: int = options.option(
-        "How often to load the policy: so many episodes have one at a time, and others wait.",
+        "How often to load the policy, for so many episodes at a time.",
         "N",
         default=1,
         type=click.IntRange(1, serve.MAX_CONNECTIONS),
     ),
-    key_file: str | None = options.option(
-        f"A file with the key that clients need; else that of {endpoint.KEY}.", "FILE"
-    ),
+    key_file: str | None = options.option(f"A file with its clients' key; else that of {endpoint.KEY}.", "FILE"),
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
 

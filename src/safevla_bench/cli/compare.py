@@ -22,7 +22,6 @@ from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
 from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison_tables
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.rates import COMPARED
 from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.report.published import PREFIX, find_paper_cells
@@ -38,11 +37,16 @@ from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
 
 _POINTS = options.Range(0, 100, min_open=True)
+_ASSUMED = (
+    "What --plan supposes: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
+    "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks; "
+    "episodes=N: say what N of each task can show."
+)
 
 
 @options.command(
     "compare",
-    common="--policy --across-seeds --unpaired --allow-crashed --margin --metric --confidence --full --format --plan",
+    common="--policy --across-seeds --unpaired --allow-crashed --margin --confidence --full --format --plan",
 )
 def compare_command(
     policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),
@@ -51,25 +55,12 @@ def compare_command(
     unpaired: bool = flag("Take the episodes as independent, task by task."),
     allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
     margin: float | None = option("A policy worse by less than this is not worse.", "POINTS", type=_POINTS),
-    metrics: tuple[str, ...] = repeatable("Only this metric.", spelling="--metric", type=click.Choice(COMPARED)),
     confidence: float = option("Of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
     by_change: bool = flag("Compare each suite with itself changed, such as libero-goal-swap.", spelling="--changes"),
     full: bool = flag("Show every suite and metric, with tests and notes."),
     form: TableFormat = options.format_option("md", "csv", "tex", "html"),
-    plan: float | None = option(
-        "Plan how many episodes it takes to see a difference of so many points; needs no SOURCE.",
-        "POINTS",
-        section=options.PLANNING,
-        type=options.PERCENT,
-    ),
-    assumed: tuple[str, ...] = repeatable(
-        "What the plan supposes: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
-        "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks; "
-        "episodes=N: say what N of each task can show.",
-        "NAME=VALUE",
-        spelling="--assume",
-        section=options.PLANNING,
-    ),
+    plan: float | None = option("Plan to see so many points; no SOURCE.", "POINTS", type=options.PERCENT),
+    assumed: tuple[str, ...] = repeatable(_ASSUMED, "NAME=VALUE", spelling="--assume"),
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
@@ -108,12 +99,11 @@ def compare_command(
     options.require_sources(sources.paths)
     printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
     if printed:
-        report = _compare_with_paper(sources, printed, policies, metrics or published.COMPARED_RATES, full=full)
+        report = _compare_with_paper(sources, printed, policies, full=full)
     elif by_change:
         report = _compare_changes(sources, policies, confidence / 100)
     else:
         how = ComparisonOptions(
-            metrics=metrics or COMPARED,
             confidence=confidence / 100,
             margin=None if margin is None else margin / 100,
             allow_crashed=allow_crashed,
@@ -174,12 +164,12 @@ def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join
 def _refuse_given(names: Sequence[str], why: str) -> None:
     context = click.get_current_context()
     if given := next((name for name in names if options.is_given(context, name)), None):
-        raise click.UsageError(f"--{given.replace('_', '-').replace('metrics', 'metric')} {why}")
+        raise click.UsageError(f"--{given.replace('_', '-')} {why}")
 
 
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
     why = "has no meaning beside --changes, which compares SR and Safety in pairs."
-    _refuse_given([*_OF_EPISODES[:-1], "metrics", "full"], why)
+    _refuse_given([*_OF_EPISODES[:-1], "full"], why)
     with show_status("comparing"):
         results = _load_results(sources, policies, join=False)
         changes = compare_changes(results, confidence)
@@ -197,7 +187,6 @@ def _compare_with_paper(
     sources: rules.JudgedSources,
     printed: Sequence[Path],
     policies: Sequence[str],
-    metrics: Sequence[str],
     *,
     full: bool,
 ) -> _Report:
@@ -208,7 +197,7 @@ def _compare_with_paper(
     find_paper_cells(str(printed[0]))
     with show_status("comparing"):
         judged = replace(sources, paths=own).judge()
-        compared = compare_with_paper(judged, str(printed[0]), policies, metrics)
+        compared = compare_with_paper(judged, str(printed[0]), policies)
     document = {**compared.to_document(), "judged_by": judged.provenance}
     hint = "By suite: --full." if any(len(row.suites) > 1 for row in compared.rows) else ""
     return _Report(
@@ -233,11 +222,7 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSou
 @options.command("sensitivity")
 def sensitivity_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    sweeps: tuple[str, ...] = repeatable(
-        "Move the threshold of a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in its unit.",
-        "NAME=GRID",
-        spelling="--sweep",
-    ),
+    sweeps: tuple[str, ...] = options.sweep_option("Move a limit, a family or `force` over LOW:HIGH:COUNT or A,B,C."),
     readings: bool = flag("Judge by every reading of the paper, and tell what changes."),
     physics: bool = flag("Replay a run's episodes under varied physics, and tell which verdicts are firm."),
     episodes: int | None = option("--physics: so many, chosen by their names; else all.", "N", type=options.POSITIVE),

@@ -72,9 +72,7 @@ def gate_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     requested_gates: Sequence[gates.Gate] = options.group(_LIMIT_OPTIONS, _parse_limits),
     how: Mapping[str, Any] = options.group(_DECISION_OPTIONS),
-    baseline: Path | None = option(
-        "Take the limits as differences from this run on the same episodes.", "RUN", type=options.SourceType()
-    ),
+    baseline: Path | None = option("Limits are differences from this run.", "RUN", type=options.SourceType()),
     junit: Path | None = options.out_option("Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", "FILE"),
     form: str = options.format_option(),
 ) -> None:

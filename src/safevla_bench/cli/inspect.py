@@ -34,7 +34,7 @@ from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_descript
 from safevla_bench.specs.spec import Axis
 from safevla_bench.text import count_noun
 
-AXES = get_args(Axis)
+AXES, _ORDERS = get_args(Axis), click.Choice(get_args(episode_list.Order))
 
 
 @options.command(
@@ -42,21 +42,15 @@ AXES = get_args(Axis)
 )
 def episodes_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    unsafe: bool | None = option(
-        "Only unsafe episodes, worst first, or only safe ones.", spelling="--unsafe/--safe", default=None
-    ),
-    success: bool | None = option(
-        "Only those that succeeded, or that did not.", spelling="--success/--no-success", default=None
-    ),
+    unsafe: bool | None = option("Only unsafe ones, worst first, or safe.", spelling="--unsafe/--safe", default=None),
+    success: bool | None = option("Only those that did, or not.", spelling="--success/--no-success", default=None),
     spec: str | None = option(f"One specification alone, or those that violate one of {', '.join(AXES)}.", "ID|AXIS"),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
     suite: str | None = option("Only this suite's.", "NAME"),
     task: str | None = option("Only this task's, such as 3, task_3 or libero-goal/task_3.", "TASK"),
     outcome: str | None = option("Only this outcome: success, failure, timeout, crashed and the like.", "NAME"),
     order: episode_list.Order | None = option(
-        "Greatest vsi, smallest rho (over its threshold), or earliest violation first; by id, or by kind of body.",
-        spelling="--sort",
-        type=click.Choice(get_args(episode_list.Order)),
+        "Greatest vsi, least rho, or first violation first; by id, or kind of body.", spelling="--sort", type=_ORDERS
     ),
     bodies: bool = flag("Name the bodies that break limits of contact and displacement, by kind."),
     why: bool = flag("Say how the first violation came about, as far as contacts and poses tell."),
@@ -121,9 +115,7 @@ def show_command(
             "[NAME=]SOURCE... [EPISODE]", nargs=-1, required=True, type=options.SourceType(), callback=_split_episode
         )
     ),
-    without: str | None = option(
-        "Replay it without contact:A,B or body:NAME, slow, or with hold:FROM-TO: did the violation vanish?", "CAUSE"
-    ),
+    without: str | None = option("Replay it without contact:A,B, body:NAME or hold:FROM-TO, or slow.", "CAUSE"),
     every: bool = flag("Plot every specification, not only what was broken or nearest.", spelling="--all"),
     page: Path | None = options.out_option("Write its page instead.", "FILE", spelling="--html"),
     formula: str | None = option("Ask this formula of every episode instead.", "FORMULA", is_eager=True),
@@ -269,11 +261,7 @@ def frames_command(
     ),
     names: tuple[str, ...] = repeatable("Its id, its number, or how its id ends.", "EPISODE", spelling="--episode"),
     worst: int | None = option("Else so many, the worst of each cell: 12, on a sheet 4.", type=options.POSITIVE),
-    sheet: Path | None = option(
-        "Also a sheet (.png, .jpg) of unsafe successes in three frames each, as the paper's Figure 3.",
-        "FILE",
-        type=options.FILE,
-    ),
+    sheet: Path | None = option("Also a sheet (.png, .jpg) of unsafe successes: Figure 3.", "FILE", type=options.FILE),
     size: tuple[int, int] = option("Pixels of a picture.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
     video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
     in_3d: bool = flag("Also a replay in 3-D that the report lets readers turn around.", spelling="--3d"),
@@ -331,7 +319,7 @@ def report_skipped(reason: SafevlaError) -> None:
 def _read_host(run: Path) -> str:
     host = read_description(run).get("host") if (run / RUN).exists() else None
     if not isinstance(host, str):
-        remedy = f"Name a folder that `safevla eval` made; its {RUN} names the host."
+        remedy = f"Name a folder that `safevla eval` made; its {RUN} names a host."
         raise RunError("this is not a run folder of a host", remedy=remedy, place=Place(file=str(run)))
     return host
 

@@ -29,7 +29,7 @@ from safevla_bench.text import escape_controls
 if TYPE_CHECKING:
     from safevla_bench.jobs.verify import AuditPlan
 
-GENERAL, JUDGING, RAY, PLANNING = "Options", "Judging", "Ray", "Planning"
+GENERAL, JUDGING = "Options", "Judging"
 """Headings of the help."""
 
 
@@ -213,6 +213,8 @@ out_option = partial(option, type=FILE)
 """Declares `--out`, where a command writes."""
 
 
+sweep_option = partial(repeatable, metavar="NAME=GRID", spelling="--sweep")
+"""Declares `--sweep`, thresholds to move."""
 policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--policy-arg")
 """Declares `--policy-arg`, arguments of one policy."""
 

@@ -21,7 +21,7 @@ from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import RunError, ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes
-from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, open_questions
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, open_questions
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
 from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
@@ -41,7 +41,7 @@ from safevla_bench.rollout.ray import ADDRESS, HERE
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
-from safevla_bench.text import NO_VALUE, count_noun, redact_secrets
+from safevla_bench.text import NO_VALUE, count_noun, format_significant, redact_secrets
 
 
 @command(
@@ -51,9 +51,7 @@ from safevla_bench.text import NO_VALUE, count_noun, redact_secrets
 def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
-    freeze: Path | None = option(
-        "With --dry-run: write what is run and how it is judged; --registered FILE runs it.", "FILE", type=FILE
-    ),
+    freeze: Path | None = option("With --dry-run: register the plan; --registered FILE runs it.", "FILE", type=FILE),
     trackers: tuple[str, ...] = LOG,
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
@@ -119,15 +117,10 @@ def _observe_run(
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
     """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone."""
     request = run_command.request
+    names = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
-        "host": request.host,
-        "suites": list(request.suites),
-        "tasks": None if request.tasks is None else list(request.tasks),
-        "episodes": request.episodes,
+        **{name: getattr(request, name) for name in names},
         "policies": [redact_secrets(policy.name) for policy in request.roster],
-        "protocol": request.protocol,
-        "seed": request.seed,
-        "max_steps": request.max_steps,
         **describe_ruleset(run_command.ruleset),
     }
     scorer = tracking.OutcomeScorer(run_command.ruleset)
@@ -181,10 +174,6 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    for policy in Request.from_run(run_command.out).roster:
-        if policy.asked:
-            wishes = ", ".join(f"{name}={value}" for name, value in policy.asked.items())
-            echo(f"{policy.name} was asked as its server wants: {wishes}")
     greetings = Counter(
         (greeting.policy, greeting.suite) for greeting in folder.read_facts(run_command.out).policies_say
     )
@@ -219,7 +208,7 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
 
 
 _ASKED = ("host", "suites", "tasks", "policies", "arguments", "seed")
-_CHOICES = ("wordings", "policy_seeds")
+_METHODS, _CHOICES = click.Choice(get_args(Method)), ("wordings", "policy_seeds")
 """What --set takes that is no rule."""
 
 
@@ -246,9 +235,7 @@ def search_command(
     resume: bool = EXECUTION_OPTIONS["resume"],
     budget: int = option("Rollouts in each task.", "N", type=POSITIVE, default=200),
     objective: str | None = option("What to break: a clause, or a formula; else any clause.", "CLAUSE|FORMULA"),
-    method: Method = option(
-        "CMA-ES (needs the extra `search`), or draws.", type=click.Choice(get_args(Method)), default="directed"
-    ),
+    method: Method = option("CMA-ES (extra `search`), or draws.", type=_METHODS, default="directed"),
     until: str = option("When to leave a task.", type=click.Choice(["found", "budget"]), default="found"),
     judging: Mapping[str, Any] = group(JUDGE_OPTIONS),
 ) -> None:
@@ -293,18 +280,14 @@ def search_command(
 
 
 _COLUMNS = ("policy", "suite", "task_id", "episodes", "horizon", "cameras")
-_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
 
 def estimate_table(plan: RunEstimate) -> Table:
-    """Return a table with a row per policy, suite and task of a planned run.
-
-    The table's notes hold the estimate of time and disk.
-    """
+    """Return a table with a row per policy, suite and task of a planned run; its notes estimate time and disk."""
     values = [[getattr(row, name) for name in _COLUMNS] for row in plan.scenes]
     rows = tuple(tuple(Cell(NO_VALUE if value is None else str(value)) for value in row) for row in values)
-    heads = ((name.removesuffix("_id").capitalize(), k > 2) for k, name in enumerate(_COLUMNS))
-    columns = tuple(Column(head, numeric=is_numeric) for head, is_numeric in heads)
+    heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]
+    columns = tuple(Column(head, numeric=k > 2) for k, head in enumerate(heads))
     title = f"{count_noun(plan.episodes, 'episode')}, at most {plan.steps} steps; nothing has been run or written"
     return Table(title, columns, rows, _estimate_notes(plan))
 
@@ -314,13 +297,12 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
-    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
-    size, byte = next(pair for pair in _UNITS if disk.high >= pair[1] or pair[1] == 1)
+    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0)
     workers = f"{count_noun(plan.workers, 'worker')}{', each with a core of its own' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
         f"  time  about {time.middle / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
         "without the policies' own time",
-        f"  disk  {disk.low / byte:.1f} to {disk.high / byte:.1f} {size}",
+        f"  disk  {format_significant(disk.low / 1e9)} to {format_significant(disk.high / 1e9)} GB",
         f"From figures {plan.source}.",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 import tomllib
@@ -19,7 +18,6 @@ from click.core import ParameterSource
 from safevla_bench.cli.options import (
     FILE,
     POSITIVE,
-    RAY,
     flag,
     group,
     is_given,
@@ -29,7 +27,7 @@ from safevla_bench.cli.options import (
     parsed,
     repeatable,
 )
-from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
+from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
 from safevla_bench.jobs.evaluation.request import (
@@ -50,7 +48,6 @@ from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.sources.runs.folder import RUN
-from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.text import redact_secrets
 
 
@@ -72,17 +69,16 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(indices))
 
 
-def _parse_pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
-    return name, value
+def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
+    if wrong := next((text for text in texts if not text.partition("=")[0] or "=" not in text), None):
+        raise RunError(f"--host-arg {wrong!r} is no argument", remedy="Write KEY=VALUE.")
+    return dict(text.partition("=")[::2] for text in texts)
 
 
 PLAN_OPTIONS = {
     "host": option("The simulator, such as libero.", "NAME"),
     "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
-                                 spelling="--host-arg", callback=parsed(lambda texts: dict(map(_parse_pair, texts)))),
+                                 spelling="--host-arg", callback=parsed(_parse_pairs)),
     "suites": repeatable("The suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE of "
                          "`safevla search`.", "NAME", spelling="--suite"),
     "tasks": option("Of each suite.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
@@ -117,8 +113,8 @@ EXECUTION_OPTIONS = {
     "workers": option("Processes that run episodes in parallel.", "N", default=1, type=POSITIVE),
     "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, ray:auto for "
                      "this machine's; ray alone: that of RAY_ADDRESS, else Ray is started here for the command.",
-                     "local|ray|ray:ADDRESS", section=RAY, default="local"),
-    "actor": repeatable("Share of a node for each worker: cpus=1, gpus=0.", "NAME=VALUE", section=RAY),
+                     "local|ray|ray:ADDRESS", default="local"),
+    "actor": repeatable("Share of a node for each worker: cpus=1, gpus=0.", "NAME=VALUE"),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     "trusted": repeatable("Run the code that this run.json, registration or --config file names; else the command line "
@@ -211,8 +207,7 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
     """Return the values of a TOML file by the command's parameter names, those of `[judge]` among them.
 
-    They are checked as those of the command line are; a relative path is one from the file's folder. Raises `RunError`
-    if the file cannot be read or has an unknown key, of which the nearest is named.
+    A relative path is one from the file's folder. Raises `RunError` if the file cannot be read or has an unknown key.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -221,12 +216,11 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     running, judging = config_keys(context.command)
     options = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
-    below = judge.items() if isinstance(judge, dict) else [("", judge)]
+    below = judge if isinstance(judge, dict) else {"": judge}
     values: dict[str, object] = {}
-    for key, value in [*document.items(), *((f"{JUDGE}.{key}", value) for key, value in below)]:
+    for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in below.items()}}.items():
         if key not in options:
-            near = difflib.get_close_matches(key, options, n=1)
-            remedy = f"Did you mean {near[0]!r}?" if near else f"Keys: {', '.join(options)}."
+            remedy = f"Keys: {', '.join(options)}."
             raise RunError("there is no such key", remedy=remedy, place=Place(str(path), field=key))
         option = options[key]
         items = value if option.multiple and isinstance(value, list) else [value]
@@ -238,9 +232,8 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 def _read_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
     """Return a value as the command line would have it."""
     text = str(value)
-    if (isinstance(option.type, click.Path) and text != AS_JUDGED) or (
-        option.name == "library" and text not in BUILT_IN
-    ):
+    is_path = isinstance(option.type, click.Path) and text != AS_JUDGED
+    if is_path or (option.name == "library" and text not in BUILT_IN):
         text = str(Path(str(place.file)).parent / text)
     try:
         option.type.convert(text, option, context)

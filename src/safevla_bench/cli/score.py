@@ -235,9 +235,7 @@ def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
 def convert_command(
     sources: tuple[Path, ...] = options.SOURCES,
     destination: str = options.argument("DESTINATION"),
-    change: str | None = options.option(
-        "Take the valid episodes, and count the others.", spelling="--set", type=click.Choice(["invalid=skip"])
-    ),
+    change: str | None = options.option("Take the valid ones.", spelling="--set", type=click.Choice(["invalid=skip"])),
 ) -> None:
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 

@@ -36,6 +36,7 @@ from safevla_bench.training.description import CameraChoice
 from safevla_bench.training.export import export_dataset
 
 _SUFFIX = {"text": "txt"}
+_TABLE_FORMS = click.Choice(get_args(render.TableFormat))
 _DEFAULT = ("main", "violations")
 """The tables that are printed if none is asked for."""
 
@@ -43,22 +44,14 @@ _DEFAULT = ("main", "violations")
 @options.command("tables")
 def tables_command(
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
-    which: tuple[str, ...] = repeatable(
-        "Names or the paper's numbers, such as main,7,12, or all; else main,violations.", "LIST"
-    ),
-    form: render.TableFormat = option(
-        "The form.", spelling="--format", type=click.Choice(get_args(render.TableFormat)), default="text"
-    ),
+    which: tuple[str, ...] = repeatable("Names or the paper's numbers: main,7,12; or all.", "LIST"),
+    form: render.TableFormat = option("The form.", spelling="--format", type=_TABLE_FORMS, default="text"),
     out: str | None = option("Write there: one file, or a folder with a file for each table.", "FILE|DIR/"),
     training: tuple[str, ...] = repeatable("How a policy was trained.", "POLICY=KIND"),
     auxiliary: tuple[str, ...] = repeatable("Keep a policy out of means and bests.", "POLICY"),
     published: bool = flag("Put the paper's printed rows of the same suites beside yours, marked as such."),
-    columns: str | None = option(
-        "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.", "LIST"
-    ),
-    intervals: bool = option(
-        "With the 95 % intervals, or without.", spelling="--intervals/--no-intervals", default=True
-    ),
+    columns: str | None = option("Only these columns or groups of them, in this order: 'SR,Safety'.", "LIST"),
+    intervals: bool = option("With 95 % intervals.", spelling="--intervals/--no-intervals", default=True),
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
@@ -237,9 +230,7 @@ def export_command(
     form: str = option("What to write.", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True),
     out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
     episode: str | None = option("rerun, mcap: which, by its id, its number or how its id ends.", "EPISODE"),
-    meta: Path | None = option(
-        "hub, robocasa: TOML with facts about the model that no record holds.", "FILE", type=options.FILE
-    ),
+    meta: Path | None = option("hub, robocasa: TOML with facts that no record holds.", "FILE", type=options.FILE),
     cameras: str | None = option("lerobot: pictures of these, such as agentview,robot0_eye_in_hand.", "LIST"),
     image_size: int = option("lerobot: pixels of a side.", type=click.IntRange(16, 1024), default=128),
 ) -> None:

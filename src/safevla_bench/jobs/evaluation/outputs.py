@@ -22,7 +22,7 @@ from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.judged import INTERRUPTED, Judged, JudgedSource, describe_maker
+from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
 from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.registration import REGISTERED, describe_registrations
@@ -305,11 +305,16 @@ def build_board(
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
+    marks: dict[str | None, tuple[AuditMark, ...]] = {}
+    for source, by_policy in zip(judged.sources, audits or (), strict=False):
+        for name, mark in by_policy.items():
+            shown = None if name is None else source.policy_names.get(name, name)
+            marks[shown] = (*marks.get(shown, ()), mark)
     results = OwnResults(
         inputs=table_material(judged),
         headers=judged.headers,
         sources=judged.sources,
-        audits=_audits_by_policy(judged.sources, audits or ()),
+        audits=marks,
         has_reports=reports,
     )
     files = render_site(results)
@@ -320,14 +325,3 @@ def build_board(
         )
         files[report_path(policy)] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
     return files
-
-
-def _audits_by_policy(
-    sources: Sequence[JudgedSource], audits: Sequence[Mapping[str | None, AuditMark]]
-) -> dict[str | None, tuple[AuditMark, ...]]:
-    marks: dict[str | None, tuple[AuditMark, ...]] = {}
-    for source, by_policy in zip(sources, audits, strict=False):
-        for policy, mark in by_policy.items():
-            name = policy if policy is None else source.policy_names.get(policy, policy)
-            marks[name] = (*marks.get(name, ()), mark)
-    return marks

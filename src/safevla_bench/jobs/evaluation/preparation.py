@@ -34,7 +34,7 @@ from safevla_bench.policies.servers.dialects import Dialect
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout import estimate
 from safevla_bench.rollout.estimate import RunEstimate
-from safevla_bench.rollout.plan import RECORDED, PlannedEpisode, Shard, cut_plan, match_recording, plan_episodes
+from safevla_bench.rollout.plan import RECORDED, PlannedEpisode, cut_plan, match_recording, plan_episodes
 from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
 from safevla_bench.sources.runs.folder import PlanStretch
 from safevla_bench.version import __version__
@@ -86,7 +86,10 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
         rule, reads_margins = _make_rule(request), any(coupler.reads_margins for coupler in couplers.values())
         watching = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
-        episodes, stretch = _select_shard(_assign_rounds(plan) if rule else plan, request.shard)
+        episodes, stretch = _assign_rounds(plan) if rule else plan, None
+        if shard := request.shard:
+            first, end = cut_plan(plan, shard.count)[shard.number - 1 : shard.number + 1]
+            episodes, stretch = plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
         cast = WorkerSpec(
             request.host,
             {
@@ -192,17 +195,6 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
     return recorded
 
 
-def _select_shard(
-    plan: tuple[PlannedEpisode, ...], shard: Shard | None
-) -> tuple[tuple[PlannedEpisode, ...], PlanStretch | None]:
-    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None."""
-    if shard is None:
-        return plan, None
-    starts = cut_plan(plan, shard.count)
-    first, end = starts[shard.number - 1 : shard.number + 1]
-    return plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
-
-
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
     for policy in made.values():
         model = getattr(policy, "model", None)
@@ -284,8 +276,7 @@ def _describe_policy(asked: RequestedPolicy, policy: Policy, *, is_watching: boo
         "privileged": policy.wants.privileged or is_watching,
         "cameras": policy.wants.cameras,
         **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
-        **_describe_server(policy),
-        **_describe_object(policy, asked.made is not None),
+        **_describe_maker(policy, asked.made is not None),
     }
 
 
@@ -309,23 +300,20 @@ def _describe_watching(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, obj
     return describe_ruleset(ruleset)
 
 
-def _describe_server(policy: Policy) -> dict[str, object]:
-    dialect = getattr(policy, "dialect", None)
-    description: dict[str, object] = (
-        {"dialect": dialects.dialect_values(dialect)} if isinstance(dialect, Dialect) else {}
-    )
-    model = getattr(policy, "model", None)
-    if isinstance(model, entries.EntryModel):
+def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
+    """Return what run.json says of a policy's server, or of its object."""
+    description: dict[str, object] = {}
+    if isinstance(dialect := getattr(policy, "dialect", None), Dialect):
+        description["dialect"] = dialects.dialect_values(dialect)
+    if isinstance(model := getattr(policy, "model", None), entries.EntryModel):
         entry = model.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
-    return description
-
-
-def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
     made = policy.made if isinstance(policy, InProcessPolicy) else policy
-    orientation = policy.orientation if isinstance(policy, InProcessPolicy) else UPRIGHT
-    shown = {} if orientation == UPRIGHT else {"orientation": orientation}
-    return {**shown, **({"object": f"{type(made).__module__}.{type(made).__qualname__}"} if is_given else {})}
+    if isinstance(policy, InProcessPolicy) and policy.orientation != UPRIGHT:
+        description["orientation"] = policy.orientation
+    if is_given:
+        description["object"] = f"{type(made).__module__}.{type(made).__qualname__}"
+    return description
 
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> RunEstimate:

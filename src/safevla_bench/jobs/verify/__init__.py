@@ -7,7 +7,7 @@ says what they show of the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +108,13 @@ def _check_run(
     elif not audit:
         reason = "not asked for; --replay K or --audit K plays K episodes again in the simulator"
         findings.append(open_check(REPLAY, reason, wanted=False))
-    return [*findings, *(_check_audit(run, records, audit, observer) if audit else ())]
+    audits = list(_audit(run, records, audit, observer)) if audit else []
+    findings += [finding for _, _, own in audits for finding in own]
+    for policy, mark, _ in audits:
+        assert audit
+        said = f"{mark.badge} (drawn with --audit {audit.count}:{audit.seed})"
+        findings.append(Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
+    return findings
 
 
 def audit_source(
@@ -118,24 +124,13 @@ def audit_source(
 
     Raises `RunError` where the archive changes meanwhile or cannot be read.
     """
-    audits = _audit(source, ArchiveContents.read(source), plan, observer)
-    return {policy: mark for policy, (mark, _) in audits.items()}
-
-
-def _check_audit(run: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback) -> list[Finding]:
-    audits = _audit(run, records, plan, observer)
-    findings = [finding for _, own in audits.values() for finding in own]
-    for policy, (mark, _) in audits.items():
-        said = f"{mark.badge} (drawn with --audit {plan.count}:{plan.seed})"
-        findings.append(Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
-    return findings
+    return {policy: mark for policy, mark, _ in _audit(source, ArchiveContents.read(source), plan, observer)}
 
 
 def _audit(
     source: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback
-) -> dict[str | None, tuple[AuditMark, list[Finding]]]:
-    """Return policy -> its audit and the findings of its replays."""
-    audits = {}
+) -> Iterator[tuple[str | None, AuditMark, list[Finding]]]:
+    """Yield each policy, its audit and the findings of its replays."""
     for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
         if records.problems:
             findings = [open_check(AUDIT, str(records.problems[0]))]
@@ -148,8 +143,7 @@ def _audit(
             unreplayed=_said(findings, "unchecked"),
             uncompared=tuple(dict.fromkeys(gap for finding in findings for gap in finding.uncompared)),
         )
-        audits[policy] = mark, findings
-    return audits
+        yield policy, mark, findings
 
 
 def _said(findings: Sequence[Finding], verdict: CheckVerdict) -> tuple[str, ...]:
