@@ -99,7 +99,8 @@ def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--full")
     assert "Independent episodes of" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0" in out
-    assert "Cochran-Mantel-Haenszel, mid-p (SR); none: no task has values of both (SR)" in out
+    assert "Cochran-Mantel-Haenszel, mid-p (" in out
+    assert "none: no task has values of both (" in out
 
 
 def test_a_margin_says_what_is_equivalent(safevla, shipped):
@@ -109,7 +110,7 @@ def test_a_margin_says_what_is_equivalent(safevla, shipped):
     document = safevla.json(*margin)
     assert document["margin"] == 0.99
     metrics = [metric for scope in document["scopes"] for metric in scope["metrics"]]
-    assert [metric["differences"][0]["margin"] for metric in metrics] == ["open"] * 3
+    assert {metric["differences"][0]["margin"] for metric in metrics} == {"open"}
     safevla.refuses("compare", shipped, "--margin", "0")
 
 

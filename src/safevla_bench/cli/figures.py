@@ -34,8 +34,8 @@ def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
 
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        if unknown := next((name for name in names if name not in choices), None):
-            raise click.BadParameter(f"{unknown!r} is none of them: {', '.join(choices)}", context, parameter)
+        if unknown := [name for name in names if name not in choices]:
+            raise click.BadParameter(f"{unknown[0]!r} is none of them: {', '.join(choices)}", context, parameter)
         return names
 
     return option(help, "NAMES", callback=split_names, default=",".join(choices), **settings)

@@ -27,7 +27,7 @@ from safevla_bench.cli.options import (
     parsed,
     repeatable,
 )
-from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
+from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
 from safevla_bench.jobs.evaluation.request import (
@@ -48,6 +48,7 @@ from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.sources.runs.folder import RUN
+from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.text import redact_secrets
 
 
