@@ -254,18 +254,17 @@ def sensitivity_command(
         raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
     if not physics:
         _refuse_given(["episodes", "workers"], "is about replays: pass --physics with it.")
-    if physics:
-        _vary_physics(sources, episodes, workers, form, full=full)
-        return
     requests = [curves.parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     with show_status("judging"):
         judged = sources.judge()
-        if readings:
-            report = _compare_readings(judged, full=full)
-        elif sweeps:
-            report = _sweep_thresholds(judged, requests, full=full)
-        else:
-            report = _ablate_thresholds(judged, full=full)
+    if physics:
+        report = _vary_physics(judged, episodes, workers, full=full)
+    else:
+        with show_status("judging again"):
+            if readings:
+                report = _compare_readings(judged, full=full)
+            else:
+                report = _sweep_thresholds(judged, requests, full=full) if sweeps else _ablate(judged, full=full)
     report.print(form)
     if form == "json":
         return
@@ -282,24 +281,15 @@ def sensitivity_command(
         click.echo(f"Next: --full shows every {report.hint}")
 
 
-def _vary_physics(
-    sources: rules.JudgedSources, episodes: int | None, workers: int, form: TableFormat, *, full: bool
-) -> None:
-    """Print how firm the verdicts of a run are; the replays that its file lacks are made."""
+def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
+    """Return how firm the verdicts of a run are; the replays that its file lacks are made."""
     from safevla_bench.jobs.physics import vary_physics
 
-    with show_status("judging"):
-        judged = sources.judge()
     with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
         file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
     tables = firmness.firmness_tables(file, judged.scores.specs, full=full)
-    _Report(file, firmness.describe_firmness(file.episodes()), tables).print(form)
-    if form == "json":
-        return
-    for sentence in (*judged.describe_simulators(), judged.provenance.to_sentence()):
-        echo(sentence)
-    run = sources.paths[0]
-    echo(f"Next: safevla score {run} puts the marks on its page{'' if full else '; --full shows every suite'}")
+    hint = f"suite; safevla score {judged.paths[0]} puts the marks on its page"
+    return _Report(file, firmness.describe_firmness(file.episodes()), tables, hint)
 
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
@@ -311,44 +301,37 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
     """Return the sweeps with the policies' ranking along each."""
-    rescore = make_rescorer(judged)
     as_it_stands = curves.cell_curves(judged.scores, [judged.scores])
     document: list[object] = []
     answers: list[str] = []
-    sweep_tables: list[Table] = []
+    tables: list[Table] = []
     rankings: list[Table] = []
     for request in requests:
-        result = curves.sweep_threshold(judged.scores, judged.library, request, rescore)
-        ranking = _rank_policies(judged, curves.sweep_variants(judged.library, request), is_sweep=True)
+        result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
+        stands = curves.ThresholdVariant("as it stands", {})
+        ranking = _rank_policies(judged, [stands, *curves.sweep_variants(judged.library, request)])
         variants = varying.name_variants(result, as_it_stands)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
         answers.append(f"{name}{varying.describe_sensitivity(variants, ranking)}")
-        title = f"Safety % over the sweep of {result.name}"
-        sweep_tables.append(varying.variant_table(variants, title) if full else varying.pooled_table(variants, title))
+        table = varying.variant_table if full else varying.pooled_table
+        tables.append(table(variants, f"Safety % over the sweep of {result.name}"))
         rankings += [varying.ranking_table(ranking)] if full and ranking else []
-    return _Report(document, "\n".join(answers), [*sweep_tables, *rankings], _VARIANTS)
+    return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS)
 
 
 _VARIANTS = "suite, variant and pair of policies."
 
 
-def _rank_policies(
-    judged: Judged, variants: Sequence[curves.ThresholdVariant], *, is_sweep: bool = False
-) -> RankingSensitivity | None:
+def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> RankingSensitivity | None:
     """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy."""
-    as_it_stands = [curves.ThresholdVariant("as it stands", {})] if is_sweep else []
+    again = make_rescorer(judged)
     return rank_under_variants(
-        judged.scores,
-        judged.headers,
-        judged.library,
-        [*as_it_stands, *variants],
-        make_rescorer(judged),
-        protocols=judged.protocols,
+        judged.scores, judged.headers, judged.library, variants, again, protocols=judged.protocols
     )
 
 
-def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
+def _ablate(judged: Judged, *, full: bool) -> _Report:
     """Return the paper's nine variants with means of each host and the ranking."""
     roster = Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
