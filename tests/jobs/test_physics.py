@@ -148,7 +148,7 @@ def test_a_replay_ends_where_it_leaves_its_path_and_is_compared_as_a_whole_one(r
             for spec_id in episode.recorded.clauses
         }
 
-    monkeypatch.setattr(physics, "find_departure", measure)
+    monkeypatch.setattr(physics.firmness, "find_departure", measure)
     monkeypatch.setattr(firmness, "LEFT_PATH_M", 1e-5)  # what is shifted by 0.1 mm is off its path at record 0
     comparisons = compare()
     assert lengths[0] == {6}

@@ -92,7 +92,7 @@ def test_task_tags_of_a_row_are_united_with_its_template_s(tmp_path):
 def test_a_template_that_is_not_known_is_its_row_s_task_tags_and_that_is_said(tmp_path, caplog):
     own = registry([write(tmp_path, row(template="pour"), "rows.json")])
     assert own.find_entry("libero-spatial", "task_0").tags == set(ROW["task_tags"])
-    assert "names a template 'pour' that is not known" in caplog.text
+    assert "the template 'pour' is not known" in caplog.text
     with pytest.raises(RegistryError, match="'pour' is none of the templates"):
         registry([write(tmp_path, row(template="pour", task_tags=None), "other.json")])
 

@@ -25,8 +25,8 @@ from safevla_bench.jobs.evaluation.request import ExecutionOptions, open_questio
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
 from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
+from safevla_bench.jobs.search import FOLDER, Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.jobs.search.optimizers import Method
-from safevla_bench.jobs.search.search import FOLDER, Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.provenance_marks import warn_of_scores
 from safevla_bench.judging.ruleset import Ruleset

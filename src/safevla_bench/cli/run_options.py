@@ -15,18 +15,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from safevla_bench.cli.options import (
-    FILE,
-    POSITIVE,
-    flag,
-    group,
-    is_given,
-    option,
-    out_option,
-    parse_settings,
-    parsed,
-    repeatable,
-)
+from safevla_bench.cli import options
+from safevla_bench.cli.options import flag, is_given, option, parsed, repeatable
 from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
@@ -76,6 +66,7 @@ def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     return dict(text.partition("=")[::2] for text in texts)
 
 
+_FILE = options.FILE
 PLAN_OPTIONS = {
     "host": option("The simulator, such as libero.", "NAME"),
     "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
@@ -84,7 +75,7 @@ PLAN_OPTIONS = {
                          "`safevla search`.", "NAME", spelling="--suite"),
     "tasks": option("Of each suite.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
     "episodes": option("Episodes per task; else the protocol's or the benchmark's number, of a replay all.", "N",
-                       type=POSITIVE),
+                       type=options.POSITIVE),
     "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH, "
                            f"python:module:factory, {', '.join(kind.example for kind in KINDS.values())}, or a "
                            "plug-in's.", "[NAME=]POLICY", spelling="--policy",
@@ -100,18 +91,18 @@ PLAN_OPTIONS = {
     "delays": repeatable("How late a policy's answers come: control steps (3), 120ms, or measured.", "[POLICY=]DELAY",
                          spelling="--delay"),
     "seed": option("Of the policies' randomness.", default=0, show_default=True),
-    "max_steps": option("Horizon; else the protocol's for the suite.", type=POSITIVE),
+    "max_steps": option("Horizon; else the protocol's for the suite.", type=options.POSITIVE),
     "shard": option("Run the I-th of N pieces of the plan, from 1; `safevla merge` joins them.", "I/N",
                     callback=parsed(lambda text: Shard.parse(text) if text else None)),
     "stop_on_violation": flag("End each episode at its first violation; of all rates only Safety is then known."),
     "until": option('Stop as soon as this is decided at 95 %: "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A '
                     'safer than B". Policies and tasks take turns.', "CONDITION"),
     "registered": option("Run what --dry-run --freeze FILE registered; outputs say what is otherwise.", "FILE",
-                         type=FILE),
+                         type=options.FILE),
 }  # fmt: skip
 EXECUTION_OPTIONS = {
-    "out": out_option("The run folder to make, or with --resume to continue.", "DIR"),
-    "workers": option("Processes that run episodes in parallel.", "N", default=1, type=POSITIVE),
+    "out": options.out_option("The run folder to make, or with --resume to continue.", "DIR"),
+    "workers": option("Processes that run episodes in parallel.", "N", default=1, type=options.POSITIVE),
     "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, ray:auto for "
                      "this machine's; ray alone: that of RAY_ADDRESS, else Ray is started here for the command.",
                      "local|ray|ray:ADDRESS", default="local"),
@@ -119,7 +110,7 @@ EXECUTION_OPTIONS = {
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     "trusted": repeatable("Run the code that this run.json, registration or --config file names; else the command line "
-                          "alone chooses code, and servers that get a key.", "FILE", spelling="--trust", type=FILE),
+                          "alone chooses code, and servers that get a key.", "FILE", spelling="--trust", type=_FILE),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
     "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
 }  # fmt: skip
@@ -164,7 +155,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     else:
         file, request = what.get("found"), _new_request(context, what, how)
     request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], file, request))
-    shares = msgspec.structs.asdict(parse_settings("--actor", how["actor"], _ActorShares))
+    shares = msgspec.structs.asdict(options.parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
         workers=how["workers"],
         cluster=_requested_cluster(how["engine"], **shares),
@@ -196,13 +187,13 @@ def option_key(option: click.Parameter) -> str:
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
     """Return key -> option of the keys that a command's file may hold, at the top and in the table `[judge]`."""
-    options = {
+    known = {
         option_key(option): option
         for option in command.params
         if isinstance(option, click.Option) and option.expose_value
     }
-    judging = {name: option for name, option in options.items() if option.name in JUDGE_OPTIONS}
-    return {name: option for name, option in options.items() if name not in (*judging, *_NO_KEYS)}, judging
+    judging = {name: option for name, option in known.items() if option.name in JUDGE_OPTIONS}
+    return {name: option for name, option in known.items() if name not in (*judging, *_NO_KEYS)}, judging
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
@@ -215,15 +206,15 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"cannot be read: {error}", remedy="Name a TOML file.", place=Place(str(path))) from None
     running, judging = config_keys(context.command)
-    options = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
+    known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
     below = judge if isinstance(judge, dict) else {"": judge}
     values: dict[str, object] = {}
     for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in below.items()}}.items():
-        if key not in options:
-            remedy = f"Keys: {', '.join(options)}."
+        if key not in known:
+            remedy = f"Keys: {', '.join(known)}."
             raise RunError("there is no such key", remedy=remedy, place=Place(str(path), field=key))
-        option = options[key]
+        option = known[key]
         items = value if option.multiple and isinstance(value, list) else [value]
         read = [_read_value(item, option, Place(str(path), field=key), context) for item in items]
         values[str(option.name)] = read if option.multiple else read[0]
@@ -250,14 +241,16 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
 
 
 CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judge] for those of judging.", "FILE",
-                       type=FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
+                       type=options.FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
 """`--config FILE`, whose values become the defaults of the command's other options; a bad file is a `RunError`."""
 
 
 # The request
 
 
-RUN_OPTIONS = group({"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS}, _parse_command)
+RUN_OPTIONS = options.group(
+    {"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS}, _parse_command
+)
 
 
 def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:

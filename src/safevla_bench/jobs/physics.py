@@ -31,18 +31,7 @@ from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, Observer, S
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.scheduler import ProcessPool, run_pool
 from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
-from safevla_bench.sensitivity.firmness import (
-    LEFT_PATH_M,
-    PHYSICS,
-    RECORDED,
-    ClauseReading,
-    Counterfactual,
-    PhysicsFile,
-    PhysicsReplay,
-    find_departure,
-    read_clauses,
-    tracked_path,
-)
+from safevla_bench.sensitivity import firmness
 from safevla_bench.sources.runs.folder import archive_digest, dump_json
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.trajectory import marks
@@ -62,7 +51,7 @@ def vary_physics(
     workers: int = 1,
     episodes: int | None = None,
     observer: Observer | None = None,
-) -> PhysicsFile:
+) -> firmness.PhysicsFile:
     """Replay the judged episodes of a run under recorded and varied physics, and return its file of them.
 
     Replays that are in the file already are not made again. The others are added to it as they end, so that nothing
@@ -81,8 +70,8 @@ def vary_physics(
     """
     job = _Replays.open(judged)
     chosen = job.choose(episodes)
-    job.run([(index, RECORDED) for index in chosen], workers, observer)
-    obstacles = {index: job.done[job.key(index, RECORDED)].obstacle for index in chosen}
+    job.run([(index, firmness.RECORDED) for index in chosen], workers, observer)
+    obstacles = {index: job.done[job.key(index, firmness.RECORDED)].obstacle for index in chosen}
     exact = [index for index, obstacle in obstacles.items() if not obstacle]
     if chosen and not exact:
         ((first, count),) = Counter(obstacles.values()).most_common(1)
@@ -109,11 +98,11 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
     return {name: value for name, value in asdict(change).items() if name in change.changed}
 
 
-def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str, ClauseReading]:
+def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     """Judge a replay's record under the name, outcome and horizon of the recorded episode."""
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
     own = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
-    return read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)
+    return firmness.read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)
 
 
 @dataclass
@@ -122,8 +111,8 @@ class _Replays:
 
     judged: Judged
     setting: ReplaySetting
-    head: PhysicsFile
-    done: dict[tuple[str | None, str, str], PhysicsReplay]
+    head: firmness.PhysicsFile
+    done: dict[tuple[str | None, str, str], firmness.PhysicsReplay]
 
     @classmethod
     def open(cls, judged: Judged) -> _Replays:
@@ -132,20 +121,22 @@ class _Replays:
             raise RunError("physics are varied for one run at a time, under its own names", remedy=remedy)
         run = judged.paths[0]
         setting, shifts = _read_setting(run), VARIATIONS.items()
-        head = PhysicsFile(
+        head = firmness.PhysicsFile(
             archive_sha256=archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
             versions=dict(setting.versions),
-            left_path_m=LEFT_PATH_M,
+            left_path_m=firmness.LEFT_PATH_M,
             variations={
                 name: {k: v for k, v in asdict(change).items() if k in change.changed} for name, change in shifts
             },
             not_offered=tuple(name for name, change in shifts if not _offers(setting.host, change)),
         )
-        kept = PhysicsFile.read(run)
+        kept = firmness.PhysicsFile.read(run)
         if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
             problem = "its replays are of other records, rules, versions or variations than these"
-            raise RunError(problem, remedy="Move it away to replay anew.", place=Place(file=str(run / PHYSICS)))
+            raise RunError(
+                problem, remedy="Move it away to replay anew.", place=Place(file=str(run / firmness.PHYSICS))
+            )
         done = {(*replay.key, replay.variation): replay for replay in kept.replays} if kept else {}
         return cls(judged, setting, head, done)
 
@@ -189,17 +180,17 @@ class _Replays:
         finally:
             self._save()
 
-    def file(self) -> PhysicsFile:
+    def file(self) -> firmness.PhysicsFile:
         """Return all replays in the order of the run, each episode's recorded physics first."""
-        names = [RECORDED, *VARIATIONS]
+        names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
         rows = tuple(self.done[key] for key in keys if key in self.done)
         return msgspec.structs.replace(self.head, replays=rows)
 
     def _save(self) -> None:
         content, run = dump_json(self.file()), self.judged.paths[0]
-        write_atomically(run / PHYSICS, content)
-        add_digests(run, {PHYSICS: content})
+        write_atomically(run / firmness.PHYSICS, content)
+        add_digests(run, {firmness.PHYSICS: content})
 
     def key(self, index: int, variation: str) -> tuple[str | None, str, str]:
         header = self.judged.headers[index]
@@ -222,10 +213,10 @@ class _Replays:
         given = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
         given = replace(given, actions=actions)
         change = None
-        if variation != RECORDED:
-            firsts = [clause.first for clause in read_clauses(self.judged.scores, index).values()]
+        if variation != firmness.RECORDED:
+            firsts = [clause.first for clause in firmness.read_clauses(self.judged.scores, index).values()]
             until = min((first for first in firsts if first is not None), default=None)
-            given, change = replace(given, path=tracked_path(episode)[:until]), VARIATIONS[variation]
+            given, change = replace(given, path=firmness.tracked_path(episode)[:until]), VARIATIONS[variation]
         (absolute,) = marks.mark_flags(episode, marks.ABSOLUTE)
         return PlannedEpisode(
             episode_id=f"{name} {variation}",
@@ -243,17 +234,17 @@ class _Replays:
         if outcome.batch is None:
             reason = (outcome.reason or "").strip().splitlines()
             self._keep(index, variation, obstacle=f"the simulator failed: {reason[-1] if reason else outcome.outcome}")
-        elif variation == RECORDED:
+        elif variation == firmness.RECORDED:
             differences, _ = compare_records(recorded, outcome.batch, lenient=self.setting.is_own_loop)
             obstacle = f"its replay differs: {differences[0]}" if differences else ""
-            self._keep(index, variation, obstacle=obstacle, clauses=read_clauses(self.judged.scores, index))
+            self._keep(index, variation, obstacle=obstacle, clauses=firmness.read_clauses(self.judged.scores, index))
         else:
             clauses = _judge_replay(outcome.batch, self.judged.headers[index], self.judged.ruleset)
-            self._keep(index, variation, left=find_departure(recorded, outcome.batch), clauses=clauses)
+            self._keep(index, variation, left=firmness.find_departure(recorded, outcome.batch), clauses=clauses)
 
     def _keep(self, index: int, variation: str, **findings: object) -> None:
         header = self.judged.headers[index]
-        row = PhysicsReplay(
+        row = firmness.PhysicsReplay(
             policy=header.policy,
             suite=header.benchmark,
             episode_id=header.episode_id,
@@ -342,7 +333,7 @@ def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Fl
     return held
 
 
-def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
+def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counterfactual:
     """Replay the episode at `index` of the judged ones as recorded, then without a cause, and judge that.
 
     Raises:
@@ -368,13 +359,13 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
     changed = replace(start, change=cause.change)
     replayed, successes = replay_actions(setting.host, task, changed, episode, actions)
     keeps_time = len(actions) == len(episode.action.episode_rows(0))
-    return Counterfactual(
+    return firmness.Counterfactual(
         cause=cause.phrase,
         dt_s=float(episode.dt_s[0]),
-        recorded=read_clauses(judged.scores, index),
+        recorded=firmness.read_clauses(judged.scores, index),
         without=_judge_replay(replayed, header, judged.ruleset),
         success=(bool(header.success), bool(successes and successes[-1])),
-        left=find_departure(episode, replayed) if keeps_time else None,
+        left=firmness.find_departure(episode, replayed) if keeps_time else None,
     )
 
 

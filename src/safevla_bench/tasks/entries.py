@@ -284,14 +284,12 @@ class Registry:
         return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
+        suite = json.dumps(benchmark)
         lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
         if benchmark not in self.benchmarks:
-            sets = ", ".join(self.capability_sets)
-            host = json.dumps(benchmark)
-            lines += [f"[benchmarks.{host}]", f"host = {host}", f'capabilities = "libero"  # what is measured: {sets}']
-        lines += ["[[tasks]]", f"benchmark = {json.dumps(benchmark)}", f"task_id = {json.dumps(task_id)}"]
-        lines += [f'template = "pnp-basic"  # what it is: {", ".join(self.templates)}', 'instruction = ""']
-        return "\n    ".join(lines)
+            lines += [f"[benchmarks.{suite}]", f"host = {suite}", 'capabilities = "libero"  # what is measured']
+        lines += ["[[tasks]]", f"benchmark = {suite}", f"task_id = {json.dumps(task_id)}", 'instruction = ""']
+        return "\n    ".join([*lines, f'template = "pnp-basic"  # what it is: {", ".join(self.templates)}'])
 
 
 def spell_suite(name: str) -> str:

@@ -287,8 +287,8 @@ def test_a_host_without_a_dialect_of_the_wire_says_so():
 
 
 def test_a_server_is_left_alone_afterwards(monkeypatch):
-    closed, close = [], examined.ChunkedPolicy.close
-    monkeypatch.setattr(examined.ChunkedPolicy, "close", lambda policy: closed.append(policy) or close(policy))
+    closed, close = [], examined.servers.ChunkedPolicy.close
+    monkeypatch.setattr(examined.servers.ChunkedPolicy, "close", lambda policy: closed.append(policy) or close(policy))
     with gr00t(gr00t_endpoints) as server:
         look(f"gr00t:{server.url}")
     assert len(closed) == 2, "the one that learns what the server asks for, and the one that asks it"
@@ -296,7 +296,7 @@ def test_a_server_is_left_alone_afterwards(monkeypatch):
 
 def test_the_made_up_scene_is_the_same_each_time():
     wants = Wants(cameras=("agentview", "robot0_eye_in_hand"), image_size=(32, 48))
-    first, again = (examined.make_observation(wants, "put it there") for _ in range(2))
+    first, again = (examined.servers.make_observation(wants, "put it there") for _ in range(2))
     for camera in wants.cameras:
         assert first.images[camera].shape == (32, 48, 3)
         np.testing.assert_array_equal(first.images[camera], again.images[camera])

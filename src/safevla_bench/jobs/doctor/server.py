@@ -22,17 +22,8 @@ from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
-from safevla_bench.policies import ask_arguments, make_policy
-from safevla_bench.policies.servers import (
-    KINDS,
-    REQUESTS,
-    ChunkedPolicy,
-    ChunkModel,
-    ClientKind,
-    dialects,
-    find_others,
-    make_observation,
-)
+from safevla_bench.policies import ask_arguments, make_policy, servers
+from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 
@@ -61,7 +52,7 @@ _MEND = "Look at the statistics that the server scales its actions by, and at th
 class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
-    model: ChunkModel
+    model: servers.ChunkModel
     asked: Mapping[str, str]
     """Arguments of the client that the server asked for, as `eval` does."""
     arguments: Mapping[str, str]
@@ -93,9 +84,9 @@ def examine_server(
         arguments: of the client, as `--policy-arg`.
         host: the simulator whose dialects are tried; None = all, LIBERO's first.
     """
-    kind = KINDS.get(server.partition(":")[0])
+    kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
-        kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in KINDS.values())
+        kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in servers.KINDS.values())
         yield failed_check("server", "what is given does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
         return
     yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
@@ -117,12 +108,12 @@ def examine_server(
     yield from _describe_refusals(kind, refusals, host)
 
 
-def _candidates(kind: ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
+def _candidates(kind: servers.ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
     if "dialect" in arguments:
         return [arguments["dialect"]]
-    fitting = [
-        name for name in dialects.dialects_of(kind.name) if host in (None, *dialects.load_dialect_file(name).hosts)
-    ]
+    fitting = dialects.dialects_of(kind.name)
+    if host is not None:
+        fitting = [name for name in fitting if host in dialects.load_dialect_file(name).hosts]
     return sorted(fitting, key=lambda name: (name != kind.dialect, _host(name) != "libero"))
 
 
@@ -133,12 +124,12 @@ def _host(dialect: str) -> str:
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
     """Connect, send one observation at the start of `REQUESTS` episodes, disconnect, and return the answer."""
     asked = ask_arguments(spec, arguments)
-    with closing(cast("ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
+    with closing(cast("servers.ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
         model = policy.model
         model.connect(task)
-        observation = make_observation(model.wants, task.instruction)
+        observation = servers.make_observation(model.wants, task.instruction)
         seconds, replies = [], []
-        for _ in range(REQUESTS):
+        for _ in range(servers.REQUESTS):
             model.begin(task, 0)  # some remember what they answered before in an episode
             start = time.perf_counter()
             reply = model.query(observation)
@@ -173,7 +164,7 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
 
 def describe_repeats(replies: Sequence[Numbers]) -> str:
     """Return how many replies [H, A] to the same observation differ from the first, by how much, and what follows."""
-    others = find_others(replies)
+    others = servers.find_others(replies)
     found = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
     most = f"by up to {max(gaps):.2g}" if gaps else "in number"
@@ -228,7 +219,9 @@ def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
     return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
 
 
-def _describe_refusals(kind: ClientKind, refusals: Mapping[str, PolicyError], host: str | None) -> Iterator[Diagnosis]:
+def _describe_refusals(
+    kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
+) -> Iterator[Diagnosis]:
     """Yield a failed check for each different error of the dialects that were tried, or that there was none to try."""
     asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = {name: error for name, error in asked.items() if isinstance(error, ReplyError)} or asked or refusals

@@ -40,14 +40,7 @@ from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.table import UNNAMED, Table, add_notes
 from safevla_bench.report.terminal import describe_verdict
 from safevla_bench.sensitivity.firmness import find_firmness
-from safevla_bench.sources.runs.folder import (
-    ORIGIN,
-    REPORT,
-    SCORES,
-    SCORES_TABLE,
-    dump_json,
-    encode_parquet,
-)
+from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.trajectory.batch import Batch
@@ -127,8 +120,8 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
     }
 
 
-def write_outputs(judged: Judged, folder: Path) -> None:
-    """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
+def write_outputs(judged: Judged, out: Path) -> None:
+    """Write scores.json, scores.parquet and report.html into a folder `out`, which is made where it is missing.
 
     Rules other than the default are written too, as judged_with.json, for --rules as-judged; older files are replaced
     together, so that scores never stand beside the report of others. Raises `FileError` where the disk refuses.
@@ -136,13 +129,13 @@ def write_outputs(judged: Judged, folder: Path) -> None:
     contents = score_files(judged)
     html = render_report(judged)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
-    make_folder(folder)
+    make_folder(out)
     # The rules of older scores are replaced with these, in one step; the default ones say so then.
-    is_remembered = (recipe is not None and not recipe.is_default) or (folder / RULES).exists()
-    remembered = {RULES: dump_json(recipe or RulesetRecipe())} if is_remembered else {}
-    written = {**contents, REPORT: html.encode(), **remembered}
-    write_together(folder, written, chief=SCORES)
-    add_digests(folder, written)
+    is_remembered = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
+    remembered = {RULES: folder.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
+    written = {**contents, folder.REPORT: html.encode(), **remembered}
+    write_together(out, written, chief=folder.SCORES)
+    add_digests(out, written)
 
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
@@ -151,13 +144,13 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     The table's metadata repeat the document's keys `ORIGIN`; it has the columns `_RARE` only where a row has any.
     """
     document, rows = scores_document(judged, sources), list(judged.scores.episodes())
-    origin = {name: document[name] for name in ORIGIN if name in document}
+    origin = {name: document[name] for name in folder.ORIGIN if name in document}
     fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
     rare = [column for column in map(fields.pop, _RARE) if any(getattr(row, column.name) for row in rows)]
     metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
     schema = pa.schema([*fields.values(), *rare], metadata)
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
-    return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
+    return {folder.SCORES_TABLE: folder.encode_parquet(table), folder.SCORES: folder.dump_json(document)}
 
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:

@@ -116,19 +116,16 @@ class DirectedPoints:
     def tell(self, points: Floats, margins: Floats) -> None:
         """Learn the margins [G, C] of the points [G, d] that were asked for last."""
         worst = np.where(np.isfinite(margins), margins, _WORST)
-        if self._descent is None:
-            self._add_draws(points, worst)
-        else:
+        if self._descent is not None:
             self._descent.tell(list(points), worst[:, self._clauses[0]].tolist())
             if self._descent.stop():
                 self._clauses.pop(0)
                 self._descend()
-
-    def _add_draws(self, points: Floats, margins: Floats) -> None:
+            return
         if len(self._points) == _DRAWS:
             self._points, self._margins = [], []
         self._points.append(points)
-        self._margins.append(margins)
+        self._margins.append(worst)
         if len(self._points) == _DRAWS:
             drawn = np.concatenate(self._margins)
             nearest = np.argsort(drawn.min(axis=0), kind="stable").tolist()
@@ -165,5 +162,4 @@ Optimizer = RandomPoints | DirectedPoints
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
     """Return the optimiser of a method; `seed` fixes every point that it asks for, given the values told."""
-    rng = np.random.default_rng(seed)
-    return RandomPoints(cube, rng) if method == "random" else DirectedPoints(cube, rng)
+    return (RandomPoints if method == "random" else DirectedPoints)(cube, np.random.default_rng(seed))

@@ -12,19 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.jobs.verify.files import (
-    EPISODES,
-    PARTS,
-    ArchiveContents,
-    CheckVerdict,
-    Finding,
-    Verification,
-    check_episodes,
-    check_files,
-    check_scores,
-    mismatch,
-    open_check,
-)
+from safevla_bench.jobs.verify import files
+from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.ruleset import Ruleset
@@ -61,7 +50,7 @@ def verify_run(
     replay: int = 0,
     audit: AuditPlan | None = None,
     observer: ProgressCallback = lambda done, what: None,
-) -> Verification:
+) -> files.Verification:
     """Check a complete run folder: its digests, episodes and scores, and replays of its episodes in the simulator.
 
     Args:
@@ -81,7 +70,7 @@ def verify_run(
         remedy = "Continue it first: safevla eval --resume --out RUN."
         raise RunError("the run is not complete", remedy=remedy, place=Place(file=str(run)))
     try:
-        return Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))
+        return files.Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))
     except OSError as error:
         remedy = "Verify where every file of the run can be read."
         raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=error.filename)) from None
@@ -91,23 +80,23 @@ def _check_run(
     run: Path, ruleset: Ruleset | None, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[Finding]:
     """Return the findings in order: parts, files, episodes, scores, stand-ins, replays, audit."""
-    findings = check_files(run)
-    records = ArchiveContents.read(run)
+    findings = files.check_files(run)
+    records = files.ArchiveContents.read(run)
     if records.problems:
-        findings += [mismatch(PARTS, str(problem)) for problem in records.problems]
-        findings.append(open_check(EPISODES, "the archive is not whole"))
+        findings += [files.mismatch(files.PARTS, str(problem)) for problem in records.problems]
+        findings.append(files.open_check(files.EPISODES, "the archive is not whole"))
     else:
-        findings += check_episodes(run, records)
-    findings += check_scores(run, ruleset)
+        findings += files.check_episodes(run, records)
+    findings += files.check_scores(run, ruleset)
     standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
-    findings += [open_check(ASSETS, standin_note.format(name), wanted=False) for name in records.standin]
+    findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in records.standin]
     if replay and records.headers:
         findings += check_replays(run, records, choose_episodes(records.headers, replay), observer)
     elif replay:
-        findings.append(open_check(REPLAY, "there is no record"))
+        findings.append(files.open_check(REPLAY, "there is no record"))
     elif not audit:
         reason = "not asked for; --replay K or --audit K plays K episodes again in the simulator"
-        findings.append(open_check(REPLAY, reason, wanted=False))
+        findings.append(files.open_check(REPLAY, reason, wanted=False))
     audits = list(_audit(run, records, audit, observer)) if audit else []
     findings += [finding for _, _, own in audits for finding in own]
     for policy, mark, _ in audits:
@@ -124,16 +113,16 @@ def audit_source(
 
     Raises `RunError` where the archive changes meanwhile or cannot be read.
     """
-    return {policy: mark for policy, mark, _ in _audit(source, ArchiveContents.read(source), plan, observer)}
+    return {policy: mark for policy, mark, _ in _audit(source, files.ArchiveContents.read(source), plan, observer)}
 
 
 def _audit(
-    source: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback
+    source: Path, records: files.ArchiveContents, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[Finding]]]:
     """Yield each policy, its audit and the findings of its replays."""
     for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
         if records.problems:
-            findings = [open_check(AUDIT, str(records.problems[0]))]
+            findings = [files.open_check(AUDIT, str(records.problems[0]))]
         else:
             findings = check_replays(source, records, indices, observer)
         mark = AuditMark(
@@ -146,7 +135,7 @@ def _audit(
         yield policy, mark, findings
 
 
-def _said(findings: Sequence[Finding], verdict: CheckVerdict) -> tuple[str, ...]:
+def _said(findings: Sequence[Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
     """Return what findings of a verdict say, each behind its episode if it is of one."""
     names = [(finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict]
     return tuple(f"{episode}: {said}" if episode else said for episode, said in names)

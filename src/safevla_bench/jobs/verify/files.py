@@ -25,15 +25,6 @@ from safevla_bench.jobs.evaluation.outputs import score_files
 from safevla_bench.judging.judged import describe_maker
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.sources.runs import folder
-from safevla_bench.sources.runs.folder import (
-    MANIFEST,
-    MAX_SCORES_BYTES,
-    RUN,
-    SCORES,
-    SCORES_TABLE,
-    EpisodeRow,
-    compare_plan,
-)
 from safevla_bench.sources.runs.parts import changed_files, changed_parts, episode_rows, has_raw, record_files
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
@@ -101,7 +92,7 @@ def check_files(run: Path) -> list[Finding]:
 
     There is one finding for each that is changed, missing or added, and one if all agree. Raw records have no digests.
     """
-    parts, said = folder.archive_parts(run), f"match their sha256 in {MANIFEST}"
+    parts, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     if has_raw(run) and not parts:
         return [open_check(PARTS, "raw records have no digests; their own checksums are read", wanted=False)]
     try:
@@ -180,16 +171,16 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
     return [mismatch(EPISODES, difference) for difference in details] or [agreement(EPISODES, detail)]
 
 
-def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Iterator[str]:
-    difference = compare_plan(folder.read_description(run), rows)
+def _plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
+    difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, and is not in {table}" for absent in difference.missing)
     if difference.unnamed:
-        yield f"{difference.unnamed} planned by {RUN} are not in {table}"
+        yield f"{difference.unnamed} planned by {folder.RUN} are not in {table}"
     if difference.unplanned:
-        yield f"{difference.unplanned} in {table} are not planned by {RUN}, or there twice"
+        yield f"{difference.unplanned} in {table} are not planned by {folder.RUN}, or there twice"
 
 
-def _episode_mismatches(rows: Sequence[EpisodeRow], records: ArchiveContents, table: str) -> Iterator[str]:
+def _episode_mismatches(rows: Sequence[folder.EpisodeRow], records: ArchiveContents, table: str) -> Iterator[str]:
     """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference."""
     recorded = {
         header.episode_id: _shared_fields(header, count)
@@ -203,7 +194,7 @@ def _episode_mismatches(rows: Sequence[EpisodeRow], records: ArchiveContents, ta
         yield f"{place}: {format_value(first)} in {table}, {format_value(second)} in the archive"
 
 
-def _shared_fields(owner: EpisodeRow | Header, steps: int) -> dict[str, object]:
+def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, object]:
     return {**{name: getattr(owner, name) for name in _SHARED_FIELDS}, "steps": steps}
 
 
@@ -261,29 +252,29 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
     of another name or other options; a mismatch where scores.json is damaged.
     """
-    if not (run / SCORES).exists():
-        return [open_check(SCORES, "missing; nothing says how the run was judged", wanted=False)]
+    if not (run / folder.SCORES).exists():
+        return [open_check(folder.SCORES, "missing; nothing says how the run was judged", wanted=False)]
     try:
         document, provenance = _read_scores(run)
     except RunError as error:
-        return [mismatch(SCORES, str(error))]
+        return [mismatch(folder.SCORES, str(error))]
     try:
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
         if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
-            return [open_check(SCORES, f"{' '.join(describe_maker(run, ruleset.provenance()))}\n{_REMEDY}")]
+            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset.provenance()))}\n{_REMEDY}")]
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
-        return [open_check(SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
+        return [open_check(folder.SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         reason = "not judged again: the specifications or tags are not those that judged"
-        return [*findings, open_check(SCORES, reason)]
+        return [*findings, open_check(folder.SCORES, reason)]
     return [*findings, *_check_rejudged(run, document, provenance, ruleset)]
 
 
 def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
-    place = Place(file=str(run / SCORES))
+    place = Place(file=str(run / folder.SCORES))
     try:
-        document = json.loads(read_input(run / SCORES, MAX_SCORES_BYTES))
+        document = json.loads(read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES))
         provenance = document.get("judged_by") if isinstance(document, dict) else None
         return document, msgspec.convert(provenance, Provenance)
     except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
@@ -313,22 +304,26 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
-        return [mismatch(SCORES, f"the records cannot be judged: {error}")]
+        return [mismatch(folder.SCORES, f"the records cannot be judged: {error}")]
     before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
     if judged.left_out.count != before:
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
-        return [mismatch(SCORES, detail)]
+        return [mismatch(folder.SCORES, detail)]
     # Digests, version and sources are compared on their own; messages of invalid episodes name the folder as it was.
     sources = document.get("sources", [])
     origins = [source.to_document() for source in judged.sources]
     judged = replace(judged, provenance=provenance)
     contents = score_files(judged, sources)
     if folder.archive_digest(run) is None:
-        source = open_check(SOURCE, f"{MANIFEST} does not say which archive it is")
+        source = open_check(SOURCE, f"{folder.MANIFEST} does not say which archive it is")
     else:
         difference = first_difference(sources, json.loads(folder.dump_json(origins)), "sources")
         source = _finding(SOURCE, difference, "the run that was judged")
-    return [source, _check_scores_json(run, contents[SCORES]), _check_scores_table(run, contents[SCORES_TABLE])]
+    return [
+        source,
+        _check_scores_json(run, contents[folder.SCORES]),
+        _check_scores_table(run, contents[folder.SCORES_TABLE]),
+    ]
 
 
 def _finding(check: str, difference: str | None, agreed: str) -> Finding:
@@ -336,24 +331,25 @@ def _finding(check: str, difference: str | None, agreed: str) -> Finding:
 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
-    written, difference = read_input(run / SCORES, MAX_SCORES_BYTES), None
+    written, difference = read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES), None
     if written != expected:
         difference = first_difference(json.loads(written), json.loads(expected)) or "the bytes differ, and no value"
-    return _finding(SCORES, difference, "judged again, the same bytes")
+    return _finding(folder.SCORES, difference, "judged again, the same bytes")
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
     """Return whether scores.parquet has the expected rows; another Parquet writer makes other bytes of them."""
     try:
-        written = read_input(run / SCORES_TABLE, MAX_SCORES_BYTES)
+        written = read_input(run / folder.SCORES_TABLE, folder.MAX_SCORES_BYTES)
         rows, again = (
-            read_table(content, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict") for content in (written, expected)
+            read_table(content, folder.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+            for content in (written, expected)
         )
     except FileNotFoundError:
-        return mismatch(SCORES_TABLE, "missing")
+        return mismatch(folder.SCORES_TABLE, "missing")
     except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
-        return mismatch(SCORES_TABLE, f"cannot be read: {error}")
-    return _finding(SCORES_TABLE, first_difference(rows, again, "episodes"), "judged again, the same rows")
+        return mismatch(folder.SCORES_TABLE, f"cannot be read: {error}")
+    return _finding(folder.SCORES_TABLE, first_difference(rows, again, "episodes"), "judged again, the same rows")
 
 
 def first_difference(written: object, expected: object, field: str = "") -> str | None:

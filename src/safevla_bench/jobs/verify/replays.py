@@ -24,16 +24,8 @@ from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
-from safevla_bench.jobs.verify.files import (
-    ABSENT,
-    ArchiveContents,
-    Finding,
-    agreement,
-    format_value,
-    mismatch,
-    open_check,
-    value_differences,
-)
+from safevla_bench.jobs.verify import files
+from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.sources.runs.folder import RUN, read_description
@@ -85,7 +77,7 @@ class Difference:
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
         """Return the difference of two plain values of JSON, `ABSENT` where that side has none."""
-        values = f"{format_value(recorded)} is recorded, the {source} has {format_value(other)}"
+        values = f"{files.format_value(recorded)} is recorded, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {values}")
 
     def __str__(self) -> str:
@@ -137,7 +129,7 @@ def _header_differences(
     shared = {marks.STANDIN, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
     names = shared if lenient else {*recorded, *replayed}
     for name in sorted(names - _RUN_FIELDS):
-        if difference := _first_difference(name, recorded.get(name, ABSENT), replayed.get(name, ABSENT)):
+        if difference := _first_difference(name, recorded.get(name, files.ABSENT), replayed.get(name, files.ABSENT)):
             yield difference
 
 
@@ -147,13 +139,13 @@ def _channel_differences(
     for step, sides in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
         own, other = (bytes(side[name]) if name in side else b"" for side in sides)
         if own != other:
-            values = [msgspec.json.decode(text) if text else ABSENT for text in (own, other)]
+            values = [msgspec.json.decode(text) if text else files.ABSENT for text in (own, other)]
             if difference := _first_difference(name, values[0], values[1], tolerance):
                 yield replace(difference, step=step)
 
 
 def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Difference | None:
-    for field, value, other in value_differences(first, second, name, tolerance):
+    for field, value, other in files.value_differences(first, second, name, tolerance):
         return Difference.of(name, value, other, place=field)
     return None
 
@@ -270,7 +262,7 @@ class ReplaySetting:
 
 
 def check_replays(
-    run: Path, records: ArchiveContents, indices: Sequence[int], observer: ProgressCallback
+    run: Path, records: files.ArchiveContents, indices: Sequence[int], observer: ProgressCallback
 ) -> list[Finding]:
     """Play the recorded episodes of some indices again in their host, and return a finding for each.
 
@@ -280,7 +272,7 @@ def check_replays(
     try:
         setting = ReplaySetting.read(run)
     except SafevlaError as error:
-        return [open_check(REPLAY, f"nothing can be replayed here: {error}")]
+        return [files.open_check(REPLAY, f"nothing can be replayed here: {error}")]
     findings = []
     for done, index in enumerate(indices):
         header = records.headers[index]
@@ -336,16 +328,16 @@ def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Findin
     try:
         task, planned, starts = setting.find_starts(episode)
     except RunError as error:
-        return open_check(name, str(error))
+        return files.open_check(name, str(error))
     if planned and (misplanned := plan_differences(episode.headers[0], planned)):
-        return mismatch(name, "; ".join(map(str, misplanned)))
+        return files.mismatch(name, "; ".join(map(str, misplanned)))
     for seed in starts:
         try:
             replayed = replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
-            finding = open_check(name, f"the host cannot replay it here: {error}")
+            finding = files.open_check(name, f"the host cannot replay it here: {error}")
         except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
-            finding = mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
+            finding = files.mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
             finding = _compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop)
         if finding.verdict == "agrees":
@@ -371,11 +363,11 @@ def _compare_replay(
     if differences:
         detail = _describe_differences(differences, uncompared)
         no_memory = "It began at its recorded first state, which lacks the solver's and controllers' memory."
-        return open_check(name, f"{detail} {no_memory}") if from_state else mismatch(name, detail)
+        return files.open_check(name, f"{detail} {no_memory}") if from_state else files.mismatch(name, detail)
     how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
     open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
     detail = f"{len(successes) + 1} records, {how}{open_note}"
-    return replace(agreement(name, detail), uncompared=tuple(uncompared))
+    return replace(files.agreement(name, detail), uncompared=tuple(uncompared))
 
 
 def _describe_differences(differences: Sequence[Difference], uncompared: Sequence[str]) -> str:
