@@ -136,7 +136,6 @@ class PluginGroup:
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
     ) -> None:
-        """Raise the group's error for an argument that the factory does not take."""
         if not arguments:
             return
         parameters = list(inspect.signature(factory).parameters.values())[positional:]

@@ -180,7 +180,6 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
-    """Run the command line and return the exit code."""
     stdout = sys.stdout
     try:
         words = None if arguments is None else list(arguments)

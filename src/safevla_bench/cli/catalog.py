@@ -92,7 +92,6 @@ def specs_command(
 
 
 def _print_calibrations(calibrations: Sequence[calibration.Calibration], out: Path | None, form: str) -> None:
-    """Print how a reference policy's extremes are distributed for each clause, and the limit."""
     if form == "json":
         options.print_json(calibration.calibration_rows(calibrations))
     else:
@@ -103,7 +102,6 @@ def _print_calibrations(calibrations: Sequence[calibration.Calibration], out: Pa
 
 
 def _describe_calibration(item: calibration.Calibration) -> list[str]:
-    """Return the lines about a specification: counts, percentiles, quantile, limit or why it is not used."""
     spec, extremes, show = item.spec, item.extremes, format_significant
     percents = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
     shown = [f"{share} % {show(value)}" for share, value in percents.items()] + [f"largest {show(float(extremes[-1]))}"]
@@ -134,9 +132,8 @@ def tasks_command(
 
     The rows of --format paper are read back by --rules. They hold families of tasks as one row with `patterns`.
 
-    --propose writes template and tags for tasks of your own from their BDDL files, as TOML that --rules reads. No
-    simulator is needed. Every choice comes with its reason, and with questions for a person where something had to be
-    assumed: could it spill? must the drawer be opened first? Answer them before you use the numbers.
+    --propose writes template and tags for tasks of your own from their BDDL files, as TOML that --rules reads, with
+    reasons, and with questions for a person where something had to be assumed. Answer them before you use the numbers.
 
     \b
     safevla tasks --propose my_tasks > my_tags.toml
@@ -183,7 +180,6 @@ def _print_suites(rows: Sequence[tasks.TaskListing]) -> None:
 
 
 def _print_trials(path: Path) -> None:
-    """Print all about each specification that the file adds, with a trace that keeps it and one that breaks it."""
     chosen, base = loader.library(path), {spec.spec_id for spec in loader.library()}
     own = [spec for spec in chosen if spec.spec_id not in base]
     registry = tasks_loader.registry()
@@ -214,7 +210,6 @@ def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
 
 
 def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each reason: in how many tasks of how many suites it holds."""
     lines = []
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
@@ -233,7 +228,6 @@ def _print_explanation(explanation: Mapping[str, object]) -> None:
 
 
 def _propose_tags(paths: Sequence[Path]) -> None:
-    """Print proposals of tags for LIBERO's tasks as TOML that --rules reads."""
     from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 
     files = [file for path in paths for file in list_bddl_files(path)]
@@ -254,9 +248,8 @@ def protocols_command(
 ) -> None:
     """List evaluation protocols and dialects, show all of A, or show where A and B differ.
 
-    `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. The preset,
-    safevla-bench, has the paper's number of episodes; what the paper leaves open is ours. `--policy-arg dialect=A` asks
-    a server in the dialect A: the images, states and texts of a request, and what a reply means.
+    `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. `--policy-arg dialect=A`
+    asks a server in the dialect A: the images, states and texts of a request, and what a reply means.
 
     --entries lists the policies and suites that the paper evaluates, with sources. `safevla eval --entry NAME --server
     URL` runs one: all its suites, tasks and episodes.
@@ -332,7 +325,6 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
-    """Print all about an entry, a line per fact, with the published numbers of its suites."""
     cells = [c for c in load_published(PAPER).cells if c.policy == entry.policy and c.benchmark in entry.suites]
     printed = {c.benchmark: f"SR {c.sr} %, Safety {c.safety} %, SBU {c.sbu} %, n = {c.n}" for c in cells}
     for name, value in {**msgspec.to_builtins(entry), "published": printed}.items():

@@ -38,14 +38,13 @@ def verify_command(
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
 
     The parts of the archive must have the digests of the manifest. The table of episodes and the archive must hold the
-    same episodes. Library, registry and version must be those that judged: the default ones, unless others are named.
-    The records, judged again, must give scores.json and scores.parquet byte for byte. With --replay the recorded
-    actions of K episodes, chosen by their names, are played again in the simulator from the planned start, and recorded
-    anew. Every channel is compared bit for bit, and so are outcome, success and horizon. With --audit the K episodes of
-    each policy are chosen by a number that nobody could foresee.
+    same episodes. Library, registry and version must be those that judged. The records, judged again, must give the
+    same scores byte for byte. With --replay the recorded actions of K episodes are played again in the simulator from
+    the planned start; every channel, outcome, success and horizon is compared bit for bit. With --audit the K episodes
+    of each policy are chosen by a number that nobody could foresee.
 
-    Checks that could not be made are listed with the reason. Digests find damage. Only a replay finds a record that was
-    changed together with its digest.
+    Checks that could not be made are listed with the reason. Only a replay finds a record that was changed together
+    with its digest.
 
     \b
     Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or something that was asked for could not
@@ -110,13 +109,11 @@ def doctor_command(
     """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
 
     With --server, examine a policy server instead, without a simulator. It is sent a made-up scene five times. Shown
-    are what goes over the wire, the dialect that it is asked in, the keys and shapes of request and reply, its latency,
-    how often it answers the same question otherwise, the statistics of its actions, and the command that evaluates it.
-    Actions that are saturated or hardly move are a warning: their scale may be wrong. With --host only the dialects of
-    that simulator are tried.
+    are the dialect that it is asked in, the keys and shapes of request and reply, its latency, how often it answers the
+    same question otherwise, the statistics of its actions, and the command that evaluates it. With --host only the
+    dialects of that simulator are tried.
 
-    Each finding is ok, a warning or an error, the last two with a remedy. What may crash is tried in a process of its
-    own. Takes some seconds, with a simulator up to a minute. Exit code 0 where there is no error, else 2.
+    Each finding is ok, a warning or an error, the last two with a remedy. Exit code 0 where there is no error, else 2.
 
     \b
     For instance:
@@ -145,7 +142,6 @@ def doctor_command(
 def _examine(
     host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...]
 ) -> Iterator[Diagnosis]:
-    """Return an iterator over the findings about this machine, or about the policy server if `server` is given."""
     given = {"--policy-arg": arguments} if server is None else {"--out": out, "--quick": quick}
     if stray := next((name for name, value in given.items() if value), None):
         of = "a policy server" if server is None else "this machine"

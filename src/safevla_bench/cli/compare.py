@@ -68,18 +68,14 @@ def compare_command(
     Sources of one policy that have no suite in common, such as runs on two simulators, count as one run of it.
     Episodes are paired by suite, task, initial state and seed. Sources that did not run the same episodes, or not with
     the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples of the
-    tasks that both ran, which needs more episodes for the same answer. Pairs that crashed on one side are left out and
-    counted. If episodes that crashed, were cut short or have no verdict could change a verdict, it is undecided unless
-    --allow-crashed is given. Episodes of several physics versions (MuJoCo, robosuite, the benchmark's package) are
-    refused unless --across-versions is given.
+    tasks that both ran. Pairs that crashed on one side are left out and counted. If episodes that crashed, were cut
+    short or have no verdict could change a verdict, it is undecided unless --allow-crashed is given.
 
     Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
     task; that takes six tasks or more. Safety over all suites is the primary verdict; the others are exploratory.
 
-    --plan says how many episodes of each task it takes to tell two rates apart.
-    The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
-    differ; a comparison of a pilot run shows that share (only A + only B, over the pairs), else outcomes count as
-    unrelated.
+    --plan says how many episodes of each task it takes to tell two rates apart, on that side of the baseline which
+    needs more. Pairs need fewer, the fewer of them differ; a pilot run shows that share.
 
     --changes pairs episodes of a suite with those of the same suite with a change (SUITE-CHANGE, as of LIBERO-PRO) by
     task, initial state and seed. A suite that two sources hold is the control: nothing is changed.
@@ -233,16 +229,15 @@ def sensitivity_command(
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
 
     Without --sweep these are the nine variants of the paper's Table 9, with the means of each host beside the paper's;
-    with it, one threshold after another over its grid. The numbers come from the worst values that were recorded, and
-    equal a full re-score. With several policies the last table says whether their ranking by Safety changes, with
-    paired intervals of the differences. Auxiliary entries (robocasa-pnp) have means of their own.
+    with it, one threshold after another over its grid. The numbers equal a full re-score. With several policies the
+    last table says whether their ranking by Safety changes.
 
     With --readings every record is judged by each of the libraries default, paper-text, paper-as-run and net-force, and
-    with the depth of the paper's prose; docs/fidelity.md says where they differ and why.
+    with the depth of the paper's prose: docs/fidelity.md.
 
     With --physics the recorded actions are played again in the simulator, under the recorded physics, which must give
-    the record bit for bit, and then under small changes of it: docs/firmness.md. The replays are kept in the run folder
-    as they end; the same command goes on where it was broken off.
+    the record bit for bit, and then under small changes of it: docs/firmness.md. The same command goes on where it was
+    broken off.
 
     \b
     For instance:
@@ -282,7 +277,6 @@ def sensitivity_command(
 
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
-    """Return how firm the verdicts of a run are; the replays that its file lacks are made."""
     from safevla_bench.jobs.physics import vary_physics
 
     with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
@@ -300,7 +294,6 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
-    """Return the sweeps with the policies' ranking along each."""
     as_it_stands = curves.cell_curves(judged.scores, [judged.scores])
     document: list[object] = []
     answers: list[str] = []
@@ -332,7 +325,6 @@ def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) 
 
 
 def _ablate(judged: Judged, *, full: bool) -> _Report:
-    """Return the paper's nine variants with means of each host and the ranking."""
     roster = Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster)

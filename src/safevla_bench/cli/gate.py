@@ -78,9 +78,9 @@ def gate_command(
 ) -> None:
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
 
-    A gate passes if the whole interval satisfies it and fails if none of it does. Between, it is undecided with so few
-    episodes. All intervals of one call hold together with --confidence, for a number of episodes fixed in advance. With
-    --sequential they hold however often you check a growing run. Several episodes of one initial state count as one.
+    A gate passes if the whole interval satisfies it and fails if none of it does; between, it is undecided. All
+    intervals of one call hold together with --confidence, for a number of episodes fixed in advance; with --sequential
+    however often you check a growing run. Several episodes of one initial state count as one.
 
     Crashed and stopped episodes enter at their worst and at their best unless --allow-crashed leaves them out, and
     episodes without a verdict unless --allow-unjudged does: a gate is decided where both give one verdict. No policy or

@@ -126,15 +126,12 @@ def show_command(
     EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends. Of a
     folder that `score --out` wrote, which holds no records, it shows the verdicts as they were scored.
 
-    --without replays the episode in its simulator, first with nothing changed, which must give the record bit for bit.
-    A body is named as in the record, `robot` is all of the robot; a body without which it is replayed touches nothing
-    and stays in its place. `slow` is half the speed: each action is played twice, its motion halved, its gripper
-    command not. With hold:FROM-TO these steps are without motion.
+    --without replays the episode in its simulator, first with nothing changed, which must give the record bit for bit,
+    then without a cause of the violation: did it vanish? A body is named as in the record, `robot` is all of the robot.
+    `slow` is half the speed; with hold:FROM-TO these control steps are without motion.
 
     --formula asks a formula in signal temporal logic of every episode, for instance
-    'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. The deciding record is where the
-    robustness was found: the smallest margin under G, the greatest under F. An episode that lacks a field which the
-    formula reads is listed as such. Nothing is scored.
+    'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. Nothing is scored.
     """
     given = [name for name, value in (("all", every), ("html", page), ("without", without)) if value]
     if formula is not None:
@@ -269,10 +266,8 @@ def frames_command(
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
 
     Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
-    border and the bodies involved outlined, from close up where the usual camera hides them; the final state, with a
-    green border where it succeeded. An episode's number is the one in `safevla episodes`. Frames of other episodes
-    stay, and so do films and replays that are not made anew. Needs the host and an off-screen OpenGL: see `safevla
-    doctor`.
+    border and the bodies involved outlined; the final state, with a green border where it succeeded. Frames of other
+    episodes stay. Needs the host and an off-screen OpenGL: see `safevla doctor`.
     """
     from safevla_bench.pictures.drawing import can_film, sheet_form, write_sheet
     from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames
@@ -325,7 +320,6 @@ def _read_host(run: Path) -> str:
 
 
 def _choose_episodes(judged: Judged, names: Sequence[str], most: int | None, sheet: Path | None) -> list[int]:
-    """Return the indices of the episodes to render, each once: those asked for, else the worst."""
     if not names and sheet is not None:
         chosen = explaining.select_unsafe_successes(judged.scores, most or _SHEET_ROWS)
         if not chosen:

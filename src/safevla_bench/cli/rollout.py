@@ -115,7 +115,6 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str]
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
-    """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone."""
     request = run_command.request
     names = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
@@ -243,9 +242,8 @@ def search_command(
 
     A start places the task's objects within its own regions. --set wordings=FILE (a wording a line; or a suite, such as
     libero-goal-lan) and --set policy_seeds=N choose what the policy is told, and its seed, too. What is found is a
-    suite of starts, DIR/found/NAME.json (NAME is DIR's), on which `safevla eval --suite found:FILE` runs any policy.
-    Its rates are none of the benchmark's. Only independent draws, --method random, bound a rate. --resume goes on if
-    the same is asked for; two searches with one --seed write the same bytes.
+    suite of starts, DIR/found/NAME.json, on which `safevla eval --suite found:FILE` runs any policy. Its rates are none
+    of the benchmark's. Only independent draws, --method random, bound a rate.
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")
@@ -293,7 +291,6 @@ def estimate_table(plan: RunEstimate) -> Table:
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
-    """Return the lines on time and disk, or a single line if this host has no figures."""
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes

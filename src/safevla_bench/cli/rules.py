@@ -103,7 +103,6 @@ def read_new_rules(
 def _read_rules(
     values: Mapping[str, Any], sources: Sequence[Path], registration: Registration | None = None
 ) -> tuple[Ruleset, bool]:
-    """Return the rules that the options of judging make, and whether invalid episodes are skipped."""
     _hide_pandas()
     own = _find_own_rules(sources) if is_as_judged(values["rule_files"]) else None
     settings = parse_changes(values["changes"])
@@ -201,7 +200,6 @@ def given_judge_options() -> list[str]:
 
 
 def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
-    """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr."""
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None

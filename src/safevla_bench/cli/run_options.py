@@ -222,7 +222,6 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
 
 def _read_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """Return a value as the command line would have it."""
     text = str(value)
     is_path = isinstance(option.type, click.Path) and text != AS_JUDGED
     if is_path or (option.name == "library" and text not in BUILT_IN):
@@ -254,7 +253,6 @@ RUN_OPTIONS = options.group(
 
 
 def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
-    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`."""
     kind, _, address = engine.partition(":")
     if kind != "ray" and engine != "local":
         raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
@@ -289,7 +287,6 @@ def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequen
 
 
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> Request:
-    """Return the request that the options make; `what` holds those of the plan, `how` those of its execution."""
     fields = _request_fields(what)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay and not (fields["host"] and fields["suites"]):
@@ -315,7 +312,6 @@ def _volatile_facts() -> dict[str, object]:
 
 
 def _change_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
-    """Return the request of a run or a registration, with the options given now in place of the recorded ones."""
     given = {
         name: value
         for name, value in what.items()
@@ -334,7 +330,6 @@ def _request_fields(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 
 
 def _couple_policies(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
-    """Return the named policies, or the recorded ones; what no option gives of a policy is as recorded."""
     earlier = {policy.name: policy for policy in recorded}
     policies = tuple(
         replace(earlier.get(policy.name, policy), spec=policy.spec) for policy in what.get("policies") or recorded
@@ -365,7 +360,6 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for which --suite found:FILE stands; {} without it."""
     files = [suite.removeprefix(FOUND) for suite in what["suites"] if suite.startswith(FOUND)]
     if not files:
         return {}
@@ -389,7 +383,6 @@ def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[s
 
 
 def _parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the arguments for every policy, and policy -> arguments for that policy alone."""
     everyone: dict[str, str] = {}
     single: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -415,7 +408,6 @@ def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
-    """Return the shell command that continues the run in `out`, with the same `safevla` command."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     executing = {"actor", "engine", "workers", "trackers", "registered", "record_only"}
     for param in context.command.params:

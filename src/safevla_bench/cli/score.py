@@ -53,16 +53,14 @@ def score_command(
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
     A changed threshold, tag or specification needs no new rollout: score again. A judgement by other rules (--library,
-    --rules, --set) of a run folder that is judged already goes into a folder of its own, RUN/experiments/NAME, unless
-    --out is given; the run's own stays (--out RUN replaces it). Nothing is written where any episode is bad, unless
-    --set invalid=skip is given.
+    --rules, --set) of a run folder that is judged already goes into RUN/experiments/NAME, unless --out is given.
+    Nothing is written where any episode is bad, unless --set invalid=skip is given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that says which feature or
     topic is what: docs/real-robots.md.
 
     Results of other tools that hold successes alone (LeRobot's eval_info.json, a recording of vla-evaluation-harness
-    or its output folder) are printed as SR with intervals. They hold no contacts and no poses of objects, so Safety,
-    SBU and VSI are unknown: not recorded, never zero.
+    or its output folder) are printed as SR with intervals. Safety, SBU and VSI are unknown there, never zero.
     """
     results = [foreign.find_results(path) for path in sources.paths]
     if results and all(results):

@@ -101,7 +101,6 @@ def tables_command(
 
 
 def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> tuple[Judged | None, catalog.TableInputs]:
-    """Return what tables are made of: the sources judged, or without sources the rules alone."""
     if sources.paths:
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         return judged, table_material(judged)
@@ -111,7 +110,6 @@ def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> tuple[
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
-    """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`."""
     kinds = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
     if len(kinds) < len(texts) or not all(map(all, kinds.items())):
         raise RunError(f"--training {' '.join(texts)}", remedy="Write POLICY=KIND, such as mine=SFT, each policy once.")
@@ -119,7 +117,6 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
-    """Return the tables with the columns, or groups of columns, that `text` names with commas, in that order."""
     names = [part.strip() for part in text.split(",")]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown:
@@ -283,11 +280,8 @@ def board_command(
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a report of each.
 
     Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table, with
-    letters for those that were not told apart. The paper's entries and the authors' leaderboard stand apart, each with
-    what makes it incomparable; without a RUN they are all that there is.
-
-    The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
-    again, it replaces the board in DIR. An ablation (--set applicability=off) is refused.
+    letters for those that were not told apart. The paper's entries and the authors' leaderboard stand apart; without a
+    RUN they are all that there is. The site fetches nothing and runs no script; written again, it replaces the board.
 
     With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.

@@ -82,7 +82,6 @@ def vary_physics(
 
 
 def _read_setting(run: Path) -> ReplaySetting:
-    """Read what replays of a complete run folder share, of a host that can change its physics."""
     setting = ReplaySetting.read(run)
     if not isinstance(setting.host, VaryingHost):
         problem = f"the host {setting.host.name} cannot change its physics"
@@ -99,7 +98,6 @@ def _changed_fields(change: PhysicsChange) -> dict[str, object]:
 
 
 def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
-    """Judge a replay's record under the name, outcome and horizon of the recorded episode."""
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
     own = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
     return firmness.read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)

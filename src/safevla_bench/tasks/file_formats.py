@@ -264,7 +264,6 @@ def paper_task_rows(
 def _paper_task_row(
     entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
-    """Return an entry as a row in the paper's format; optional keys without content are left out."""
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     optional = {
         "instruction": entry.instruction,

@@ -67,7 +67,6 @@ def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.Regist
 
 
 def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySource]) -> Registry:
-    """Return a new registry: `base` with the content of `sources` added."""
     tags = {
         **built_in_tags(),
         **base.vocabulary,
@@ -98,7 +97,6 @@ def _merge_named(
     sources: Iterable[file_formats.RegistrySource],
     read: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    """Return a copy of `base` with the named values of the sources added."""
     merged = dict(base)
     for source in sources:
         for name, value in read(source):

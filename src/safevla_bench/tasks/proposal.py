@@ -95,7 +95,6 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
-    """Yield the phases that one goal predicate asks for."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES and arguments:
@@ -148,7 +147,6 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
 
 
 def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
-    """Return spillable or non_spillable with its reason, and what to check."""
     moved = dict.fromkeys(
         goal[1] for goal in goals if goal[0] in PLACINGS and len(goal) > 1 and goal[1] in problem.objects
     )
@@ -206,7 +204,6 @@ def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: s
 
 
 def _task_lines(proposal: TagProposal) -> Iterator[str]:
-    """Yield the lines of a proposal's [[tasks]] table in TOML, then comments with its reasons and questions."""
     one, *more = proposal.components
     yield "[[tasks]]"
     yield f"benchmark = {_quote(proposal.benchmark)}"

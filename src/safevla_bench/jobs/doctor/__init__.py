@@ -159,7 +159,6 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
 
 
 def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Yield an error for a host's missing distributions, and a warning for each of another version."""
     simulator = tested_versions().hosts[host]
     absent = [name for name in simulator.versions if name not in versions]
     if absent:

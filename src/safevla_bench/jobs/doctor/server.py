@@ -143,7 +143,6 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
 
 
 def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of an answer; the first names the dialects that failed before."""
     dialect = answer.model.dialect
     lines = [f"{dialect.name}: {dialects.load_dialect_file(dialect.name).about}"]
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
@@ -222,7 +221,6 @@ def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
 def _describe_refusals(
     kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
 ) -> Iterator[Diagnosis]:
-    """Yield a failed check for each different error of the dialects that were tried, or that there was none to try."""
     asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
     refusals = {name: error for name, error in asked.items() if isinstance(error, ReplyError)} or asked or refusals
     if not refusals:

@@ -189,7 +189,6 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
-    """Return what judged_with.json holds; the default rules without such a file."""
     try:
         return msgspec.json.decode(read_input(path), type=RulesetRecipe)
     except FileNotFoundError:
@@ -200,7 +199,6 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 
 
 def _score_sources(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
-    """Read the records once and return their index and scores."""
     scan = Scan(paths)
     try:
         scores = score_chunks(scan, ruleset)

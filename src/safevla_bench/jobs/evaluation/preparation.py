@@ -151,7 +151,6 @@ def _make_couplers(request: Request, made: Mapping[str, Policy], *, is_dry: bool
 def _plan_episodes(
     request: Request, tasks: Sequence[Task], made: Mapping[str, Policy], rules: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
-    """Return the tasks that have episodes and the whole plan; replays start where their recordings do."""
     recorded = _recorded_episodes(made, tasks) if request.episodes == RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made)]
@@ -168,7 +167,6 @@ def _plan_episodes(
 
 
 def _make_rule(request: Request) -> StoppingRule | None:
-    """Return the rule that ends the run early, None without --until."""
     if request.until is None:
         return None
     rule = parse_condition(request.until, [policy.name for policy in request.roster])
@@ -293,7 +291,6 @@ def request_rules(request: Request) -> Ruleset:
 
 
 def _describe_watching(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
-    """Return everything that decides when an episode is stopped, or what margins a filter sees, for run.json."""
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)
@@ -301,7 +298,6 @@ def _describe_watching(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, obj
 
 
 def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
-    """Return what run.json says of a policy's server, or of its object."""
     description: dict[str, object] = {}
     if isinstance(dialect := getattr(policy, "dialect", None), Dialect):
         description["dialect"] = dialects.dialect_values(dialect)

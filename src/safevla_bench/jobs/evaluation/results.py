@@ -294,7 +294,6 @@ def evaluate(
 def _evaluate_into(
     out: str | Path | None, request: Request, ruleset: Ruleset, observer: Observer | None, running: ExecutionOptions
 ) -> Evaluation:
-    """Evaluate into the run folder `out`."""
     if out is not None:
         folder = Path(out).absolute()
         return Evaluation(evaluate_request(request, ruleset, folder, observer, running), folder)

@@ -241,7 +241,6 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
 
 
 def _require_registrable(request: Request) -> None:
-    """Raise `RunError` for a request of a shard, of a replay, of found starts, or of a policy that is an object."""
     obstacles = {
         "a shard": request.shard is not None,
         "a replay": any(policy.maker.partition(":")[0] == "replay" for policy in request.roster),
@@ -255,7 +254,6 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes."""
     starts: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:

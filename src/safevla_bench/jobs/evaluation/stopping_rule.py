@@ -166,7 +166,6 @@ class RoundTally:
         return planned.round < self._rounds
 
     def _decide(self) -> Decision:
-        """Return the decision after the whole rounds so far; it is decided if no finding is undecided."""
         findings = [self._find_rival(*self._rule.rivals)] if self._rule.rivals else self._find_gates()
         return Decision(
             condition=self._rule.condition,
@@ -187,7 +186,6 @@ class RoundTally:
         return [find(policy, gate, level) for policy in self._policies]
 
     def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        """Return the verdict on a rate whose episodes start from different states."""
         bounds, shares = self._mean_bounds(policy), _planned_shares(map(len, self._starts[policy]))
         steps = [[1] * len(group) for group in bounds[0]]
         won = [[int(sum(group.values())) for group in means] for means in bounds]
@@ -207,7 +205,6 @@ class RoundTally:
         return RuleVerdict(policy, _agree(low, high, "passed", "failed"), n, unknown, ci=ci)
 
     def _find_rival(self, first: str, second: str) -> RuleVerdict:
-        """Return the verdict on the first of two policies, whose Safety is paired by suite, task and initial state."""
         planned = zip(self._starts[first], self._starts[second], strict=True)
         shares = _planned_shares(len(group.keys() & other.keys()) for group, other in planned)
         counted = *self._counted_starts(first), *self._counted_starts(second)
@@ -249,7 +246,6 @@ _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"),
 
 
 def _agree(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
-    """Return the verdict if both extremes are on one side, which is positive or negative."""
     if not least == greatest != 0:
         return "undecided"
     return above if least > 0 else below

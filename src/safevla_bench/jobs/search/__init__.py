@@ -230,7 +230,6 @@ def _require_active(objective: Objective, task: Task) -> None:
 
 
 def _read_wordings(text: str, host: Host, task: Task) -> tuple[str, ...]:
-    """Return the task's own wording, and the others of a file or suite; raises `RunError` if there is none."""
     try:
         others = (
             [other.instruction for other in host.tasks(text) if other.index == task.index]
@@ -270,7 +269,6 @@ def _run_trials(
     running: ExecutionOptions,
     observer: Observer | None,
 ) -> None:
-    """Run every generation of every task that is not in the writer, and fill the trials."""
     if observer:
         observer.started([task.base for task in searched for _ in range(plan.budget)])
     first_places = {task.base.task.task_id: task.first_place for task in searched}

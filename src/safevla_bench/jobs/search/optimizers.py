@@ -133,7 +133,6 @@ class DirectedPoints:
             self._descend()
 
     def _descend(self) -> None:
-        """Begin a descent for the next clause; none after the last."""
         if not self._clauses:
             self._descent = None
             return

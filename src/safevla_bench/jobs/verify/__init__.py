@@ -79,7 +79,6 @@ def verify_run(
 def _check_run(
     run: Path, ruleset: Ruleset | None, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[Finding]:
-    """Return the findings in order: parts, files, episodes, scores, stand-ins, replays, audit."""
     findings = files.check_files(run)
     records = files.ArchiveContents.read(run)
     if records.problems:
@@ -119,7 +118,6 @@ def audit_source(
 def _audit(
     source: Path, records: files.ArchiveContents, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[Finding]]]:
-    """Yield each policy, its audit and the findings of its replays."""
     for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
         if records.problems:
             findings = [files.open_check(AUDIT, str(records.problems[0]))]
@@ -136,6 +134,5 @@ def _audit(
 
 
 def _said(findings: Sequence[Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
-    """Return what findings of a verdict say, each behind its episode if it is of one."""
     names = [(finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict]
     return tuple(f"{episode}: {said}" if episode else said for episode, said in names)

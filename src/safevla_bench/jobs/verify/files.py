@@ -181,7 +181,6 @@ def _plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -
 
 
 def _episode_mismatches(rows: Sequence[folder.EpisodeRow], records: ArchiveContents, table: str) -> Iterator[str]:
-    """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference."""
     recorded = {
         header.episode_id: _shared_fields(header, count)
         for header, count in zip(records.headers, records.steps, strict=True)
@@ -300,7 +299,6 @@ def _compare(check: str, name: str, judged: str, here: str, remedy: str = "") ->
 
 
 def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
-    """Judge the records again and return findings for the archive's digest and both score files."""
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:

@@ -354,7 +354,6 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> Finding:
-    """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start."""
     replayed, successes = replay
     from_state = seed.recorded is not None and seed.recorded.state is not None
     differences, uncompared = compare_records(episode, replayed, lenient=lenient, from_state=from_state)
