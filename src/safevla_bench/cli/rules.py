@@ -80,7 +80,7 @@ def judged_sources(argument: Any = options.SOURCES) -> Any:
     Where no option is given (--set intervals= aside), the rules are the default ones; with --rules as-judged those by
     which the sources were judged last, or are registered to be. A note on stderr names these. Tags of hosts are added.
     """
-    return options.group({"sources": options.argument, **JUDGE_OPTIONS}, _read_sources)
+    return options.group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
 
 def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSources:

@@ -17,6 +17,7 @@ from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import RUN, archive_digest, read_description
 from safevla_bench.trajectory.header import Header
 
@@ -80,7 +81,7 @@ def _check_run(
     run: Path, ruleset: Ruleset | None, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[Finding]:
     findings = files.check_files(run)
-    records = files.ArchiveContents.read(run)
+    records, standin = files.read_records(run)
     if records.problems:
         findings += [files.mismatch(files.PARTS, str(problem)) for problem in records.problems]
         findings.append(files.open_check(files.EPISODES, "the archive is not whole"))
@@ -88,7 +89,7 @@ def _check_run(
         findings += files.check_episodes(run, records)
     findings += files.check_scores(run, ruleset)
     standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
-    findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in records.standin]
+    findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin]
     if replay and records.headers:
         findings += check_replays(run, records, choose_episodes(records.headers, replay), observer)
     elif replay:
@@ -112,11 +113,11 @@ def audit_source(
 
     Raises `RunError` where the archive changes meanwhile or cannot be read.
     """
-    return {policy: mark for policy, mark, _ in _audit(source, files.ArchiveContents.read(source), plan, observer)}
+    return {policy: mark for policy, mark, _ in _audit(source, files.read_records(source)[0], plan, observer)}
 
 
 def _audit(
-    source: Path, records: files.ArchiveContents, plan: AuditPlan, observer: ProgressCallback
+    source: Path, records: EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
 ) -> Iterator[tuple[str | None, AuditMark, list[Finding]]]:
     for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
         if records.problems:

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from safevla_bench import archive
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
@@ -25,8 +24,8 @@ from safevla_bench.jobs.evaluation.outputs import score_files
 from safevla_bench.judging.judged import describe_maker
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.sources.runs import folder
+from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.parts import changed_files, changed_parts, episode_rows, has_raw, record_files
-from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_bench.version import __version__
@@ -106,53 +105,17 @@ def check_files(run: Path) -> list[Finding]:
     ]
 
 
-@dataclass(frozen=True)
-class ArchiveContents:
-    """Headers and lengths of the episodes of an archive of any size; records are read in batches of bounded size."""
+def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
+    """Return the index of a run folder's records, or of an archive, and the benchmarks simulated with stand-ins.
 
-    parts: tuple[Path, ...]
-    headers: tuple[Header, ...]
-    steps: tuple[int, ...]
-    """Actions of each episode."""
-    standin: tuple[str, ...]
-    """The benchmarks that were simulated with stand-ins for the host's own assets."""
-    problems: tuple[RecordError, ...]
-
-    @classmethod
-    def read(cls, source: Path) -> Self:
-        """Read all of a run folder's archive, or of an archive; damaged episodes are its `problems`.
-
-        Raises `RunError` if a raw row is damaged.
-        """
-        paths = record_files(source) if source.is_dir() else [source]
-        headers: list[Header] = []
-        steps: list[int] = []
-        standin: dict[str, None] = {}
-        problems: list[RecordError] = []
-        for batch in archive.read_episodes(paths):
-            if isinstance(batch, RecordError):
-                problems.append(batch)
-                continue
-            headers += batch.headers
-            steps += (batch.lengths - 1).tolist()
-            standin |= dict.fromkeys(standin_benchmarks(batch))
-        return cls(tuple(paths), tuple(headers), tuple(steps), tuple(standin), tuple(problems))
-
-    def read_episode(self, index: int) -> Batch:
-        """Return the episode of an index among the headers as a batch of one, read anew.
-
-        Raises `RunError` where the archive no longer holds an episode of that id.
-        """
-        name = self.headers[index].episode_id
-        places = None if self.problems else [index]  # behind damage the places are not known
-        for batch in archive.read_episodes(self.parts, places):
-            if isinstance(batch, Batch) and name in (episode_ids := [header.episode_id for header in batch.headers]):
-                return select_episodes(batch, [episode_ids.index(name)])
-        problem = "it changed while it was read"
-        raise RunError(problem, remedy="Verify when nothing writes there.", place=Place(file=str(self.parts[0])))
+    Damaged episodes are its `problems`. Raises `RunError` if a raw row is damaged.
+    """
+    scan = Scan(record_files(source) if source.is_dir() else [source])
+    standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))
+    return scan.index(), tuple(standin)
 
 
-def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
+def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     """Check that the planned episodes are listed, and that each has one record, with the same task, seeds and outcome.
 
     There is one finding for each difference, and one if all agree; a table that is missing or damaged is a mismatch.
@@ -180,10 +143,10 @@ def _plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -
         yield f"{difference.unplanned} in {table} are not planned by {folder.RUN}, or there twice"
 
 
-def _episode_mismatches(rows: Sequence[folder.EpisodeRow], records: ArchiveContents, table: str) -> Iterator[str]:
+def _episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
     recorded = {
         header.episode_id: _shared_fields(header, count)
-        for header, count in zip(records.headers, records.steps, strict=True)
+        for header, count in zip(records.headers, (records.lengths - 1).tolist(), strict=True)
     }
     if len({row.episode_id for row in rows}) < len(rows):
         yield f"{table} names an episode twice"

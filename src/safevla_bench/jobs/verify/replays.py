@@ -28,6 +28,7 @@ from safevla_bench.jobs.verify import files
 from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
+from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
@@ -262,7 +263,7 @@ class ReplaySetting:
 
 
 def check_replays(
-    run: Path, records: files.ArchiveContents, indices: Sequence[int], observer: ProgressCallback
+    run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback
 ) -> list[Finding]:
     """Play the recorded episodes of some indices again in their host, and return a finding for each.
 
@@ -277,7 +278,8 @@ def check_replays(
     for done, index in enumerate(indices):
         header = records.headers[index]
         observer(done, header.episode_id)
-        episode = records.read_episode(index)
+        episode = records.read_episodes([index])
+        assert episode is not None
         findings.append(_replay_finding(f"{REPLAY} {header.episode_id}", setting, episode))
     return findings
 
