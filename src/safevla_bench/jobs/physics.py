@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, islice, zip_longest
@@ -22,14 +22,16 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface.environment import Host, VaryingHost
 from safevla_bench.interface.task import VARIATIONS, PhysicsChange, RecordedEpisode
+from safevla_bench.jobs.evaluation.preparation import PreparedRun
+from safevla_bench.jobs.evaluation.request import ExecutionOptions
+from safevla_bench.jobs.evaluation.rollouts import run_episodes
 from safevla_bench.jobs.verify.replays import ReplaySetting, compare_records, draw_key, replay_actions
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NamedRules, Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.replay import ActionReplay
-from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, Observer, StepCallback, run_serially
+from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.scheduler import ProcessPool, run_pool
 from safevla_bench.rollout.worker import WorkerPolicy, WorkerSpec
 from safevla_bench.sensitivity import firmness
 from safevla_bench.sources.runs.folder import archive_digest, dump_json
@@ -163,15 +165,15 @@ class _Replays:
             else:
                 planned[replay.episode_id] = index, variation
                 plan.append(replay)
-        if observer and plan:
-            observer.started(plan)
-        on_step = observer.stepped if observer else None
+        policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
+        made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
+        host = self.setting.host
+        cast = WorkerSpec(host.name, made, host_arguments=self.setting.run.host_arguments)
+        prepared = PreparedRun(host, tuple(plan), policies, cast, {}, ExitStack())
         try:
-            with closing(_run_planned(self.setting, plan, workers, on_step)) as outcomes:
+            with closing(run_episodes(prepared, plan, ExecutionOptions(workers=workers), observer)) as outcomes:
                 for count, outcome in enumerate(outcomes, start=1):
                     index, variation = planned[outcome.planned.episode_id]
-                    if observer:
-                        observer.finished(outcome)
                     self._add(index, variation, recorded(index), outcome)
                     if count % _SAVE_EVERY == 0:
                         self._save()
@@ -254,17 +256,6 @@ class _Replays:
 
 _CHANGES, _POSES = "changes", "poses"
 """Names of the two policies that play recorded actions: changes of pose, and poses."""
-
-
-def _run_planned(
-    setting: ReplaySetting, plan: Sequence[PlannedEpisode], workers: int, on_step: StepCallback | None
-) -> Generator[EpisodeOutcome]:
-    policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
-    if workers == 1:
-        return run_serially(EnvRunner(setting.host, policies), plan, on_step)
-    made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
-    spec = WorkerSpec(setting.host.name, made, host_arguments=setting.run.host_arguments)
-    return run_pool(ProcessPool(spec), plan, workers, on_step)
 
 
 # One episode without a cause of its violation
