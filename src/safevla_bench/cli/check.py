@@ -12,7 +12,7 @@ import click
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.options import quote_paths
 from safevla_bench.cli.progress import show_status
-from safevla_bench.cli.run_options import policy_arguments
+from safevla_bench.cli.run_options import parse_arguments
 from safevla_bench.errors import RunError
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.machine import Diagnosis
@@ -148,7 +148,7 @@ def _examine(
         raise RunError(f"{stray} is for {of}", remedy="Examine one at a time; a server by --server KIND:URL.")
     if server is None:
         return doctor.examine_machine(host, out, quick=quick)
-    return examine_server(server, policy_arguments(arguments, server), host)
+    return examine_server(server, parse_arguments(arguments, (server,))[server], host)
 
 
 # A policy behind a server
@@ -179,7 +179,7 @@ def serve_command(
     require_library("websockets", "openpi")
     own_name, spec = split_name(policy)
     name = own_name or spec
-    policy_settings = policy_arguments(arguments, name)
+    policy_settings = parse_arguments(arguments, (name,))[name]
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
     key = endpoint.read_key(key_file)
     server = serve.start_server(served, bind, port, key)

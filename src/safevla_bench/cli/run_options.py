@@ -336,8 +336,8 @@ def _couple_policies(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy
     )
     names = [policy.name for policy in policies]
     if "arguments" in what:
-        everyone, single = _parse_arguments(what["arguments"], names)
-        policies = tuple(replace(p, arguments={**everyone, **single.get(p.name, {})}) for p in policies)
+        arguments = parse_arguments(what["arguments"], names)
+        policies = tuple(replace(policy, arguments=arguments[policy.name]) for policy in policies)
     for field in ("filter", "delay"):
         if f"{field}s" in what:
             texts = _assign_to_policies(what[f"{field}s"], names)
@@ -349,9 +349,9 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced."""
     if what["entry"] is None:
         return {}
-    for name, spelling in (("host", "--host"), ("policies", "--policy")):
-        if what[name]:
-            raise RunError(f"--entry and {spelling} are both given", remedy="An entry has its own host and policy.")
+    if what["host"] or what["policies"]:
+        other = "--host" if what["host"] else "--policy"
+        raise RunError(f"--entry and {other} are both given", remedy="An entry has its own host and policy.")
     policy = _name_policy(what["entry"])
     filled = entry_fields(policy.maker, what["suites"], what["protocol"])
     arguments = {**filled["host_arguments"], **what["host_arguments"]}
@@ -382,29 +382,23 @@ def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[s
     return {**everyone, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}
 
 
-def _parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return policy -> its --policy-arg values by key; those that name it replace those for every policy.
+
+    Raises `RunError` for a text that is no argument, or is for another policy.
+    """
     everyone: dict[str, str] = {}
-    single: dict[str, dict[str, str]] = {}
+    single: dict[str, dict[str, str]] = {policy: {} for policy in policies}
     for text in texts:
         left, equals, value = text.partition("=")
         policy, colon, name = left.rpartition(":")
         if not equals or not name:
             raise RunError(f"--policy-arg {text!r} is no argument", remedy="Write KEY=VALUE or POLICY:KEY=VALUE.")
-        if colon and policy not in policies:
+        if colon and policy not in single:
             problem = f"--policy-arg {text!r} is for the policy {policy!r}, which is not in this run"
             raise RunError(problem, remedy=f"Its policies: {', '.join(policies)}.")
-        (single.setdefault(policy, {}) if colon else everyone)[name] = value
-    return everyone, single
-
-
-def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
-    """Return the --policy-arg values of a policy by key; those that name the policy replace those for every policy.
-
-    Raises:
-        RunError: a text is no argument, or is for another policy.
-    """
-    everyone, single = _parse_arguments(texts, (policy,))
-    return {**everyone, **single.get(policy, {})}
+        (single[policy] if colon else everyone)[name] = value
+    return {policy: {**everyone, **own} for policy, own in single.items()}
 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
