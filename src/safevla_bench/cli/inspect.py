@@ -171,11 +171,9 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
     from safevla_bench.jobs.physics import Cause, replay_without
 
     cause, judged = Cause.parse(text), sources.judge()
-    row = episode_list.find_episode(_episode_rows(judged), episode)
-    if row.success is None:
-        raise RunError(f"{row.episode_id} left no record", remedy="Choose another episode.")
+    index = episode_list.find_recorded(judged, episode)
     with show_status("replaying"):
-        result = replay_without(judged, row.number - 1, cause)
+        result = replay_without(judged, index, cause)
     if form == "json":
         options.print_json(result)
         return
@@ -327,12 +325,9 @@ def _choose_episodes(judged: Judged, names: Sequence[str], most: int | None, she
         return chosen
     if not names:
         return explaining.select_worst(judged.scores, most or _MOST_RENDERED)
-    rows = _episode_rows(judged)
-    numbers = [episode_list.find_episode(rows, name).number - 1 for name in names]
-    for number in numbers:
-        if number >= len(judged.records):
-            raise RunError(f"{rows[number].episode_id} crashed and left no record", remedy="It cannot be shown.")
-        if sheet is not None and rows[number].first_violation_step is None:
+    chosen = [episode_list.find_recorded(judged, name) for name in names]
+    for index in chosen if sheet is not None else ():
+        if judged.scores.episode(index).first_violation_step is None:
             remedy = "A row shows a violation; leave this episode out."
-            raise RunError(f"{rows[number].episode_id} breaks no limit", remedy=remedy)
-    return list(dict.fromkeys(numbers))
+            raise RunError(f"{judged.scores.episode_id[index]} breaks no limit", remedy=remedy)
+    return list(dict.fromkeys(chosen))

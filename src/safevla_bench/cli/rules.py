@@ -42,18 +42,14 @@ library_option = partial(option, metavar="NAME|FILE")
 rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=options.FILE)
 JUDGE_OPTIONS = {
     "library": library_option("Specifications: default, paper-text, paper-as-run, net-force, metaworld (limits drawn "
-                              "from a script's successes), or a file (TOML, or the paper's JSON rows).",
-                              section=options.JUDGING, default=DEFAULT_LIBRARY),
+                              "from a script's successes), or a file.", section=options.JUDGING,
+                              default=DEFAULT_LIBRARY),
     "rule_files": rules_option("Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: "
-                               "judge by the rules, and tags of tasks that nobody else knows, that a run folder itself "
-                               "holds; other options replace the rules. Else they are shown and not taken.",
-                               section=options.JUDGING),
-    "changes": repeatable("Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Or "
-                          "missing=deactivate: leave a specification out where a record lacks its fields. "
-                          "applicability=off: judge as if there were no tags; an ablation, not to be published. "
-                          "capabilities=NAME: what a host is taken to measure, such as libero-full. intervals=paper: "
-                          "the percentile bootstrap for severities, which covers too seldom where few are unsafe. "
-                          "invalid=skip: take the valid episodes, of damaged files too, and count the others.",
+                               "judge by the rules and tags that a run folder itself holds.", section=options.JUDGING),
+    "changes": repeatable("Another threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out what "
+                          "a record lacks the fields of. applicability=off: judge as if there were no tags, an "
+                          "ablation. capabilities=NAME: what a host is taken to measure. intervals=paper: the "
+                          "percentile bootstrap for severities. invalid=skip: take the valid episodes alone.",
                           "NAME=VALUE", spelling="--set", section=options.JUDGING),
 }  # fmt: skip
 

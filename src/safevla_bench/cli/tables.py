@@ -156,14 +156,10 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
 
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
-    rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
-    if choice.episode is None and len(rows) != 1:
+    if choice.episode is None and len(judged.records) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."
-        raise RunError(f"a file of this form holds one episode, and here are {len(rows)}", remedy=remedy)
-    row = rows[0] if choice.episode is None else episode_list.find_episode(rows, choice.episode)
-    if row.number > len(judged.records):
-        raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
-    index = row.number - 1
+        raise RunError(f"a file of this form holds one episode, and here are {len(judged.records)}", remedy=remedy)
+    index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index))
 
 

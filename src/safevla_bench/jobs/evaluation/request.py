@@ -134,13 +134,11 @@ class Request:
         """
         description, place = read_description(run), Place(file=str(run / RUN))
         protocol = description.get("protocol")
-        if isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP:
-            remedy = "Run that script with another out=. What is there can be judged: safevla score."
-            problem = "a script of your own recorded this (safevla_recorder), and only that can go on with it"
-            raise RunError(problem, remedy=remedy, place=place)
-        if description.get("episodes") == SEARCHED:
-            remedy = "Give the same `safevla search` command again, with --resume."
-            raise RunError("a search made this run, and only that can go on with it", remedy=remedy, place=place)
+        is_own_loop = isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
+        if is_own_loop or description.get("episodes") == SEARCHED:
+            maker = "a script of your own (safevla_recorder)" if is_own_loop else "a search"
+            remedy = "Give its command again. What is there can be judged: safevla score."
+            raise RunError(f"{maker} made this run, and only that can go on with it", remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:

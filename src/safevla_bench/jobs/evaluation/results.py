@@ -140,11 +140,7 @@ class Evaluation(Sequence[JudgedEpisode]):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
         if not isinstance(key, str):
             return JudgedEpisode(self, range(len(self))[key])
-        rows = episode_list.list_episodes(self.scores, self.judged.records.dt_s)
-        row = episode_list.find_episode(rows, key)
-        if row.number > len(self):
-            raise RunError(f"{row.episode_id} crashed and left no record", remedy="`scores.absent` holds why.")
-        return JudgedEpisode(self, row.number - 1)
+        return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
 
     def table(self, name: str = "") -> PrintableTable:
         """Return the table of rates, or another of those that `safevla tables` prints, by its name or number.
