@@ -196,7 +196,7 @@ class Range(click.FloatRange):
         return float(number)
 
 
-SHARE, PERCENT = Range(0, 1), Range(0, 100, min_open=True, max_open=True)
+PERCENT = Range(0, 100, min_open=True, max_open=True)
 NATURAL, POSITIVE, PORT = click.IntRange(min=0), click.IntRange(min=1), click.IntRange(0, 65535)
 FILE = click.Path(path_type=Path)
 

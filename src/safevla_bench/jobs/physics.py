@@ -126,9 +126,7 @@ class _Replays:
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
             versions=dict(setting.versions),
             left_path_m=firmness.LEFT_PATH_M,
-            variations={
-                name: {k: v for k, v in asdict(change).items() if k in change.changed} for name, change in shifts
-            },
+            variations={name: _changed_fields(change) for name, change in shifts},
             not_offered=tuple(name for name, change in shifts if not _offers(setting.host, change)),
         )
         kept = firmness.PhysicsFile.read(run)

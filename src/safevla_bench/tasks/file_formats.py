@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeVar
 
@@ -244,18 +244,15 @@ def _row_subject(row: object, otherwise: str) -> str:
     return " ".join(map(str, names)) or otherwise
 
 
-def paper_task_rows(
-    registry: entries.Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
-) -> list[dict[str, object]]:
+def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
     """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same.
 
-    Of `benchmark` alone if it is named; `capabilities` as for `Registry.task_tags`. Raises `RegistryError` if there is
-    no such benchmark or capability set.
+    Of `benchmark` alone if it is named. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
     return [
-        _paper_task_row(entry, registry.capability_tags(entry, capabilities), registry.vocabulary)
+        _paper_task_row(entry, registry.capability_tags(entry), registry.vocabulary)
         for entry in (*registry.tasks.values(), *registry.families)
         if suite in (None, entry.benchmark)
     ]
