@@ -58,7 +58,7 @@ def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame_and_say_
         return list(csv.DictReader(io.StringIO(safevla.ok("episodes", archive, "--format", "csv", *options))))
 
     rows = read()
-    frame = load(archive).to_pandas()
+    frame = load(archive).scores.to_pandas()
     assert list(rows[0]) == ["number", *frame.columns, "reason"]
     assert [row["episode_id"] for row in rows] == frame["episode_id"].tolist()
     rho = [float(row["rho.max_contact_force_under_200N"]) for row in rows]

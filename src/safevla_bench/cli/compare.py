@@ -143,9 +143,8 @@ def _compare_sources(
     *,
     full: bool,
 ) -> _Report:
-    with show_status("comparing"):
-        entrants = _load_results(sources, policies)
-        comparison = compare_policies(entrants, how, **pairing)
+    entrants = _load_results(sources, policies)
+    comparison = compare_policies(entrants, how, **pairing)
     tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)
     document = {**msgspec.to_builtins(comparison), **_describe_origin(entrants, sources)}
     hint = "Suites, further metrics, tests and their notes: --full."
@@ -154,7 +153,8 @@ def _compare_sources(
 
 def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join: bool = True) -> list[PolicyResults]:
     skips = sources.skip_invalid
-    return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skips, join=join)
+    with show_status("judging"):
+        return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skips, join=join)
 
 
 def _refuse_given(names: Sequence[str], why: str) -> None:
@@ -166,9 +166,8 @@ def _refuse_given(names: Sequence[str], why: str) -> None:
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
     why = "has no meaning beside --changes, which compares SR and Safety in pairs."
     _refuse_given([*_OF_EPISODES[:-1], "full"], why)
-    with show_status("comparing"):
-        results = _load_results(sources, policies, join=False)
-        changes = compare_changes(results, confidence)
+    results = _load_results(sources, policies, join=False)
+    changes = compare_changes(results, confidence)
     notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
     table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))
     document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
@@ -191,9 +190,8 @@ def _compare_with_paper(
     if len(printed) > 1 or not own:
         raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))
-    with show_status("comparing"):
-        judged = replace(sources, paths=own).judge()
-        compared = compare_with_paper(judged, str(printed[0]), policies)
+    judged = replace(sources, paths=own).judge()
+    compared = compare_with_paper(judged, str(printed[0]), policies)
     document = {**compared.to_document(), "judged_by": judged.provenance}
     hint = "By suite: --full." if any(len(row.suites) > 1 for row in compared.rows) else ""
     return _Report(
@@ -250,16 +248,13 @@ def sensitivity_command(
     if not physics:
         _refuse_given(["episodes", "workers"], "is about replays: pass --physics with it.")
     requests = [curves.parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
-    with show_status("judging"):
-        judged = sources.judge()
+    judged = sources.judge()
     if physics:
         report = _vary_physics(judged, episodes, workers, full=full)
+    elif readings:
+        report = _compare_readings(judged, full=full)
     else:
-        with show_status("judging again"):
-            if readings:
-                report = _compare_readings(judged, full=full)
-            else:
-                report = _sweep_thresholds(judged, requests, full=full) if sweeps else _ablate(judged, full=full)
+        report = _sweep_thresholds(judged, requests, full=full) if sweeps else _ablate(judged, full=full)
     report.print(form)
     if form == "json":
         return

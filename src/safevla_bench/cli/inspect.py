@@ -15,7 +15,7 @@ import msgspec
 from safevla_bench import hosts
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
-from safevla_bench.cli.progress import show_frame_progress, show_status
+from safevla_bench.cli.progress import show_frame_progress
 from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
@@ -154,8 +154,7 @@ def show_command(
     if page is not None:
         from safevla_bench.jobs.evaluation.outputs import render_episode_report
 
-        with show_status("drawing"):
-            write_atomically(page, render_episode_report(judged, index))
+        write_atomically(page, render_episode_report(judged, index))
         echo(f"Report: {page}")
         return
     explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
@@ -172,8 +171,7 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
 
     cause, judged = Cause.parse(text), sources.judge()
     index = episode_list.find_recorded(judged, episode)
-    with show_status("replaying"):
-        result = replay_without(judged, index, cause)
+    result = replay_without(judged, index, cause)
     if form == "json":
         options.print_json(result)
         return
@@ -185,8 +183,7 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     """Print the formula's verdict and robustness for every episode, those without a record last; nothing is judged."""
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
-    with show_status("asking"):
-        answers = query.answer_chunks(parsed, scan)
+    answers = query.answer_chunks(parsed, scan)
     records = scan.index()
     records.require_valid(skip_invalid=sources.skip_invalid)
     answers += query.answers_without_record(records.absent, len(records))

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from safevla_bench.cli import echo, options
 from safevla_bench.cli.options import is_given, option, repeatable
+from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
@@ -64,7 +65,8 @@ class JudgedSources:
 
     def judge(self) -> Judged:
         """Judge them as `judgement.judge` does, and say on stderr which were judged otherwise by their makers."""
-        judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
+        with show_status("judging"):
+            judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
         for line in judged.makers:
             echo(f"note: {line}", err=True)
         return judged

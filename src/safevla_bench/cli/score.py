@@ -246,8 +246,7 @@ def convert_command(
         raise RunError("exists already", remedy=remedy, place=Place(file=destination))
     archive.detect_suffix(target)
     scan = Scan(sources)
-    with show_status("converting"):
-        archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
+    archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     echo(f"{destination}: {count_noun(len(records), 'episode')} ({records.lengths.sum()} records){left_out}")

@@ -287,9 +287,8 @@ def board_command(
     runs, ruleset = sources.paths, sources.ruleset
     folder = options.choose_output(out, runs, "board")
     check_folder(folder)
-    with show_status("replaying"):
+    with show_status("replaying, judging and drawing"):
         audits = [audit_source(run, audit) for run in runs] if audit else None
-    with show_status("judging and drawing"):
         files = build_board(runs, ruleset, reports=reports, skip_invalid=sources.skip_invalid, audits=audits)
         write_folder(files, folder)
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
