@@ -34,7 +34,6 @@ from safevla_bench.text import count_noun, escape_controls, format_compact, form
 
 @options.command("specs")
 def specs_command(
-    context: click.Context,
     library: str = rules.library_option("The library to list.", default="default"),
     explain: str | None = option("Say all about one specification: formula, tags, source, who is exempt.", "ID"),
     template: bool = flag("Print a file to write specifications of your own in, with comments."),
@@ -51,10 +50,8 @@ def specs_command(
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
     The rows of --format paper are read back by --library and --rules.
     """
-    own = {"policy": "policy", "quantile": "quantile", "out": "out", "rule_files": "rules"}
-    stray = [option for name, option in own.items() if not runs and options.is_given(context, name)]
-    if stray:
-        raise click.UsageError(f"--{stray[0]} is for --calibrate RUN.", context)
+    if not runs:
+        options.refuse_given(("policy", "quantile", "out", "rule_files"), "is for --calibrate RUN.")
     if template:
         text = resources.files("safevla_bench.specs").joinpath("template.toml").read_text(encoding="utf-8")
         click.echo(text, nl=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.options import quote_paths
 from safevla_bench.cli.progress import show_status
 from safevla_bench.cli.run_options import parse_arguments
-from safevla_bench.errors import RunError
 from safevla_bench.jobs import doctor, verify
-from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.verify import AuditPlan
@@ -119,8 +116,14 @@ def doctor_command(
     For instance:
       safevla doctor --server openpi:localhost:8000
     """  # noqa: D301  (click wants the character itself)
+    if server is None:
+        options.refuse_given(["arguments"], "is for a policy server: pass --server KIND:URL with it.")
+        examined = doctor.examine_machine(host, out, quick=quick)
+    else:
+        options.refuse_given(["out", "quick"], "is for this machine: examine it without --server.")
+        examined = examine_server(server, parse_arguments(arguments, (server,))[server], host)
     findings = []
-    for finding in _examine(host, out, quick, server, arguments):
+    for finding in examined:
         findings.append(finding)
         if form == "text":
             echo(f"{finding.level:<8} {finding.check}: {finding.found}".replace("\n", f"\n{'':<11}"))
@@ -137,21 +140,6 @@ def doctor_command(
         else:
             click.echo(f"\nNo error, {tally}. Next: {steps[1]}" if tally else f"\nAll is well. Next: {steps[0]}")
     context.exit(USER_ERROR if counts["error"] else OK)
-
-
-def _examine(
-    host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...]
-) -> Iterator[Diagnosis]:
-    given = {"--policy-arg": arguments} if server is None else {"--out": out, "--quick": quick}
-    if stray := next((name for name, value in given.items() if value), None):
-        of = "a policy server" if server is None else "this machine"
-        raise RunError(f"{stray} is for {of}", remedy="Examine one at a time; a server by --server KIND:URL.")
-    if server is None:
-        return doctor.examine_machine(host, out, quick=quick)
-    return examine_server(server, parse_arguments(arguments, (server,))[server], host)
-
-
-# A policy behind a server
 
 
 _OWN = ("127.0.0.1", "::1", "localhost")

@@ -157,15 +157,9 @@ def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join
         return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skips, join=join)
 
 
-def _refuse_given(names: Sequence[str], why: str) -> None:
-    context = click.get_current_context()
-    if given := next((name for name in names if options.is_given(context, name)), None):
-        raise click.UsageError(f"--{given.replace('_', '-')} {why}")
-
-
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
     why = "has no meaning beside --changes, which compares SR and Safety in pairs."
-    _refuse_given([*_OF_EPISODES[:-1], "full"], why)
+    options.refuse_given([*_OF_EPISODES[:-1], "full"], why)
     results = _load_results(sources, policies, join=False)
     changes = compare_changes(results, confidence)
     notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
@@ -186,7 +180,7 @@ def _compare_with_paper(
     full: bool,
 ) -> _Report:
     own = tuple(path for path in sources.paths if path not in printed)
-    _refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
+    options.refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
     if len(printed) > 1 or not own:
         raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))
@@ -246,7 +240,7 @@ def sensitivity_command(
     if readings + bool(sweeps) + physics > 1:
         raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
     if not physics:
-        _refuse_given(["episodes", "workers"], "is about replays: pass --physics with it.")
+        options.refuse_given(["episodes", "workers"], "is about replays: pass --physics with it.")
     requests = [curves.parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
     judged = sources.judge()
     if physics:

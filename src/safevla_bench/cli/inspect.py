@@ -133,15 +133,15 @@ def show_command(
     --formula asks a formula in signal temporal logic of every episode, for instance
     'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. Nothing is scored.
     """
-    given = [name for name, value in (("all", every), ("html", page), ("without", without)) if value]
     if formula is not None:
-        if wrong := [*given, *rules.given_judge_options()]:
-            raise click.UsageError(f"--{wrong[0]} is for an episode that is judged; --formula judges nothing.")
+        why = "is for an episode that is judged; --formula judges nothing."
+        options.refuse_given(("every", "page", "without"), why)
+        if named := rules.given_judge_options():
+            raise click.UsageError(f"--{named[0]} {why}")
         _ask_formula(formula, sources, form)
         return
     if without is not None:
-        if given != ["without"]:
-            raise click.UsageError("--without replays the episode: leave --all and --html out.")
+        options.refuse_given(("every", "page"), "is not for --without, which replays the episode.")
         _replay_without(sources, episode, without, form)
         return
     judged = sources.judge()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -204,6 +204,14 @@ FILE = click.Path(path_type=Path)
 def is_given(context: click.Context, name: str) -> bool:
     """Return whether an option stands on the command line or in the file of --config; by its parameter's name."""
     return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+
+
+def refuse_given(names: Collection[str | None], why: str) -> None:
+    """Raise click's error, with the option's spelling and the reason, if one of these parameters is given."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        if param.name in names and is_given(context, str(param.name)):
+            raise click.UsageError(f"{param.opts[0]} {why}")
 
 
 # Options of one meaning

@@ -246,10 +246,7 @@ def export_command(
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)
-    for name, value in (("episode", episode), ("cameras", cameras), ("meta", meta)):
-        if value is not None and _EXPORTS[form].option != name:
-            forms = " and ".join(other for other, export in _EXPORTS.items() if export.option == name)
-            raise click.UsageError(f"--{name} is for {forms}.")
+    options.refuse_given({"episode", "cameras", "meta"} - {_EXPORTS[form].option}, f"is not for {form}.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     choice = _ExportChoice(file, sources.paths, episode, model_card.read_facts(meta), cameras, image_size)
     judged = sources.judge()

@@ -74,10 +74,12 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
     """Yield the diagnoses of MUJOCO_GL and, unless `quick` or it names no backend, of a frame rendered off screen."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
     if backend in _OFF_WORDS:
-        yield warned_check("MUJOCO_GL", f"{backend}: nothing is rendered", "For policies that want images: unset it.")
+        yield warned_check(
+            "MUJOCO_GL", f"{backend}: nothing is rendered", "For policies that want images: unset MUJOCO_GL"
+        )
     elif backend not in _BACKENDS:
         found = f"{backend!r} names no backend: importing a simulator fails"
-        yield failed_check("MUJOCO_GL", found, "Unset it, or set it to egl, osmesa or glfw.")
+        yield failed_check("MUJOCO_GL", found, "unset MUJOCO_GL, or set it to egl, osmesa or glfw")
     else:
         yield passed_check("MUJOCO_GL", backend or "not set: EGL is used")
         if not quick:

@@ -75,12 +75,10 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     request = replace(request, policies=asked)
     options = {policy.name: {**(policy.asked or {}), **request.client_options(policy)} for policy in asked}
     with ExitStack() as resources:
-        made: dict[str, Policy] = {}
-        for policy in asked:
-            make = policies.make_stand_in if is_dry and policies.runs_code(policy.maker) else policies.make_policy
-            made[policy.name] = policy.made or resources.enter_context(
-                closing(make(policy.maker, options[policy.name]))
-            )
+        made = {
+            policy.name: policy.made or resources.enter_context(closing(_make_policy(policy, options, is_dry=is_dry)))
+            for policy in asked
+        }
         _check_servers(made, selected)
         couplers = _make_couplers(request, made, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
@@ -134,6 +132,12 @@ def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_h
         with nullcontext() if is_needed else suppress(ServerUnreachableError):
             asked = policies.ask_arguments(policy.maker, given)
     return replace(policy, asked={key: value for key, value in asked.items() if key not in given})
+
+
+def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]], *, is_dry: bool) -> Policy:
+    if is_dry and policies.runs_code(policy.maker):
+        return policies.make_stand_in(policy.maker, options[policy.name])
+    return policies.make_policy(policy.maker, options[policy.name])
 
 
 def _make_couplers(request: Request, made: Mapping[str, Policy], *, is_dry: bool) -> dict[str, Coupler]:
