@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
@@ -35,7 +34,7 @@ from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sources import foreign
 from safevla_bench.sources.runs import episode_index
-from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
+from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.sources.runs.writer import merge_shards
@@ -189,7 +188,6 @@ def validate_command(
     context: click.Context,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
     wants_schema: bool = options.flag("Print the JSON Schema of one episode instead.", spelling="--schema"),
-    form: str = options.format_option(),
 ) -> None:
     """Check archives, run folders or logs against the trajectory contract.
 
@@ -204,29 +202,17 @@ def validate_command(
     options.require_sources(sources)
     checked = {source: episode_index.scan([source]) for source in sources}
     has_problems = any(records.problems for records in checked.values())
-    if form == "json":
-        options.print_json([_report_document(source, records) for source, records in checked.items()])
-    else:
-        for source, records in checked.items():
-            for problem in records.problems:
-                echo(f"error: {problem}", err=True)
-            left_out = LeftOut.from_problems(records.problems)
-            is_lost = left_out.damaged or left_out.lost
-            lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
-            counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
-            echo(f"{source}: {counts}")
-        if not has_problems:
-            echo(f"Next: safevla score {quote_paths(*sources)} --out results")
+    for source, records in checked.items():
+        for problem in records.problems:
+            echo(f"error: {problem}", err=True)
+        left_out = LeftOut.from_problems(records.problems)
+        is_lost = left_out.damaged or left_out.lost
+        lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
+        counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
+        echo(f"{source}: {counts}")
+    if not has_problems:
+        echo(f"Next: safevla score {quote_paths(*sources)} --out results")
     context.exit(USER_ERROR if has_problems else OK)
-
-
-def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
-    problems = [
-        {"problem": problem.problem, "remedy": problem.remedy, **msgspec.to_builtins(problem.place)}
-        for problem in records.problems
-    ]
-    counts = {"valid_episodes": len(records), "records": int(records.lengths.sum())}
-    return {"source": str(source), **counts, "problems": problems}
 
 
 @options.command("convert")

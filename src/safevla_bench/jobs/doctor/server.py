@@ -32,14 +32,7 @@ _LETTERS = 300
 _COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _TASKS = {
-    "libero": Task(
-        "libero-spatial",
-        "task_0",
-        0,
-        "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate",
-        "pick up the black bowl between the plate and the ramekin and place it on the plate",
-        _STILL,
-    ),
+    "libero": Task("libero-spatial", "task_0", 0, "bowl", "pick up the black bowl and place it on the plate", _STILL),
     "robocasa": Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "Open the left drawer.", _STILL),
     "robosuite": Task("robosuite", "Lift", 0, "Lift", "lift the cube", _STILL),
     "metaworld": Task("mt50", "push-v3", 40, "push-v3", "Push the puck to a goal", (0.0, 0.0, 0.0, -1.0)),
