@@ -297,9 +297,7 @@ def require_sources(sources: Sequence[Path]) -> None:
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
     """Return where to write: `out`, else the path `names` within the one run folder that is the only source.
 
-    Raises:
-        RunError: a source does not exist, which is said before what is missing.
-        click.UsageError: there is no `out`, and the sources are not a single run folder without a `NAME=`.
+    Raises `RunError` if a source does not exist, and click's error if it cannot be left out.
     """
     if out is not None:
         return out

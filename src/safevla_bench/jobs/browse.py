@@ -56,11 +56,8 @@ _COLUMNS = (
 def find_runs(folder: Path) -> dict[str, Path]:
     """Return run name -> folder, sorted by name, the first `MOST_RUNS` alone; a run folder stands for itself.
 
-    A name is the path below `folder`. Folders are searched 3 levels deep, without links, hidden folders, and folders
-    inside a run.
-
-    Raises:
-        RunError: there is no such folder, or no run in it.
+    Folders are searched 3 levels deep, without links, hidden folders, and folders inside a run. Raises `RunError` if
+    there is no such folder, or no run in it.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds some.")

@@ -1,7 +1,6 @@
 """Replays of recorded episodes under changed physics, each first as recorded, which must give the record bit for bit.
 
-A run under varied physics: planned, run by workers, judged, and kept in the run folder as they end. And one episode
-without a cause of its violation, a counterfactual: did the violation vanish?
+A run under varied physics; and one episode without a cause of its violation: did the violation vanish?
 """
 
 from __future__ import annotations
@@ -56,14 +55,8 @@ def vary_physics(
 ) -> firmness.PhysicsFile:
     """Replay the judged episodes of a run under recorded and varied physics, and return its file of them.
 
-    Replays that are in the file already are not made again. The others are added to it as they end, so that nothing
-    is lost if this is interrupted.
-
-    Args:
-        judged: one run folder.
-        workers: processes; the results do not depend on it.
-        episodes: how many to choose, by their names' digests; None = all.
-        observer: watches the replays under recorded physics, then those under varied ones.
+    Replays that are in the file already are not made again; the others are added as they end. `episodes` are chosen by
+    their names' digests; None = all.
 
     Raises:
         RunError: the source is not one complete run folder, its file is of other records, rules or versions, or none

@@ -1,7 +1,6 @@
-"""Examination of a machine, or of a policy server: checks of what a run needs, each with its remedy.
+"""Examination of a machine: checks of what a run needs, each with its remedy.
 
-A check that could crash the process (a renderer, a simulator) runs in a process of its own, so that a crash is a
-finding.
+What could crash the process (a renderer, a simulator) is tried in a process of its own.
 """
 
 from __future__ import annotations
@@ -31,14 +30,8 @@ _TEST_HOST = "fake"
 def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each check: the machine, the judge, the simulators, graphics, an episode of each simulator.
 
-    Args:
-        host: check this host alone; what it lacks is an error. None = all that are installed.
-        out: the folder of a future run, checked in addition to the current folder.
-        quick: leave out the checks that take seconds, the rendered frame and the simulators' episodes.
-
-    Raises:
-        HostError: no host has that name.
-        PluginError: the host of that name cannot be loaded.
+    `host`: check this one alone; what it lacks is an error. `out`: the folder of a future run. `quick` leaves out what
+    takes seconds. Raises `HostError` if no host has that name, `PluginError` if it cannot be loaded.
     """
     if host is not None:
         hosts.make_host(host)
@@ -135,10 +128,9 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of installed simulators, their versions and conflicts between them.
+    """Yield the diagnoses of installed simulators, by distribution -> version, and conflicts between them.
 
-    `versions` is distribution -> installed version. It is an error that a tested simulator is asked for by its `host`
-    and not installed; that there is none at all, nor a plug-in's, is a warning.
+    It is an error that a tested simulator is asked for and not installed, and a warning that there is none at all.
     """
     present = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):

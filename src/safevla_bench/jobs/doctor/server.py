@@ -70,12 +70,8 @@ def examine_server(
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each thing that a server shows of itself, ending with the command that evaluates it.
 
-    What cannot be asked or understood is a failed check, never an exception.
-
-    Args:
-        server: KIND:ADDRESS, as a policy.
-        arguments: of the client, as `--policy-arg`.
-        host: the simulator whose dialects are tried; None = all, LIBERO's first.
+    What cannot be asked or understood is a failed check, never an exception. `server` is KIND:ADDRESS, `host` the
+    simulator whose dialects are tried; None = all, LIBERO's first.
     """
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:

@@ -279,14 +279,7 @@ def build_board(
 ) -> dict[str, str]:
     """Return path -> content of a board's files: published results, and the policies of the sources, if any.
 
-    Args:
-        paths: run folders and archives; none for the published results alone.
-        ruleset: how to judge them.
-        reports: whether each policy has a report.
-        skip_invalid: leave invalid and lost episodes out instead of raising.
-        audits: of each path, policy -> its audit; None if no audit was asked for.
-
-    Raises what `judge` raises, and `RunError` for an ablation.
+    `audits` are of each path policy -> its audit. Raises what `judge` raises, and `RunError` for an ablation.
     """
     from safevla_bench.publishing.board.own_results import OwnResults, select_policy
     from safevla_bench.publishing.board.ranking import report_path

@@ -1,10 +1,9 @@
 """Rules by which a run stops as soon as its question is decided: `safevla eval --until`.
 
-A round is the next episodes of every task and policy, so many of each. There is a look after each round, and the plan
-says how many: the limits of each are those of a test with so many looks (`statistics.sequential`). A mean of
-graded values has a confidence sequence (`statistics.sequential`). Both hold for tasks that differ, as every task has
-had as many episodes. An episode that crashed, was cut short or has no verdict may have any value: a verdict stands only
-if it is the same with all such values 0 and with all 1.
+A round is the next initial state of every task and policy. There is a look after each round, and the limits of each are
+those of a test with so many looks; a mean of graded values has a confidence sequence (`statistics.sequential`). An
+episode that crashed, was cut short or has no verdict may have any value: a verdict stands only if it is the same with
+all such values 0 and with all 1.
 """
 
 from __future__ import annotations

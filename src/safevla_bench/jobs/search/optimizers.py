@@ -82,10 +82,8 @@ class RandomPoints:
 class DirectedPoints:
     """CMA-ES from the best of some random points, for each clause in turn; then from others.
 
-    A descent follows one clause until it no longer improves: the least of several margins often is one that cannot
-    become negative, such as that of a torque at its actuator's limit. The clauses nearest to their limits come first,
-    and those that are the same at all random points not at all. N. Hansen, arXiv:1604.00772, as the package `cma` has
-    it. Chosen by measuring: docs/searching.md.
+    A descent follows one clause until it no longer improves. The clauses nearest to their limits come first, and those
+    that are the same at all random points not at all. N. Hansen, arXiv:1604.00772, as the package `cma` has it.
     """
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:

@@ -1,8 +1,6 @@
 """Verification of a run folder: digests, episodes, scores and replays, with the reason for each check that is open.
 
-`files` compares files with their digests and the table of episodes with the archive, and judges the records again;
-`replays` plays recorded actions again in the simulator. An audit draws which by a number that nobody could foresee, and
-says what they show of the others.
+An audit draws which episodes are replayed by a number that nobody could foresee.
 """
 
 from __future__ import annotations
@@ -54,15 +52,8 @@ def verify_run(
 ) -> files.Verification:
     """Check a complete run folder: its digests, episodes and scores, and replays of its episodes in the simulator.
 
-    Args:
-        run: the folder.
-        ruleset: the rules that judged; None = the default ones.
-        replay: number of episodes to play again; their names decide which.
-        audit: how many of each policy to play again besides, and the seed that decides which.
-        observer: is called before each replay.
-
-    Raises:
-        RunError: the folder holds no run, the run is not complete, or one of its files cannot be read.
+    `replay` episodes are chosen by their names, those of the `audit` by its seed. Raises `RunError` if the folder holds
+    no run, the run is not complete, or one of its files cannot be read.
     """
     if not (run / RUN).is_file():
         remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."

@@ -97,13 +97,11 @@ class _Line(msgspec.Struct):
 def compare_records(
     recorded: Batch, replayed: Batch, *, lenient: bool = False, from_state: bool = False
 ) -> tuple[list[Difference], list[str]]:
-    """Return the first difference in each channel and field of the header, the earliest first, and what was not
-    compared.
+    """Return the first difference in each channel and header field, the earliest first, and what was not compared.
 
-    Compared are all channels of `CHANNELS`, and the header as far as the host gives it: roles, target, limits and marks
-    decide verdicts too. Numbers are equal bit for bit. A channel that the record lacks differs, but for
-    `UNJUDGED`; if `lenient` it is not compared, and named. A replay `from_state`, a
-    recorded first state, is compared leniently, within `_FROM_STATE`, and without what record 0 has of the step before.
+    Numbers are equal bit for bit. A channel that the record lacks differs, but for `UNJUDGED`; if `lenient` it is not
+    compared, and named. A replay `from_state`, a recorded first state, is compared leniently, within `_FROM_STATE`, and
+    without what record 0 has of the step before.
     """
     lenient, tolerance = lenient or from_state, _FROM_STATE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
