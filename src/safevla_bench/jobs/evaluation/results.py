@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -284,22 +284,14 @@ def evaluate(
         max_steps=max_steps,
         ruleset=rules,
     )
-    return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))
-
-
-def _evaluate_into(
-    out: str | Path | None, request: Request, ruleset: Ruleset, observer: Observer | None, running: ExecutionOptions
-) -> Evaluation:
-    if out is not None:
+    execution = ExecutionOptions(workers=workers, resume=resume)
+    with ExitStack() as temporary:
+        if out is None:
+            out = temporary.enter_context(tempfile.TemporaryDirectory(prefix="safevla-", ignore_cleanup_errors=True))
+            out = Path(out, "run")
         folder = Path(out).absolute()
-        return Evaluation(evaluate_request(request, ruleset, folder, observer, running), folder)
-    parent = Path(tempfile.mkdtemp(prefix="safevla-"))
-    try:
-        run = Evaluation(evaluate_request(request, ruleset, parent / "run", observer, running), parent / "run")
-    except BaseException:  # whatever ends it, Ctrl-C too: nobody else knows the folder
-        shutil.rmtree(parent, ignore_errors=True)
-        raise
-    weakref.finalize(run, shutil.rmtree, parent, ignore_errors=True)
+        run = Evaluation(evaluate_request(request, rules, folder, observer, execution), folder)
+        weakref.finalize(run, temporary.pop_all().close)
     return run
 
 
