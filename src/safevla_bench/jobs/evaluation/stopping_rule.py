@@ -206,7 +206,7 @@ class RoundTally:
     def _find_rival(self, first: str, second: str) -> RuleVerdict:
         planned = zip(self._starts[first], self._starts[second], strict=True)
         shares = _planned_shares(len(group.keys() & other.keys()) for group, other in planned)
-        counted = *self._counted_starts(first), *self._counted_starts(second)
+        counted = *self._starts[first][: self._rounds], *self._starts[second][: self._rounds]
         scale = math.lcm(*(len(names) for group in counted for names in group.values()))
         bounds = [
             [[round(scale * (a[key] - b[key])) for key in a if key in b] for a, b in zip(*means, strict=True)]
@@ -215,9 +215,6 @@ class RoundTally:
         least, greatest = (_look_at_differences(rounds, shares) for rounds in bounds)
         verdict, n = _agree(least.side, greatest.side, "safer", "less safe"), sum(map(len, bounds[0]))
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
-
-    def _counted_starts(self, policy: str) -> list[dict[_Start, list[str]]]:
-        return self._starts[policy][: self._rounds]
 
     def _count_unknown(self, *policies: str) -> int:
         rounds = zip(*(self._starts[policy][: self._rounds] for policy in policies), strict=True)
@@ -233,7 +230,7 @@ class RoundTally:
         def mean(names: Sequence[str], unknown: float) -> float:
             return sum(self._values.get(name, unknown) for name in names) / len(names)
 
-        counted = self._counted_starts(policy)
+        counted = self._starts[policy][: self._rounds]
         return [
             [{start: mean(names, unknown) for start, names in group.items()} for group in counted]
             for unknown in (0.0, 1.0)
