@@ -235,12 +235,6 @@ def format_option(*forms: str, help: str = "How to print.") -> Any:
 PAPER_FORMAT = format_option(
     "paper", help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back."
 )
-LOG = repeatable(
-    "Send the numbers of each episode, and the final ones, to this tracker; needs the extra of its name.",
-    spelling="--log",
-    type=click.Choice(["wandb", "trackio", "tensorboard"]),
-)
-"""Trackers of experiments, by the names in `tracking.TRACKERS`."""
 
 
 class SourceType(click.Path):

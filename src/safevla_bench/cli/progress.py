@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from safevla_bench.publishing.tracking import OutcomeScorer, TrackingObserver
+    from safevla_bench.publishing.tracking import OutcomeScorer
     from safevla_bench.rollout.episode import EpisodeOutcome, Observer
     from safevla_bench.rollout.plan import PlannedEpisode
 
@@ -55,25 +54,6 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     with make_progress(Console(stderr=True)) as progress:
         bar = progress.add_task("starting", total=total)
         yield lambda done, what: progress.update(bar, completed=done, description=escape_controls(what))
-
-
-@contextmanager
-def track_run(
-    names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer
-) -> Iterator[list[TrackingObserver]]:
-    """Yield an observer for each named tracker; the trackers are closed when the block ends, by an error too.
-
-    A tracker that fails later prints a warning on stderr and does not end the run. Raises `RunError` where a tracker
-    cannot begin.
-    """
-    from safevla_bench.publishing.tracking import open_observers
-
-    trackers = open_observers(names, folder, config, scorer, lambda text: echo(f"warning: {text}", err=True))
-    try:
-        yield trackers
-    finally:
-        for tracker in trackers:
-            tracker.finish({})
 
 
 @contextmanager

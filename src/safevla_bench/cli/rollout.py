@@ -13,12 +13,12 @@ from typing import Any, get_args
 import click
 
 from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo
-from safevla_bench.cli.options import FILE, LOG, POSITIVE, command, group, option, quote_paths
-from safevla_bench.cli.progress import show_run_progress, track_run
+from safevla_bench.cli.options import FILE, POSITIVE, command, group, option, quote_paths, repeatable
+from safevla_bench.cli.progress import show_run_progress
 from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
 from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, RUN_OPTIONS, RunCommand, make_request
 from safevla_bench.cli.score import print_scores
-from safevla_bench.errors import RunError, ServerLostError, ServerRefusedError
+from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, open_questions
@@ -29,7 +29,6 @@ from safevla_bench.jobs.search import FOLDER, Objective, SearchPlan, describe_cl
 from safevla_bench.jobs.search.optimizers import Method
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.provenance_marks import warn_of_scores
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render.text import render_text
@@ -52,7 +51,11 @@ def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
     freeze: Path | None = option("With --dry-run: register the plan; --registered FILE runs it.", "FILE", type=FILE),
-    trackers: tuple[str, ...] = LOG,
+    trackers: tuple[str, ...] = repeatable(
+        "Send the numbers of each episode, and the final ones, to this tracker; needs the extra of its name.",
+        spelling="--log",
+        type=click.Choice(["wandb", "trackio", "tensorboard"]),
+    ),
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
@@ -123,8 +126,17 @@ def _observe_run(
         **describe_ruleset(run_command.ruleset),
     }
     scorer = tracking.OutcomeScorer(run_command.ruleset)
-    with track_run(trackers, run_command.out, config, scorer) as tracked, show_run_progress(scorer) as bar:
-        yield tracking.ObserverGroup([bar, *tracked]), tracked
+    tracked = tracking.open_observers(trackers, run_command.out, config, scorer, _warn)
+    try:
+        with show_run_progress(scorer) as bar:
+            yield tracking.ObserverGroup([bar, *tracked]), tracked
+    finally:
+        for tracker in tracked:
+            tracker.finish({})
+
+
+def _warn(text: str) -> None:
+    echo(f"warning: {text}", err=True)
 
 
 def _print_notes(run_command: RunCommand) -> None:
@@ -207,20 +219,7 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
 
 
 _ASKED = ("host", "suites", "tasks", "policies", "arguments", "seed")
-_METHODS, _CHOICES = click.Choice(get_args(Method)), ("wordings", "policy_seeds")
-"""What --set takes that is no rule."""
-
-
-def _parse_choices(changes: Sequence[str]) -> dict[str, Any]:
-    chosen = {name: value for name, _, value in (text.partition("=") for text in changes) if name in _CHOICES}
-    if not (count := chosen.get("policy_seeds", "1")).isdecimal():
-        raise RunError(f"policy_seeds={count} is not a number", remedy="Write --set policy_seeds=8.")
-    return {"wordings": chosen.get("wordings"), "policy_seeds": int(count)}
-
-
-def _read_ruleset(judging: Mapping[str, Any], host: str) -> Ruleset:
-    changes = [text for text in judging["changes"] if text.partition("=")[0] not in _CHOICES]
-    return read_new_rules({**judging, "changes": changes}, host)
+_METHODS = click.Choice(get_args(Method))
 
 
 @command(
@@ -236,20 +235,21 @@ def search_command(
     objective: str | None = option("What to break: a clause, or a formula; else any clause.", "CLAUSE|FORMULA"),
     method: Method = option("CMA-ES (extra `search`), or draws.", type=_METHODS, default="directed"),
     until: str = option("When to leave a task.", type=click.Choice(["found", "budget"]), default="found"),
+    wordings: str | None = option("What else to tell the policy: a file's lines, or a suite's words.", "FILE|SUITE"),
+    policy_seeds: int = option("Seeds of the policy to search, from its own on.", "N", type=POSITIVE, default=1),
     judging: Mapping[str, Any] = group(JUDGE_OPTIONS),
 ) -> None:
     """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
 
-    A start places the task's objects within its own regions. --set wordings=FILE (a wording a line; or a suite, such as
-    libero-goal-lan) and --set policy_seeds=N choose what the policy is told, and its seed, too. What is found is a
-    suite of starts, DIR/found/NAME.json, on which `safevla eval --suite found:FILE` runs any policy. Its rates are none
-    of the benchmark's. Only independent draws, --method random, bound a rate.
+    A start places the task's objects within its own regions. What is found is a suite of starts, DIR/found/NAME.json,
+    on which `safevla eval --suite found:FILE` runs any policy. Its rates are none of the benchmark's. Only independent
+    draws, --method random, bound a rate.
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     name = re.sub(r"[^a-z0-9]+", "-", out.absolute().name.lower()).strip("-")[:40] or "search"
     request = make_request(context, asked)
-    ruleset = _read_ruleset(judging, request.host)
+    ruleset = read_new_rules(judging, request.host)
     plan = SearchPlan(
         request=request,
         name=name,
@@ -257,7 +257,8 @@ def search_command(
         method=method,
         budget=budget,
         until_found=until == "found",
-        **_parse_choices(judging["changes"]),
+        wordings=wordings,
+        policy_seeds=policy_seeds,
     )
     with show_run_progress(tracking.OutcomeScorer(ruleset)) as observer:
         suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))

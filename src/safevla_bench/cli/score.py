@@ -13,7 +13,7 @@ from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
 from safevla_bench.cli import OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.options import quote_paths
-from safevla_bench.cli.progress import show_status, track_run
+from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import Place, RunError
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -22,8 +22,6 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.publishing import tracking
-from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
@@ -47,7 +45,6 @@ def score_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else into the one run folder.", "DIR"),
     form: str = options.format_option(),
-    trackers: tuple[str, ...] = options.LOG,
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
@@ -72,11 +69,9 @@ def score_command(
     if out is None and (folder / SCORES).exists() and rules.given_judge_options():
         folder = folder / EXPERIMENTS / _name_rules(sources.ruleset)
         kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
-    tracking.require_trackers(trackers)
     with show_status("judging"):
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         write_outputs(judged, folder)
-        _send_scores(judged, folder, trackers)
     if form == "json":
         click.echo(render_json([_cells_table(judged)]), nl=False)
     else:
@@ -95,14 +90,6 @@ def _name_rules(ruleset: Ruleset) -> str:
 
 _LONGEST_NAME = 80
 """Characters of the name of an experiment's folder."""
-
-
-def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
-    config = {**describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
-    with track_run(trackers, out, config, tracking.OutcomeScorer(judged.ruleset)) as tracked:
-        for tracker in tracked:
-            tracker.add_scores(judged.scores)
-            tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
 
 
 def _print_results(files: Sequence[Path], form: str) -> None:

@@ -173,11 +173,6 @@ class TrackingObserver:
         judged = {} if scores is None else self._score_values(scores.episode(0))
         self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **seconds, **judged})
 
-    def add_scores(self, scores: Scores) -> None:
-        """Send the numbers of episodes that were judged before, in order."""
-        for row in scores.episodes():
-            self._send(self._score_values(row))
-
     def _score_values(self, row: EpisodeScore) -> dict[str, float]:
         """Return the known numbers of an episode, truths as 0 or 1, and their means over its cell so far."""
         own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}

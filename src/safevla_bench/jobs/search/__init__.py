@@ -281,7 +281,7 @@ def _run_trials(
             task, record = end.planned.task, end.batch
             if record is not None and record.headers[0].instruction != task.instruction:
                 problem = f"{task.task_id} words its own instruction, {record.headers[0].instruction!r}"
-                raise RunError(problem, remedy="Leave --set wordings= out.")
+                raise RunError(problem, remedy="Leave --wordings out.")
             margins[place] = plan.objective.margins(end.batch)
 
 
