@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -275,10 +276,7 @@ def protocols_command(
 
 def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
     rows = protocols.protocol_rows(*map(protocols.load_protocol, names))
-    about = protocols.describe_field
-    return [
-        {"field": row.field, "about": about(row.field), "values": row.values, "sources": row.sources} for row in rows
-    ]
+    return [{**asdict(row), "about": protocols.describe_field(row.field)} for row in rows]
 
 
 def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:

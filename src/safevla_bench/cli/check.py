@@ -142,7 +142,7 @@ def doctor_command(
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
-_OWN = ("127.0.0.1", "::1", "localhost")
+_OWN, _COPIES = ("127.0.0.1", "::1", "localhost"), click.IntRange(1, serve.MAX_CONNECTIONS)
 
 
 @options.command("serve")
@@ -152,12 +152,7 @@ def serve_command(
     port: int = options.option("0 = any that is free.", default=8000, type=options.PORT),
     bind: str = options.option("Where to listen; 0.0.0.0 lets others in.", "ADDRESS", default="127.0.0.1"),
     seed: int = options.option("Of the policy's randomness, in every episode.", default=0, show_default=True),
-    copies: int = options.option(
-        "How often to load the policy, for so many episodes at a time.",
-        "N",
-        default=1,
-        type=click.IntRange(1, serve.MAX_CONNECTIONS),
-    ),
+    copies: int = options.option("How often to load the policy, for so many episodes.", "N", default=1, type=_COPIES),
     key_file: str | None = options.option(f"A file with its clients' key; else that of {endpoint.KEY}.", "FILE"),
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.

@@ -42,6 +42,8 @@ from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
 from safevla_bench.text import NO_VALUE, count_noun, format_significant, redact_secrets
 
+_TRACKERS = click.Choice(["wandb", "trackio", "tensorboard"])
+
 
 @command(
     "eval",
@@ -51,11 +53,7 @@ def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
     freeze: Path | None = option("With --dry-run: register the plan; --registered FILE runs it.", "FILE", type=FILE),
-    trackers: tuple[str, ...] = repeatable(
-        "Send the numbers of each episode, and the final ones, to this tracker; needs the extra of its name.",
-        spelling="--log",
-        type=click.Choice(["wandb", "trackio", "tensorboard"]),
-    ),
+    trackers: tuple[str, ...] = repeatable("Send each episode's numbers here.", spelling="--log", type=_TRACKERS),
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 

@@ -263,9 +263,7 @@ def export_command(
 @options.command("board")
 def board_command(
     context: click.Context,
-    sources: rules.JudgedSources = rules.judged_sources(
-        options.argument("[[NAME=]RUN...]", nargs=-1, type=options.SourceType())
-    ),
+    sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
     out: Path | None = options.out_option("Where to write the site; of one run folder, else its board/.", "DIR"),
     reports: bool = option("Add a full report of each policy.", spelling="--reports/--no-reports", default=True),
     audit: AuditPlan | None = options.AUDIT,

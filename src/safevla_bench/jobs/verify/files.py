@@ -294,7 +294,7 @@ def _finding(check: str, difference: str | None, agreed: str) -> Finding:
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
     written, difference = read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES), None
     if written != expected:
-        difference = first_difference(json.loads(written), json.loads(expected)) or "the bytes differ, and no value"
+        difference = first_difference(json.loads(written), json.loads(expected)) or "the bytes differ, no value does"
     return _finding(folder.SCORES, difference, "judged again, the same bytes")
 
 
