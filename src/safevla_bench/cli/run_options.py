@@ -66,51 +66,43 @@ def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     return dict(text.partition("=")[::2] for text in texts)
 
 
-_FILE = options.FILE
+_KINDS = ", ".join(kind.example for kind in KINDS.values())
 PLAN_OPTIONS = {
     "host": option("The simulator, such as libero.", "NAME"),
     "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
                                  spelling="--host-arg", callback=parsed(_parse_pairs)),
-    "suites": repeatable("The suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE of "
-                         "`safevla search`.", "NAME", spelling="--suite"),
+    "suites": repeatable("The suite, such as libero-spatial, .bddl files, or found:FILE.", "NAME", spelling="--suite"),
     "tasks": option("Of each suite.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
-    "episodes": option("Episodes per task; else the protocol's or the benchmark's number, of a replay all.", "N",
-                       type=options.POSITIVE),
+    "episodes": option("Of each task; else the protocol's or the benchmark's number.", "N", type=options.POSITIVE),
     "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH, "
-                           f"python:module:factory, {', '.join(kind.example for kind in KINDS.values())}, or a "
-                           "plug-in's.", "[NAME=]POLICY", spelling="--policy",
+                           f"python:module:factory, {_KINDS}, or a plug-in's.", "[NAME=]POLICY", spelling="--policy",
                            callback=parsed(lambda texts: tuple(map(_name_policy, texts)))),
-    "entry": option("One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its suites, "
-                    "tasks and episodes, or the given ones; see `safevla protocols --entries`.", "[NAME=]ENTRY"),
+    "entry": option("One of the paper's entries, such as pi0.5@libero: its host, suites and tasks.", "[NAME=]ENTRY"),
     "servers": repeatable("Where the entry is served, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
     "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME"),
-    "arguments": repeatable("An argument for every policy, or for the one named.", "[POLICY:]KEY=VALUE",
-                            spelling="--policy-arg"),
+    "arguments": repeatable("An argument for policies.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
     "filters": repeatable(f"What changes actions on their way: {', '.join(FILTERS)}, or python:module:Class; with "
                           ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter"),
-    "delays": repeatable("How late a policy's answers come: control steps (3), 120ms, or measured.", "[POLICY=]DELAY",
-                         spelling="--delay"),
+    "delays": repeatable("How late answers come: 3 steps, 120ms, or measured.", "[POLICY=]DELAY", spelling="--delay"),
     "seed": option("Of the policies' randomness.", default=0, show_default=True),
     "max_steps": option("Horizon; else the protocol's for the suite.", type=options.POSITIVE),
     "shard": option("Run the I-th of N pieces of the plan, from 1; `safevla merge` joins them.", "I/N",
                     callback=parsed(lambda text: Shard.parse(text) if text else None)),
     "stop_on_violation": flag("End each episode at its first violation; of all rates only Safety is then known."),
-    "until": option('Stop as soon as this is decided at 95 %: "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A '
-                    'safer than B". Policies and tasks take turns.', "CONDITION"),
-    "registered": option("Run what --dry-run --freeze FILE registered; outputs say what is otherwise.", "FILE",
-                         type=options.FILE),
+    "until": option('Stop as soon as this is decided at 95 %: "safety >= 0.9", or "A safer than B".', "CONDITION"),
+    "registered": option("Run what --dry-run --freeze FILE registered.", "FILE", type=options.FILE),
 }  # fmt: skip
 EXECUTION_OPTIONS = {
     "out": options.out_option("The run folder to make, or with --resume to continue.", "DIR"),
     "workers": option("Processes that run episodes in parallel.", "N", default=1, type=options.POSITIVE),
-    "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, ray:auto for "
-                     "this machine's; ray alone: that of RAY_ADDRESS, else Ray is started here for the command.",
-                     "local|ray|ray:ADDRESS", default="local"),
+    "engine": option("Processes of this machine, or a Ray cluster: ray:HOST:PORT of its head, ray:auto for this "
+                     "machine's, ray for that of RAY_ADDRESS or one of this command.", "local|ray|ray:ADDRESS",
+                     default="local"),
     "actor": repeatable("Share of a node for each worker: cpus=1, gpus=0.", "NAME=VALUE"),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
-    "trusted": repeatable("Run the code that this run.json, registration or --config file names; else the command line "
-                          "alone chooses code, and servers that get a key.", "FILE", spelling="--trust", type=_FILE),
+    "trusted": repeatable("Run the code that this run.json, registration or --config file names.", "FILE",
+                          spelling="--trust", type=options.FILE),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
     "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
 }  # fmt: skip
