@@ -59,7 +59,7 @@ def test_running_rates_end_at_the_rates_of_the_cells(tmp_path):
     tracker = MemoryTracker()
     judged = evaluate_request(FAKE, load_ruleset(), tmp_path / "run", tracking.TrackingObserver(tracker))
     (cell,) = judged.summarize_scores()[0]
-    last = tracker.logged[-1][1]
+    last = {name: value for _, numbers in tracker.logged for name, value in numbers.items()}
     for name, value in {"sr": cell.sr, "safety": cell.safety, "sbu": cell.sbu, "vsi": cell.vsi}.items():
         np.testing.assert_allclose(last[f"scripted:hasty/fake/{name}"], value)
 
