@@ -26,12 +26,7 @@ from safevla_bench.judging import judged
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import SAFETY, SR, VSI
 from safevla_bench.judging.ruleset import Provenance
-from safevla_bench.report.render import (
-    PLAYER_SCRIPTS,
-    content_security_policy,
-    read_template,
-    template_environment,
-)
+from safevla_bench.report import render
 from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text_column
 from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES
@@ -167,10 +162,13 @@ _NOT_FOUND = _say(HTTPStatus.NOT_FOUND, "There is no such page. Runs may have mo
 def _render_index(folder: Path) -> Reply:
     folders = find_runs(folder)
     addresses = {name: run_address(name, REPORT) for name in folders}
-    style, script = read_template("page.css") + read_template("runs/runs.css"), read_template("runs/runs.js")
-    policy = content_security_policy(style, script)
+    style, script = (
+        render.read_template("page.css") + render.read_template("runs/runs.css"),
+        render.read_template("runs/runs.js"),
+    )
+    policy = render.content_security_policy(style, script)
     content = (
-        template_environment()
+        render.template_environment()
         .get_template("runs/index.html")
         .render(
             title=f"Runs in {folder.resolve().name}",
@@ -250,8 +248,8 @@ def _find_file(run: Path, file: str) -> Path | None:
 
 def _report_policy(content: bytes) -> str:
     head = content.replace(b"&#39;", b"'")[:4096]
-    parts = [read_template(name) for name in ("page.css", "page.js", *PLAYER_SCRIPTS)]
-    plain, with_player = content_security_policy(*parts[:2]), content_security_policy(*parts)
+    parts = [render.read_template(name) for name in ("page.css", "page.js", *render.PLAYER_SCRIPTS)]
+    plain, with_player = render.content_security_policy(*parts[:2]), render.content_security_policy(*parts)
     return next((own for own in (plain, with_player) if f'content="{own}"'.encode() in head), _NO_SCRIPT)
 
 

@@ -12,13 +12,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench import hosts
-from safevla_bench.compare.policy_results import (
-    UNNAMED,
-    PolicyResults,
-    join_sources,
-    make_names_unique,
-    split_by_policy,
-)
+from safevla_bench.compare import policy_results
+from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics
@@ -243,7 +238,7 @@ def load_policy_results(
     for path, opened in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names of its records
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
-            name = opened.policy_names.get(None if result.name == UNNAMED else result.name, result.name)
+            name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
             recorded[name] = result.name
             results.append(replace(result, name=name))
     names = dict.fromkeys(result.name for result in results)
@@ -252,7 +247,7 @@ def load_policy_results(
         remedy = f"There are {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
-    return make_names_unique(join_sources(chosen)) if join else chosen
+    return policy_results.make_names_unique(policy_results.join_sources(chosen)) if join else chosen
 
 
 def measure_costs(judged: Judged) -> EpisodeCosts:
@@ -280,7 +275,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
     """Return the results of each policy, with what the records say of how its episodes began."""
     records = judged.records
-    results = split_by_policy(
+    results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
         judged.headers,
         source,
