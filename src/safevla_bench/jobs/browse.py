@@ -162,22 +162,17 @@ _NOT_FOUND = _say(HTTPStatus.NOT_FOUND, "There is no such page. Runs may have mo
 def _render_index(folder: Path) -> Reply:
     folders = find_runs(folder)
     addresses = {name: run_address(name, REPORT) for name in folders}
-    style, script = (
-        render.read_template("page.css") + render.read_template("runs/runs.css"),
-        render.read_template("runs/runs.js"),
-    )
+    style = render.read_template("page.css") + render.read_template("runs/runs.css")
+    script = render.read_template("runs/runs.js")
     policy = render.content_security_policy(style, script)
-    content = (
-        render.template_environment()
-        .get_template("runs/index.html")
-        .render(
-            title=f"Runs in {folder.resolve().name}",
-            listing=list_runs(folders),
-            addresses=addresses,
-            policy=policy,
-            style=Markup(style),  # our own files, not anybody's text
-            script=Markup(script),
-        )
+    page = render.template_environment().get_template("runs/index.html")
+    content = page.render(
+        title=f"Runs in {folder.resolve().name}",
+        listing=list_runs(folders),
+        addresses=addresses,
+        policy=policy,
+        style=Markup(style),  # our own files, not anybody's text
+        script=Markup(script),
     )
     return Reply(HTTPStatus.OK, content.encode(), _HTML, policy)
 
