@@ -30,8 +30,8 @@ from safevla_bench.hosts.fake.host import JITTER_M, PUSH_N, STIFFNESS_N_PER_M, F
 from safevla_bench.hosts.libero.host import LiberoHost
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.jobs.search import Objective
 from safevla_bench.jobs.search.optimizers import Method, UnitCube, make_optimizer
-from safevla_bench.jobs.search.search import Objective
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import PlannedEpisode

@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, str] = {
     "compare": f"compare {DEMO}",
     "compare-full": f"compare {DEMO} --full",
     "compare-json": f"compare {DEMO} --format json",
-    "compare-unpaired": f"compare {DEMO} --unpaired --metric safety --metric vsi",
+    "compare-unpaired": f"compare {DEMO} --unpaired",
     "gate": f"gate {DEMO} --min-safety 0.5 --max-vsi 0.2",
     "gate-cells": f"gate {DEMO} --min-safety 0.9 --per cell --junit gate.xml",
     "gate-run": "gate run --min-safety 0.4",

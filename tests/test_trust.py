@@ -58,19 +58,18 @@ PLACES = {
     ("rollout/ray.py", "make_host"): PREPARED,
     ("jobs/evaluation/preparation.py", "WorkerSpec"): PREPARED,
     ("jobs/physics.py", "WorkerSpec"): PREPARED,  # what `ReplaySetting.read` let pass, as for verify --replay
-    ("cli/protocols.py", "make_policy"): USER,  # serve
+    ("cli/check.py", "make_policy"): USER,  # serve
     ("jobs/doctor/server.py", "make_policy"): USER,
-    ("jobs/doctor/selftest.py", "make_host"): USER,
+    ("jobs/doctor/machine.py", "make_host"): USER,
     ("jobs/doctor/__init__.py", "make_host"): USER,
     ("rollout/gym.py", "make_host"): USER,
     ("jobs/verify/replays.py", "make_host"): GUARD,  # verify --replay, with the arguments in run.json
-    ("cli/pictures.py", "make_host"): INSTALLED,
-    ("jobs/evaluation/outputs.py", "make_host"): INSTALLED,  # show --html
+    ("cli/inspect.py", "make_host"): INSTALLED,
     ("training/export.py", "make_host"): INSTALLED,  # export --cameras
     # Tags of hosts
     ("jobs/evaluation/judgement.py", "registry_files"): INSTALLED,
     ("jobs/doctor/__init__.py", "registry_files"): USER,
-    ("jobs/doctor/selftest.py", "registry_files"): USER,
+    ("jobs/doctor/machine.py", "registry_files"): USER,
     ("rollout/gym.py", "registry_files"): USER,
     # Imports by name
     ("__init__.py", "import_module"): OWN,

@@ -58,10 +58,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 def open_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Yield a stream to a hidden file beside the target, which replaces the target after the block.
 
-    Its content is on the disk by then. A reader sees the old file or the new one, never a part. Whatever is raised in
-    the block leaves the target as it was. A device or a pipe, such as `/dev/null`, is written to and never replaced.
-    Raises `FileError` if the target cannot be written, or the block raised an `OSError`; what was there before still
-    is.
+    Its content is on the disk by then. A reader sees the old file or the new one, never a part. A device or a pipe is
+    written to and never replaced. Raises `FileError` if the target cannot be written, or the block raised an `OSError`;
+    what was there before still is.
     """
     with translated_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -75,18 +74,11 @@ def open_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_together(folder: Path, contents: Mapping[str, bytes | str], chief: str) -> None:
-    """Write files that belong together, so that those of two writings are never there at once.
+    """Write files into a folder so that those of two writings are never there at once.
 
-    All are on the disk before any is put in place. Then the older ones are removed but for `chief`, which
-    is replaced, and the others follow: at any instant `chief` is the old or the new one, and no other contradicts it.
-
-    Args:
-        folder: where; it exists, with the folders that the names lie in.
-        contents: what each file is to hold, by its name.
-        chief: the name of the file that the others go with.
-
-    Raises `FileError` if one of them cannot be written: what was there before is. Or one cannot be put in place:
-    `chief` is the old or the new one, and others may be absent.
+    All are on the disk before any is put in place. Then the older ones are removed but for `chief`, which is replaced,
+    and the others follow: at any instant `chief` is the old or the new one, and no other contradicts it. Raises
+    `FileError` if one cannot be written: what was there before is. Or one cannot be put in place: others may be absent.
     """
     with ExitStack() as staged:
         ready: dict[Path, Path] = {}

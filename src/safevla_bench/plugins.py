@@ -110,9 +110,8 @@ class PluginGroup:
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
         """Return what the factory of that name makes of the positional arguments and, by keyword, `arguments`.
 
-        Raises the group's `error`, with what there is, if there is no such name or the factory does not take these
-        arguments, or if one of them has the name of a secret; `PluginError`, with its distribution, if the plug-in
-        cannot be loaded or made; and our own errors of the factory.
+        Raises the group's `error` as `find_entry` does, and if the factory does not take these arguments; `PluginError`
+        if the plug-in cannot be loaded or made; and our own errors of the factory.
         """
         entry = self.find_entry(name, arguments)
 
@@ -136,7 +135,6 @@ class PluginGroup:
     def _check_arguments(
         self, name: str, factory: Callable[..., object], arguments: Mapping[str, str], positional: int
     ) -> None:
-        """Raise the group's error for an argument that the factory does not take."""
         if not arguments:
             return
         parameters = list(inspect.signature(factory).parameters.values())[positional:]

@@ -137,11 +137,3 @@ def test_the_shell_completes_commands_without_importing_them():
         check=False,
     )
     assert done.stdout.split("\n")[:2] == ["plain,score", "LOADED []"]
-
-
-def test_the_shell_completes_options():
-    from click.shell_completion import BashComplete
-
-    names = {item.value for item in BashComplete(cli.safevla, {}, "safevla", "").get_completions(["eval"], "--ta")}
-    assert names == {"--task"}
-    assert isinstance(cli.safevla, click.Group)

@@ -82,7 +82,6 @@ def test_a_server_that_is_not_there_exits_2_and_is_in_the_json_too(safevla):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--suite", "libero-goal"), "--suite is for a policy server"),
         (("--policy-arg", "replan=5"), "--policy-arg is for a policy server"),
         (("--server", "a:1", "--quick"), "--quick is for this machine"),
         (("--server", "a:1", "--out", "runs"), "--out is for this machine"),

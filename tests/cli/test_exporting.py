@@ -76,11 +76,11 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--format", "submission", "--meta", "x.toml"], "--meta is for hub and robocasa"),
-        (["--format", "hub", "--cameras", "front"], "--cameras is for lerobot"),
+        (["--format", "submission", "--meta", "x.toml"], "--meta is not for submission"),
+        (["--format", "hub", "--cameras", "front"], "--cameras is not for hub"),
         (["--format", "lerobot", "--cameras", "front"], "names none"),
         (["--format", "hub", "--meta", "nowhere.toml"], "cannot be read"),
-        (["--format", "submission", "--episode", "1"], "--episode is for rerun and mcap"),
+        (["--format", "submission", "--episode", "1"], "--episode is not for submission"),
         (["--format", "mcap"], "holds one episode, and here are 2\n  Choose one by --episode"),
         (["--format", "mcap", "--episode", "7"], "no episode '7'"),
     ],

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from safevla_bench import archive, cli, hosts
-from safevla_bench.cli import pictures
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeStage
@@ -235,14 +234,14 @@ def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_an
 
 
 def test_a_film_without_the_extra_names_it(safevla, run, monkeypatch):
-    monkeypatch.setattr(pictures, "can_film", lambda: False)
+    monkeypatch.setattr("safevla_bench.pictures.drawing.can_film", lambda: False)
     assert install_command("video") in safevla.refuses("frames", run, "--video")
 
 
 def test_only_a_run_folder_of_a_host_that_is_here_and_can_show_it_can_be_shown(safevla, run, monkeypatch):
     assert "this is not a run folder" in safevla("frames", run.parent)[2]
     description = json.loads((run / RUN).read_text())
-    for host, words in (("gone", "there is no host 'gone'"), (None, "names no host")):
+    for host, words in (("gone", "there is no host 'gone'"), (None, "not a run folder of a host")):
         (run / RUN).write_text(json.dumps({**description, "host": host}))
         assert words in safevla.refuses("frames", run)
     (run / RUN).write_text(json.dumps(description))
@@ -282,23 +281,15 @@ def test_a_replay_in_3d_lies_beside_the_pictures_and_in_the_report(safevla, run,
     assert "did not fit" not in page
 
 
-def test_the_page_of_one_episode_has_its_replay_without_frames(safevla, run, tmp_path):
+def test_the_page_of_one_episode_has_the_replay_of_the_run_s_frames(safevla, run, tight, tmp_path):
+    safevla.ok("frames", run, *tight, "--3d", "--worst", 1)
+    (frame,) = [frame for frame in read_frames(run) if frame.kind == "replay3d"]
     for name in ("one.html", "again.html"):
-        code, out, err = safevla("show", run, "1", "--html", tmp_path / name)
+        code, out, err = safevla("show", run, frame.episode_id, "--html", tmp_path / name)
         assert (code, err) == (0, "")
         assert str(tmp_path / name) in out
     page = (tmp_path / "one.html").read_bytes()
     assert b'id="replay3d-1"' in page
-    assert not (run / FRAMES).exists()
     assert (tmp_path / "again.html").read_bytes() == page
     err = safevla.refuses("show", run, "--formula", "G[0,T](eef_speed < 9)", "--html", tmp_path / "formula.html")
     assert "--html is for an episode" in err
-
-
-def test_the_page_of_an_archive_s_episode_says_why_there_is_no_replay(safevla, run, tmp_path):
-    (part,) = archive_parts(run)
-    code, _, err = safevla("show", part, "1", "--html", tmp_path / "one.html")
-    assert code == 0
-    assert "No replay in 3-D: it is in no run folder" in err
-    assert "Name the run folder that `safevla eval` made." in err
-    assert "No replay in 3-D: it is in no run folder" in (tmp_path / "one.html").read_text()

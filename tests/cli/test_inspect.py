@@ -58,7 +58,7 @@ def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame_and_say_
         return list(csv.DictReader(io.StringIO(safevla.ok("episodes", archive, "--format", "csv", *options))))
 
     rows = read()
-    frame = load(archive).to_pandas()
+    frame = load(archive).scores.to_pandas()
     assert list(rows[0]) == ["number", *frame.columns, "reason"]
     assert [row["episode_id"] for row in rows] == frame["episode_id"].tolist()
     rho = [float(row["rho.max_contact_force_under_200N"]) for row in rows]
@@ -193,19 +193,6 @@ def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
         _, out, err = safevla(*command)
         assert "\\x1b[2J\\u202e" in out + err
         assert not {"\x1b", "\u202e"} & set(out + err)
-
-
-def test_validate_as_json_names_each_problem_and_its_place(safevla, archive):
-    report = {"source": str(archive), "valid_episodes": 3, "records": 36, "problems": []}
-    assert safevla.json("validate", archive) == [report]
-    with archive.open("ab") as stream:
-        stream.write(b'{"episode_id": "bad"}\n')
-    code, out, err = safevla("validate", archive, "--format", "json")
-    assert (code, err) == (2, "")
-    (problem,) = json.loads(out)[0]["problems"]
-    assert (problem["episode"], problem["line"], problem["file"]) == ("bad", 4, str(archive))
-    assert problem["problem"]
-    assert problem["remedy"]
 
 
 def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, archive):

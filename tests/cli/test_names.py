@@ -83,14 +83,6 @@ def test_names_survive_workers_resuming_and_shards(safevla):
     assert "spec" in safevla.refuses("eval", "--record-only", *FAKE, *other, "--resume", "--out", "whole")
 
 
-@pytest.mark.long
-def test_names_survive_ray(safevla):
-    safevla.ok("eval", "--record-only", *FAKE, *TWO, "--out", "here")
-    safevla.ok("eval", "--record-only", *FAKE, *TWO, "--engine", "ray", "--out", "cluster")
-    part = "archive/part-00000.parquet"
-    assert Path("cluster", part).read_bytes() == Path("here", part).read_bytes()
-
-
 def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
     safevla("eval", "--record-only", *FAKE, "--policy", f"mine={SPEC}", "--policy-arg", "strength=0.3", "--out", "run")
     assert "again" in safevla.ok("eval", "--record-only", "--policy", "again=replay:run", "--out", "played")

@@ -81,8 +81,8 @@ def test_a_file_runs_as_the_command_line_does_and_what_is_only_recorded_takes_it
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("max_steps = 3", "'max-steps'"),
-        ("[judge]\nlibary = 'x'", "'judge.library'"),
+        ("max_steps = 3", "field max_steps: there is no such key"),
+        ("[judge]\nlibary = 'x'", "judge.library"),
         ("library = 'default'", "field library: there is no such key"),
         ("nonsense = 1", "Keys: host, host-arg, suite"),
         ("episodes = 'two'", "'two' is not a valid integer range"),

@@ -38,7 +38,7 @@ TIPPED = tipped(benchmark="libero-spatial", task_id="task_0")
 def test_the_bar_counts_what_the_scores_will(applicability, batch, counts):
     bar = RunProgressBar(Progress(), scorer(applicability))
     bar.finished(SimpleNamespace(batch=batch, planned=SimpleNamespace(episode_id="e0")))
-    assert (bar.success, bar.safe, bar.sbu) == counts
+    assert tuple((sum(known), len(known)) for known in bar.rates.values()) == counts
 
 
 def test_the_bar_keeps_count_and_remaining_time_at_eighty_columns():
@@ -47,7 +47,7 @@ def test_the_bar_keeps_count_and_remaining_time_at_eighty_columns():
     with make_progress(Console(file=stream, width=80, force_terminal=True, color_system=None)) as progress:
         bar = RunProgressBar(progress, scorer())
         progress.update(bar.task, total=2000, completed=1234)
-        bar.success = bar.safe = bar.sbu = (3, 10)
+        bar.rates = dict.fromkeys(bar.rates, [True] * 3 + [False] * 7)
         bar.stepped(SimpleNamespace(episode_id=f"scripted:careful/{'long' * 20}"), 20)
         progress.refresh()
     last = [line for line in stream.getvalue().split("\r") if "1234/2000" in line][-1]

@@ -27,8 +27,8 @@ def test_protocols_are_listed_shown_and_compared(safevla):
 def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
     rows = safevla.json("protocols", "openpi", "lerobot")
     (seed,) = [row for row in rows if row["field"] == "env_seed"]
-    assert (seed["openpi"]["value"], seed["lerobot"]["value"]) == (7, "1000 + episode")
-    assert "examples/libero/main.py" in seed["openpi"]["source"]
+    assert seed["values"] == [7, "1000 + episode"]
+    assert "examples/libero/main.py" in seed["sources"][0]
     rows = safevla.json("protocols")
     assert [row["name"] for row in rows if row["kind"] == "protocol"] == list(protocols.protocol_names())
     assert [row["name"] for row in rows if row["kind"] == "dialect"] == list(dialects.dialect_names())
@@ -40,21 +40,20 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     out = safevla.ok("protocols", "gr00t-libero")
     assert "request video.image" in out
     assert "gr00t-libero" in out
-    dialect = safevla.json("protocols", "openpi-libero")
+    dialect = {row["field"]: row["values"][0] for row in safevla.json("protocols", "openpi-libero")}
     assert (dialect["asked_over"], dialect["replan"]) == ("openpi", 5)
     out = safevla.ok("protocols", "vla-eval-libero", "openvla-libero")
-    assert out.splitlines()[1].startswith("request images/wrist")
+    assert "request images/wrist" in out
     assert "eef_axis_angle_shortest" in out
     assert "where the server asks for send_state" in out
     assert "flip" not in out
     assert safevla.ok("protocols", "openpi-libero", "openpi-libero") == "They say the same.\n"
     err = safevla.refuses("protocols", "openpi-libero", "openpi")
-    assert "openpi-libero is a dialect: compare it with another" in err
+    assert "a dialect is compared with another" in err
 
 
 def test_what_is_not_a_protocol_is_refused(safevla):
     assert "there is no protocol 'openpy'" in safevla.refuses("protocols", "openpy")
-    safevla.refuses("protocols", "openpi", "openvla", "lerobot")
 
 
 def test_entries_are_listed_with_what_the_paper_prints(safevla):

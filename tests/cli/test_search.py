@@ -18,7 +18,7 @@ def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_pri
     assert "found:edge-of-cup:fake" in output.replace("\n", "")
     assert "Chosen starts" in output
     assert json.loads((tmp_path / "again/run.json").read_text())["suites"] == ["fake"]
-    assert "safevla search" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
+    assert "a search made this run" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
 
 
 def test_what_a_search_cannot_do_is_said(safevla, tmp_path):
@@ -32,15 +32,14 @@ def test_what_a_search_cannot_do_is_said(safevla, tmp_path):
     assert "is run alone" in several
 
 
-def test_words_and_seeds_are_settings_of_a_search_and_of_nothing_else(safevla, tmp_path, monkeypatch):
+def test_words_and_seeds_are_searched(safevla, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("quick\n")
-    words = ("--set", "wordings=words.txt", "--set", "policy_seeds=2")
+    words = ("--wordings", "words.txt", "--policy-seeds", "2")
     out = safevla.ok("search", *RUN, "--policy-arg", "word=quick", "--policy-arg", "width_m=9", *words, "--out", "run")
     assert "told 'quick'" in out
     assert json.loads((tmp_path / "run/run.json").read_text())["search"]["policy_seeds"] == 2
-    safevla.refuses("search", *RUN, "--set", "policy_seeds=many", "--out", "other")
-    safevla.refuses("score", "run", *words)
+    safevla.refuses("search", *RUN, "--policy-seeds", "many", "--out", "other")
 
 
 def test_a_found_suite_is_not_run_on_another_host(safevla, tmp_path, monkeypatch):

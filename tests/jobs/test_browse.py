@@ -16,8 +16,6 @@ import safevla_bench as sb
 from report.browser import Browser
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.browse import RunServer, RunSite, find_runs, list_runs, run_address
-from safevla_bench.jobs.evaluation.outputs import render_report
-from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.report.render import PLAYER_SCRIPTS, content_security_policy, read_template
 
 HOSTILE = "<script>alert(1)<&'\"%2e%2e"
@@ -62,21 +60,10 @@ class Links(HTMLParser):
 def test_every_run_is_listed_with_the_numbers_of_its_scores(folder: Path):
     rows = list_runs(find_runs(folder)).rows
     assert [row[0].text for row in rows] == [f"deep/{HOSTILE}", "still"]
-    for run, policy, _, count, success_rate, safety, *_, when, _ in rows:
+    for run, policy, _, count, success_rate, safety, *_ in rows:
         (cell,) = json.loads((folder / run.text / "scores.json").read_bytes())["cells"]
         assert (policy.text, count.value) == (cell["policy"], cell["n"])
         assert (success_rate.value, safety.value) == (100 * cell["sr"], 100 * cell["safety"])
-        assert when.text == "—"
-
-
-@pytest.mark.parametrize(
-    ("started", "shown"),
-    [("2026-11-22T15:03:51+00:00", "2026-11-22 15:03"), ("yesterday", "—"), (None, "—"), (7, "—"), ("<b>", "—")],
-)
-def test_the_time_is_that_of_the_run_or_none(folder: Path, started: object, shown: str):
-    path = folder / "still" / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "volatile": {"started": started}}))
-    assert list_runs(find_runs(folder)).rows[-1][-2].text == shown
 
 
 def test_a_run_alone_is_opened_at_its_report_and_a_folder_at_the_index(folder: Path):
@@ -109,22 +96,11 @@ def test_every_link_of_the_index_leads_to_a_page_and_names_are_only_ever_shown(f
     assert HOSTILE in index.text
 
 
-def test_a_run_that_cannot_be_judged_is_explained(folder: Path):
+def test_a_run_without_a_report_says_how_it_gets_one(folder: Path):
     (folder / "still" / "report.html").unlink()
-    (folder / "still" / "archive" / "part-00000.parquet").unlink()
     reply = RunSite(folder).reply(run_address("still", "report.html"))
     assert reply.status == 409
-    assert b"still" in reply.content
-
-
-def test_a_run_without_a_report_is_judged_by_default_for_it_and_nothing_is_written(folder: Path):
-    for name in ("report.html", "scores.json"):
-        (folder / "still" / name).unlink()
-    before = sorted(folder.rglob("*"))
-    report = RunSite(folder).reply(run_address("still", "report.html"))
-    assert report.status == 200
-    assert report.content.decode() == render_report(load(folder / "still").judged)
-    assert sorted(folder.rglob("*")) == before
+    assert b"safevla score" in reply.content
 
 
 @pytest.mark.parametrize(

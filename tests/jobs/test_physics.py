@@ -131,7 +131,7 @@ def test_the_page_bears_the_mark_and_the_run_still_verifies(varied, tmp_path):
 
 def test_a_replay_ends_where_it_leaves_its_path_and_is_compared_as_a_whole_one(run, monkeypatch):
     lengths = {}
-    find = physics.find_departure
+    find = physics.firmness.find_departure
 
     def measure(recorded, replayed):
         departure = find(recorded, replayed)
@@ -148,7 +148,7 @@ def test_a_replay_ends_where_it_leaves_its_path_and_is_compared_as_a_whole_one(r
             for spec_id in episode.recorded.clauses
         }
 
-    monkeypatch.setattr(physics, "find_departure", measure)
+    monkeypatch.setattr(physics.firmness, "find_departure", measure)
     monkeypatch.setattr(firmness, "LEFT_PATH_M", 1e-5)  # what is shifted by 0.1 mm is off its path at record 0
     comparisons = compare()
     assert lengths[0] == {6}

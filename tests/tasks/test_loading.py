@@ -92,7 +92,7 @@ def test_task_tags_of_a_row_are_united_with_its_template_s(tmp_path):
 def test_a_template_that_is_not_known_is_its_row_s_task_tags_and_that_is_said(tmp_path, caplog):
     own = registry([write(tmp_path, row(template="pour"), "rows.json")])
     assert own.find_entry("libero-spatial", "task_0").tags == set(ROW["task_tags"])
-    assert "names a template 'pour' that is not known" in caplog.text
+    assert "the template 'pour' is not known" in caplog.text
     with pytest.raises(RegistryError, match="'pour' is none of the templates"):
         registry([write(tmp_path, row(template="pour", task_tags=None), "other.json")])
 
@@ -138,9 +138,8 @@ def test_a_registry_of_one_s_own_survives_but_for_what_its_benchmark_is(tmp_path
 
 
 def test_only_what_is_asked_for_is_written():
-    rows = paper_task_rows(registry(), "libero-goal", ["libero-full"])
+    rows = paper_task_rows(registry(), "libero-goal")
     assert {row["benchmark"] for row in rows} == {"libero-goal"}
-    assert all("arm_furniture_contact_signal" in row["benchmark_signal_tags"] for row in rows)
     with pytest.raises(RegistryError, match="no benchmark 'libero-gaol'"):
         paper_task_rows(registry(), "libero-gaol")
 

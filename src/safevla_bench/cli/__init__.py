@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import gc
 import importlib
@@ -36,14 +35,14 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "search": ("rollout", "Search for starts from which a policy succeeds unsafely."),
         "merge": ("score", "Join the shards of a run into the run folder that one run would have made."),
         "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
-        "serve": ("protocols", "Serve a policy over openpi's protocol."),
+        "serve": ("check", "Serve a policy over openpi's protocol."),
         "doctor": ("check", "Examine this machine or a policy server; each finding with its remedy."),
     },
     "Judge": {
         "score": ("score", "Judge recorded episodes and write scores and a report."),
         "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
         "show": ("inspect", "Explain one episode, or ask a formula of all: when, which bodies, by how much."),
-        "frames": ("pictures", "Render episodes as pictures: how they began, broke a limit, ended."),
+        "frames": ("inspect", "Render episodes as pictures: how they began, broke a limit, ended."),
         "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
         "open": ("inspect", "Open a report in the browser, and an index of all runs in a folder."),
     },
@@ -61,7 +60,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Reference": {
         "specs": ("catalog", "List the safety specifications, explain one, or check your own."),
         "tasks": ("catalog", "List tasks with the specifications that apply, or propose tags for your own."),
-        "protocols": ("protocols", "List or compare evaluation protocols, dialects and the paper's entries."),
+        "protocols": ("catalog", "List or compare evaluation protocols, dialects and the paper's entries."),
         "help": ("rules", "Say what options mean that many commands share: judging."),
     },
     "Data": {
@@ -114,20 +113,6 @@ class LazyCommandGroup(click.Group):
         command = getattr(_import_once(f"safevla_bench.cli.{COMMANDS[cmd_name][0]}"), f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return click's (name, command, remaining arguments) for the command that the first argument names.
-
-        Raises a usage error, with suggestions where a name is close, for an unknown name.
-        """
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            close = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.6)
-            suggestion = f"; did you mean {' or '.join(close)}?" if close else ""
-            raise click.UsageError(f"there is no command {name!r}{suggestion}", ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups of commands without importing any."""
@@ -195,7 +180,6 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
-    """Run the command line and return the exit code."""
     stdout = sys.stdout
     try:
         words = None if arguments is None else list(arguments)
@@ -209,9 +193,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         command = error.ctx.command_path if error.ctx else "safevla"
         message = make_printable(error.format_message()).rstrip(".")
         return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.")
-    except click.ClickException as error:
-        return _refuse(error.format_message())
-    except SafevlaError as error:
+    except (click.ClickException, SafevlaError) as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:

@@ -1,21 +1,26 @@
-"""`safevla specs` and `tasks`: specifications, tasks, and proposals of tags for new tasks."""
+"""`safevla specs`, `tasks` and `protocols`: what there is to judge by, to roll out and to ask servers in."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from safevla_bench import tasks
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.options import flag, option, quote_paths, repeatable
-from safevla_bench.errors import SpecError
+from safevla_bench.cli.options import FILE, flag, option, quote_paths, repeatable
 from safevla_bench.files import write_atomically
+from safevla_bench.hosts import protocols
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
+from safevla_bench.policies.servers import dialects, entries
+from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.sensitivity import calibration
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import loader
@@ -31,17 +36,11 @@ from safevla_bench.text import count_noun, escape_controls, format_compact, form
 
 @options.command("specs")
 def specs_command(
-    context: click.Context,
     library: str = rules.library_option("The library to list.", default="default"),
     explain: str | None = option("Say all about one specification: formula, tags, source, who is exempt.", "ID"),
     template: bool = flag("Print a file to write specifications of your own in, with comments."),
-    check: Path | None = option("Check a file of your own on two simple traces of each.", "FILE", type=options.FILE),
-    runs: tuple[Path, ...] = repeatable(
-        "Print what a reference policy's successes reach by each clause, and a limit drawn from them.",
-        "RUN",
-        spelling="--calibrate",
-        type=options.FILE,
-    ),
+    check: Path | None = option("Check a file of your own on two simple traces of each.", "FILE", type=FILE),
+    runs: tuple[Path, ...] = repeatable("Draw limits from its successes.", "RUN", spelling="--calibrate", type=FILE),
     rule_files: tuple[Path, ...] = rules.rules_option("With --calibrate: judge by this file, too."),
     policy: str | None = option("With --calibrate: the reference, where RUN has several policies.", "NAME"),
     quantile: float = option("With --calibrate: the share of its successes to be safe.", "SHARE", default=0.95),
@@ -53,10 +52,8 @@ def specs_command(
     Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
     The rows of --format paper are read back by --library and --rules.
     """
-    own = {"policy": "policy", "quantile": "quantile", "out": "out", "rule_files": "rules"}
-    stray = [option for name, option in own.items() if not runs and options.is_given(context, name)]
-    if stray:
-        raise click.UsageError(f"--{stray[0]} is for --calibrate RUN.", context)
+    if not runs:
+        options.refuse_given(("policy", "quantile", "out", "rule_files"), "is for --calibrate RUN.")
     if template:
         text = resources.files("safevla_bench.specs").joinpath("template.toml").read_text(encoding="utf-8")
         click.echo(text, nl=False)
@@ -73,11 +70,9 @@ def specs_command(
         _print_calibrations(calibrated, out, form)
         return
     chosen = loader.library(library)
-    if explain is not None and form == "paper":
-        raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
         exempt = tasks.exempt_tasks(tasks_loader.registry(), chosen, explain)
-        if form == "json":
+        if form != "text":
             options.print_json({**explain_spec(chosen, explain), "does_not_apply": exempt})
         else:
             _print_explanation({**explain_spec(chosen, explain), "does_not_apply": _count_exempt(exempt)})
@@ -93,7 +88,6 @@ def specs_command(
 
 
 def _print_calibrations(calibrations: Sequence[calibration.Calibration], out: Path | None, form: str) -> None:
-    """Print how a reference policy's extremes are distributed for each clause, and the limit."""
     if form == "json":
         options.print_json(calibration.calibration_rows(calibrations))
     else:
@@ -104,26 +98,21 @@ def _print_calibrations(calibrations: Sequence[calibration.Calibration], out: Pa
 
 
 def _describe_calibration(item: calibration.Calibration) -> list[str]:
-    """Return the lines about a specification: counts, percentiles, quantile, limit or why it is not used."""
-    spec, extremes, (low, high) = item.spec, item.extremes, item.interval
+    spec, extremes, show = item.spec, item.extremes, format_significant
     percents = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
-    shown = [f"{share} % {_compact(value)}" for share, value in percents.items()]
-    floor = [] if item.floor is None else [f"doing nothing {_compact(item.floor)}"]
-    largest = _compact(float(extremes[-1]))
-    ends = f"{_compact(low)} to {_compact(high) if isfinite(high) else 'unknown'}"
+    shown = [f"{share} % {show(value)}" for share, value in percents.items()] + [f"largest {show(float(extremes[-1]))}"]
+    floor = [] if item.floor is None else [f"doing nothing {show(item.floor)}"]
+    low, high = item.interval
+    ends = f"{show(low)} to {show(high) if isfinite(high) else 'unknown'}"
     return [
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {len(extremes)} successes of {item.policy} on {item.tasks} tasks; "
-        f"{item.violated} exceed the library's {_compact(spec.threshold)}",
-        "  " + "   ".join([*shown, f"largest {largest}", *floor]),
-        f"  quantile {item.quantile:g}: {_compact(item.value)}, 95 % interval on these tasks {ends}",
-        f"  {item.obstacle or f'limit {_compact(item.limit)} {spec.unit}'}",
+        f"{item.violated} exceed the library's {show(spec.threshold)}",
+        "  " + "   ".join(shown + floor),
+        f"  quantile {item.quantile:g}: {show(item.value)}, 95 % interval on these tasks {ends}",
+        f"  {item.obstacle or f'limit {show(item.limit)} {spec.unit}'}",
         "",
     ]
-
-
-def _compact(value: float) -> str:
-    return format_significant(value, 3)
 
 
 _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
@@ -133,16 +122,15 @@ _ROWS = {"json": spec_rows, "paper": paper_spec_rows}
 def tasks_command(
     suite: str | None = option("Only this suite, such as libero-goal.", "NAME"),
     rule_files: tuple[Path, ...] = rules.rules_option("Add the tasks of a file.", metavar="FILE"),
-    propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=options.FILE),
+    propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=FILE),
     form: str = options.PAPER_FORMAT,
 ) -> None:
     """List suites, or the tasks of one: the specifications that apply, with reasons for those that do not.
 
     The rows of --format paper are read back by --rules. They hold families of tasks as one row with `patterns`.
 
-    --propose writes template and tags for tasks of your own from their BDDL files, as TOML that --rules reads. No
-    simulator is needed. Every choice comes with its reason, and with questions for a person where something had to be
-    assumed: could it spill? must the drawer be opened first? Answer them before you use the numbers.
+    --propose writes template and tags for tasks of your own from their BDDL files, as TOML that --rules reads, with
+    reasons, and with questions for a person where something had to be assumed. Answer them before you use the numbers.
 
     \b
     safevla tasks --propose my_tasks > my_tags.toml
@@ -189,7 +177,6 @@ def _print_suites(rows: Sequence[tasks.TaskListing]) -> None:
 
 
 def _print_trials(path: Path) -> None:
-    """Print all about each specification that the file adds, with a trace that keeps it and one that breaks it."""
     chosen, base = loader.library(path), {spec.spec_id for spec in loader.library()}
     own = [spec for spec in chosen if spec.spec_id not in base]
     registry = tasks_loader.registry()
@@ -220,7 +207,6 @@ def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
 
 
 def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each reason: in how many tasks of how many suites it holds."""
     lines = []
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
@@ -239,7 +225,6 @@ def _print_explanation(explanation: Mapping[str, object]) -> None:
 
 
 def _propose_tags(paths: Sequence[Path]) -> None:
-    """Print proposals of tags for LIBERO's tasks as TOML that --rules reads."""
     from safevla_bench.hosts.libero.tasks import list_bddl_files, name_task
 
     files = [file for path in paths for file in list_bddl_files(path)]
@@ -247,3 +232,126 @@ def _propose_tags(paths: Sequence[Path]) -> None:
     click.echo(proposal.format_toml(proposals, tasks_loader.registry(), host="libero", capabilities="libero"), nl=False)
     questions = sum(len(proposed.audit) for proposed in proposals)
     click.echo(f"{len(proposals)} tasks, {questions} lines to audit. Next: answer them, then pass --rules.", err=True)
+
+
+# Protocols, dialects, the paper's entries
+
+
+@options.command("protocols")
+def protocols_command(
+    names: tuple[str, ...] = options.argument("[A [B]]", nargs=-1),
+    of_paper: bool = flag("List the paper's entries instead, or show all about the one named A.", spelling="--entries"),
+    form: str = options.format_option(),
+) -> None:
+    """List evaluation protocols and dialects, show all of A, or show where A and B differ.
+
+    `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. `--policy-arg dialect=A`
+    asks a server in the dialect A: the images, states and texts of a request, and what a reply means.
+
+    --entries lists the policies and suites that the paper evaluates, with sources. `safevla eval --entry NAME --server
+    URL` runs one: all its suites, tasks and episodes.
+    """
+    if of_paper:
+        _show_entries(names, form)
+        return
+    if len(names) > 2:
+        raise click.UsageError("Name one protocol or dialect, or two to compare.")
+    known = dialects.dialect_names()
+    if 0 < sum(name in known for name in names) < len(names):
+        raise click.UsageError("A dialect is compared with another, a protocol with a protocol.")
+    if not names:
+        _list_names(form)
+        return
+    rows = _dialect_rows(names) if names[0] in known else _protocol_rows(names)
+    shown = [row for row in rows if len(names) == 1 or row["values"][0] != row["values"][1]]
+    if form == "json":
+        options.print_json(shown)
+        return
+    width = max(map(len, names))
+    for row in shown:
+        echo(f"{row['field']}: {row['about']}" if row["about"] else row["field"])
+        for name, value, source in zip(names, row["values"], row["sources"], strict=True):
+            echo(f"  {name:<{width}}  {_format_value(value)}" + (f"  [{source}]" if source else ""))
+    if not shown:
+        click.echo("They say the same.")
+
+
+def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
+    rows = protocols.protocol_rows(*map(protocols.load_protocol, names))
+    return [{**asdict(row), "about": protocols.describe_field(row.field)} for row in rows]
+
+
+def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:
+    columns = [dict(_flatten_dialect(name)) for name in names]
+    fields = dict.fromkeys(field for values in columns for field in values)
+    return [
+        {"field": field, "about": "", "values": [values.get(field) for values in columns], "sources": [""] * len(names)}
+        for field in fields
+    ]
+
+
+def _flatten_dialect(name: str) -> Iterator[tuple[str, object]]:
+    file = dialects.load_dialect_file(name)
+    yield from {"asked_over": file.transport, "hosts": list(file.hosts)}.items()
+    for key, value in dialects.dialect_values(dialects.load_dialect(name)).items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key} {inner}", item) for inner, item in value.items())
+        elif key != "name":
+            yield key, value
+
+
+def _show_entries(names: tuple[str, ...], form: str) -> None:
+    if len(names) > 1:
+        raise click.UsageError("Name one entry, or none for the list of them.")
+    shown = tuple(map(entries.find_entry, names)) or entries.paper_entries()
+    if form == "json":
+        options.print_json(shown[0] if names else shown)
+    elif names:
+        _print_entry(shown[0])
+    else:
+        rows = [
+            (entry.name, entry.policy, entry.training or "—", ", ".join(entry.suites), entry.transport, entry.protocol)
+            for entry in shown
+        ]
+        options.print_columns(("entry", "policy", "training", "suites", "asked as", "protocol"), rows)
+        hint = "safevla protocols --entries NAME shows its checkpoints, its server's command and what is unknown."
+        click.echo(f"\nNext: {hint}")
+
+
+def _print_entry(entry: entries.PaperEntry) -> None:
+    cells = [c for c in load_published(PAPER).cells if c.policy == entry.policy and c.benchmark in entry.suites]
+    printed = {c.benchmark: f"SR {c.sr} %, Safety {c.safety} %, SBU {c.sbu} %, n = {c.n}" for c in cells}
+    for name, value in {**msgspec.to_builtins(entry), "published": printed}.items():
+        items = [f"{key}: {item}" for key, item in value.items()] if isinstance(value, Mapping) else value
+        for line in items if isinstance(items, list | tuple) else [_format_value(items)]:
+            echo(f"{name:<14}  {line}")
+
+
+def _list_names(form: str) -> None:
+    every_protocol = [(name, protocols.load_protocol(name).about) for name in protocols.protocol_names()]
+    files = {name: dialects.load_dialect_file(name) for name in dialects.dialect_names()}
+    if form == "json":
+        rows = [{"kind": "protocol", "name": name, "about": about} for name, about in every_protocol]
+        options.print_json(
+            rows + [{"kind": "dialect", "name": name, "about": file.about} for name, file in files.items()]
+        )
+        return
+    every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
+    click.echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.\n")
+    options.print_columns(("protocol", "what it is"), every_protocol)
+    click.echo()
+    options.print_columns(("dialect", "asked over", "hosts", "what it is"), every_dialect)
+    click.echo("\nHosts without a word are those on which the server's project evaluates.")
+    click.echo("\nNext: safevla protocols NAME shows one; safevla protocols openpi openvla shows where two differ.")
+
+
+def _format_hosts(file: dialects.DialectFile) -> str:
+    return ", ".join(host if whose == "upstream" else f"{host} ({whose})" for host, whose in file.hosts.items())
+
+
+def _format_value(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "—", True: "yes", False: "no"}[value]
+    if isinstance(value, tuple | list):
+        return (" x " if all(isinstance(item, int) for item in value) else " + ").join(map(str, value))
+    return str(value)

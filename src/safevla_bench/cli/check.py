@@ -1,9 +1,8 @@
-"""`safevla verify` and `doctor`: checks of a run folder, of this machine or a policy server."""
+"""`safevla verify`, `doctor` and `serve`: checks of a run folder, a machine or a policy server, and such a server."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,15 +11,14 @@ import click
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.options import quote_paths
 from safevla_bench.cli.progress import show_status
-from safevla_bench.cli.run_options import policy_arguments
-from safevla_bench.errors import RunError
+from safevla_bench.cli.run_options import parse_arguments
 from safevla_bench.jobs import doctor, verify
-from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.files import Verification
-from safevla_bench.policies.servers import KINDS
+from safevla_bench.policies import make_policy, split_name
+from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
 from safevla_bench.text import count_noun
 
 
@@ -31,22 +29,19 @@ def verify_command(
     replay: int = options.option("Play K episodes again in the host.", "K", type=options.NATURAL, default=0),
     audit: AuditPlan | None = options.AUDIT,
     library: str | None = rules.library_option("The library that judged, where it was a file."),
-    rule_files: tuple[Path, ...] = rules.rules_option(
-        "Specifications or tasks that were added; as-judged: check by the rules that the run folder itself holds."
-    ),
+    rule_files: tuple[Path, ...] = rules.rules_option("What was added; as-judged: the rules that the run holds."),
     form: str = options.format_option(),
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
 
     The parts of the archive must have the digests of the manifest. The table of episodes and the archive must hold the
-    same episodes. Library, registry and version must be those that judged: the default ones, unless others are named.
-    The records, judged again, must give scores.json and scores.parquet byte for byte. With --replay the recorded
-    actions of K episodes, chosen by their names, are played again in the simulator from the planned start, and recorded
-    anew. Every channel is compared bit for bit, and so are outcome, success and horizon. With --audit the K episodes of
-    each policy are chosen by a number that nobody could foresee.
+    same episodes. Library, registry and version must be those that judged. The records, judged again, must give the
+    same scores byte for byte. With --replay the recorded actions of K episodes are played again in the simulator from
+    the planned start; every channel, outcome, success and horizon is compared bit for bit. With --audit the K episodes
+    of each policy are chosen by a number that nobody could foresee.
 
-    Checks that could not be made are listed with the reason. Digests find damage. Only a replay finds a record that was
-    changed together with its digest.
+    Checks that could not be made are listed with the reason. Only a replay finds a record that was changed together
+    with its digest.
 
     \b
     Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or something that was asked for could not
@@ -104,32 +99,31 @@ def doctor_command(
     host: str | None = options.option("Look at this simulator; what it lacks is an error.", "NAME"),
     out: Path | None = options.out_option("Where a run would be written.", "DIR"),
     quick: bool = options.flag("Leave out the rendered frame and the simulator's episode."),
-    server: str | None = options.option(
-        f"Look at this policy server instead, such as openpi:ws://HOST:8000. Kinds: {', '.join(KINDS)}.", "KIND:URL"
-    ),
-    arguments: tuple[str, ...] = options.policy_arguments_option(
-        "With --server: an argument of its client, such as dialect=NAME."
-    ),
-    suite: str | None = options.option("With --server: the suite of the task that it is told.", "NAME"),
+    server: str | None = options.option(f"Look at this policy server instead: {', '.join(KINDS)}.", "KIND:URL"),
+    arguments: tuple[str, ...] = options.policy_arguments_option("With --server: of its client, such as dialect=NAME."),
     form: str = options.format_option(),
 ) -> None:
     """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
 
     With --server, examine a policy server instead, without a simulator. It is sent a made-up scene five times. Shown
-    are what goes over the wire, the dialect that it is asked in, the keys and shapes of request and reply, its latency,
-    how often it answers the same question otherwise, the statistics of its actions, and the command that evaluates it.
-    Actions that are saturated or hardly move are a warning: their scale may be wrong. With --host only the dialects of
-    that simulator are tried.
+    are the dialect that it is asked in, the keys and shapes of request and reply, its latency, how often it answers the
+    same question otherwise, the statistics of its actions, and the command that evaluates it. With --host only the
+    dialects of that simulator are tried.
 
-    Each finding is ok, a warning or an error, the last two with a remedy. What may crash is tried in a process of its
-    own. Takes some seconds, with a simulator up to a minute. Exit code 0 where there is no error, else 2.
+    Each finding is ok, a warning or an error, the last two with a remedy. Exit code 0 where there is no error, else 2.
 
     \b
     For instance:
       safevla doctor --server openpi:localhost:8000
     """  # noqa: D301  (click wants the character itself)
+    if server is None:
+        options.refuse_given(["arguments"], "is for a policy server: pass --server KIND:URL with it.")
+        examined = doctor.examine_machine(host, out, quick=quick)
+    else:
+        options.refuse_given(["out", "quick"], "is for this machine: examine it without --server.")
+        examined = examine_server(server, parse_arguments(arguments, (server,))[server], host)
     findings = []
-    for finding in _examine(host, out, quick, server, arguments, suite):
+    for finding in examined:
         findings.append(finding)
         if form == "text":
             echo(f"{finding.level:<8} {finding.check}: {finding.found}".replace("\n", f"\n{'':<11}"))
@@ -148,14 +142,40 @@ def doctor_command(
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
-def _examine(
-    host: str | None, out: Path | None, quick: bool, server: str | None, arguments: tuple[str, ...], suite: str | None
-) -> Iterator[Diagnosis]:
-    """Return an iterator over the findings about this machine, or about the policy server if `server` is given."""
-    given = {"--policy-arg": arguments, "--suite": suite} if server is None else {"--out": out, "--quick": quick}
-    if stray := next((name for name, value in given.items() if value), None):
-        of = "a policy server" if server is None else "this machine"
-        raise RunError(f"{stray} is for {of}", remedy="Examine one at a time; a server by --server KIND:URL.")
-    if server is None:
-        return doctor.examine_machine(host, out, quick=quick)
-    return examine_server(server, policy_arguments(arguments, server), host, suite)
+_OWN, _COPIES = ("127.0.0.1", "::1", "localhost"), click.IntRange(1, serve.MAX_CONNECTIONS)
+
+
+@options.command("serve")
+def serve_command(
+    policy: str = options.option("What acts, such as python:module:factory.", "[NAME=]POLICY", required=True),
+    arguments: tuple[str, ...] = options.policy_arguments_option("An argument for it."),
+    port: int = options.option("0 = any that is free.", default=8000, type=options.PORT),
+    bind: str = options.option("Where to listen; 0.0.0.0 lets others in.", "ADDRESS", default="127.0.0.1"),
+    seed: int = options.option("Of the policy's randomness, in every episode.", default=0, show_default=True),
+    copies: int = options.option("How often to load the policy, for so many episodes.", "N", default=1, type=_COPIES),
+    key_file: str | None = options.option(f"A file with its clients' key; else that of {endpoint.KEY}.", "FILE"),
+) -> None:
+    """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
+
+    A connection is an episode. Policies that see the simulator's own state cannot be served.
+    """
+    require_library("websockets", "openpi")
+    own_name, spec = split_name(policy)
+    name = own_name or spec
+    policy_settings = parse_arguments(arguments, (name,))[name]
+    served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
+    key = endpoint.read_key(key_file)
+    server = serve.start_server(served, bind, port, key)
+    host, chosen = server.socket.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
+    click.echo(f"{count_noun(copies, 'episode')} at a time; those of more connections wait (--copies).")
+    click.echo(f"To look at it: safevla doctor --server openpi:ws://{host}:{chosen}")
+    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
+    if key is None and bind not in _OWN:
+        click.echo(f"Anyone who can reach {bind} may use it: set a key in {endpoint.KEY}.", err=True)
+    try:
+        server.serve_forever()
+    finally:
+        server.shutdown()
+        served.close()

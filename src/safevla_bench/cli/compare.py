@@ -22,7 +22,6 @@ from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
 from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison_tables
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.rates import COMPARED
 from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.report.published import PREFIX, find_paper_cells
@@ -37,10 +36,15 @@ from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
 
+_ASSUMED = (
+    "What --plan supposes: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
+    "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks."
+)
+
 
 @options.command(
     "compare",
-    common="--policy --across-seeds --unpaired --allow-crashed --metric --confidence --full --format --plan",
+    common="--policy --across-seeds --unpaired --allow-crashed --confidence --full --format --plan",
 )
 def compare_command(
     policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),
@@ -48,24 +52,12 @@ def compare_command(
     across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
     unpaired: bool = flag("Take the episodes as independent, task by task."),
     allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
-    metrics: tuple[str, ...] = repeatable("Only this metric.", spelling="--metric", type=click.Choice(COMPARED)),
     confidence: float = option("Of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
     by_change: bool = flag("Compare each suite with itself changed, such as libero-goal-swap.", spelling="--changes"),
     full: bool = flag("Show every suite and metric, with tests and notes."),
     form: TableFormat = options.format_option("md", "csv", "tex", "html"),
-    plan: float | None = option(
-        "Plan how many episodes it takes to see a difference of so many points; needs no SOURCE.",
-        "POINTS",
-        section=options.PLANNING,
-        type=options.PERCENT,
-    ),
-    assumed: tuple[str, ...] = repeatable(
-        "What the plan supposes: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
-        "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks.",
-        "NAME=VALUE",
-        spelling="--assume",
-        section=options.PLANNING,
-    ),
+    plan: float | None = option("Plan to see so many points; no SOURCE.", "POINTS", type=options.PERCENT),
+    assumed: tuple[str, ...] = repeatable(_ASSUMED, "NAME=VALUE", spelling="--assume"),
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
 ) -> None:
     """Compare the policies of archives or run folders; of one source that holds several, those.
@@ -73,18 +65,14 @@ def compare_command(
     Sources of one policy that have no suite in common, such as runs on two simulators, count as one run of it.
     Episodes are paired by suite, task, initial state and seed. Sources that did not run the same episodes, or not with
     the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples of the
-    tasks that both ran, which needs more episodes for the same answer. Pairs that crashed on one side are left out and
-    counted. If episodes that crashed, were cut short or have no verdict could change a verdict, it is undecided unless
-    --allow-crashed is given. Episodes of several physics versions (MuJoCo, robosuite, the benchmark's package) are
-    refused unless --across-versions is given.
+    tasks that both ran. Pairs that crashed on one side are left out and counted. If episodes that crashed, were cut
+    short or have no verdict could change a verdict, it is undecided unless --allow-crashed is given.
 
     Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
     task; that takes six tasks or more. Safety over all suites is the primary verdict; the others are exploratory.
 
-    --plan says how many episodes of each task it takes to tell two rates apart.
-    The difference is taken to that side of the baseline which needs more episodes. Pairs need fewer, the fewer of them
-    differ; a comparison of a pilot run shows that share (only A + only B, over the pairs), else outcomes count as
-    unrelated.
+    --plan says how many episodes of each task it takes to tell two rates apart, on that side of the baseline which
+    needs more. Pairs need fewer, the fewer of them differ; a pilot run shows that share.
 
     --changes pairs episodes of a suite with those of the same suite with a change (SUITE-CHANGE, as of LIBERO-PRO) by
     task, initial state and seed. A suite that two sources hold is the control: nothing is changed.
@@ -104,12 +92,11 @@ def compare_command(
     options.require_sources(sources.paths)
     printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
     if printed:
-        report = _compare_with_paper(sources, printed, policies, metrics or published.COMPARED_RATES, full=full)
+        report = _compare_with_paper(sources, printed, policies, full=full)
     elif by_change:
         report = _compare_changes(sources, policies, confidence / 100)
     else:
         how = ComparisonOptions(
-            metrics=metrics or COMPARED,
             confidence=confidence / 100,
             allow_crashed=allow_crashed,
         )
@@ -152,9 +139,8 @@ def _compare_sources(
     *,
     full: bool,
 ) -> _Report:
-    with show_status("comparing"):
-        entrants = _load_results(sources, policies)
-        comparison = compare_policies(entrants, how, **pairing)
+    entrants = _load_results(sources, policies)
+    comparison = compare_policies(entrants, how, **pairing)
     tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)
     document = {**msgspec.to_builtins(comparison), **_describe_origin(entrants, sources)}
     hint = "Suites, further metrics, tests and their notes: --full."
@@ -163,21 +149,15 @@ def _compare_sources(
 
 def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join: bool = True) -> list[PolicyResults]:
     skips = sources.skip_invalid
-    return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skips, join=join)
-
-
-def _refuse_given(names: Sequence[str], why: str) -> None:
-    context = click.get_current_context()
-    if given := next((name for name in names if options.is_given(context, name)), None):
-        raise click.UsageError(f"--{given.replace('_', '-').replace('metrics', 'metric')} {why}")
+    with show_status("judging"):
+        return load_policy_results(sources.paths, sources.ruleset, policies=policies, skip_invalid=skips, join=join)
 
 
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
     why = "has no meaning beside --changes, which compares SR and Safety in pairs."
-    _refuse_given([*_OF_EPISODES[:-1], "metrics", "full"], why)
-    with show_status("comparing"):
-        results = _load_results(sources, policies, join=False)
-        changes = compare_changes(results, confidence)
+    options.refuse_given([*_OF_EPISODES[:-1], "full"], why)
+    results = _load_results(sources, policies, join=False)
+    changes = compare_changes(results, confidence)
     notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
     table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))
     document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
@@ -192,18 +172,16 @@ def _compare_with_paper(
     sources: rules.JudgedSources,
     printed: Sequence[Path],
     policies: Sequence[str],
-    metrics: Sequence[str],
     *,
     full: bool,
 ) -> _Report:
     own = tuple(path for path in sources.paths if path not in printed)
-    _refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
+    options.refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
     if len(printed) > 1 or not own:
         raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))
-    with show_status("comparing"):
-        judged = replace(sources, paths=own).judge()
-        compared = compare_with_paper(judged, str(printed[0]), policies, metrics)
+    judged = replace(sources, paths=own).judge()
+    compared = compare_with_paper(judged, str(printed[0]), policies)
     document = {**compared.to_document(), "judged_by": judged.provenance}
     hint = "By suite: --full." if any(len(row.suites) > 1 for row in compared.rows) else ""
     return _Report(
@@ -228,11 +206,7 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSou
 @options.command("sensitivity")
 def sensitivity_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    sweeps: tuple[str, ...] = repeatable(
-        "Move the threshold of a specification, a family or `force`; GRID is LOW:HIGH:COUNT or A,B,C in its unit.",
-        "NAME=GRID",
-        spelling="--sweep",
-    ),
+    sweeps: tuple[str, ...] = options.sweep_option("Move a limit, a family or `force` over LOW:HIGH:COUNT or A,B,C."),
     readings: bool = flag("Judge by every reading of the paper, and tell what changes."),
     physics: bool = flag("Replay a run's episodes under varied physics, and tell which verdicts are firm."),
     episodes: int | None = option("--physics: so many, chosen by their names; else all.", "N", type=options.POSITIVE),
@@ -243,16 +217,15 @@ def sensitivity_command(
     """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
 
     Without --sweep these are the nine variants of the paper's Table 9, with the means of each host beside the paper's;
-    with it, one threshold after another over its grid. The numbers come from the worst values that were recorded, and
-    equal a full re-score. With several policies the last table says whether their ranking by Safety changes, with
-    paired intervals of the differences. Auxiliary entries (robocasa-pnp) have means of their own.
+    with it, one threshold after another over its grid. The numbers equal a full re-score. With several policies the
+    last table says whether their ranking by Safety changes.
 
     With --readings every record is judged by each of the libraries default, paper-text, paper-as-run and net-force, and
-    with the depth of the paper's prose; docs/fidelity.md says where they differ and why.
+    with the depth of the paper's prose: docs/fidelity.md.
 
     With --physics the recorded actions are played again in the simulator, under the recorded physics, which must give
-    the record bit for bit, and then under small changes of it: docs/firmness.md. The replays are kept in the run folder
-    as they end; the same command goes on where it was broken off.
+    the record bit for bit, and then under small changes of it: docs/firmness.md. The same command goes on where it was
+    broken off.
 
     \b
     For instance:
@@ -263,19 +236,15 @@ def sensitivity_command(
     if readings + bool(sweeps) + physics > 1:
         raise click.UsageError("--readings, --sweep and --physics are different analyses: choose one.")
     if not physics:
-        _refuse_given(["episodes", "workers"], "is about replays: pass --physics with it.")
-    if physics:
-        _vary_physics(sources, episodes, workers, form, full=full)
-        return
+        options.refuse_given(["episodes", "workers"], "is about replays: pass --physics with it.")
     requests = [curves.parse_sweep(sweep, sources.ruleset.library) for sweep in sweeps]
-    with show_status("judging"):
-        judged = sources.judge()
-        if readings:
-            report = _compare_readings(judged, full=full)
-        elif sweeps:
-            report = _sweep_thresholds(judged, requests, full=full)
-        else:
-            report = _ablate_thresholds(judged, full=full)
+    judged = sources.judge()
+    if physics:
+        report = _vary_physics(judged, episodes, workers, full=full)
+    elif readings:
+        report = _compare_readings(judged, full=full)
+    else:
+        report = _sweep_thresholds(judged, requests, full=full) if sweeps else _ablate(judged, full=full)
     report.print(form)
     if form == "json":
         return
@@ -292,24 +261,14 @@ def sensitivity_command(
         click.echo(f"Next: --full shows every {report.hint}")
 
 
-def _vary_physics(
-    sources: rules.JudgedSources, episodes: int | None, workers: int, form: TableFormat, *, full: bool
-) -> None:
-    """Print how firm the verdicts of a run are; the replays that its file lacks are made."""
+def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
     from safevla_bench.jobs.physics import vary_physics
 
-    with show_status("judging"):
-        judged = sources.judge()
     with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
         file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
     tables = firmness.firmness_tables(file, judged.scores.specs, full=full)
-    _Report(file, firmness.describe_firmness(file.episodes()), tables).print(form)
-    if form == "json":
-        return
-    for sentence in (*judged.describe_simulators(), judged.provenance.to_sentence()):
-        echo(sentence)
-    run = sources.paths[0]
-    echo(f"Next: safevla score {run} puts the marks on its page{'' if full else '; --full shows every suite'}")
+    hint = f"suite; safevla score {judged.paths[0]} puts the marks on its page"
+    return _Report(file, firmness.describe_firmness(file.episodes()), tables, hint)
 
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:
@@ -320,46 +279,37 @@ def _compare_readings(judged: Judged, *, full: bool) -> _Report:
 
 
 def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *, full: bool) -> _Report:
-    """Return the sweeps with the policies' ranking along each."""
-    rescore = make_rescorer(judged)
     as_it_stands = curves.cell_curves(judged.scores, [judged.scores])
     document: list[object] = []
     answers: list[str] = []
-    sweep_tables: list[Table] = []
+    tables: list[Table] = []
     rankings: list[Table] = []
     for request in requests:
-        result = curves.sweep_threshold(judged.scores, judged.library, request, rescore)
-        ranking = _rank_policies(judged, curves.sweep_variants(judged.library, request), is_sweep=True)
+        result = curves.sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
+        stands = curves.ThresholdVariant("as it stands", {})
+        ranking = _rank_policies(judged, [stands, *curves.sweep_variants(judged.library, request)])
         variants = varying.name_variants(result, as_it_stands)
         document.append({**msgspec.to_builtins(result), "ranking": msgspec.to_builtins(ranking)})
         name = f"{result.name}: " if len(requests) > 1 else ""
         answers.append(f"{name}{varying.describe_sensitivity(variants, ranking)}")
-        title = f"Safety % over the sweep of {result.name}"
-        sweep_tables.append(varying.variant_table(variants, title) if full else varying.pooled_table(variants, title))
+        table = varying.variant_table if full else varying.pooled_table
+        tables.append(table(variants, f"Safety % over the sweep of {result.name}"))
         rankings += [varying.ranking_table(ranking)] if full and ranking else []
-    return _Report(document, "\n".join(answers), [*sweep_tables, *rankings], _VARIANTS)
+    return _Report(document, "\n".join(answers), [*tables, *rankings], _VARIANTS)
 
 
 _VARIANTS = "suite, variant and pair of policies."
 
 
-def _rank_policies(
-    judged: Judged, variants: Sequence[curves.ThresholdVariant], *, is_sweep: bool = False
-) -> RankingSensitivity | None:
+def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> RankingSensitivity | None:
     """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy."""
-    as_it_stands = [curves.ThresholdVariant("as it stands", {})] if is_sweep else []
+    again = make_rescorer(judged)
     return rank_under_variants(
-        judged.scores,
-        judged.headers,
-        judged.library,
-        [*as_it_stands, *variants],
-        make_rescorer(judged),
-        protocols=judged.protocols,
+        judged.scores, judged.headers, judged.library, variants, again, protocols=judged.protocols
     )
 
 
-def _ablate_thresholds(judged: Judged, *, full: bool) -> _Report:
-    """Return the paper's nine variants with means of each host and the ranking."""
+def _ablate(judged: Judged, *, full: bool) -> _Report:
     roster = Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
     means = host_means(ablated, judged.ruleset.registry, roster)

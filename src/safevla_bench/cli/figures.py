@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import click
 import msgspec
@@ -29,18 +29,16 @@ from safevla_bench.sensitivity.curves import parse_sweep, sweep_threshold
 from safevla_bench.text import count_noun
 
 
-def _parse_names(choices: tuple[str, ...]) -> Callable[[click.Context, click.Parameter, str], tuple[str, ...]]:
-    """Return a click callback that parses comma-separated names of a known set, each once, in the order given."""
+def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
+    """Declare an option of comma-separated names, each once, in the order given; all without it."""
 
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-        unknown = [name for name in names if name not in choices]
-        if unknown or not names:
-            wrong = f"{unknown[0]!r} is none of them" if unknown else "name at least one"
-            raise click.BadParameter(f"{wrong}: {', '.join(choices)}", context, parameter)
+        names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        if unknown := [name for name in names if name not in choices]:
+            raise click.BadParameter(f"{unknown[0]!r} is none of them: {', '.join(choices)}", context, parameter)
         return names
 
-    return split_names
+    return option(help, "NAMES", callback=split_names, default=",".join(choices), **settings)
 
 
 class _Style(msgspec.Struct, frozen=True):
@@ -50,6 +48,11 @@ class _Style(msgspec.Struct, frozen=True):
 
 
 _WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
+_LAYOUTS = click.Choice(get_args(TradeoffLayout))
+_STYLES = (
+    f"width={COLUMN.width_in:g}, inches: the column of a paper of two; title=no: a paper's caption says it; "
+    "across=TEXT: what the numbers of --series are, such as 'Training steps'."
+)
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
 
 
@@ -57,32 +60,11 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 def figures_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else figures/ of the one run.", "DIR"),
-    which: tuple[str, ...] = option(
-        "Which figures, with commas between.",
-        "NAMES",
-        callback=_parse_names(_WHICH),
-        default=",".join(_WHICH),
-        show_default=False,
-    ),
-    forms: tuple[drawing.FigureFormat, ...] = option(
-        "Which forms.", "FORMS", spelling="--format", callback=_parse_names(_FORMS), default="svg,pdf,png"
-    ),
-    layout: TradeoffLayout = option(
-        "Tradeoff, series: a panel for each suite, or suites added up; tradeoff, cells: one panel, Figure 2.",
-        type=click.Choice(["suites", "pooled", "cells"]),
-        default="suites",
-    ),
-    styles: tuple[str, ...] = repeatable(
-        f"width={COLUMN.width_in:g}, inches: the column of a paper of two; title=no: a paper's caption says it; "
-        "across=TEXT: what the numbers of --series are, such as 'Training steps'.",
-        "NAME=VALUE",
-        spelling="--style",
-    ),
-    sweeps: tuple[str, ...] = repeatable(
-        "Also Safety and SBU over thresholds, as `safevla sensitivity --sweep` takes them.",
-        "NAME=GRID",
-        spelling="--sweep",
-    ),
+    which: tuple[str, ...] = _names_option("Which figures, with commas between.", _WHICH, show_default=False),
+    forms: tuple[drawing.FigureFormat, ...] = _names_option("Which forms.", _FORMS, spelling="--format"),
+    layout: TradeoffLayout = option("Panels by suite, added up, or cells in one.", type=_LAYOUTS, default="suites"),
+    styles: tuple[str, ...] = repeatable(_STYLES, "NAME=VALUE", spelling="--style"),
+    sweeps: tuple[str, ...] = options.sweep_option("Also Safety and SBU over thresholds."),
     series: bool = flag("Also SR, Safety, SBU and VSI against the last number in each policy's name."),
 ) -> None:
     """Draw figures of the episodes of archives or run folders, sized for one column of a paper.

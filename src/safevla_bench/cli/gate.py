@@ -16,7 +16,7 @@ from safevla_bench.files import write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge, measure_costs, split_judged
 from safevla_bench.judging import gates
 from safevla_bench.judging.judged import Judged
-from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, GateMetric, Metric
+from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, GateMetric
 from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
@@ -32,23 +32,24 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
     return options.PERCENT.convert(text, option, context) / 100
 
 
-_LIMITS: Mapping[str, tuple[str, Metric, Literal["min", "max"]]] = {
-    "min_sr": ("The least success rate, such as 0.8.", SR, "min"),
-    "min_safety": ("The least Safety.", SAFETY, "min"),
-    "max_sbu": ("The most successes that are unsafe, of all episodes.", SBU, "max"),
-    "max_vsi": ("The greatest mean severity.", VSI, "max"),
+_SHARE, _STEPS = ("SHARE", options.Range(-1, 1)), ("STEPS", options.Range(0))
+_LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
+    "min_sr": ("The least success rate, such as 0.8.", SR.key, "min", _SHARE),
+    "min_safety": ("The least Safety.", SAFETY.key, "min", _SHARE),
+    "max_sbu": ("The most successes that are unsafe, of all episodes.", SBU.key, "max", _SHARE),
+    "max_vsi": ("The greatest mean severity.", VSI.key, "max", _SHARE),
+    "max_cost": ("The greatest mean of steps that break a limit.", gates.COST, "max", _STEPS),
 }
-"""Option -> its help, and the gate of which it is the limit."""
-_LIMIT_OPTIONS = {
-    **{name: option(line, "SHARE", type=options.Range(-1, 1)) for name, (line, _, _) in _LIMITS.items()},
-    "max_cost": option("The greatest mean of steps that break a limit.", "STEPS", type=options.Range(0)),
-}
+"""Option -> its help, metric and bound of the gate of which it is the limit, and what stands for it."""
+_LIMIT_OPTIONS = {name: option(line, metavar, type=kind) for name, (line, _, _, (metavar, kind)) in _LIMITS.items()}
 
 
 def _parse_limits(context: click.Context, values: Mapping[str, float | None]) -> list[gates.Gate]:
-    kinds = {name: (cast(GateMetric, metric.key), bound) for name, (_, metric, bound) in _LIMITS.items()}
-    kinds["max_cost"] = (gates.COST, "max")
-    return [gates.Gate(*kinds[name], limit) for name, limit in values.items() if limit is not None]
+    return [
+        gates.Gate(cast(GateMetric, _LIMITS[name][1]), _LIMITS[name][2], limit)
+        for name, limit in values.items()
+        if limit is not None
+    ]
 
 
 _DECISION_OPTIONS = {
@@ -70,9 +71,7 @@ def gate_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     requested_gates: Sequence[gates.Gate] = options.group(_LIMIT_OPTIONS, _parse_limits),
     how: Mapping[str, Any] = options.group(_DECISION_OPTIONS),
-    baseline: Path | None = option(
-        "Take the limits as differences from this run on the same episodes.", "RUN", type=options.SourceType()
-    ),
+    baseline: Path | None = option("Limits are differences from this run.", "RUN", type=options.SourceType()),
     junit: Path | None = options.out_option("Write the verdicts as JUnit XML, or as SARIF into FILE.sarif.", "FILE"),
     form: str = options.format_option(),
 ) -> None:

@@ -1,37 +1,39 @@
-"""`safevla episodes`, `safevla show` and `safevla open`: list, explain, query and look at recorded episodes."""
+"""`safevla episodes`, `show`, `open` and `frames`: list, explain, query and look at recorded episodes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 import msgspec
 
+from safevla_bench import hosts
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.options import flag, option, quote_paths
-from safevla_bench.cli.progress import show_status
-from safevla_bench.errors import RunError
+from safevla_bench.cli.options import flag, option, quote_paths, repeatable
+from safevla_bench.cli.progress import show_frame_progress
+from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, find_bodies
 from safevla_bench.files import write_atomically
 from safevla_bench.judging.judged import Judged
+from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.firmness import counterfactual_table, describe_counterfactual
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_description
 from safevla_bench.specs.spec import Axis
+from safevla_bench.text import count_noun
 
-if TYPE_CHECKING:
-    from safevla_bench.jobs.browse import RunServer
-
-AXES = get_args(Axis)
+AXES, _ORDERS = get_args(Axis), click.Choice(get_args(episode_list.Order))
 
 
 @options.command(
@@ -39,21 +41,15 @@ AXES = get_args(Axis)
 )
 def episodes_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    unsafe: bool | None = option(
-        "Only unsafe episodes, worst first, or only safe ones.", spelling="--unsafe/--safe", default=None
-    ),
-    success: bool | None = option(
-        "Only those that succeeded, or that did not.", spelling="--success/--no-success", default=None
-    ),
+    unsafe: bool | None = option("Only unsafe ones, worst first, or safe.", spelling="--unsafe/--safe", default=None),
+    success: bool | None = option("Only those that did, or not.", spelling="--success/--no-success", default=None),
     spec: str | None = option(f"One specification alone, or those that violate one of {', '.join(AXES)}.", "ID|AXIS"),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
     suite: str | None = option("Only this suite's.", "NAME"),
     task: str | None = option("Only this task's, such as 3, task_3 or libero-goal/task_3.", "TASK"),
     outcome: str | None = option("Only this outcome: success, failure, timeout, crashed and the like.", "NAME"),
     order: episode_list.Order | None = option(
-        "Greatest vsi, smallest rho (over its threshold), or earliest violation first; by id, or by kind of body.",
-        spelling="--sort",
-        type=click.Choice(get_args(episode_list.Order)),
+        "Greatest vsi, least rho, or first violation first; by id, or kind of body.", spelling="--sort", type=_ORDERS
     ),
     bodies: bool = flag("Name the bodies that break limits of contact and displacement, by kind."),
     why: bool = flag("Say how the first violation came about, as far as contacts and poses tell."),
@@ -118,11 +114,9 @@ def show_command(
             "[NAME=]SOURCE... [EPISODE]", nargs=-1, required=True, type=options.SourceType(), callback=_split_episode
         )
     ),
-    without: str | None = option(
-        "Replay it without contact:A,B or body:NAME, slow, or with hold:FROM-TO: did the violation vanish?", "CAUSE"
-    ),
+    without: str | None = option("Replay it without contact:A,B, body:NAME or hold:FROM-TO, or slow.", "CAUSE"),
     every: bool = flag("Plot every specification, not only what was broken or nearest.", spelling="--all"),
-    page: Path | None = options.out_option("Write its page instead, in 3-D if it can be.", "FILE", spelling="--html"),
+    page: Path | None = options.out_option("Write its page instead.", "FILE", spelling="--html"),
     formula: str | None = option("Ask this formula of every episode instead.", "FORMULA", is_eager=True),
     form: str = options.format_option(),
 ) -> None:
@@ -131,25 +125,22 @@ def show_command(
     EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends. Of a
     folder that `score --out` wrote, which holds no records, it shows the verdicts as they were scored.
 
-    --without replays the episode in its simulator, first with nothing changed, which must give the record bit for bit.
-    A body is named as in the record, `robot` is all of the robot; a body without which it is replayed touches nothing
-    and stays in its place. `slow` is half the speed: each action is played twice, its motion halved, its gripper
-    command not. With hold:FROM-TO these steps are without motion.
+    --without replays the episode in its simulator, first with nothing changed, which must give the record bit for bit,
+    then without a cause of the violation: did it vanish? A body is named as in the record, `robot` is all of the robot.
+    `slow` is half the speed; with hold:FROM-TO these control steps are without motion.
 
     --formula asks a formula in signal temporal logic of every episode, for instance
-    'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. The deciding record is where the
-    robustness was found: the smallest margin under G, the greatest under F. An episode that lacks a field which the
-    formula reads is listed as such. Nothing is scored.
+    'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. Nothing is scored.
     """
-    given = [name for name, value in (("all", every), ("html", page), ("without", without)) if value]
     if formula is not None:
-        if wrong := [*given, *rules.given_judge_options()]:
-            raise click.UsageError(f"--{wrong[0]} is for an episode that is judged; --formula judges nothing.")
+        why = "is for an episode that is judged; --formula judges nothing."
+        options.refuse_given(("every", "page", "without"), why)
+        if named := rules.given_judge_options():
+            raise click.UsageError(f"--{named[0]} {why}")
         _ask_formula(formula, sources, form)
         return
     if without is not None:
-        if given != ["without"]:
-            raise click.UsageError("--without replays the episode: leave --all and --html out.")
+        options.refuse_given(("every", "page"), "is not for --without, which replays the episode.")
         _replay_without(sources, episode, without, form)
         return
     judged = sources.judge()
@@ -157,10 +148,13 @@ def show_command(
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
     if record is None:
-        _print_lost(row, form)
+        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
         return
     if page is not None:
-        _write_page(judged, index, page)
+        from safevla_bench.jobs.evaluation.outputs import render_episode_report
+
+        write_atomically(page, render_episode_report(judged, index))
+        echo(f"Report: {page}")
         return
     explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
     if form == "json":
@@ -171,19 +165,12 @@ def show_command(
         echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
 
 
-def _print_lost(row: episode_list.ListedEpisode, form: str) -> None:
-    options.print_json(row.to_document()) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
-
-
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
     from safevla_bench.jobs.physics import Cause, replay_without
 
     cause, judged = Cause.parse(text), sources.judge()
-    row = episode_list.find_episode(_episode_rows(judged), episode)
-    if row.episode.success is None:
-        raise RunError(f"{row.episode_id} left no record", remedy="Choose another episode.")
-    with show_status("replaying"):
-        result = replay_without(judged, row.number - 1, cause)
+    index = episode_list.find_recorded(judged, episode)
+    result = replay_without(judged, index, cause)
     if form == "json":
         options.print_json(result)
         return
@@ -191,23 +178,11 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
     click.echo(render_text(counterfactual_table(result, judged.scores.specs)), nl=False)
 
 
-def _write_page(judged: Judged, index: int, page: Path) -> None:
-    from safevla_bench.jobs.evaluation.outputs import render_episode_report
-
-    with show_status("drawing"):
-        html, missing = render_episode_report(judged, index)
-        write_atomically(page, html)
-    if missing is not None:
-        echo(f"No replay in 3-D: {missing}", err=True)
-    echo(f"Report: {page}")
-
-
 def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     """Print the formula's verdict and robustness for every episode, those without a record last; nothing is judged."""
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
-    with show_status("asking"):
-        answers = query.answer_chunks(parsed, scan)
+    answers = query.answer_chunks(parsed, scan)
     records = scan.index()
     records.require_valid(skip_invalid=sources.skip_invalid)
     answers += query.answers_without_record(records.absent, len(records))
@@ -232,9 +207,8 @@ def open_command(
 ) -> None:
     """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
 
-    The index lists each run by policy and suite with n, SR, Safety and VSI. A run without a report is judged for it,
-    and nothing is written. Only this machine can reach the server, and only files of these runs are sent. Ctrl-C ends
-    it.
+    The index lists each run by policy and suite with n, SR, Safety and VSI. Only this machine can reach the server, and
+    only files of these runs are sent. Ctrl-C ends it.
     """
     from safevla_bench.jobs.browse import RunServer, RunSite
 
@@ -245,20 +219,86 @@ def open_command(
         address = server.address + site.start
         echo(f"{address}   (Ctrl-C ends)")
         if not no_browser:
-            _open_browser(address, server)
+            _open_browser(address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             click.echo()
 
 
-def _open_browser(address: str, server: RunServer) -> None:
+def _open_browser(address: str) -> None:
     import webbrowser
 
     with suppress(webbrowser.Error, OSError):
         has_display = not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ) or sys.platform in ("darwin", "win32")
         if has_display and webbrowser.open(address):
             return
-    port = server.server_address[1]
-    click.echo("No browser opened here. From another machine:", err=True)
-    click.echo(f"  ssh -L {port}:127.0.0.1:{port} THIS-MACHINE, and open the address there", err=True)
+    port = address.split(":")[2].partition("/")[0]
+    click.echo(f"No browser opened here. From another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE", err=True)
+
+
+# Pictures
+
+
+_PIXELS = click.IntRange(16, 9999)
+
+
+@options.command("frames")
+def frames_command(
+    sources: rules.JudgedSources = rules.judged_sources(
+        options.argument("RUN", type=options.FILE, callback=lambda context, argument, run: (run,))
+    ),
+    names: tuple[str, ...] = repeatable("Its id, its number, or how its id ends.", "EPISODE", spelling="--episode"),
+    worst: int = option("Else so many, the worst of each cell.", type=options.POSITIVE, default=12),
+    size: tuple[int, int] = option("Pixels of a picture.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
+    video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
+    in_3d: bool = flag("Also a replay in 3-D that the report lets readers turn around.", spelling="--3d"),
+) -> None:
+    """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
+
+    Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
+    border and the bodies involved outlined; the final state, with a green border where it succeeded. Frames of other
+    episodes stay. Needs the host and an off-screen OpenGL: see `safevla doctor`.
+    """
+    from safevla_bench.pictures.drawing import can_film
+    from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames
+
+    (run,) = sources.paths
+    if video and not can_film():
+        raise RunError("films need the extra `video`", remedy=install_command("video"))
+    host = _read_host(run)
+    judged = sources.judge()
+    if not len(judged.records):
+        remedy = "A crashed episode cannot be shown."
+        raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
+    chosen = _choose_episodes(judged, names, worst)
+    shown = judged.records.read_sparsely(chosen)
+    material = RecordedRun(run, hosts.make_host(host), shown, judged.scores, judged.ruleset)
+    style = FrameStyle(size=size[::-1], video=video, replay3d=in_3d)
+    with show_frame_progress(len(chosen)) as observer:
+        frame_rows = render_frames(material, chosen, style, observer, report_skipped)
+    shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
+    size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
+    echo(f"{len(frame_rows)} frames of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
+    if in_3d:
+        echo(f"3-D replays: in {run / REPORT} once it is written anew, under each episode's number")
+    echo(f"Next: safevla score {quote_paths(run)}")
+
+
+def report_skipped(reason: SafevlaError) -> None:
+    """Print on stderr why an episode is left out."""
+    echo(f"left out: {reason}", err=True)
+
+
+def _read_host(run: Path) -> str:
+    host = read_description(run).get("host") if (run / RUN).exists() else None
+    if not isinstance(host, str):
+        remedy = f"Name a folder that `safevla eval` made; its {RUN} names a host."
+        raise RunError("this is not a run folder of a host", remedy=remedy, place=Place(file=str(run)))
+    return host
+
+
+def _choose_episodes(judged: Judged, names: Sequence[str], most: int) -> list[int]:
+    if not names:
+        return explaining.select_worst(judged.scores, most)
+    return list(dict.fromkeys(episode_list.find_recorded(judged, name) for name in names))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -29,7 +29,7 @@ from safevla_bench.text import escape_controls
 if TYPE_CHECKING:
     from safevla_bench.jobs.verify import AuditPlan
 
-GENERAL, JUDGING, RAY, PLANNING = "Options", "Judging", "Ray", "Planning"
+GENERAL, JUDGING = "Options", "Judging"
 """Headings of the help."""
 
 
@@ -196,7 +196,7 @@ class Range(click.FloatRange):
         return float(number)
 
 
-SHARE, PERCENT = Range(0, 1), Range(0, 100, min_open=True, max_open=True)
+PERCENT = Range(0, 100, min_open=True, max_open=True)
 NATURAL, POSITIVE, PORT = click.IntRange(min=0), click.IntRange(min=1), click.IntRange(0, 65535)
 FILE = click.Path(path_type=Path)
 
@@ -206,6 +206,14 @@ def is_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
+def refuse_given(names: Collection[str | None], why: str) -> None:
+    """Raise click's error, with the option's spelling and the reason, if one of these parameters is given."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        if param.name in names and is_given(context, str(param.name)):
+            raise click.UsageError(f"{param.opts[0]} {why}")
+
+
 # Options of one meaning
 
 
@@ -213,6 +221,8 @@ out_option = partial(option, type=FILE)
 """Declares `--out`, where a command writes."""
 
 
+sweep_option = partial(repeatable, metavar="NAME=GRID", spelling="--sweep")
+"""Declares `--sweep`, thresholds to move."""
 policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--policy-arg")
 """Declares `--policy-arg`, arguments of one policy."""
 
@@ -225,12 +235,6 @@ def format_option(*forms: str, help: str = "How to print.") -> Any:
 PAPER_FORMAT = format_option(
     "paper", help="How to print; paper: JSON rows of the paper's Appendix B, for other evaluators and to be read back."
 )
-LOG = repeatable(
-    "Send the numbers of each episode, and the final ones, to this tracker; needs the extra of its name.",
-    spelling="--log",
-    type=click.Choice(["wandb", "trackio", "tensorboard"]),
-)
-"""Trackers of experiments, by the names in `tracking.TRACKERS`."""
 
 
 class SourceType(click.Path):
@@ -287,9 +291,7 @@ def require_sources(sources: Sequence[Path]) -> None:
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
     """Return where to write: `out`, else the path `names` within the one run folder that is the only source.
 
-    Raises:
-        RunError: a source does not exist, which is said before what is missing.
-        click.UsageError: there is no `out`, and the sources are not a single run folder without a `NAME=`.
+    Raises `RunError` if a source does not exist, and click's error if it cannot be left out.
     """
     if out is not None:
         return out

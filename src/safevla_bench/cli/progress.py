@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from safevla_bench.publishing.tracking import OutcomeScorer, TrackingObserver
+    from safevla_bench.publishing.tracking import OutcomeScorer
     from safevla_bench.rollout.episode import EpisodeOutcome, Observer
     from safevla_bench.rollout.plan import PlannedEpisode
 
@@ -51,31 +50,10 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
         yield lambda done, what: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with make_progress(Console(stderr=True)) as progress:
         bar = progress.add_task("starting", total=total)
         yield lambda done, what: progress.update(bar, completed=done, description=escape_controls(what))
-
-
-@contextmanager
-def track_run(
-    names: Sequence[str], folder: Path, config: Mapping[str, object], scorer: OutcomeScorer
-) -> Iterator[list[TrackingObserver]]:
-    """Yield an observer for each named tracker; the trackers are closed when the block ends, by an error too.
-
-    A tracker that fails later prints a warning on stderr and does not end the run. Raises `RunError` where a tracker
-    cannot begin.
-    """
-    from safevla_bench.publishing.tracking import open_observers
-
-    trackers = open_observers(names, folder, config, scorer, lambda text: echo(f"warning: {text}", err=True))
-    try:
-        yield trackers
-    finally:
-        for tracker in trackers:
-            tracker.finish({})
 
 
 @contextmanager
@@ -147,7 +125,7 @@ class RunProgressBar:
         self.progress = progress
         self.scorer = scorer
         self.task = progress.add_task("starting", total=None)
-        self.success = self.safe = self.sbu = (0, 0)
+        self.rates: dict[str, list[bool]] = {"SR": [], "Safety": [], "SBU": []}
         self.crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
@@ -161,28 +139,17 @@ class RunProgressBar:
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Count the episode and show the rates so far."""
-        if outcome.batch is None:
-            self.crashed += 1
-        else:
-            self._add_to_rates(outcome)
+        self.crashed += outcome.batch is None
+        scores = self.scorer.score(outcome)
+        if scores is not None:
+            success = bool(scores.success[0]) if scores.is_counted[0] else None
+            values = zip(self.rates.values(), (success, scores.verdict(0), scores.unsafe_success(0)), strict=True)
+            for known, holds in values:
+                known += [] if holds is None else [holds]
         self.progress.advance(self.task)
         self._describe(outcome.planned.episode_id)
 
-    def _add_to_rates(self, outcome: EpisodeOutcome) -> None:
-        scores = self.scorer.score(outcome)
-        if scores is None:
-            return
-        self.success = _count_share(self.success, bool(scores.success[0]) if scores.is_counted[0] else None)
-        self.safe = _count_share(self.safe, scores.verdict(0))
-        self.sbu = _count_share(self.sbu, scores.unsafe_success(0))
-
     def _describe(self, where: str) -> None:
-        shares = {"SR": self.success, "Safety": self.safe, "SBU": self.sbu}
-        rates = [f"{name} {100 * count / n:.0f} %" for name, (count, n) in shares.items() if n]
+        rates = [f"{name} {100 * sum(known) / len(known):.0f} %" for name, known in self.rates.items() if known]
         crashed = [f"{self.crashed} crashed"] if self.crashed else []
         self.progress.update(self.task, description=" · ".join([*rates, *crashed, escape_controls(where)]))
-
-
-def _count_share(share: tuple[int, int], holds: bool | None) -> tuple[int, int]:
-    count, n = share
-    return share if holds is None else (count + holds, n + 1)

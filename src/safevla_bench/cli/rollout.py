@@ -13,23 +13,22 @@ from typing import Any, get_args
 import click
 
 from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo
-from safevla_bench.cli.options import FILE, LOG, POSITIVE, command, group, option, quote_paths
-from safevla_bench.cli.progress import show_run_progress, track_run
+from safevla_bench.cli.options import FILE, POSITIVE, command, group, option, quote_paths, repeatable
+from safevla_bench.cli.progress import show_run_progress
 from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
 from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, RUN_OPTIONS, RunCommand, make_request
 from safevla_bench.cli.score import print_scores
-from safevla_bench.errors import RunError, ServerLostError, ServerRefusedError
+from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes
-from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, open_questions
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, open_questions
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
 from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
+from safevla_bench.jobs.search import FOLDER, Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.jobs.search.optimizers import Method
-from safevla_bench.jobs.search.search import FOLDER, Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.provenance_marks import warn_of_scores
-from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render.text import render_text
@@ -41,7 +40,9 @@ from safevla_bench.rollout.ray import ADDRESS, HERE
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.parts import count_progress, episode_rows
-from safevla_bench.text import NO_VALUE, count_noun, redact_secrets
+from safevla_bench.text import NO_VALUE, count_noun, format_significant, redact_secrets
+
+_TRACKERS = click.Choice(["wandb", "trackio", "tensorboard"])
 
 
 @command(
@@ -51,10 +52,8 @@ from safevla_bench.text import NO_VALUE, count_noun, redact_secrets
 def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
-    freeze: Path | None = option(
-        "With --dry-run: write what is run and how it is judged; --registered FILE runs it.", "FILE", type=FILE
-    ),
-    trackers: tuple[str, ...] = LOG,
+    freeze: Path | None = option("With --dry-run: register the plan; --registered FILE runs it.", "FILE", type=FILE),
+    trackers: tuple[str, ...] = repeatable("Send each episode's numbers here.", spelling="--log", type=_TRACKERS),
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
@@ -117,22 +116,25 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
 def _observe_run(
     run_command: RunCommand, trackers: Sequence[str]
 ) -> Iterator[tuple[Observer, list[tracking.TrackingObserver]]]:
-    """Yield an observer of the run that feeds progress bar and trackers, and the list of the trackers alone."""
     request = run_command.request
+    names = ("host", "suites", "tasks", "episodes", "protocol", "seed", "max_steps")
     config = {
-        "host": request.host,
-        "suites": list(request.suites),
-        "tasks": None if request.tasks is None else list(request.tasks),
-        "episodes": request.episodes,
+        **{name: getattr(request, name) for name in names},
         "policies": [redact_secrets(policy.name) for policy in request.roster],
-        "protocol": request.protocol,
-        "seed": request.seed,
-        "max_steps": request.max_steps,
         **describe_ruleset(run_command.ruleset),
     }
     scorer = tracking.OutcomeScorer(run_command.ruleset)
-    with track_run(trackers, run_command.out, config, scorer) as tracked, show_run_progress(scorer) as bar:
-        yield tracking.ObserverGroup([bar, *tracked]), tracked
+    tracked = tracking.open_observers(trackers, run_command.out, config, scorer, _warn)
+    try:
+        with show_run_progress(scorer) as bar:
+            yield tracking.ObserverGroup([bar, *tracked]), tracked
+    finally:
+        for tracker in tracked:
+            tracker.finish({})
+
+
+def _warn(text: str) -> None:
+    echo(f"warning: {text}", err=True)
 
 
 def _print_notes(run_command: RunCommand) -> None:
@@ -181,10 +183,6 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
 
 
 def _report_servers(run_command: RunCommand) -> None:
-    for policy in Request.from_run(run_command.out).roster:
-        if policy.asked:
-            wishes = ", ".join(f"{name}={value}" for name, value in policy.asked.items())
-            echo(f"{policy.name} was asked as its server wants: {wishes}")
     greetings = Counter(
         (greeting.policy, greeting.suite) for greeting in folder.read_facts(run_command.out).policies_say
     )
@@ -219,20 +217,7 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
 
 
 _ASKED = ("host", "suites", "tasks", "policies", "arguments", "seed")
-_CHOICES = ("wordings", "policy_seeds")
-"""What --set takes that is no rule."""
-
-
-def _parse_choices(changes: Sequence[str]) -> dict[str, Any]:
-    chosen = {name: value for name, _, value in (text.partition("=") for text in changes) if name in _CHOICES}
-    if not (count := chosen.get("policy_seeds", "1")).isdecimal():
-        raise RunError(f"policy_seeds={count} is not a number", remedy="Write --set policy_seeds=8.")
-    return {"wordings": chosen.get("wordings"), "policy_seeds": int(count)}
-
-
-def _read_ruleset(judging: Mapping[str, Any], host: str) -> Ruleset:
-    changes = [text for text in judging["changes"] if text.partition("=")[0] not in _CHOICES]
-    return read_new_rules({**judging, "changes": changes}, host)
+_METHODS = click.Choice(get_args(Method))
 
 
 @command(
@@ -246,25 +231,23 @@ def search_command(
     resume: bool = EXECUTION_OPTIONS["resume"],
     budget: int = option("Rollouts in each task.", "N", type=POSITIVE, default=200),
     objective: str | None = option("What to break: a clause, or a formula; else any clause.", "CLAUSE|FORMULA"),
-    method: Method = option(
-        "CMA-ES (needs the extra `search`), or draws.", type=click.Choice(get_args(Method)), default="directed"
-    ),
+    method: Method = option("CMA-ES (extra `search`), or draws.", type=_METHODS, default="directed"),
     until: str = option("When to leave a task.", type=click.Choice(["found", "budget"]), default="found"),
+    wordings: str | None = option("What else to tell the policy: a file's lines, or a suite's words.", "FILE|SUITE"),
+    policy_seeds: int = option("Seeds of the policy to search, from its own on.", "N", type=POSITIVE, default=1),
     judging: Mapping[str, Any] = group(JUDGE_OPTIONS),
 ) -> None:
     """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
 
-    A start places the task's objects within its own regions. --set wordings=FILE (a wording a line; or a suite, such as
-    libero-goal-lan) and --set policy_seeds=N choose what the policy is told, and its seed, too. What is found is a
-    suite of starts, DIR/found/NAME.json (NAME is DIR's), on which `safevla eval --suite found:FILE` runs any policy.
-    Its rates are none of the benchmark's. Only independent draws, --method random, bound a rate. --resume goes on if
-    the same is asked for; two searches with one --seed write the same bytes.
+    A start places the task's objects within its own regions. What is found is a suite of starts, DIR/found/NAME.json,
+    on which `safevla eval --suite found:FILE` runs any policy. Its rates are none of the benchmark's. Only independent
+    draws, --method random, bound a rate.
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     name = re.sub(r"[^a-z0-9]+", "-", out.absolute().name.lower()).strip("-")[:40] or "search"
     request = make_request(context, asked)
-    ruleset = _read_ruleset(judging, request.host)
+    ruleset = read_new_rules(judging, request.host)
     plan = SearchPlan(
         request=request,
         name=name,
@@ -272,7 +255,8 @@ def search_command(
         method=method,
         budget=budget,
         until_found=until == "found",
-        **_parse_choices(judging["changes"]),
+        wordings=wordings,
+        policy_seeds=policy_seeds,
     )
     with show_run_progress(tracking.OutcomeScorer(ruleset)) as observer:
         suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))
@@ -293,35 +277,29 @@ def search_command(
 
 
 _COLUMNS = ("policy", "suite", "task_id", "episodes", "horizon", "cameras")
-_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
 
 def estimate_table(plan: RunEstimate) -> Table:
-    """Return a table with a row per policy, suite and task of a planned run.
-
-    The table's notes hold the estimate of time and disk.
-    """
+    """Return a table with a row per policy, suite and task of a planned run; its notes estimate time and disk."""
     values = [[getattr(row, name) for name in _COLUMNS] for row in plan.scenes]
     rows = tuple(tuple(Cell(NO_VALUE if value is None else str(value)) for value in row) for row in values)
-    heads = ((name.removesuffix("_id").capitalize(), k > 2) for k, name in enumerate(_COLUMNS))
-    columns = tuple(Column(head, numeric=is_numeric) for head, is_numeric in heads)
+    heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]
+    columns = tuple(Column(head, numeric=k > 2) for k, head in enumerate(heads))
     title = f"{count_noun(plan.episodes, 'episode')}, at most {plan.steps} steps; nothing has been run or written"
     return Table(title, columns, rows, _estimate_notes(plan))
 
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
-    """Return the lines on time and disk, or a single line if this host has no figures."""
     if plan.time_s is None or plan.disk_bytes is None:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
     middle_s = (time.low + time.high) / 2
-    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
-    size, byte = next(pair for pair in _UNITS if disk.high >= pair[1] or pair[1] == 1)
+    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0)
     workers = f"{count_noun(plan.workers, 'worker')}{', each with a core of its own' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
         f"  time  about {middle_s / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
         "without the policies' own time",
-        f"  disk  {disk.low / byte:.1f} to {disk.high / byte:.1f} {size}",
+        f"  disk  {format_significant(disk.low / 1e9)} to {format_significant(disk.high / 1e9)} GB",
         f"From figures {plan.source}.",
     )

@@ -15,19 +15,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 import pyarrow as pa
 
-from safevla_bench.cli import echo
-from safevla_bench.cli.options import (
-    FILE,
-    JUDGING,
-    SOURCES,
-    argument,
-    command,
-    declare_options,
-    group,
-    is_given,
-    option,
-    repeatable,
-)
+from safevla_bench.cli import echo, options
+from safevla_bench.cli.options import is_given, option, repeatable
+from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
@@ -40,7 +30,7 @@ from safevla_bench.tasks.file_formats import RegistryFile
 if TYPE_CHECKING:
     from safevla_bench.judging.registration import Registration
 
-AS_JUDGED = "as-judged"
+AS_JUDGED, _TOPIC = "as-judged", options.JUDGING.lower()
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "missing": get_args(MissingFields),
     "applicability": get_args(ApplicabilityMode),
@@ -50,22 +40,18 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 _CAPABILITIES = "capabilities"
 """What --set takes beside thresholds."""
 library_option = partial(option, metavar="NAME|FILE")
-rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=FILE)
+rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=options.FILE)
 JUDGE_OPTIONS = {
     "library": library_option("Specifications: default, paper-text, paper-as-run, net-force, metaworld (limits drawn "
-                              "from a script's successes), or a file (TOML, or the paper's JSON rows).",
-                              section=JUDGING, default=DEFAULT_LIBRARY),
+                              "from a script's successes), or a file.", section=options.JUDGING,
+                              default=DEFAULT_LIBRARY),
     "rule_files": rules_option("Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: "
-                               "judge by the rules, and tags of tasks that nobody else knows, that a run folder itself "
-                               "holds; other options replace the rules. Else they are shown and not taken.",
-                               section=JUDGING),
-    "changes": repeatable("Another threshold, such as non_target_max_disp_5mm=10mm; outputs name it so. Or "
-                          "missing=deactivate: leave a specification out where a record lacks its fields. "
-                          "applicability=off: judge as if there were no tags; an ablation, not to be published. "
-                          "capabilities=NAME: what a host is taken to measure, such as libero-full. intervals=paper: "
-                          "the percentile bootstrap for severities, which covers too seldom where few are unsafe. "
-                          "invalid=skip: take the valid episodes, of damaged files too, and count the others.",
-                          "NAME=VALUE", spelling="--set", section=JUDGING),
+                               "judge by the rules and tags that a run folder itself holds.", section=options.JUDGING),
+    "changes": repeatable("Another threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out what "
+                          "a record lacks the fields of. applicability=off: judge as if there were no tags, an "
+                          "ablation. capabilities=NAME: what a host is taken to measure. intervals=paper: the "
+                          "percentile bootstrap for severities. invalid=skip: take the valid episodes alone.",
+                          "NAME=VALUE", spelling="--set", section=options.JUDGING),
 }  # fmt: skip
 
 
@@ -79,19 +65,20 @@ class JudgedSources:
 
     def judge(self) -> Judged:
         """Judge them as `judgement.judge` does, and say on stderr which were judged otherwise by their makers."""
-        judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
+        with show_status("judging"):
+            judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
         for line in judged.makers:
             echo(f"note: {line}", err=True)
         return judged
 
 
-def judged_sources(argument: Any = SOURCES) -> Any:
+def judged_sources(argument: Any = options.SOURCES) -> Any:
     """Declare the argument `sources` and the options of judging; the command takes both as `JudgedSources`.
 
     Where no option is given (--set intervals= aside), the rules are the default ones; with --rules as-judged those by
     which the sources were judged last, or are registered to be. A note on stderr names these. Tags of hosts are added.
     """
-    return group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
+    return options.group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
 
 def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSources:
@@ -114,15 +101,14 @@ def read_new_rules(
 def _read_rules(
     values: Mapping[str, Any], sources: Sequence[Path], registration: Registration | None = None
 ) -> tuple[Ruleset, bool]:
-    """Return the rules that the options of judging make, and whether invalid episodes are skipped."""
     _hide_pandas()
     own = _find_own_rules(sources) if is_as_judged(values["rule_files"]) else None
-    options = parse_changes(values["changes"])
-    skip_invalid = options.pop("invalid", None) == "skip"
+    settings = parse_changes(values["changes"])
+    skip_invalid = settings.pop("invalid", None) == "skip"
     if own is None and registration is not None and not given_judge_options():
         own = registration.load_rules()
-    ruleset = own or load_rules(values["library"], values["rule_files"], options)
-    return replace(ruleset, intervals=options.get("intervals", "default")), skip_invalid
+    ruleset = own or load_rules(values["library"], values["rule_files"], settings)
+    return replace(ruleset, intervals=settings.get("intervals", "default")), skip_invalid
 
 
 def _hide_pandas() -> None:
@@ -190,10 +176,10 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def load_rules(library: str, files: Sequence[Path], options: Mapping[str, Any]) -> Ruleset:
+def load_rules(library: str, files: Sequence[Path], settings: Mapping[str, Any]) -> Ruleset:
     """Return the rules of a library, the files of --rules and further keywords of `load_ruleset`."""
     specs, registry = sort_rules(files)
-    return load_ruleset(library, spec_files=specs, registry_files=registry, **options)
+    return load_ruleset(library, spec_files=specs, registry_files=registry, **settings)
 
 
 def given_judge_options() -> list[str]:
@@ -212,7 +198,6 @@ def given_judge_options() -> list[str]:
 
 
 def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
-    """Return the rules by which the sources were judged last, else are registered to be judged; say so on stderr."""
     recipe = None if given_judge_options() else judgement.find_recipe(sources)
     if recipe is None or recipe.is_default:
         return None
@@ -235,13 +220,13 @@ def print_missing(judged: Judged) -> None:
         click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 
 
-@command("help")
-def help_command(context: click.Context, topic: str = argument("[TOPIC]", default=JUDGING.lower())) -> None:
+@options.command("help")
+def help_command(context: click.Context, topic: str = options.argument("[TOPIC]", default=_TOPIC)) -> None:
     """Say what the options mean by which every command judges. All options of a command: safevla COMMAND --help-all."""
-    if topic.lower() != JUDGING.lower():
-        raise click.UsageError(f"there is no topic {topic!r}: {JUDGING.lower()} is one; or: safevla {topic} --help-all")
+    if topic.lower() != _TOPIC:
+        raise click.UsageError(f"there is no topic {topic!r}: {_TOPIC} is one; or: safevla {topic} --help-all")
     formatter = context.make_formatter()
-    records = [option.get_help_record(context) for option in declare_options(JUDGE_OPTIONS)]
-    with formatter.section(JUDGING):
+    records = [declared.get_help_record(context) for declared in options.declare_options(JUDGE_OPTIONS)]
+    with formatter.section(options.JUDGING):
         formatter.write_dl([record for record in records if record is not None])
     click.echo(formatter.getvalue(), nl=False)

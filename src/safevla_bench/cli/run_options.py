@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 import tomllib
@@ -16,19 +15,8 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from safevla_bench.cli.options import (
-    FILE,
-    POSITIVE,
-    RAY,
-    flag,
-    group,
-    is_given,
-    option,
-    out_option,
-    parse_settings,
-    parsed,
-    repeatable,
-)
+from safevla_bench.cli import options
+from safevla_bench.cli.options import flag, is_given, option, parsed, repeatable
 from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.hosts.protocols import PRESET
@@ -72,59 +60,49 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(indices))
 
 
-def _parse_pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise RunError(f"--host-arg {text!r} is no argument", remedy="Write KEY=VALUE.")
-    return name, value
+def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
+    if wrong := next((text for text in texts if not text.partition("=")[0] or "=" not in text), None):
+        raise RunError(f"--host-arg {wrong!r} is no argument", remedy="Write KEY=VALUE.")
+    return dict(text.partition("=")[::2] for text in texts)
 
 
+_KINDS = ", ".join(kind.example for kind in KINDS.values())
 PLAN_OPTIONS = {
     "host": option("The simulator, such as libero.", "NAME"),
     "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
-                                 spelling="--host-arg", callback=parsed(lambda texts: dict(map(_parse_pair, texts)))),
-    "suites": repeatable("The suite, such as libero-spatial, a .bddl file or a folder of them, or found:FILE of "
-                         "`safevla search`.", "NAME", spelling="--suite"),
+                                 spelling="--host-arg", callback=parsed(_parse_pairs)),
+    "suites": repeatable("The suite, such as libero-spatial, .bddl files, or found:FILE.", "NAME", spelling="--suite"),
     "tasks": option("Of each suite.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
-    "episodes": option("Episodes per task; else the protocol's or the benchmark's number, of a replay all.", "N",
-                       type=POSITIVE),
+    "episodes": option("Of each task; else the protocol's or the benchmark's number.", "N", type=options.POSITIVE),
     "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH, "
-                           f"python:module:factory, {', '.join(kind.example for kind in KINDS.values())}, or a "
-                           "plug-in's.", "[NAME=]POLICY", spelling="--policy",
+                           f"python:module:factory, {_KINDS}, or a plug-in's.", "[NAME=]POLICY", spelling="--policy",
                            callback=parsed(lambda texts: tuple(map(_name_policy, texts)))),
-    "entry": option("One of the paper's entries, such as pi0.5@libero, instead of --host and --policy: all its suites, "
-                    "tasks and episodes, or the given ones; see `safevla protocols --entries`.", "[NAME=]ENTRY"),
+    "entry": option("One of the paper's entries, such as pi0.5@libero: its host, suites and tasks.", "[NAME=]ENTRY"),
     "servers": repeatable("Where the entry is served, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
     "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME"),
-    "arguments": repeatable("An argument for every policy, or for the one named.", "[POLICY:]KEY=VALUE",
-                            spelling="--policy-arg"),
+    "arguments": repeatable("An argument for policies.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
     "filters": repeatable(f"What changes actions on their way: {', '.join(FILTERS)}, or python:module:Class; with "
                           ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter"),
-    "delays": repeatable("How late a policy's answers come: control steps (3), 120ms, or measured.", "[POLICY=]DELAY",
-                         spelling="--delay"),
+    "delays": repeatable("How late answers come: 3 steps, 120ms, or measured.", "[POLICY=]DELAY", spelling="--delay"),
     "seed": option("Of the policies' randomness.", default=0, show_default=True),
-    "max_steps": option("Horizon; else the protocol's for the suite.", type=POSITIVE),
+    "max_steps": option("Horizon; else the protocol's for the suite.", type=options.POSITIVE),
     "shard": option("Run the I-th of N pieces of the plan, from 1; `safevla merge` joins them.", "I/N",
                     callback=parsed(lambda text: Shard.parse(text) if text else None)),
     "stop_on_violation": flag("End each episode at its first violation; of all rates only Safety is then known."),
-    "until": option('Stop as soon as this is decided at 95 %: "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A '
-                    'safer than B". Policies and tasks take turns.', "CONDITION"),
-    "registered": option("Run what --dry-run --freeze FILE registered; outputs say what is otherwise.", "FILE",
-                         type=FILE),
-    "look_every": option("Initial states of each task between two looks at --until.", "N", default=1, type=POSITIVE),
-    "allow_crashed": flag("Let --until leave out episodes that crashed, were cut short or have no verdict."),
+    "until": option('Stop as soon as this is decided at 95 %: "safety >= 0.9", or "A safer than B".', "CONDITION"),
+    "registered": option("Run what --dry-run --freeze FILE registered.", "FILE", type=options.FILE),
 }  # fmt: skip
 EXECUTION_OPTIONS = {
-    "out": out_option("The run folder to make, or with --resume to continue.", "DIR"),
-    "workers": option("Processes that run episodes in parallel.", "N", default=1, type=POSITIVE),
-    "engine": option("Work in processes of this machine or on a Ray cluster: ray:HOST:PORT of its head, ray:auto for "
-                     "this machine's; ray alone: that of RAY_ADDRESS, else Ray is started here for the command.",
-                     "local|ray|ray:ADDRESS", section=RAY, default="local"),
-    "actor": repeatable("Share of a node for each worker: cpus=1, gpus=0.", "NAME=VALUE", section=RAY),
+    "out": options.out_option("The run folder to make, or with --resume to continue.", "DIR"),
+    "workers": option("Processes that run episodes in parallel.", "N", default=1, type=options.POSITIVE),
+    "engine": option("Processes of this machine, or a Ray cluster: ray:HOST:PORT of its head, ray:auto for this "
+                     "machine's, ray for that of RAY_ADDRESS or one of this command.", "local|ray|ray:ADDRESS",
+                     default="local"),
+    "actor": repeatable("Share of a node for each worker: cpus=1, gpus=0.", "NAME=VALUE"),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
-    "trusted": repeatable("Run the code that this run.json, registration or --config file names; else the command line "
-                          "alone chooses code, and servers that get a key.", "FILE", spelling="--trust", type=FILE),
+    "trusted": repeatable("Run the code that this run.json, registration or --config file names.", "FILE",
+                          spelling="--trust", type=options.FILE),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
     "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
 }  # fmt: skip
@@ -169,7 +147,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     else:
         file, request = what.get("found"), _new_request(context, what, how)
     request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], file, request))
-    shares = msgspec.structs.asdict(parse_settings("--actor", how["actor"], _ActorShares))
+    shares = msgspec.structs.asdict(options.parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
         workers=how["workers"],
         cluster=_requested_cluster(how["engine"], **shares),
@@ -201,36 +179,34 @@ def option_key(option: click.Parameter) -> str:
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
     """Return key -> option of the keys that a command's file may hold, at the top and in the table `[judge]`."""
-    options = {
+    known = {
         option_key(option): option
         for option in command.params
         if isinstance(option, click.Option) and option.expose_value
     }
-    judging = {name: option for name, option in options.items() if option.name in JUDGE_OPTIONS}
-    return {name: option for name, option in options.items() if name not in (*judging, *_NO_KEYS)}, judging
+    judging = {name: option for name, option in known.items() if option.name in JUDGE_OPTIONS}
+    return {name: option for name, option in known.items() if name not in (*judging, *_NO_KEYS)}, judging
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
     """Return the values of a TOML file by the command's parameter names, those of `[judge]` among them.
 
-    They are checked as those of the command line are; a relative path is one from the file's folder. Raises `RunError`
-    if the file cannot be read or has an unknown key, of which the nearest is named.
+    A relative path is one from the file's folder. Raises `RunError` if the file cannot be read or has an unknown key.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"cannot be read: {error}", remedy="Name a TOML file.", place=Place(str(path))) from None
     running, judging = config_keys(context.command)
-    options = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
+    known = {**running, **{f"{JUDGE}.{key}": option for key, option in judging.items()}}
     judge = document.pop(JUDGE, {})
-    below = judge.items() if isinstance(judge, dict) else [("", judge)]
+    below = judge if isinstance(judge, dict) else {"": judge}
     values: dict[str, object] = {}
-    for key, value in [*document.items(), *((f"{JUDGE}.{key}", value) for key, value in below)]:
-        if key not in options:
-            near = difflib.get_close_matches(key, options, n=1)
-            remedy = f"Did you mean {near[0]!r}?" if near else f"Keys: {', '.join(options)}."
+    for key, value in {**document, **{f"{JUDGE}.{key}": value for key, value in below.items()}}.items():
+        if key not in known:
+            remedy = f"Keys: {', '.join(known)}."
             raise RunError("there is no such key", remedy=remedy, place=Place(str(path), field=key))
-        option = options[key]
+        option = known[key]
         items = value if option.multiple and isinstance(value, list) else [value]
         read = [_read_value(item, option, Place(str(path), field=key), context) for item in items]
         values[str(option.name)] = read if option.multiple else read[0]
@@ -238,11 +214,9 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
 
 
 def _read_value(value: object, option: click.Option, place: Place, context: click.Context) -> object:
-    """Return a value as the command line would have it."""
     text = str(value)
-    if (isinstance(option.type, click.Path) and text != AS_JUDGED) or (
-        option.name == "library" and text not in BUILT_IN
-    ):
+    is_path = isinstance(option.type, click.Path) and text != AS_JUDGED
+    if is_path or (option.name == "library" and text not in BUILT_IN):
         text = str(Path(str(place.file)).parent / text)
     try:
         option.type.convert(text, option, context)
@@ -258,18 +232,19 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
 
 
 CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judge] for those of judging.", "FILE",
-                       type=FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
+                       type=options.FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
 """`--config FILE`, whose values become the defaults of the command's other options; a bad file is a `RunError`."""
 
 
 # The request
 
 
-RUN_OPTIONS = group({"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS}, _parse_command)
+RUN_OPTIONS = options.group(
+    {"config": CONFIG_OPTION, **PLAN_OPTIONS, **EXECUTION_OPTIONS, **JUDGE_OPTIONS}, _parse_command
+)
 
 
 def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
-    """Return the Ray cluster that --engine requests, None for this machine; `shares` are fields of `RayCluster`."""
     kind, _, address = engine.partition(":")
     if kind != "ray" and engine != "local":
         raise RunError(f"there is no engine {engine!r}", remedy="Write local, ray, ray:auto or ray:HOST:PORT.")
@@ -304,7 +279,6 @@ def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequen
 
 
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> Request:
-    """Return the request that the options make; `what` holds those of the plan, `how` those of its execution."""
     fields = _request_fields(what)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
     if is_replay and not (fields["host"] and fields["suites"]):
@@ -330,7 +304,6 @@ def _volatile_facts() -> dict[str, object]:
 
 
 def _change_request(context: click.Context, what: Mapping[str, Any], recorded: Request) -> Request:
-    """Return the request of a run or a registration, with the options given now in place of the recorded ones."""
     given = {
         name: value
         for name, value in what.items()
@@ -349,15 +322,14 @@ def _request_fields(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy]
 
 
 def _couple_policies(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy]) -> tuple[RequestedPolicy, ...]:
-    """Return the named policies, or the recorded ones; what no option gives of a policy is as recorded."""
     earlier = {policy.name: policy for policy in recorded}
     policies = tuple(
         replace(earlier.get(policy.name, policy), spec=policy.spec) for policy in what.get("policies") or recorded
     )
     names = [policy.name for policy in policies]
     if "arguments" in what:
-        everyone, single = _parse_arguments(what["arguments"], names)
-        policies = tuple(replace(p, arguments={**everyone, **single.get(p.name, {})}) for p in policies)
+        arguments = parse_arguments(what["arguments"], names)
+        policies = tuple(replace(policy, arguments=arguments[policy.name]) for policy in policies)
     for field in ("filter", "delay"):
         if f"{field}s" in what:
             texts = _assign_to_policies(what[f"{field}s"], names)
@@ -369,9 +341,9 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced."""
     if what["entry"] is None:
         return {}
-    for name, spelling in (("host", "--host"), ("policies", "--policy")):
-        if what[name]:
-            raise RunError(f"--entry and {spelling} are both given", remedy="An entry has its own host and policy.")
+    if what["host"] or what["policies"]:
+        other = "--host" if what["host"] else "--policy"
+        raise RunError(f"--entry and {other} are both given", remedy="An entry has its own host and policy.")
     policy = _name_policy(what["entry"])
     filled = entry_fields(policy.maker, what["suites"], what["protocol"])
     arguments = {**filled["host_arguments"], **what["host_arguments"]}
@@ -380,7 +352,6 @@ def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for which --suite found:FILE stands; {} without it."""
     files = [suite.removeprefix(FOUND) for suite in what["suites"] if suite.startswith(FOUND)]
     if not files:
         return {}
@@ -403,34 +374,26 @@ def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[s
     return {**everyone, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}
 
 
-def _parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the arguments for every policy, and policy -> arguments for that policy alone."""
+def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return policy -> its --policy-arg values by key; those that name it replace those for every policy.
+
+    Raises `RunError` for a text that is no argument, or is for another policy.
+    """
     everyone: dict[str, str] = {}
-    single: dict[str, dict[str, str]] = {}
+    single: dict[str, dict[str, str]] = {policy: {} for policy in policies}
     for text in texts:
         left, equals, value = text.partition("=")
         policy, colon, name = left.rpartition(":")
         if not equals or not name:
             raise RunError(f"--policy-arg {text!r} is no argument", remedy="Write KEY=VALUE or POLICY:KEY=VALUE.")
-        if colon and policy not in policies:
+        if colon and policy not in single:
             problem = f"--policy-arg {text!r} is for the policy {policy!r}, which is not in this run"
             raise RunError(problem, remedy=f"Its policies: {', '.join(policies)}.")
-        (single.setdefault(policy, {}) if colon else everyone)[name] = value
-    return everyone, single
-
-
-def policy_arguments(texts: tuple[str, ...], policy: str) -> dict[str, str]:
-    """Return the --policy-arg values of a policy by key; those that name the policy replace those for every policy.
-
-    Raises:
-        RunError: a text is no argument, or is for another policy.
-    """
-    everyone, single = _parse_arguments(texts, (policy,))
-    return {**everyone, **single.get(policy, {})}
+        (single[policy] if colon else everyone)[name] = value
+    return {policy: {**everyone, **own} for policy, own in single.items()}
 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
-    """Return the shell command that continues the run in `out`, with the same `safevla` command."""
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     executing = {"actor", "engine", "workers", "trackers", "registered", "record_only"}
     for param in context.command.params:

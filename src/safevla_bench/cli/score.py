@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
 from safevla_bench.cli import OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.options import quote_paths
-from safevla_bench.cli.progress import show_status, track_run
+from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import Place, RunError
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -23,8 +22,6 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.publishing import tracking
-from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
@@ -35,7 +32,7 @@ from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sources import foreign
 from safevla_bench.sources.runs import episode_index
-from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
+from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.sources.runs.writer import merge_shards
@@ -48,21 +45,18 @@ def score_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else into the one run folder.", "DIR"),
     form: str = options.format_option(),
-    trackers: tuple[str, ...] = options.LOG,
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
     A changed threshold, tag or specification needs no new rollout: score again. A judgement by other rules (--library,
-    --rules, --set) of a run folder that is judged already goes into a folder of its own, RUN/experiments/NAME, unless
-    --out is given; the run's own stays (--out RUN replaces it). Nothing is written where any episode is bad, unless
-    --set invalid=skip is given.
+    --rules, --set) of a run folder that is judged already goes into RUN/experiments/NAME, unless --out is given.
+    Nothing is written where any episode is bad, unless --set invalid=skip is given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that says which feature or
     topic is what: docs/real-robots.md.
 
     Results of other tools that hold successes alone (LeRobot's eval_info.json, a recording of vla-evaluation-harness
-    or its output folder) are printed as SR with intervals. They hold no contacts and no poses of objects, so Safety,
-    SBU and VSI are unknown: not recorded, never zero.
+    or its output folder) are printed as SR with intervals. Safety, SBU and VSI are unknown there, never zero.
     """
     results = [foreign.find_results(path) for path in sources.paths]
     if results and all(results):
@@ -75,11 +69,9 @@ def score_command(
     if out is None and (folder / SCORES).exists() and rules.given_judge_options():
         folder = folder / EXPERIMENTS / _name_rules(sources.ruleset)
         kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
-    tracking.require_trackers(trackers)
     with show_status("judging"):
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         write_outputs(judged, folder)
-        _send_scores(judged, folder, trackers)
     if form == "json":
         click.echo(render_json([_cells_table(judged)]), nl=False)
     else:
@@ -98,14 +90,6 @@ def _name_rules(ruleset: Ruleset) -> str:
 
 _LONGEST_NAME = 80
 """Characters of the name of an experiment's folder."""
-
-
-def _send_scores(judged: Judged, out: Path, trackers: Sequence[str]) -> None:
-    config = {**describe_ruleset(judged.ruleset), "sources": [path.name for path in judged.paths]}
-    with track_run(trackers, out, config, tracking.OutcomeScorer(judged.ruleset)) as tracked:
-        for tracker in tracked:
-            tracker.add_scores(judged.scores)
-            tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
 
 
 def _print_results(files: Sequence[Path], form: str) -> None:
@@ -191,7 +175,6 @@ def validate_command(
     context: click.Context,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
     wants_schema: bool = options.flag("Print the JSON Schema of one episode instead.", spelling="--schema"),
-    form: str = options.format_option(),
 ) -> None:
     """Check archives, run folders or logs against the trajectory contract.
 
@@ -206,38 +189,24 @@ def validate_command(
     options.require_sources(sources)
     checked = {source: episode_index.scan([source]) for source in sources}
     has_problems = any(records.problems for records in checked.values())
-    if form == "json":
-        options.print_json([_report_document(source, records) for source, records in checked.items()])
-    else:
-        for source, records in checked.items():
-            for problem in records.problems:
-                echo(f"error: {problem}", err=True)
-            left_out = LeftOut.from_problems(records.problems)
-            is_lost = left_out.damaged or left_out.lost
-            lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
-            counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
-            echo(f"{source}: {counts}")
-        if not has_problems:
-            echo(f"Next: safevla score {quote_paths(*sources)} --out results")
+    for source, records in checked.items():
+        for problem in records.problems:
+            echo(f"error: {problem}", err=True)
+        left_out = LeftOut.from_problems(records.problems)
+        is_lost = left_out.damaged or left_out.lost
+        lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
+        counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
+        echo(f"{source}: {counts}")
+    if not has_problems:
+        echo(f"Next: safevla score {quote_paths(*sources)} --out results")
     context.exit(USER_ERROR if has_problems else OK)
-
-
-def _report_document(source: Path, records: EpisodeIndex) -> dict[str, object]:
-    problems = [
-        {"problem": problem.problem, "remedy": problem.remedy, **msgspec.to_builtins(problem.place)}
-        for problem in records.problems
-    ]
-    counts = {"valid_episodes": len(records), "records": int(records.lengths.sum())}
-    return {"source": str(source), **counts, "problems": problems}
 
 
 @options.command("convert")
 def convert_command(
     sources: tuple[Path, ...] = options.SOURCES,
     destination: str = options.argument("DESTINATION"),
-    change: str | None = options.option(
-        "Take the valid episodes, and count the others.", spelling="--set", type=click.Choice(["invalid=skip"])
-    ),
+    change: str | None = options.option("Take the valid ones.", spelling="--set", type=click.Choice(["invalid=skip"])),
 ) -> None:
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 
@@ -250,8 +219,7 @@ def convert_command(
         raise RunError("exists already", remedy=remedy, place=Place(file=destination))
     archive.detect_suffix(target)
     scan = Scan(sources)
-    with show_status("converting"):
-        archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
+    archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     echo(f"{destination}: {count_noun(len(records), 'episode')} ({records.lengths.sum()} records){left_out}")

@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import click
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
+from safevla_bench.cli.inspect import report_skipped
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
-from safevla_bench.cli.pictures import report_skipped
 from safevla_bench.cli.progress import show_frame_progress, show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -35,6 +35,7 @@ from safevla_bench.text import count_noun
 from safevla_bench.training.export import CameraChoice, export_dataset
 
 _SUFFIX = {"text": "txt"}
+_TABLE_FORMS = click.Choice(get_args(render.TableFormat))
 _DEFAULT = ("main", "violations")
 """The tables that are printed if none is asked for."""
 
@@ -42,22 +43,14 @@ _DEFAULT = ("main", "violations")
 @options.command("tables")
 def tables_command(
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
-    which: tuple[str, ...] = repeatable(
-        "Names or the paper's numbers, such as main,7,12, or all; else main,violations.", "LIST"
-    ),
-    form: render.TableFormat = option(
-        "The form.", spelling="--format", type=click.Choice(get_args(render.TableFormat)), default="text"
-    ),
+    which: tuple[str, ...] = repeatable("Names or the paper's numbers: main,7,12; or all.", "LIST"),
+    form: render.TableFormat = option("The form.", spelling="--format", type=_TABLE_FORMS, default="text"),
     out: str | None = option("Write there: one file, or a folder with a file for each table.", "FILE|DIR/"),
     training: tuple[str, ...] = repeatable("How a policy was trained.", "POLICY=KIND"),
     auxiliary: tuple[str, ...] = repeatable("Keep a policy out of means and bests.", "POLICY"),
     published: bool = flag("Put the paper's printed rows of the same suites beside yours, marked as such."),
-    columns: str | None = option(
-        "Only these columns or groups of columns, in this order, such as 'SR,Safety,VSI'.", "LIST"
-    ),
-    intervals: bool = option(
-        "With the 95 % intervals, or without.", spelling="--intervals/--no-intervals", default=True
-    ),
+    columns: str | None = option("Only these columns or groups of them, in this order: 'SR,Safety'.", "LIST"),
+    intervals: bool = option("With 95 % intervals.", spelling="--intervals/--no-intervals", default=True),
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
@@ -107,7 +100,6 @@ def tables_command(
 
 
 def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> tuple[Judged | None, catalog.TableInputs]:
-    """Return what tables are made of: the sources judged, or without sources the rules alone."""
     if sources.paths:
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         return judged, table_material(judged)
@@ -117,7 +109,6 @@ def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> tuple[
 
 
 def _parse_training(texts: Sequence[str]) -> dict[str, str]:
-    """Return policy -> kind of the --training texts POLICY=KIND, split at the last `=`."""
     kinds = {policy: kind for policy, _, kind in (text.rpartition("=") for text in texts)}
     if len(kinds) < len(texts) or not all(map(all, kinds.items())):
         raise RunError(f"--training {' '.join(texts)}", remedy="Write POLICY=KIND, such as mine=SFT, each policy once.")
@@ -125,7 +116,6 @@ def _parse_training(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _choose_columns(tables: Sequence[Table], text: str) -> list[Table]:
-    """Return the tables with the columns, or groups of columns, that `text` names with commas, in that order."""
     names = [part.strip() for part in text.split(",")]
     unknown = [name for name in names if not any(has_column(table, name) for table in tables)]
     if unknown:
@@ -165,14 +155,10 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
 
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
-    rows = episode_list.list_episodes(judged.scores, judged.records.dt_s, None)
-    if choice.episode is None and len(rows) != 1:
+    if choice.episode is None and len(judged.records) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."
-        raise RunError(f"a file of this form holds one episode, and here are {len(rows)}", remedy=remedy)
-    row = rows[0] if choice.episode is None else episode_list.find_episode(rows, choice.episode)
-    if row.number > len(judged.records):
-        raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another by --episode.")
-    index = row.number - 1
+        raise RunError(f"a file of this form holds one episode, and here are {len(judged.records)}", remedy=remedy)
+    index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index))
 
 
@@ -230,9 +216,7 @@ def export_command(
     form: str = option("What to write.", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True),
     out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
     episode: str | None = option("rerun, mcap: which, by its id, its number or how its id ends.", "EPISODE"),
-    meta: Path | None = option(
-        "hub, robocasa: TOML with facts about the model that no record holds.", "FILE", type=options.FILE
-    ),
+    meta: Path | None = option("hub, robocasa: TOML with facts that no record holds.", "FILE", type=options.FILE),
     cameras: str | None = option("lerobot: pictures of these, such as agentview,robot0_eye_in_hand.", "LIST"),
     image_size: int = option("lerobot: pixels of a side.", type=click.IntRange(16, 1024), default=128),
 ) -> None:
@@ -255,10 +239,7 @@ def export_command(
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is no result to publish", remedy=remedy)
-    for name, value in (("episode", episode), ("cameras", cameras), ("meta", meta)):
-        if value is not None and _EXPORTS[form].option != name:
-            forms = " and ".join(other for other, export in _EXPORTS.items() if export.option == name)
-            raise click.UsageError(f"--{name} is for {forms}.")
+    options.refuse_given({"episode", "cameras", "meta"} - {_EXPORTS[form].option}, f"is not for {form}.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size)
     judged = sources.judge()
@@ -275,9 +256,7 @@ def export_command(
 @options.command("board")
 def board_command(
     context: click.Context,
-    sources: rules.JudgedSources = rules.judged_sources(
-        options.argument("[[NAME=]RUN...]", nargs=-1, type=options.SourceType())
-    ),
+    sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
     out: Path | None = options.out_option("Where to write the site; of one run folder, else its board/.", "DIR"),
     reports: bool = option("Add a full report of each policy.", spelling="--reports/--no-reports", default=True),
     audit: AuditPlan | None = options.AUDIT,
@@ -285,11 +264,8 @@ def board_command(
     """Write a static site: policies ranked by Safety, the rank by SR beside it, a report of each.
 
     Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table. The
-    paper's entries and the authors' leaderboard stand apart, each with what makes it incomparable; without a RUN they
-    are all that there is.
-
-    The site fetches nothing and runs no script. It works from a folder and from any path of a web server; written
-    again, it replaces the board in DIR. An ablation (--set applicability=off) is refused.
+    paper's entries and the authors' leaderboard stand apart; without a RUN they are all that there is. The site fetches
+    nothing and runs no script; written again, it replaces the board in DIR.
 
     With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
     that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
@@ -299,9 +275,8 @@ def board_command(
     runs, ruleset = sources.paths, sources.ruleset
     folder = options.choose_output(out, runs, "board")
     check_folder(folder)
-    with show_status("replaying"):
+    with show_status("replaying, judging and drawing"):
         audits = [audit_source(run, audit) for run in runs] if audit else None
-    with show_status("judging and drawing"):
         files = build_board(runs, ruleset, reports=reports, skip_invalid=sources.skip_invalid, audits=audits)
         write_folder(files, folder)
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")

@@ -115,11 +115,8 @@ class Observation:
     """A policy's observation before each action.
 
     eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions in metres;
-    images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, are there for
-    robots that drive.
-
-    `extra` has a host's own readings by name, and of what `Wants.extra` asks for those that it has: `joint_pos` and
-    `joint_vel` of the arm [J].
+    images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, of robots that
+    drive. `extra` has further readings, such as `joint_pos` and `joint_vel` of the arm [J].
     """
 
     instruction: str

@@ -143,9 +143,8 @@ class FoundStart:
 class SearchSpace:
     """Where a task's objects may start: coordinates, [d] each, such as `plate_1.x`, in the world frame [m].
 
-    It is the box from `low` to `high`, without the points at which two objects are too near each other. Whether an
-    episode begins as placed is checked where a body of that name is recorded. A search may add what is no place: the
-    wording, and the policy's seed.
+    It is the box from `low` to `high`, without the points at which two objects are too near each other. A search may
+    add what is no place: the wording, and the policy's seed.
     """
 
     names: tuple[str, ...] = ()

@@ -7,15 +7,13 @@ page that this version did not make is sent without leave to run a script.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
@@ -23,21 +21,15 @@ from markupsafe import Markup
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import read_input
-from safevla_bench.jobs.evaluation.judgement import find_rules, judge
-from safevla_bench.jobs.evaluation.outputs import render_report
+from safevla_bench.jobs.evaluation.judgement import find_rules
 from safevla_bench.judging import judged
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import SAFETY, SR, VSI
 from safevla_bench.judging.ruleset import Provenance
-from safevla_bench.report.render import (
-    PLAYER_SCRIPTS,
-    content_security_policy,
-    read_template,
-    template_environment,
-)
+from safevla_bench.report import render
 from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text_column
-from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES, read_description
+from safevla_bench.sources.runs.folder import MAX_SCORES_BYTES, REPORT, RUN, SCORES
 from safevla_bench.text import NO_VALUE
 from safevla_bench.version import __version__
 
@@ -52,18 +44,15 @@ _METRICS = (SR, SAFETY, VSI)
 _COLUMNS = (
     *map(text_column, ("Run", "Policy", "Suite")),
     *map(Column, ("n", *(metric.heading for metric in _METRICS))),
-    *map(text_column, ("When", "Judged by")),
+    text_column("Judged by"),
 )
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
     """Return run name -> folder, sorted by name, the first `MOST_RUNS` alone; a run folder stands for itself.
 
-    A name is the path below `folder`. Folders are searched 3 levels deep, without links, hidden folders, and folders
-    inside a run.
-
-    Raises:
-        RunError: there is no such folder, or no run in it.
+    Folders are searched 3 levels deep, without links, hidden folders, and folders inside a run. Raises `RunError` if
+    there is no such folder, or no run in it.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds some.")
@@ -116,7 +105,6 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
         return [(Cell(name), Cell.dash(problem), *[Cell.dash()] * (len(_COLUMNS) - 2))]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
     rules += ", applicability off" if scores.judged_by.applicability == "off" else ""
-    origin = Cell(_start_time(path)), Cell(rules)
     return [
         (
             Cell(name),
@@ -124,19 +112,10 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
             Cell(cell.suite or NO_VALUE),
             Cell.count(cell.n),
             *(metric_cell(metric, cell) for metric in _METRICS),
-            *origin,
+            Cell(rules),
         )
         for cell in scores.cells
     ]
-
-
-def _start_time(folder: Path) -> str:
-    try:
-        volatile = read_description(folder).get("volatile")
-        moment = datetime.fromisoformat(str(volatile["started"])) if isinstance(volatile, dict) else None
-    except (RunError, KeyError, ValueError):
-        moment = None
-    return NO_VALUE if moment is None else moment.strftime("%Y-%m-%d %H:%M")
 
 
 # Pages
@@ -172,24 +151,29 @@ class Reply:
     content_type: str = _HTML
     policy: str = "default-src 'none'"
 
-    @classmethod
-    def of_text(cls, status: HTTPStatus, text: str) -> Self:
-        """Return an answer in plain text."""
-        return cls(status, f"{text}\n".encode(), "text/plain; charset=utf-8")
+
+def _say(status: HTTPStatus, text: str) -> Reply:
+    return Reply(status, f"{text}\n".encode(), "text/plain; charset=utf-8")
 
 
-_NOT_FOUND = Reply.of_text(HTTPStatus.NOT_FOUND, "There is no such page. Runs may have moved since the index was made.")
+_NOT_FOUND = _say(HTTPStatus.NOT_FOUND, "There is no such page. Runs may have moved since the index was made.")
 
 
 def _render_index(folder: Path) -> Reply:
     folders = find_runs(folder)
     addresses = {name: run_address(name, REPORT) for name in folders}
-    style, script = read_template("page.css") + read_template("runs/runs.css"), read_template("runs/runs.js")
-    policy = content_security_policy(style, script)
-    shown = {"policy": policy, "style": Markup(style), "script": Markup(script)}  # our own files, not anybody's text
-    page = template_environment().get_template("runs/index.html")
-    title = f"Runs in {folder.resolve().name}"
-    content = page.render(title=title, listing=list_runs(folders), addresses=addresses, **shown)
+    style = render.read_template("page.css") + render.read_template("runs/runs.css")
+    script = render.read_template("runs/runs.js")
+    policy = render.content_security_policy(style, script)
+    page = render.template_environment().get_template("runs/index.html")
+    content = page.render(
+        title=f"Runs in {folder.resolve().name}",
+        listing=list_runs(folders),
+        addresses=addresses,
+        policy=policy,
+        style=Markup(style),  # our own files, not anybody's text
+        script=Markup(script),
+    )
     return Reply(HTTPStatus.OK, content.encode(), _HTML, policy)
 
 
@@ -199,8 +183,6 @@ class RunSite:
     def __init__(self, folder: Path) -> None:
         """Keep the folder; raise `RunError` if there is no run."""
         self.folder = folder
-        self._reports: dict[str, bytes] = {}
-        self._judging = threading.Lock()
         find_runs(folder)
 
     @property
@@ -229,28 +211,21 @@ class RunSite:
             if path.startswith(_RUN) and slash:
                 return self._file(unquote(run), unquote(file))
         except (SafevlaError, OSError) as error:  # OSError: a file that may not be read, or that went meanwhile
-            return Reply.of_text(HTTPStatus.CONFLICT, str(error))
+            return _say(HTTPStatus.CONFLICT, str(error))
         return _NOT_FOUND
 
     def _file(self, run: str, file: str) -> Reply:
-        """Return a file of a run; a report that is missing is made now."""
         path = find_runs(self.folder).get(run)
         if path is None:
             return _NOT_FOUND
-        if (own := _find_file(path, file)) is not None:
-            content, kind = read_input(own, _MOST_BYTES, within=path), _TYPES[own.suffix]
-        elif file == REPORT:
-            content, kind = self._make_report(run, path), _HTML
-        else:
+        own = _find_file(path, file)
+        if own is None and file == REPORT:
+            raise RunError(f"{run} has no report", remedy=f"`safevla score` writes it: safevla score {path}")
+        if own is None:
             return _NOT_FOUND
+        content, kind = read_input(own, _MOST_BYTES, within=path), _TYPES[own.suffix]
         policy = _report_policy(content) if kind == _HTML else "default-src 'none'"
         return Reply(HTTPStatus.OK, content, kind, policy)
-
-    def _make_report(self, run: str, path: Path) -> bytes:
-        with self._judging:
-            if run not in self._reports:
-                self._reports[run] = render_report(judge([path], find_rules([path]))).encode()
-            return self._reports[run]
 
 
 def _find_file(run: Path, file: str) -> Path | None:
@@ -268,8 +243,8 @@ def _find_file(run: Path, file: str) -> Path | None:
 
 def _report_policy(content: bytes) -> str:
     head = content.replace(b"&#39;", b"'")[:4096]
-    parts = [read_template(name) for name in ("page.css", "page.js", *PLAYER_SCRIPTS)]
-    plain, with_player = content_security_policy(*parts[:2]), content_security_policy(*parts)
+    parts = [render.read_template(name) for name in ("page.css", "page.js", *render.PLAYER_SCRIPTS)]
+    plain, with_player = render.content_security_policy(*parts[:2]), render.content_security_policy(*parts)
     return next((own for own in (plain, with_player) if f'content="{own}"'.encode() in head), _NO_SCRIPT)
 
 
@@ -312,7 +287,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_all("Host") in ([f"{_LOOPBACK}:{port}"], [f"localhost:{port}"]):
             reply = self.server.site.reply(self.path)
         else:
-            reply = Reply.of_text(HTTPStatus.FORBIDDEN, "This server is for this machine alone.")
+            reply = _say(HTTPStatus.FORBIDDEN, "This server is for this machine alone.")
         self.send_response(reply.status)
         headers = {
             "Content-Type": reply.content_type,

@@ -1,7 +1,6 @@
-"""A small archive of real LIBERO rollouts that ships with the package, for trying out the judge.
+"""A small archive of real LIBERO rollouts that ships with the package; `docs/tools/record_demo.py` records it.
 
-Each episode is rolled out by a careful and by a hasty built-in policy, and lacks `sim_state`, which no specification
-reads. `docs/tools/record_demo.py` records it.
+Each episode is rolled out by a careful and by a hasty built-in policy, and lacks `sim_state`.
 """
 
 from __future__ import annotations

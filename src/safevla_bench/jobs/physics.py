@@ -1,18 +1,17 @@
 """Replays of recorded episodes under changed physics, each first as recorded, which must give the record bit for bit.
 
-A run under varied physics: planned, run by workers, judged, and kept in the run folder as they end. And one episode
-without a cause of its violation, a counterfactual: did the violation vanish?
+A run under varied physics; and one episode without a cause of its violation: did the violation vanish?
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from operator import itemgetter
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import msgspec
@@ -22,26 +21,18 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import write_atomically
 from safevla_bench.interface.environment import Host, VaryingHost
 from safevla_bench.interface.task import VARIATIONS, PhysicsChange, RecordedEpisode
+from safevla_bench.jobs.evaluation.preparation import PreparedRun
+from safevla_bench.jobs.evaluation.request import ExecutionOptions
+from safevla_bench.jobs.evaluation.rollouts import run_episodes
 from safevla_bench.jobs.verify.replays import ReplaySetting, compare_records, draw_key, replay_actions
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NamedRules, Ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.replay import ActionReplay
-from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, Observer, StepCallback, run_serially
+from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
-from safevla_bench.rollout.scheduler import ProcessPool, WorkerPolicy, WorkerSpec, run_pool
-from safevla_bench.sensitivity.firmness import (
-    LEFT_PATH_M,
-    PHYSICS,
-    RECORDED,
-    ClauseReading,
-    Counterfactual,
-    PhysicsFile,
-    PhysicsReplay,
-    find_departure,
-    read_clauses,
-    tracked_path,
-)
+from safevla_bench.rollout.scheduler import WorkerPolicy, WorkerSpec
+from safevla_bench.sensitivity import firmness
 from safevla_bench.sources.runs.folder import archive_digest, dump_json
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.trajectory import marks
@@ -61,17 +52,11 @@ def vary_physics(
     workers: int = 1,
     episodes: int | None = None,
     observer: Observer | None = None,
-) -> PhysicsFile:
+) -> firmness.PhysicsFile:
     """Replay the judged episodes of a run under recorded and varied physics, and return its file of them.
 
-    Replays that are in the file already are not made again. The others are added to it as they end, so that nothing
-    is lost if this is interrupted.
-
-    Args:
-        judged: one run folder.
-        workers: processes; the results do not depend on it.
-        episodes: how many to choose, by their names' digests; None = all.
-        observer: watches the replays under recorded physics, then those under varied ones.
+    Replays that are in the file already are not made again; the others are added as they end. `episodes` are chosen by
+    their names' digests; None = all.
 
     Raises:
         RunError: the source is not one complete run folder, its file is of other records, rules or versions, or none
@@ -80,8 +65,8 @@ def vary_physics(
     """
     job = _Replays.open(judged)
     chosen = job.choose(episodes)
-    job.run([(index, RECORDED) for index in chosen], workers, observer)
-    obstacles = {index: job.done[job.key(index, RECORDED)].obstacle for index in chosen}
+    job.run([(index, firmness.RECORDED) for index in chosen], workers, observer)
+    obstacles = {index: job.done[job.key(index, firmness.RECORDED)].obstacle for index in chosen}
     exact = [index for index, obstacle in obstacles.items() if not obstacle]
     if chosen and not exact:
         ((first, count),) = Counter(obstacles.values()).most_common(1)
@@ -92,7 +77,6 @@ def vary_physics(
 
 
 def _read_setting(run: Path) -> ReplaySetting:
-    """Read what replays of a complete run folder share, of a host that can change its physics."""
     setting = ReplaySetting.read(run)
     if not isinstance(setting.host, VaryingHost):
         problem = f"the host {setting.host.name} cannot change its physics"
@@ -104,17 +88,14 @@ def _offers(host: Host, change: PhysicsChange) -> bool:
     return isinstance(host, VaryingHost) and change.changed <= host.changeable
 
 
-def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str, ClauseReading]:
-    """Judge a replay's record under the name, outcome and horizon of the recorded episode."""
+def _changed_fields(change: PhysicsChange) -> dict[str, object]:
+    return {name: value for name, value in asdict(change).items() if name in change.changed}
+
+
+def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str, firmness.ClauseReading]:
     names = ("episode_id", "policy", "seed", "horizon", "success", "outcome")
     own = msgspec.structs.replace(replayed.headers[0], **{name: getattr(header, name) for name in names})
-    return read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)
-
-
-def _find_difference(setting: ReplaySetting, recorded: Batch, replayed: Batch) -> str:
-    """Return where a replay under recorded physics is not bit for bit what is recorded; "" if it is."""
-    differences, _ = compare_records(recorded, replayed, lenient=setting.is_own_loop)
-    return f"its replay differs: {differences[0]}" if differences else ""
+    return firmness.read_clauses(score(replace(replayed, headers=(own,)), ruleset), 0)
 
 
 @dataclass
@@ -123,8 +104,8 @@ class _Replays:
 
     judged: Judged
     setting: ReplaySetting
-    head: PhysicsFile
-    done: dict[tuple[str | None, str, str], PhysicsReplay]
+    head: firmness.PhysicsFile
+    done: dict[tuple[str | None, str, str], firmness.PhysicsReplay]
 
     @classmethod
     def open(cls, judged: Judged) -> _Replays:
@@ -132,33 +113,32 @@ class _Replays:
             remedy = "Name one run folder, without NAME= before it."
             raise RunError("physics are varied for one run at a time, under its own names", remedy=remedy)
         run = judged.paths[0]
-        setting = _read_setting(run)
-        head = PhysicsFile(
+        setting, shifts = _read_setting(run), VARIATIONS.items()
+        head = firmness.PhysicsFile(
             archive_sha256=archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
             versions=dict(setting.versions),
-            left_path_m=LEFT_PATH_M,
-            variations={name: _describe_change(change) for name, change in VARIATIONS.items()},
-            not_offered=tuple(name for name, change in VARIATIONS.items() if not _offers(setting.host, change)),
+            left_path_m=firmness.LEFT_PATH_M,
+            variations={name: _changed_fields(change) for name, change in shifts},
+            not_offered=tuple(name for name, change in shifts if not _offers(setting.host, change)),
         )
-        kept = PhysicsFile.read(run)
+        kept = firmness.PhysicsFile.read(run)
         if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
             problem = "its replays are of other records, rules, versions or variations than these"
-            raise RunError(problem, remedy="Move it away to replay anew.", place=Place(file=str(run / PHYSICS)))
+            raise RunError(
+                problem, remedy="Move it away to replay anew.", place=Place(file=str(run / firmness.PHYSICS))
+            )
         done = {(*replay.key, replay.variation): replay for replay in kept.replays} if kept else {}
         return cls(judged, setting, head, done)
 
     def choose(self, count: int | None) -> list[int]:
         """Return the indices of judged episodes to replay: as many of each policy and suite, drawn by their names."""
-        scores, headers = self.judged.scores, self.judged.headers
-        drawn = sorted(np.flatnonzero(scores.is_judged).tolist(), key=lambda index: draw_key(headers[index]))
-        turns = Counter[tuple[str | None, str]]()
-        order = []
-        for index in drawn:
-            cell = headers[index].policy, headers[index].benchmark
-            turns[cell] += 1
-            order.append((turns[cell], index))
-        return sorted(index for _, index in sorted(order, key=itemgetter(0))[:count])
+        headers, cells = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
+        judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
+        for index in sorted(judged, key=lambda index: draw_key(headers[index])):
+            cells[headers[index].policy, headers[index].benchmark].append(index)
+        turns = chain.from_iterable(zip_longest(*cells.values()))
+        return sorted(islice((index for index in turns if index is not None), count))
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
         """Make the replays that are not done."""
@@ -176,32 +156,32 @@ class _Replays:
             else:
                 planned[replay.episode_id] = index, variation
                 plan.append(replay)
-        if observer and plan:
-            observer.started(plan)
-        on_step = observer.stepped if observer else None
+        policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
+        made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
+        host = self.setting.host
+        cast = WorkerSpec(host.name, made, host_arguments=self.setting.run.host_arguments)
+        prepared = PreparedRun(host, tuple(plan), policies, cast, {}, ExitStack())
         try:
-            with closing(_run_planned(self.setting, plan, workers, on_step)) as outcomes:
+            with closing(run_episodes(prepared, plan, ExecutionOptions(workers=workers), observer)) as outcomes:
                 for count, outcome in enumerate(outcomes, start=1):
                     index, variation = planned[outcome.planned.episode_id]
-                    if observer:
-                        observer.finished(outcome)
                     self._add(index, variation, recorded(index), outcome)
                     if count % _SAVE_EVERY == 0:
                         self._save()
         finally:
             self._save()
 
-    def file(self) -> PhysicsFile:
+    def file(self) -> firmness.PhysicsFile:
         """Return all replays in the order of the run, each episode's recorded physics first."""
-        names = [RECORDED, *VARIATIONS]
+        names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
         rows = tuple(self.done[key] for key in keys if key in self.done)
         return msgspec.structs.replace(self.head, replays=rows)
 
     def _save(self) -> None:
         content, run = dump_json(self.file()), self.judged.paths[0]
-        write_atomically(run / PHYSICS, content)
-        add_digests(run, {PHYSICS: content})
+        write_atomically(run / firmness.PHYSICS, content)
+        add_digests(run, {firmness.PHYSICS: content})
 
     def key(self, index: int, variation: str) -> tuple[str | None, str, str]:
         header = self.judged.headers[index]
@@ -224,10 +204,10 @@ class _Replays:
         given = start.recorded or RecordedEpisode(header.episode_id, self.judged.paths[0].name, len(actions))
         given = replace(given, actions=actions)
         change = None
-        if variation != RECORDED:
-            firsts = [clause.first for clause in read_clauses(self.judged.scores, index).values()]
+        if variation != firmness.RECORDED:
+            firsts = [clause.first for clause in firmness.read_clauses(self.judged.scores, index).values()]
             until = min((first for first in firsts if first is not None), default=None)
-            given, change = replace(given, path=tracked_path(episode)[:until]), VARIATIONS[variation]
+            given, change = replace(given, path=firmness.tracked_path(episode)[:until]), VARIATIONS[variation]
         (absolute,) = marks.mark_flags(episode, marks.ABSOLUTE)
         return PlannedEpisode(
             episode_id=f"{name} {variation}",
@@ -245,16 +225,17 @@ class _Replays:
         if outcome.batch is None:
             reason = (outcome.reason or "").strip().splitlines()
             self._keep(index, variation, obstacle=f"the simulator failed: {reason[-1] if reason else outcome.outcome}")
-        elif variation == RECORDED:
-            obstacle = _find_difference(self.setting, recorded, outcome.batch)
-            self._keep(index, variation, obstacle=obstacle, clauses=read_clauses(self.judged.scores, index))
+        elif variation == firmness.RECORDED:
+            differences, _ = compare_records(recorded, outcome.batch, lenient=self.setting.is_own_loop)
+            obstacle = f"its replay differs: {differences[0]}" if differences else ""
+            self._keep(index, variation, obstacle=obstacle, clauses=firmness.read_clauses(self.judged.scores, index))
         else:
             clauses = _judge_replay(outcome.batch, self.judged.headers[index], self.judged.ruleset)
-            self._keep(index, variation, left=find_departure(recorded, outcome.batch), clauses=clauses)
+            self._keep(index, variation, left=firmness.find_departure(recorded, outcome.batch), clauses=clauses)
 
     def _keep(self, index: int, variation: str, **findings: object) -> None:
         header = self.judged.headers[index]
-        row = PhysicsReplay(
+        row = firmness.PhysicsReplay(
             policy=header.policy,
             suite=header.benchmark,
             episode_id=header.episode_id,
@@ -266,21 +247,6 @@ class _Replays:
 
 _CHANGES, _POSES = "changes", "poses"
 """Names of the two policies that play recorded actions: changes of pose, and poses."""
-
-
-def _run_planned(
-    setting: ReplaySetting, plan: Sequence[PlannedEpisode], workers: int, on_step: StepCallback | None
-) -> Generator[EpisodeOutcome]:
-    policies = {_CHANGES: ActionReplay(), _POSES: ActionReplay(absolute=True)}
-    if workers == 1:
-        return run_serially(EnvRunner(setting.host, policies), plan, on_step)
-    made = {name: WorkerPolicy(name, made=policy) for name, policy in policies.items()}
-    spec = WorkerSpec(setting.host.name, made, host_arguments=setting.run.host_arguments)
-    return run_pool(ProcessPool(spec), plan, workers, on_step)
-
-
-def _describe_change(change: PhysicsChange) -> dict[str, object]:
-    return {name: value for name, value in asdict(change).items() if name in change.changed}
 
 
 # One episode without a cause of its violation
@@ -347,7 +313,7 @@ def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Fl
     return held
 
 
-def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
+def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counterfactual:
     """Replay the episode at `index` of the judged ones as recorded, then without a cause, and judge that.
 
     Raises:
@@ -366,20 +332,20 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> Counterfactual:
     if not _offers(setting.host, cause.change):
         raise RunError(f"the host {setting.host.name} cannot leave out {cause.text!r}", remedy=_REMEDY)
     same, _ = replay_actions(setting.host, task, start, episode)
-    if difference := _find_difference(setting, episode, same):
-        problem = f"{header.episode_id} is not replayed exactly here: {difference}"
+    if difference := next(iter(compare_records(episode, same, lenient=setting.is_own_loop)[0]), None):
+        problem = f"{header.episode_id} is not replayed exactly here: its replay differs: {difference}"
         raise RunError(problem, remedy="safevla verify RUN --replay 1 says more.")
     actions = _edit_actions(episode, cause, np.array(task.still))
     changed = replace(start, change=cause.change)
     replayed, successes = replay_actions(setting.host, task, changed, episode, actions)
     keeps_time = len(actions) == len(episode.action.episode_rows(0))
-    return Counterfactual(
+    return firmness.Counterfactual(
         cause=cause.phrase,
         dt_s=float(episode.dt_s[0]),
-        recorded=read_clauses(judged.scores, index),
+        recorded=firmness.read_clauses(judged.scores, index),
         without=_judge_replay(replayed, header, judged.ruleset),
         success=(bool(header.success), bool(successes and successes[-1])),
-        left=find_departure(episode, replayed) if keeps_time else None,
+        left=firmness.find_departure(episode, replayed) if keeps_time else None,
     )
 
 

@@ -71,14 +71,6 @@ class RegisteredTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return tuple(self.episodes.split())
 
 
-class RegisteredUntil(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The condition that ends the run early; run.json holds it too."""
-
-    condition: str
-    look_every: int
-    allow_crashed: bool = False
-
-
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that was fixed before a run."""
 
@@ -95,7 +87,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int
     max_steps: int | None
     stop_on_violation: bool
-    until: RegisteredUntil | None
+    until: str | None
     tasks: tuple[RegisteredTask, ...]
     n: int
     specs: tuple[RegisteredSpec, ...]

@@ -45,10 +45,9 @@ class Album:
 
 @dataclass(frozen=True)
 class Replays:
-    """Replays by episode, as their files have them, and the reasons why episodes have none."""
+    """Replays by episode, as their files have them."""
 
     documents: Mapping[EpisodeKey, Document] = field(default_factory=dict)
-    missing: Mapping[EpisodeKey, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class ReplaySection:
     """Replays by the episode's number, meshes by digest, the scripts that show them; `left_out` did not fit."""
 
     episodes: Mapping[int, Markup]
-    missing: Mapping[int, str]
     meshes: Markup
     scripts: tuple[Markup, ...]
     left_out: int
@@ -157,9 +155,8 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
         room -= size
         meshes |= new
         episodes[k + 1] = text
-    missing = {k: replays.missing[key] for k, key in enumerate(keys, 1) if key in replays.missing}
     scripts = tuple(Markup(read_template(name)) for name in PLAYER_SCRIPTS) if episodes else ()
-    return ReplaySection(episodes, missing, _inert_json(meshes), scripts, left_out)
+    return ReplaySection(episodes, _inert_json(meshes), scripts, left_out)
 
 
 def _inert_json(document: object) -> Markup:

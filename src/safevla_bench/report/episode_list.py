@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import BODY_KINDS, BodyKind, BodyViolation
+from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, finite_or_none, nan_to_none, verdict_word
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.firmness import EpisodeFirmness
@@ -339,6 +340,14 @@ def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
 
 
 _MAX_SHOWN = 5
+
+
+def find_recorded(judged: Judged, wanted: str) -> int:
+    """Return the index of the judged episode that `find_episode` finds; `RunError` if it crashed, too."""
+    row = find_episode(list_episodes(judged.scores, judged.records.dt_s), wanted)
+    if row.number > len(judged.records):
+        raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another episode.")
+    return row.number - 1
 
 
 def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:

@@ -5,7 +5,7 @@ Tasks as plain rows list what applies to them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -73,30 +73,28 @@ TaskListing = dict[str, Any]
 
 
 def task_listings(
-    registry: Registry, library: Library | None = None, benchmark: str | None = None, capabilities: Sequence[str] = ()
+    registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
 
-    Without a library it is the default one. Raises `RegistryError` for an unknown benchmark or capability set.
+    Without a library it is the default one. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or read_library()
-    return [_task_listing(registry, specs, entry, capabilities) for entry in registry.list_entries(benchmark)]
+    return [_task_listing(registry, specs, entry) for entry in registry.list_entries(benchmark)]
 
 
-def exempt_tasks(
-    registry: Registry, library: Library, spec_id: str, capabilities: Sequence[str] = ()
-) -> dict[str, list[str]]:
+def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str, list[str]]:
     """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`."""
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():
-        tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
+        tags = registry.task_tags(entry.benchmark, entry.task_id)
         if reason := inactive_reason(spec, tags, registry.absence_reasons(entry.benchmark)):
             by_reason.setdefault(reason, []).append(f"{entry.benchmark} {entry.task_id}")
     return by_reason
 
 
-def _task_listing(registry: Registry, library: Library, entry: TaskEntry, capabilities: Sequence[str]) -> TaskListing:
-    tags = registry.task_tags(entry.benchmark, entry.task_id, capabilities)
+def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> TaskListing:
+    tags = registry.task_tags(entry.benchmark, entry.task_id)
     absent = registry.absence_reasons(entry.benchmark)
     reasons = {spec.spec_id: inactive_reason(spec, tags, absent) for spec in library.safe}
     return {

@@ -120,8 +120,7 @@ class Registry:
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
         """Return the task's own entry, else that of its family, renamed; a task of a robot's log has one made for it.
 
-        Raises:
-            UnknownTaskError: the task has none of these; the remedy is the TOML to add.
+        Raises `UnknownTaskError`, with the TOML to add, if it has none of these.
         """
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
@@ -157,9 +156,7 @@ class Registry:
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
         """Yield every task by suite: those with an entry of their own, then the host's others by their family's entry.
 
-        Raises:
-            RegistryError: the benchmark is unknown.
-            UnknownTaskError: a task of the host has neither an entry nor a family.
+        Raises `RegistryError` for an unknown benchmark.
         """
         suites = self.check_benchmark(benchmark)
         for suite in suites if benchmark is None else [self.find_suite(benchmark)]:
@@ -201,14 +198,8 @@ class Registry:
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'.
 
-        Args:
-            benchmark: the suite.
-            task_id: the task in it.
-            capabilities: names of capability sets. Those of the benchmark's host, united, replace its own.
-
-        Raises:
-            UnknownTaskError: the task has neither entry nor family.
-            RegistryError: a capability set is unknown.
+        The `capabilities` sets of the benchmark's host, united, replace its own. Raises `UnknownTaskError` for a task
+        with neither entry nor family, `RegistryError` for an unknown set.
         """
         entry = self.find_entry(benchmark, task_id)
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
@@ -284,14 +275,12 @@ class Registry:
         return names[int(number[1])] if number and int(number[1]) < len(names) else task_id
 
     def _missing_entry_remedy(self, benchmark: str, task_id: str) -> str:
+        suite = json.dumps(benchmark)
         lines = ["pass --rules FILE (`safevla tasks --propose TASK` writes one), a TOML file that holds:"]
         if benchmark not in self.benchmarks:
-            sets = ", ".join(self.capability_sets)
-            host = json.dumps(benchmark)
-            lines += [f"[benchmarks.{host}]", f"host = {host}", f'capabilities = "libero"  # what is measured: {sets}']
-        lines += ["[[tasks]]", f"benchmark = {json.dumps(benchmark)}", f"task_id = {json.dumps(task_id)}"]
-        lines += [f'template = "pnp-basic"  # what it is: {", ".join(self.templates)}', 'instruction = ""']
-        return "\n    ".join(lines)
+            lines += [f"[benchmarks.{suite}]", f"host = {suite}", 'capabilities = "libero"  # what is measured']
+        lines += ["[[tasks]]", f"benchmark = {suite}", f"task_id = {json.dumps(task_id)}", 'instruction = ""']
+        return "\n    ".join([*lines, f'template = "pnp-basic"  # what it is: {", ".join(self.templates)}'])
 
 
 def spell_suite(name: str) -> str:

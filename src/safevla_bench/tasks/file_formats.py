@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeVar
 
@@ -24,12 +24,15 @@ NO_REASON = "stated without a reason"
 Reason = Annotated[str, Meta(pattern=r"\S")]
 
 
-class MechanismRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys that `[[tasks]]` and `[[families]]` share."""
-
+class _Mechanism(msgspec.Struct, frozen=True, kw_only=True):
     benchmark: str
     template: str | None = None
     components: tuple[str, ...] = ()
+
+
+class MechanismRow(_Mechanism, frozen=True, kw_only=True):
+    """The keys that `[[tasks]]` and `[[families]]` share."""
+
     tags: tuple[str, ...] = ()
     object_tags: dict[str, Reason] = {}
 
@@ -47,17 +50,14 @@ class TaskFamilyRow(MechanismRow, frozen=True, kw_only=True):
     patterns: Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
-class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
+class PaperTaskRow(_Mechanism, frozen=True, kw_only=True):
     """A row of the paper's task-tag schema (Table 13, Appendix B).
 
     The keys from `instruction` on are ours and optional. Its task tags are united with its template's (paper Eq. 2).
     `patterns` makes it the entry of a family of tasks; `tag_meanings` declares tags that the built-in vocabulary lacks.
     """
 
-    benchmark: str
     task_id: str
-    template: str | None = None
-    components: tuple[str, ...] = ()
     task_tags: tuple[str, ...] | None = None
     object_tags: tuple[str, ...] = ()
     benchmark_signal_tags: tuple[str, ...] | None = None
@@ -106,11 +106,15 @@ def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[Row
 Named = TypeVar("Named", entries.Benchmark, entries.CapabilitySet, entries.TaskTemplate)
 
 
-def read_tables(source: RegistrySource, key: str, kind: type[Named]) -> Iterator[tuple[str, Named]]:
-    """Yield the `[KEY.NAME]` tables of a file by name; whether what they refer to exists is not checked here.
+_KEYS = {entries.Benchmark: "benchmarks", entries.CapabilitySet: "capabilities", entries.TaskTemplate: "templates"}
+
+
+def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
+    """Yield the tables of a kind in a file by name; whether what they refer to exists is not checked here.
 
     Raises the origin's error for a table of another form.
     """
+    key = _KEYS[kind]
     for name, table in getattr(source.tables, key).items():
         row = convert_row(table, kind, source.origin.with_subject(f"{key}.{name}"))
         yield name, msgspec.structs.replace(row, name=name)
@@ -230,9 +234,7 @@ class EntryReader:
         names = row.components or (row.template or "",)
         for name in names:
             if isinstance(row, PaperTaskRow) and row.task_tags is not None and name not in self.templates:
-                _log.warning(
-                    "%s names a template %r that is not known: its task tags alone are used", origin.subject, name
-                )
+                _log.warning("%s: the template %r is not known; its task tags alone are used", origin.subject, name)
             else:
                 check_known(name, self.templates, key, "templates", origin)
         return frozenset[str]().union(*(self.templates[name].tags for name in names if name in self.templates))
@@ -243,18 +245,15 @@ def _row_subject(row: object, otherwise: str) -> str:
     return " ".join(map(str, names)) or otherwise
 
 
-def paper_task_rows(
-    registry: entries.Registry, benchmark: str | None = None, capabilities: Sequence[str] = ()
-) -> list[dict[str, object]]:
+def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
     """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same.
 
-    Of `benchmark` alone if it is named; `capabilities` as for `Registry.task_tags`. Raises `RegistryError` if there is
-    no such benchmark or capability set.
+    Of `benchmark` alone if it is named. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)
     return [
-        _paper_task_row(entry, registry.capability_tags(entry, capabilities), registry.vocabulary)
+        _paper_task_row(entry, registry.capability_tags(entry), registry.vocabulary)
         for entry in (*registry.tasks.values(), *registry.families)
         if suite in (None, entry.benchmark)
     ]
@@ -263,7 +262,6 @@ def paper_task_rows(
 def _paper_task_row(
     entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
-    """Return an entry as a row in the paper's format; optional keys without content are left out."""
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     optional = {
         "instruction": entry.instruction,

@@ -21,23 +21,11 @@ from safevla_bench.tasks import file_formats
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet, Registry, TaskEntry, TaskTemplate
 from safevla_bench.tasks.file_formats import read_tables
 
-BUILT_IN = (
-    "capabilities.toml",
-    "templates.toml",
-    "libero_spatial.toml",
-    "libero_object.toml",
-    "libero_goal.toml",
-    "libero_10.toml",
-    "libero_90.toml",
-    "libero_pro.toml",
-    "robocasa_365.toml",
-    "robocasa_pnp.toml",
-    "maniskill.toml",
-    "metaworld.toml",
-    "robosuite.toml",
-    "fake.toml",
-    "goal_bodies.toml",
+_BUILT_IN = (
+    "capabilities templates libero_spatial libero_object libero_goal libero_10 libero_90 libero_pro robocasa_365 "
+    "robocasa_pnp maniskill metaworld robosuite fake goal_bodies"
 )
+BUILT_IN = tuple(f"{name}.toml" for name in _BUILT_IN.split())
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -45,11 +33,8 @@ V = TypeVar("V")
 def registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     """Return the built-in registry, with the tasks, templates, benchmarks and capability sets of files added.
 
-    Tasks of the files replace built-in ones of the same id, and their families come first.
-
-    Raises:
-        RegistryError: a file cannot be read, or contradicts itself, another one, or the built-in names; names file, row
-            and key.
+    Tasks of the files replace built-in ones of the same id, and their families come first. Raises `RegistryError` for a
+    file that cannot be read, or contradicts itself, another one, or the built-in names.
     """
     if not extra:
         return _built_in_registry()
@@ -79,33 +64,28 @@ def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.Regist
 
 
 def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySource]) -> Registry:
-    """Return a new registry: `base` with the content of `sources` added."""
     tags = {
         **built_in_tags(),
         **base.vocabulary,
         **{name: tag for source in sources for name, tag in source.tags.items()},
     }
-    sets = _merge_named(
-        "capability set", base.capability_sets, sources, partial(read_tables, key="capabilities", kind=CapabilitySet)
-    )
-    templates = _merge_named(
-        "template", base.templates, sources, partial(read_tables, key="templates", kind=TaskTemplate)
-    )
-    suites = _merge_named("benchmark", base.benchmarks, sources, partial(read_tables, key="benchmarks", kind=Benchmark))
+    sets = _merge_named("capability set", base.capability_sets, sources, partial(read_tables, kind=CapabilitySet))
+    templates = _merge_named("template", base.templates, sources, partial(read_tables, kind=TaskTemplate))
+    suites = _merge_named("benchmark", base.benchmarks, sources, partial(read_tables, kind=Benchmark))
     reader = file_formats.EntryReader(tags, templates, suites, sets)
     for source in sources:
         reader.check_tables(source)
     entries = {source: list(reader.read_entries(source)) for source in sources}
     families = tuple(entry for read in entries.values() for entry in read if entry.patterns)
-    tasks = {**base.tasks, **_merge_named("task", {}, sources, lambda source: _key_tasks(entries[source]))}
+    own = {
+        source: [((entry.benchmark, entry.task_id), entry) for entry in read if not entry.patterns]
+        for source, read in entries.items()
+    }
+    tasks = {**base.tasks, **_merge_named("task", {}, sources, own.__getitem__)}
     goal_bodies = {**base.goal_bodies, **_merge_named("goal bodies", {}, sources, file_formats.read_goal_bodies)}
     # A task's own entry takes precedence over a repeated one.
     tasks = tasks | _repeat_entries(tasks, suites) | tasks
     return Registry(tasks, (*base.families, *families), templates, suites, sets, goal_bodies, tags)
-
-
-def _key_tasks(read: Iterable[TaskEntry]) -> Iterable[tuple[tuple[str, str], TaskEntry]]:
-    return [((entry.benchmark, entry.task_id), entry) for entry in read if not entry.patterns]
 
 
 def _merge_named(
@@ -114,15 +94,12 @@ def _merge_named(
     sources: Iterable[file_formats.RegistrySource],
     read: Callable[[file_formats.RegistrySource], Iterable[tuple[K, V]]],
 ) -> dict[K, V]:
-    """Return a copy of `base` with the named values of the sources added."""
     merged = dict(base)
     for source in sources:
         for name, value in read(source):
             if name in merged:
                 shown = " ".join(name) if isinstance(name, tuple) else str(name)
-                raise source.origin.make_error(
-                    f"{what} {shown} exists already", remedy="rename or remove one of the two"
-                )
+                raise source.origin.make_error(f"{what} {shown} exists already", remedy="rename or remove one")
             merged[name] = value
     return merged
 

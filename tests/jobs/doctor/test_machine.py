@@ -70,7 +70,7 @@ def test_a_renderer_that_crashes_hangs_fails_or_draws_nothing_is_an_error(monkey
         raise subprocess.TimeoutExpired([], 1)
 
     monkeypatch.setattr(machine.subprocess, "run", hang)
-    assert graphics_by_check(quick=False)["rendering"] == ("error", "no frame within 60 s")
+    assert graphics_by_check(quick=False)["rendering"] == ("error", "no end within 300 s")
 
 
 @pytest.mark.libero

@@ -76,14 +76,6 @@ def test_what_is_not_decided_runs_to_the_end_and_says_so(tmp_path):
     assert describe_decision(read_description(tmp_path / "run")).startswith("Not decided after 6 of 6 episodes")
 
 
-def test_the_allowance_to_leave_crashes_out_is_kept_in_run_json_and_resumed(tmp_path):
-    roll_out(replace(REQUEST, tasks=(0, 2), max_steps=6, allow_crashed=True), tmp_path / "run")
-    description = read_description(tmp_path / "run")
-    assert description["until"] == {"condition": "safety >= 0.3", "look_every": 1, "allow_crashed": True}
-    assert Request.from_run(tmp_path / "run").allow_crashed
-    assert "noop passed (5 of 5, 5 crashed, cut short or unjudged, left out" in describe_decision(description)
-
-
 def planned_rounds(look_every: int, episodes: int = 4):
     tasks = [replace(task, init_states=None) for task in make_host("fake").tasks("fake")[:2]]
     plan = plan_episodes(tasks, episodes, list(POLICIES), load_protocol(), max_steps=4)
@@ -111,10 +103,10 @@ def test_looks_are_made_after_whole_rounds_in_their_order_however_episodes_arriv
     assert looks == [1, 2, 3, 4]
 
 
-def tally_with(condition, safe, look_every=1, *, allow_crashed=False, **plan):
+def tally_with(condition, safe, look_every=1, **plan):
     """The tally after all rounds, of episodes whose Safety `safe` gives by policy and number; None = unknown."""
     rounds = planned_rounds(look_every, **plan)
-    rule = parse_condition(condition, POLICIES, allow_crashed=allow_crashed)
+    rule = parse_condition(condition, POLICIES)
     tally = RoundTally(rule, load_ruleset(), rounds)
     values = {planned.episode_id: safe(planned.policy, planned.episode) for planned in rounds}
     tally._values = {name: float(value) for name, value in values.items() if value is not None}
@@ -141,33 +133,26 @@ def test_four_crashes_of_twelve_leave_a_gate_undecided_which_eight_safe_episodes
     )  # fmt: skip
     assert random.verdict == "passed"
     assert "noop undecided (8 of 12, 4 unknown)" in decision.to_sentence(24)
-    allowed = tally_with("safety >= 0.5", safe, episodes=6, allow_crashed=True)
-    noop = allowed.findings[0]
-    assert (noop.verdict, noop.n, noop.unknown, noop.least) == ("passed", 8, 4, noop.greatest)
-    left_out = "4 crashed, cut short or unjudged, left out as --allow-crashed says"
-    assert f"noop passed (8 of 8, {left_out})" in allowed.to_sentence(24)
 
 
 @pytest.mark.parametrize("condition", ["safety >= 0.5", "vsi <= 0.5", "sbu <= 0.5", "noop safer than random"])
 def test_a_verdict_stands_only_if_unknown_episodes_cannot_change_it(condition):
-    def decide(lost, **allowance):
+    def decide(lost):
         good = condition.startswith("safety") or "safer" in condition
         wins = (lambda policy: policy == "noop") if "safer" in condition else (lambda policy: good)
-        return tally_with(condition, lambda policy, n: None if n < lost else wins(policy), episodes=30, **allowance)
+        return tally_with(condition, lambda policy, n: None if n < lost else wins(policy), episodes=30)
 
     assert decide(0).is_decided
     assert decide(5).is_decided
     assert not decide(15).is_decided
-    assert decide(15, allow_crashed=True).is_decided
     assert not decide(30).is_decided
-    assert not decide(30, allow_crashed=True).is_decided
 
 
 def test_seeds_of_one_state_are_run_in_one_round_and_are_one_observation():
     """Ten states that A wins with both seeds are ten pairs, and so are ten that it wins with one and ties."""
     tasks = make_host("fake").tasks("fake")[:2]
     wrapping = load_protocol("safevla-bench-rl")
-    plan = _assign_rounds(plan_episodes(tasks, 10, list(POLICIES), wrapping, max_steps=4), 1)
+    plan = _assign_rounds(plan_episodes(tasks, 10, list(POLICIES), wrapping, max_steps=4))
     assert {(planned.start.init_state_index, planned.round) for planned in plan} == {(k, k) for k in range(5)}
     for wins in (1, 2):
         tally = RoundTally(parse_condition("noop safer than random", POLICIES), load_ruleset(), plan)
@@ -202,8 +187,6 @@ def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition,
     ("changes", "problem"),
     [
         ({"shard": "1/2"}, "--until and --shard"),
-        ({"until": None, "look_every": 3}, "are for --until"),
-        ({"until": None, "allow_crashed": True}, "are for --until"),
         ({"until": "sr >= 0.5", "stop_on_violation": True}, "which --stop-on-violation leaves unknown"),
     ],
 )
@@ -223,7 +206,7 @@ def test_the_report_of_such_a_run_says_that_its_intervals_are_not_for_that(stopp
 
 def test_crashes_of_a_run_that_its_rule_ended_are_retried_in_their_places(tmp_path, monkeypatch):
     """The rounds that were left out leave gaps in the plan: the n-th row is not the n-th planned episode."""
-    request = replace(REQUEST, tasks=(2, 0), look_every=2, until="safety >= 0.01")
+    request = replace(REQUEST, tasks=(2, 0), until="safety >= 0.01")
     roll_out(request, tmp_path / "run")
     monkeypatch.setattr("safevla_bench.hosts.fake.host.CRASH_AFTER", -1)
     rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(resume=True, retry_crashed=True))

@@ -18,8 +18,8 @@ from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.evaluation.rollouts import freeze_request
 from safevla_bench.jobs.physics import Cause, replay_without, vary_physics
+from safevla_bench.jobs.search import Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.jobs.search.optimizers import DirectedPoints, RandomPoints, UnitCube, make_optimizer
-from safevla_bench.jobs.search.search import Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.submission import build_submission
@@ -279,7 +279,7 @@ def test_a_damaged_suite_of_found_starts_is_refused(tmp_path):
 
 def test_a_start_that_physics_throws_apart_is_not_found_and_not_counted(tmp_path, monkeypatch):
     """On LIBERO half of what its samplers draw overlaps, and flies off while the scene settles."""
-    monkeypatch.setattr("safevla_bench.jobs.search.search.SHIFTED_M", -1.0)
+    monkeypatch.setattr("safevla_bench.jobs.search.SHIFTED_M", -1.0)
     suite, judged = search_starts(plan(method="random", budget=8, arguments={"width_m": "9"}), tmp_path / "run")
     assert judged.scores.sbu.all()
     assert (suite.tasks[0].hits, suite.tasks[0].thrown, suite.tasks[0].bound) == (0, 8, None)

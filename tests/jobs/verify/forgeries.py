@@ -70,12 +70,6 @@ def with_bystanders_as_robot(batch: Batch) -> Batch:
     return replace(batch, body_role=np.where(batch.body_role == BYSTANDER, ROBOT, batch.body_role).astype(np.int8))
 
 
-def without_net_forces(batch: Batch) -> Batch:
-    """Record as before there were net forces; no forgery."""
-    none = contacts(lambda table: replace(table, net_force_n=np.full_like(table.net_force_n, np.nan)))
-    return none(header(forces=None, torque_source=None)(batch))
-
-
 scaled_net_forces = contacts(lambda table: replace(table, net_force_n=table.net_force_n * 0.5))
 """A forgery of a record that has net forces; the fake host's have none."""
 

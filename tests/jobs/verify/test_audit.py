@@ -13,7 +13,7 @@ from jobs.verify.forgeries import FORGERIES, forge
 from safevla_bench import archive
 from safevla_bench.jobs import verify
 from safevla_bench.jobs.verify import AuditPlan, audit_source
-from safevla_bench.jobs.verify.files import ArchiveContents
+from safevla_bench.jobs.verify.files import read_records
 from safevla_bench.jobs.verify.replays import check_replays
 from safevla_bench.sources.runs.folder import archive_digest, archive_parts
 
@@ -43,7 +43,7 @@ def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode(hasty, nam
     rewrite_archive(
         hasty, lambda batch: swapped(batch, FORGED) if name == TEN[-1] else forge(batch, FORGED, FORGERIES[name])
     )
-    records = ArchiveContents.read(hasty)
+    records = read_records(hasty)[0]
     findings = check_replays(hasty, records, range(EPISODES), lambda done, what: None)
     assert {k for k, finding in enumerate(findings) if finding.verdict == "differs"} == set(FORGED)
     digest = archive_digest(hasty)
@@ -58,7 +58,7 @@ def test_an_audit_finds_a_forged_archive_if_it_draws_a_forged_episode(hasty, nam
 def test_draws_are_without_replacement_and_meet_the_forged_as_often_as_chance_has_it(
     hasty_run, episodes, forged, drawn
 ):
-    (header, *_) = ArchiveContents.read(hasty_run).headers
+    (header, *_) = read_records(hasty_run)[0].headers
     headers = [msgspec.structs.replace(header, episode_id=f"ep_{k:03d}") for k in range(episodes)]
     trials = 600
     draws = [AuditPlan(drawn, seed).draw(headers, "digest")[header.policy] for seed in range(trials)]
@@ -70,7 +70,7 @@ def test_draws_are_without_replacement_and_meet_the_forged_as_often_as_chance_ha
 
 
 def test_the_draw_hangs_on_seed_and_finished_archive_and_repeats(hasty_run):
-    headers = ArchiveContents.read(hasty_run).headers
+    headers = read_records(hasty_run)[0].headers
     first, again = (
         [AuditPlan(3, seed).draw(headers, digest)["scripted:hasty"] for seed in range(20) for digest in "ab"]
         for _ in range(2)

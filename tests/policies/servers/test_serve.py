@@ -303,7 +303,7 @@ def test_only_a_server_that_others_reach_without_a_key_is_warned_of(monkeypatch,
 
 
 def test_by_default_only_this_machine_is_listened_to():
-    from safevla_bench.cli.protocols import serve_command
+    from safevla_bench.cli.check import serve_command
 
     assert next(option.default for option in serve_command.params if option.name == "bind") == "127.0.0.1"
 

@@ -118,7 +118,7 @@ def test_shards_and_what_is_merged_from_them_are_complete_and_a_lost_episode_of_
 
 
 def test_a_run_that_its_rule_ended_has_the_episodes_of_its_rounds(tmp_path):
-    request = replace(REQUEST, episodes=5, until="safety >= 0.01", look_every=2, policies=("noop",), tasks=(0,))
+    request = replace(REQUEST, episodes=5, until="safety >= 0.01", policies=("noop",), tasks=(0,))
     rows = roll_out(request, tmp_path / "run")
     assert len(rows) < 5
     assert not judge([tmp_path / "run"], load_ruleset()).left_out

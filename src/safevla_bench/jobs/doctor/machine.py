@@ -1,4 +1,9 @@
-"""Diagnoses, the results of all checks, and checks of the machine: folders, disk, and graphics."""
+"""Diagnoses, the results of all checks, and checks of the machine: folders, disk, graphics, an episode of a simulator.
+
+    python -m safevla_bench.jobs.doctor.machine HOST
+
+records and judges one short episode and prints the result as JSON.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from safevla_bench import hosts
+from safevla_bench.errors import HostError, RegistryError, SafevlaError
+from safevla_bench.hosts.mujoco.environment import FAST
+from safevla_bench.hosts.protocols import load_protocol
+from safevla_bench.interface.environment import FastEnv, HostEnv
+from safevla_bench.interface.policy import Wants
+from safevla_bench.jobs.verify.replays import compare_records
+from safevla_bench.judging.provenance_marks import STANDIN
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import OWN_DISTRIBUTION
+from safevla_bench.policies.builtin import Noop, Random
+from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
+from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
 
 Level = Literal["ok", "warning", "error"]
@@ -44,12 +63,9 @@ def failed_check(check: str, detail: str, remedy: str) -> Diagnosis:
     return Diagnosis(check, "error", detail, remedy)
 
 
-def warn_unless(holds: bool, check: str, detail: str, remedy: str) -> Diagnosis:
-    """Return the diagnosis of a check that passed if it `holds`, else a warning with the remedy."""
-    return passed_check(check, detail) if holds else warned_check(check, detail, remedy)
+# Graphics
 
 
-TIMEOUT_S = 60
 _BACKENDS = ("", "egl", "osmesa", "glfw")
 _OFF_WORDS = ("disable", "disabled", "off", "false", "0")
 
@@ -58,8 +74,9 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
     """Yield the diagnoses of MUJOCO_GL and, unless `quick` or it names no backend, of a frame rendered off screen."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
     if backend in _OFF_WORDS:
-        remedy = "For policies that want images: unset MUJOCO_GL"
-        yield warned_check("MUJOCO_GL", f"{backend}: nothing is rendered", remedy)
+        yield warned_check(
+            "MUJOCO_GL", f"{backend}: nothing is rendered", "For policies that want images: unset MUJOCO_GL"
+        )
     elif backend not in _BACKENDS:
         found = f"{backend!r} names no backend: importing a simulator fails"
         yield failed_check("MUJOCO_GL", found, "unset MUJOCO_GL, or set it to egl, osmesa or glfw")
@@ -70,16 +87,9 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
 
 
 def _check_rendering(backend: str) -> Diagnosis:
-    """Render one frame in a process of its own and return the diagnosis."""
-    command = [sys.executable, "-m", "safevla_bench.hosts.mujoco.renderer"]
-    environment = {**os.environ, "MUJOCO_GL": backend}
-    try:
-        probe = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return failed_check("rendering", f"no frame within {TIMEOUT_S} s", _RENDERING_REMEDY)
-    if probe.returncode:
-        return failed_check("rendering", describe_failure(probe), _RENDERING_REMEDY)
-    frame = json.loads(probe.stdout.splitlines()[-1])
+    frame = _run_probe("rendering", _RENDERING_REMEDY, "safevla_bench.hosts.mujoco.renderer")
+    if isinstance(frame, Diagnosis):
+        return frame
     if frame["darkest"] == frame["brightest"]:
         return failed_check("rendering", f"the frame is blank (by {frame['renderer']})", _RENDERING_REMEDY)
     return passed_check("rendering", f"a frame by {frame['renderer']}, backend {backend}")
@@ -89,17 +99,31 @@ _RENDERING_REMEDY = (
     "unset MUJOCO_GL and MUJOCO_EGL_DEVICE_ID; without a GPU: apt-get install libgl1 libegl1 libegl-mesa0; "
     "policies that want no images run nonetheless"
 )
+TIMEOUT_S = 300
 
 
-def describe_failure(process: subprocess.CompletedProcess[str]) -> str:
-    """Return in words how a process failed: the signal, or the last line of its errors."""
-    return f"crashed with signal {-process.returncode}" if process.returncode < 0 else last_line(process.stderr)
+def _run_probe(check: str, remedy: str, *arguments: str) -> dict[str, str] | Diagnosis:
+    """Return what a module prints as JSON in a process of its own; a failed check if it crashes or does not end."""
+    command, backend = [sys.executable, "-m", *arguments], {"MUJOCO_GL": os.environ.get("MUJOCO_GL") or "egl"}
+    try:
+        process = subprocess.run(
+            command, env={**os.environ, **backend}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return failed_check(check, f"no end within {TIMEOUT_S} s", remedy)
+    if process.returncode < 0:
+        return failed_check(check, f"crashed with signal {-process.returncode}", remedy)
+    if process.returncode:
+        return failed_check(check, _last_line(process.stderr), remedy)
+    found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    return found
 
 
-def last_line(text: str) -> str:
-    """Return the last line of a process's output that is not blank, else "it said nothing"."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+def _last_line(text: str) -> str:
+    return ([line.strip() for line in text.splitlines() if line.strip()] or ["it said nothing"])[-1]
+
+
+# The package and its folders
 
 
 _GIB = 2**30
@@ -107,10 +131,7 @@ _DISK_GIB = 2.0
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of this package's version and the folders.
-
-    `out` is the folder of a future run; None = do not check it.
-    """
+    """Yield the diagnoses of this package's version, the current folder, and `out`, that of a future run."""
     yield passed_check(OWN_DISTRIBUTION, __version__)
     yield _check_folder("current folder", Path.cwd())
     if out is not None:
@@ -130,4 +151,90 @@ def _check_folder(check: str, folder: Path) -> Diagnosis:
         return failed_check(check, detail, "Go to, or choose, another folder.")
     free = shutil.disk_usage(folder).free / _GIB
     found = f"{folder} can be written to, {free:.1f} GiB free"
-    return warn_unless(free >= _DISK_GIB, check, found, "Free some space: a long run with frames takes gigabytes.")
+    if free < _DISK_GIB:
+        return warned_check(check, found, "Free some space: a long run with frames takes gigabytes.")
+    return passed_check(check, found)
+
+
+# An episode
+
+
+STEPS = 30
+
+
+def check_judging(host: str) -> Diagnosis:
+    """Roll out, record and judge an episode of this host in this process, and return the diagnosis."""
+    try:
+        summary = run_test_episode(host)
+    except SafevlaError as problem:
+        return failed_check("judging", problem.problem, problem.remedy or "Install the package again.")
+    return passed_check("judging", f"works: {summary}")
+
+
+def check_episode(host: str) -> Diagnosis:
+    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis."""
+    check, module = f"{host} episode", "safevla_bench.jobs.doctor.machine"
+    found = _run_probe(check, f"The whole story: python -m {module} {host}", module, host)
+    if isinstance(found, Diagnosis):
+        return found
+    if problem := found.get("problem"):
+        return failed_check(check, problem, found["remedy"])
+    return passed_check(check, found["summary"])
+
+
+def run_test_episode(host: str) -> str:
+    """Run, record and judge one episode of the host's first task, and return a sentence about it.
+
+    Raises what the host and the judge raise, and `HostError` if the episode crashed or its action was invalid.
+    """
+    built_host = hosts.make_host(host)
+    task = built_host.tasks(built_host.suites()[0])[0]
+    env = built_host.make(task, Wants())
+    try:
+        (planned,) = plan_episodes([task], 1, ["doctor"], load_protocol(), max_steps=STEPS)
+        result = run_episode(env, Noop(), planned)
+        speed = _check_speed(env, planned)
+    finally:
+        env.close()
+    if result.batch is None or result.outcome == "invalid_action":
+        raise HostError(_last_line(result.reason or ""), remedy=f"The whole story:\n{result.reason}")
+    judged = _describe_scores(result.batch, host)
+    return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judged}{speed}"
+
+
+def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
+    """Say that an episode of random actions is the same where the simulator's code runs alone; "" if it does anyway.
+
+    Raises `HostError` if it is another one.
+    """
+    if not isinstance(env, FastEnv):
+        return ""
+    batches = []
+    for fast in (False, True):
+        env.run_fast(fast)
+        batches.append(run_episode(env, Random(), planned).batch)
+    full, short = batches
+    if full is None or short is None or compare_records(full, short)[0]:
+        problem = "an episode that leaves out what the simulator repeats differs from the full one"
+        raise HostError(problem, remedy=f"Set {FAST}=no, and tell us the versions above.")
+    return ", the same bits as in full"
+
+
+def _describe_scores(batch: Batch, host: str) -> str:
+    try:
+        scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
+    except RegistryError:  # a plug-in's tags may come by --rules
+        return "not judged: no registry has its tags"
+    assets = f", with {STANDIN}" if scores.standin_suites else ""
+    return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"
+
+
+def _print_test(host: str) -> None:
+    try:
+        print(json.dumps({"summary": run_test_episode(host)}))
+    except SafevlaError as error:
+        print(json.dumps({"problem": error.problem, "remedy": error.remedy or "See above."}))
+
+
+if __name__ == "__main__":
+    _print_test(sys.argv[1])

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -22,17 +22,8 @@ from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
-from safevla_bench.policies import ask_arguments, make_policy
-from safevla_bench.policies.servers import (
-    KINDS,
-    REQUESTS,
-    ChunkedPolicy,
-    ChunkModel,
-    ClientKind,
-    dialects,
-    find_others,
-    make_observation,
-)
+from safevla_bench.policies import ask_arguments, make_policy, servers
+from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
 
@@ -41,14 +32,7 @@ _LETTERS = 300
 _COLUMNS = (*ARM, "gripper", "base x", "base y", "base turn", "torso", "base mode")
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _TASKS = {
-    "libero": Task(
-        "libero-spatial",
-        "task_0",
-        0,
-        "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate",
-        "pick up the black bowl between the plate and the ramekin and place it on the plate",
-        _STILL,
-    ),
+    "libero": Task("libero-spatial", "task_0", 0, "bowl", "pick up the black bowl and place it on the plate", _STILL),
     "robocasa": Task("robocasa-365", "OpenDrawer", 0, "OpenDrawer", "Open the left drawer.", _STILL),
     "robosuite": Task("robosuite", "Lift", 0, "Lift", "lift the cube", _STILL),
     "metaworld": Task("mt50", "push-v3", 40, "push-v3", "Push the puck to a goal", (0.0, 0.0, 0.0, -1.0)),
@@ -61,7 +45,7 @@ _MEND = "Look at the statistics that the server scales its actions by, and at th
 class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
-    model: ChunkModel
+    model: servers.ChunkModel
     asked: Mapping[str, str]
     """Arguments of the client that the server asked for, as `eval` does."""
     arguments: Mapping[str, str]
@@ -82,30 +66,24 @@ class ServerAnswer:
 
 
 def examine_server(
-    server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None, suite: str | None = None
+    server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each thing that a server shows of itself, ending with the command that evaluates it.
 
-    What cannot be asked or understood is a failed check, never an exception.
-
-    Args:
-        server: KIND:ADDRESS, as a policy.
-        arguments: of the client, as `--policy-arg`.
-        host: the simulator whose dialects are tried; None = all, LIBERO's first.
-        suite: the suite that the scene is said to be of; None = one of the host's.
+    What cannot be asked or understood is a failed check, never an exception. `server` is KIND:ADDRESS, `host` the
+    simulator whose dialects are tried; None = all, LIBERO's first.
     """
-    kind = KINDS.get(server.partition(":")[0])
+    kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
-        kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in KINDS.values())
-        shown = "what was given" if "@" in server else repr(server)
-        yield failed_check("server", f"{shown} does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
+        kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in servers.KINDS.values())
+        yield failed_check("server", "what is given does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
         return
     yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
     refusals: dict[str, PolicyError] = {}
     for name in _candidates(kind, arguments, host):
         policy_arguments = {**arguments, **({} if name == kind.dialect else {"dialect": name})}
         try:
-            answer = _ask(server, policy_arguments, _task(name, host, suite))
+            answer = _ask(server, policy_arguments, _TASKS[host or _host(name)])
         except ServerLostError as error:
             yield failed_check("server", error.problem, error.remedy or "Start it again.")
             return
@@ -114,40 +92,33 @@ def examine_server(
             continue
         yield from _describe(answer, refusals)
         yield from check_actions(answer.actions, answer.model.dialect)
-        yield passed_check("eval", _format_eval(server, answer, host or _host(name), _task(name, host, suite)))
+        yield passed_check("eval", _format_eval(server, answer, host or _host(name)))
         return
     yield from _describe_refusals(kind, refusals, host)
 
 
-def _candidates(kind: ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
+def _candidates(kind: servers.ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
     if "dialect" in arguments:
         return [arguments["dialect"]]
-    fitting = [name for name in dialects.dialects_of(kind.name) if host is None or host in _hosts(name)]
+    fitting = dialects.dialects_of(kind.name)
+    if host is not None:
+        fitting = [name for name in fitting if host in dialects.load_dialect_file(name).hosts]
     return sorted(fitting, key=lambda name: (name != kind.dialect, _host(name) != "libero"))
 
 
-def _hosts(dialect: str) -> Mapping[str, str]:
-    return dialects.load_dialect_file(dialect).hosts
-
-
 def _host(dialect: str) -> str:
-    return next(iter(_hosts(dialect)))
-
-
-def _task(dialect: str, host: str | None, suite: str | None) -> Task:
-    task = _TASKS[host or _host(dialect)]
-    return task if suite is None else replace(task, benchmark=suite)
+    return next(iter(dialects.load_dialect_file(dialect).hosts))
 
 
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
     """Connect, send one observation at the start of `REQUESTS` episodes, disconnect, and return the answer."""
     asked = ask_arguments(spec, arguments)
-    with closing(cast("ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
+    with closing(cast("servers.ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
         model = policy.model
         model.connect(task)
-        observation = make_observation(model.wants, task.instruction)
+        observation = servers.make_observation(model.wants, task.instruction)
         seconds, replies = [], []
-        for _ in range(REQUESTS):
+        for _ in range(servers.REQUESTS):
             model.begin(task, 0)  # some remember what they answered before in an episode
             start = time.perf_counter()
             reply = model.query(observation)
@@ -161,7 +132,6 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
 
 
 def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of an answer; the first names the dialects that failed before."""
     dialect = answer.model.dialect
     lines = [f"{dialect.name}: {dialects.load_dialect_file(dialect.name).about}"]
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
@@ -182,7 +152,7 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
 
 def describe_repeats(replies: Sequence[Numbers]) -> str:
     """Return how many replies [H, A] to the same observation differ from the first, by how much, and what follows."""
-    others = find_others(replies)
+    others = servers.find_others(replies)
     found = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]
     most = f"by up to {max(gaps):.2g}" if gaps else "in number"
@@ -210,12 +180,9 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
         yield failed_check("actions", detail, "Such an action ends its episode. Mend the model's output.")
         return
     yield passed_check("actions", _format_statistics(actions))
-    if dialect.wants.absolute:
+    if dialect.wants.absolute or _host(dialect.name) not in WIDTHS:
         return
-    host, is_raw = _host(dialect.name), dialect.switches.get(GRIPPER) == "raw"
-    if host not in WIDTHS:
-        return
-    for oddity in find_oddities(measure_actions(actions, grips=is_raw)):
+    for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
         if oddity.about in ("range", "gripper"):  # one chunk may well repeat an action, or leave the gripper
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_MEND}")
 
@@ -231,20 +198,20 @@ def _format_statistics(actions: Numbers) -> str:
     return "\n".join(lines)
 
 
-def _format_eval(spec: str, answer: ServerAnswer, host: str, task: Task) -> str:
+def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
     count = len(answer.actions)
     shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
-    words = ["safevla", "eval", "--host", host, "--suite", task.benchmark, "--policy", spec]
+    words = ["safevla", "eval", "--host", host, "--suite", _TASKS[host].benchmark, "--policy", spec]
     for key, value in {**answer.arguments, **shorter}.items():
         words += ["--policy-arg", f"{key}={value}"]
     return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
 
 
-def _describe_refusals(kind: ClientKind, refusals: Mapping[str, PolicyError], host: str | None) -> Iterator[Diagnosis]:
-    """Yield a failed check for each different error of the dialects that were tried, or that there was none to try."""
-    answered = {name: error for name, error in refusals.items() if isinstance(error, ReplyError)}
+def _describe_refusals(
+    kind: servers.ClientKind, refusals: Mapping[str, PolicyError], host: str | None
+) -> Iterator[Diagnosis]:
     asked = {name: error for name, error in refusals.items() if not isinstance(error, ServerRefusedError)}
-    refusals = answered or asked or refusals  # what a server answered says more than a dialect that it refused
+    refusals = {name: error for name, error in asked.items() if isinstance(error, ReplyError)} or asked or refusals
     if not refusals:
         remedy = "Leave --host out, or name a dialect: safevla protocols lists them."
         yield failed_check("dialect", f"no dialect of {kind.name} is for the host {host!r}", remedy)

@@ -12,13 +12,8 @@ import msgspec
 import numpy as np
 
 from safevla_bench import hosts
-from safevla_bench.compare.policy_results import (
-    UNNAMED,
-    PolicyResults,
-    join_sources,
-    make_names_unique,
-    split_by_policy,
-)
+from safevla_bench.compare import policy_results
+from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics
@@ -40,12 +35,7 @@ if TYPE_CHECKING:
 
 
 def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
-    """Score every episode of the sources.
-
-    Args:
-        paths: run folders and archives.
-        ruleset: how to judge.
-        skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
+    """Score every episode of run folders and archives; `skip_invalid` leaves invalid and lost ones out and counts them.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
@@ -108,11 +98,8 @@ HOST_REGISTRY = "host_registry"
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     """Return by what the run folders among the sources were judged last, else are registered to be; None if unknown.
 
-    Sources that say nothing are not compared with the others. Scored runs without `judged_with.json` were judged by the
-    default rules; a damaged run.json or registration says nothing.
-
-    Raises:
-        RunError: the runs were judged by different rules, or a `judged_with.json` is damaged.
+    Scored runs without `judged_with.json` were judged by the default rules. Raises `RunError` if the runs were judged
+    by different rules, or a `judged_with.json` is damaged.
     """
     recipes = {path: recipe for path in paths if (recipe := _find_own_recipe(path)) is not None}
     first = next(iter(recipes), None)
@@ -139,13 +126,9 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the rules with the tags that the hosts of the run folders among the sources have for their own tasks.
 
-    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Without any the rules
-    are unchanged.
-
-    Raises:
-        RunError: a run.json, or what it holds of the tags, is damaged.
-        RegistryError: the tags contradict others, or are of tasks that the built-in registry knows.
-        PluginError: an installed host's file of tags cannot be found.
+    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Raises `RunError` if
+    these are damaged, `RegistryError` if they contradict others or are of tasks of the built-in registry, and
+    `PluginError` if an installed host's file of tags cannot be found.
     """
     read = _read_brought if as_judged else _read_installed
     return ruleset.with_host_registry([file for path in paths for file in read(path)])
@@ -177,11 +160,8 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
 def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
     """Return the default rules, with the tags of the runs' hosts that are installed here.
 
-    `as_judged` takes the runs' own: the rules that judged them last or are registered for them, and the tags they hold.
-
-    Raises:
-        RunError: the runs were judged by different rules, or a file of a run folder that is needed here is damaged.
-        SpecError, RegistryError: the rules cannot be loaded, or their tags contradict those of the hosts.
+    `as_judged` takes the runs' own rules and tags. Raises what `find_recipe` and `add_host_registries` do, and
+    `SpecError` or `RegistryError` if the rules cannot be loaded.
     """
     recipe = find_recipe(paths) if as_judged else None
     chosen = recipe.load() if recipe and not recipe.is_default else load_ruleset()
@@ -189,7 +169,6 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 
 def _read_recipe(path: Path) -> RulesetRecipe:
-    """Return what judged_with.json holds; the default rules without such a file."""
     try:
         return msgspec.json.decode(read_input(path), type=RulesetRecipe)
     except FileNotFoundError:
@@ -200,7 +179,6 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 
 
 def _score_sources(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
-    """Read the records once and return their index and scores."""
     scan = Scan(paths)
     try:
         scores = score_chunks(scan, ruleset)
@@ -251,18 +229,16 @@ def load_policy_results(
 ) -> list[PolicyResults]:
     """Return the policies of every source (all, or those named), each source judged alone, with unique names.
 
-    Sources of one policy that have no suite in common, such as runs on two hosts, are joined. Policies of one name that
-    differ in what run.json says of them stay apart, under names that say how; `policies` takes either name. Without
-    `join` each source's stay as they are.
-
-    Raises what `judge` raises, and `RunError` for a policy that no source has.
+    Sources of one policy that have no suite in common, such as runs on two hosts, are joined unless `join` is false.
+    Policies of one name that differ stay apart, under names that say how. Raises what `judge` raises, and `RunError`
+    for a policy that no source has.
     """
     results: list[PolicyResults] = []
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names of its records
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
-            name = opened.policy_names.get(None if result.name == UNNAMED else result.name, result.name)
+            name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
             recorded[name] = result.name
             results.append(replace(result, name=name))
     names = dict.fromkeys(result.name for result in results)
@@ -271,7 +247,7 @@ def load_policy_results(
         remedy = f"There are {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
     chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
-    return make_names_unique(join_sources(chosen)) if join else chosen
+    return policy_results.make_names_unique(policy_results.join_sources(chosen)) if join else chosen
 
 
 def measure_costs(judged: Judged) -> EpisodeCosts:
@@ -299,7 +275,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
     """Return the results of each policy, with what the records say of how its episodes began."""
     records = judged.records
-    results = split_by_policy(
+    results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),
         judged.headers,
         source,

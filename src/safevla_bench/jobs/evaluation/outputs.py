@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from safevla_bench import hosts
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
-from safevla_bench.errors import RunError, SafevlaError
+from safevla_bench.errors import RunError
 from safevla_bench.explain import exposure
 from safevla_bench.explain.agreement import read_labels
 from safevla_bench.explain.bodies import find_bodies
@@ -24,7 +22,7 @@ from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.judged import INTERRUPTED, Judged, JudgedSource, describe_maker
+from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
 from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.registration import REGISTERED, describe_registrations
@@ -32,7 +30,7 @@ from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
-from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
+from safevla_bench.report.album import collect_images, collect_replays
 from safevla_bench.report.analysis import analyse_scores
 from safevla_bench.report.cases import drawn_episodes
 from safevla_bench.report.page import render_page
@@ -42,20 +40,10 @@ from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.table import UNNAMED, Table, add_notes
 from safevla_bench.report.terminal import describe_verdict
 from safevla_bench.sensitivity.firmness import find_firmness
-from safevla_bench.sources.runs.folder import (
-    ORIGIN,
-    REPORT,
-    RUN,
-    SCORES,
-    SCORES_TABLE,
-    dump_json,
-    encode_parquet,
-    read_description,
-)
+from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.header import EpisodeKey
 
 
 def _column_type(annotation: msgspec.inspect.Type) -> pa.DataType:
@@ -132,8 +120,8 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
     }
 
 
-def write_outputs(judged: Judged, folder: Path) -> None:
-    """Write scores.json, scores.parquet and report.html into a folder, which is made where it is missing.
+def write_outputs(judged: Judged, out: Path) -> None:
+    """Write scores.json, scores.parquet and report.html into a folder `out`, which is made where it is missing.
 
     Rules other than the default are written too, as judged_with.json, for --rules as-judged; older files are replaced
     together, so that scores never stand beside the report of others. Raises `FileError` where the disk refuses.
@@ -141,13 +129,13 @@ def write_outputs(judged: Judged, folder: Path) -> None:
     contents = score_files(judged)
     html = render_report(judged)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
-    make_folder(folder)
+    make_folder(out)
     # The rules of older scores are replaced with these, in one step; the default ones say so then.
-    is_remembered = (recipe is not None and not recipe.is_default) or (folder / RULES).exists()
-    remembered = {RULES: dump_json(recipe or RulesetRecipe())} if is_remembered else {}
-    written = {**contents, REPORT: html.encode(), **remembered}
-    write_together(folder, written, chief=SCORES)
-    add_digests(folder, written)
+    is_remembered = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
+    remembered = {RULES: folder.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
+    written = {**contents, folder.REPORT: html.encode(), **remembered}
+    write_together(out, written, chief=folder.SCORES)
+    add_digests(out, written)
 
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
@@ -156,13 +144,13 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     The table's metadata repeat the document's keys `ORIGIN`; it has the columns `_RARE` only where a row has any.
     """
     document, rows = scores_document(judged, sources), list(judged.scores.episodes())
-    origin = {name: document[name] for name in ORIGIN if name in document}
+    origin = {name: document[name] for name in folder.ORIGIN if name in document}
     fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
     rare = [column for column in map(fields.pop, _RARE) if any(getattr(row, column.name) for row in rows)]
     metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
     schema = pa.schema([*fields.values(), *rare], metadata)
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
-    return {SCORES_TABLE: encode_parquet(table), SCORES: dump_json(document)}
+    return {folder.SCORES_TABLE: folder.encode_parquet(table), folder.SCORES: folder.dump_json(document)}
 
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:
@@ -204,21 +192,15 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
     )
 
 
-def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
-    """Return (HTML page of the episode at `index`, why it has no replay in 3-D); the reason is None if it has a replay.
-
-    The replay is that in the run's `frames`, or is made now where the simulator that recorded it is installed.
-    """
+def render_episode_report(judged: Judged, index: int) -> str:
+    """Return the HTML page of the episode at `index`, with the replay in 3-D that the run's `frames` have of it."""
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
     names = [source.policy_names for source in judged.records.sources]
-    replays = collect_replays(judged.paths, names)
-    if key not in replays.documents:
-        replays = _make_replay(judged, index, key)
     record = of_episode.records.read_all()
     assert record is not None
-    html = render_page(
+    return render_page(
         scores,
         record,
         judged.ruleset,
@@ -228,30 +210,10 @@ def render_episode_report(judged: Judged, index: int) -> tuple[str, str | None]:
         description=_page_description(of_episode),
         privileged=of_episode.privileged,
         album=collect_images(judged.paths, names),
-        replays=replays,
+        replays=collect_replays(judged.paths, names),
         remarks=judged.describe_limits(),
         firmness={key: episode} if (episode := find_firmness(judged).get(key)) else {},
     )
-    return html, replays.missing.get(key)
-
-
-def _make_replay(judged: Judged, index: int, key: EpisodeKey) -> Replays:
-    """Return the replay of an episode, made in its simulator; else the reason why it cannot be made here."""
-    from safevla_bench.pictures.rendering import build_replay3d, open_stage
-
-    folder = judged.records.find_source(index).path
-    record = judged.records.read_episodes([index])
-    try:
-        name = read_description(folder).get("host") if (folder / RUN).exists() else None
-        if not isinstance(name, str) or record is None:
-            problem = "it is in no run folder of a host, so its scene is not known"
-            raise RunError(problem, remedy="Name the run folder that `safevla eval` made.")
-        with closing(open_stage(folder, hosts.make_host(name), record)) as stage:
-            document = read_replay(build_replay3d(stage, record))
-    except SafevlaError as error:
-        return Replays(missing={key: f"{error.problem}. {error.remedy}" if error.remedy else error.problem})
-    assert document is not None
-    return Replays({key: document})
 
 
 def _page_description(judged: Judged) -> dict[str, object]:
@@ -317,14 +279,7 @@ def build_board(
 ) -> dict[str, str]:
     """Return path -> content of a board's files: published results, and the policies of the sources, if any.
 
-    Args:
-        paths: run folders and archives; none for the published results alone.
-        ruleset: how to judge them.
-        reports: whether each policy has a report.
-        skip_invalid: leave invalid and lost episodes out instead of raising.
-        audits: of each path, policy -> its audit; None if no audit was asked for.
-
-    Raises what `judge` raises, and `RunError` for an ablation.
+    `audits` are of each path policy -> its audit. Raises what `judge` raises, and `RunError` for an ablation.
     """
     from safevla_bench.publishing.board import OwnResults, render_site, report_path, select_policy
 
@@ -334,9 +289,16 @@ def build_board(
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
+    marks: dict[str | None, tuple[AuditMark, ...]] = {}
+    for source, by_policy in zip(judged.sources, audits or (), strict=False):
+        for name, mark in by_policy.items():
+            shown = None if name is None else source.policy_names.get(name, name)
+            marks[shown] = (*marks.get(shown, ()), mark)
     results = OwnResults(
         inputs=table_material(judged),
-        audits=_audits_by_policy(judged.sources, audits or ()),
+        headers=judged.headers,
+        sources=judged.sources,
+        audits=marks,
         has_reports=reports,
     )
     files = render_site(results)
@@ -347,14 +309,3 @@ def build_board(
         )
         files[report_path(policy)] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
     return files
-
-
-def _audits_by_policy(
-    sources: Sequence[JudgedSource], audits: Sequence[Mapping[str | None, AuditMark]]
-) -> dict[str | None, tuple[AuditMark, ...]]:
-    marks: dict[str | None, tuple[AuditMark, ...]] = {}
-    for source, by_policy in zip(sources, audits, strict=False):
-        for policy, mark in by_policy.items():
-            name = policy if policy is None else source.policy_names.get(policy, policy)
-            marks[name] = (*marks.get(name, ()), mark)
-    return marks

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from safevla_bench import policies
 from safevla_bench.errors import HostError, PluginError, RunError, ServerUnreachableError
 from safevla_bench.files import sha256_of
@@ -38,7 +36,6 @@ from safevla_bench.rollout.plan import (
     RECORDED,
     PlannedEpisode,
     RunEstimate,
-    Shard,
     cut_plan,
     estimate_plan,
     match_recording,
@@ -74,7 +71,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
     `RegistryError` and `SpecError` where the run is watched by rules. Policies made until then are closed.
     """
-    require_counts(max_steps=request.max_steps, look_every=request.look_every)
+    require_counts(max_steps=request.max_steps)
     if not is_dry:
         require_trust(request.named_by, request.list_calls())
     host = request.make_host()
@@ -85,7 +82,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
     options = {policy.name: {**(policy.asked or {}), **request.client_options(policy)} for policy in asked}
     with ExitStack() as resources:
         made = {
-            policy.name: policy.made or _make_policy(policy, options[policy.name], resources, is_dry=is_dry)
+            policy.name: policy.made or resources.enter_context(closing(_make_policy(policy, options, is_dry=is_dry)))
             for policy in asked
         }
         _check_servers(made, selected)
@@ -93,7 +90,10 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
         rule, reads_margins = _make_rule(request), any(coupler.reads_margins for coupler in couplers.values())
         watching = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
-        episodes, stretch = _select_shard(_assign_rounds(plan, request.look_every) if rule else plan, request.shard)
+        episodes, stretch = _assign_rounds(plan) if rule else plan, None
+        if shard := request.shard:
+            first, end = cut_plan(plan, shard.count)[shard.number - 1 : shard.number + 1]
+            episodes, stretch = plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
         cast = WorkerSpec(
             request.host,
             {
@@ -114,9 +114,8 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         return PreparedRun(host, episodes, made, cast, description, resources.pop_all(), tally)
 
 
-def _assign_rounds(plan: Sequence[PlannedEpisode], look_every: int) -> tuple[PlannedEpisode, ...]:
-    states = sorted({episode.state for episode in plan})
-    rounds = {state: place // look_every for place, state in enumerate(states)}
+def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]:
+    rounds = {state: place for place, state in enumerate(sorted({episode.state for episode in plan}))}
     return tuple(replace(episode, round=rounds[episode.state]) for episode in plan)
 
 
@@ -141,12 +140,10 @@ def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_h
     return replace(policy, asked={key: value for key, value in asked.items() if key not in given})
 
 
-def _make_policy(
-    policy: RequestedPolicy, arguments: Mapping[str, str], resources: ExitStack, *, is_dry: bool
-) -> Policy:
+def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]], *, is_dry: bool) -> Policy:
     if is_dry and policies.runs_code(policy.maker):
-        return resources.enter_context(closing(policies.make_stand_in(policy.maker, arguments)))
-    return resources.enter_context(closing(policies.make_policy(policy.maker, arguments)))
+        return policies.make_stand_in(policy.maker, options[policy.name])
+    return policies.make_policy(policy.maker, options[policy.name])
 
 
 def _make_couplers(request: Request, made: Mapping[str, Policy], *, is_dry: bool) -> dict[str, Coupler]:
@@ -164,7 +161,6 @@ def _make_couplers(request: Request, made: Mapping[str, Policy], *, is_dry: bool
 def _plan_episodes(
     request: Request, tasks: Sequence[Task], made: Mapping[str, Policy], rules: EvaluationProtocol
 ) -> tuple[Sequence[Task], tuple[PlannedEpisode, ...]]:
-    """Return the tasks that have episodes and the whole plan; replays start where their recordings do."""
     recorded = _recorded_episodes(made, tasks) if request.episodes == RECORDED else None
     if recorded is not None:
         tasks = [task for task in tasks if any((name, task) in recorded for name in made)]
@@ -181,15 +177,9 @@ def _plan_episodes(
 
 
 def _make_rule(request: Request) -> StoppingRule | None:
-    """Return the rule that ends the run early, None without --until."""
     if request.until is None:
-        if request.allow_crashed or request.look_every != 1:
-            remedy = 'Pass --until "safety >= 0.9" or another condition, or leave them out.'
-            raise RunError("--allow-crashed and --look-every are for --until", remedy=remedy)
         return None
-    rule = parse_condition(
-        request.until, [policy.name for policy in request.roster], allow_crashed=request.allow_crashed
-    )
+    rule = parse_condition(request.until, [policy.name for policy in request.roster])
     if request.shard:
         problem = "--until and --shard are both given, and a piece of a plan cannot decide for the others"
         raise RunError(problem, remedy="Leave one of them out.")
@@ -211,17 +201,6 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
         if not any(episodes.values()):
             policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # says what the recording holds
     return recorded
-
-
-def _select_shard(
-    plan: tuple[PlannedEpisode, ...], shard: Shard | None
-) -> tuple[tuple[PlannedEpisode, ...], PlanStretch | None]:
-    """Return the episodes of a shard, and their place in the plan; without a shard the plan itself, and None."""
-    if shard is None:
-        return plan, None
-    starts = cut_plan(plan, shard.count)
-    first, end = starts[shard.number - 1 : shard.number + 1]
-    return plan[first:end], PlanStretch(shard.number, shard.count, first, len(plan))
 
 
 def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
@@ -285,7 +264,7 @@ def _describe_run(
         "archive": request.archive,
         **({"stop_on_violation": _describe_watching(cast.stopping, tasks)} if cast.stopping else {}),
         **({"filtered_by": _describe_watching(cast.filtering, tasks)} if cast.filtering else {}),
-        **({"until": msgspec.to_builtins(request.stopping)} if request.stopping else {}),
+        **({"until": request.until} if request.until else {}),
         **({REGISTERED: request.registration.to_document()} if request.registration else {}),
         "versions": {"safevla-bench": __version__, **host.versions()},
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
@@ -302,8 +281,7 @@ def _describe_policy(asked: RequestedPolicy, policy: Policy, *, is_watching: boo
         "privileged": policy.wants.privileged or is_watching,
         "cameras": policy.wants.cameras,
         **({"replay": policy.description} if isinstance(policy, ReplayPolicy) else {}),
-        **_describe_server(policy),
-        **_describe_object(policy, asked.made is not None),
+        **_describe_maker(policy, asked.made is not None),
     }
 
 
@@ -320,30 +298,25 @@ def request_rules(request: Request) -> Ruleset:
 
 
 def _describe_watching(ruleset: Ruleset, tasks: Sequence[Task]) -> dict[str, object]:
-    """Return everything that decides when an episode is stopped, or what margins a filter sees, for run.json."""
     ruleset.require_tags()
     for task in tasks:
         ruleset.tags(task.benchmark, task.task_id)
     return describe_ruleset(ruleset)
 
 
-def _describe_server(policy: Policy) -> dict[str, object]:
-    dialect = getattr(policy, "dialect", None)
-    description: dict[str, object] = (
-        {"dialect": dialects.dialect_values(dialect)} if isinstance(dialect, Dialect) else {}
-    )
-    model = getattr(policy, "model", None)
-    if isinstance(model, entries.EntryModel):
+def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
+    description: dict[str, object] = {}
+    if isinstance(dialect := getattr(policy, "dialect", None), Dialect):
+        description["dialect"] = dialects.dialect_values(dialect)
+    if isinstance(model := getattr(policy, "model", None), entries.EntryModel):
         entry = model.entry
         description["entry"] = {"name": entry.name, "checkpoints": entry.checkpoints, "unknown": entry.unknown}
-    return description
-
-
-def _describe_object(policy: Policy, is_given: bool) -> dict[str, object]:
     made = policy.made if isinstance(policy, InProcessPolicy) else policy
-    orientation = policy.orientation if isinstance(policy, InProcessPolicy) else UPRIGHT
-    shown = {} if orientation == UPRIGHT else {"orientation": orientation}
-    return {**shown, **({"object": f"{type(made).__module__}.{type(made).__qualname__}"} if is_given else {})}
+    if isinstance(policy, InProcessPolicy) and policy.orientation != UPRIGHT:
+        description["orientation"] = policy.orientation
+    if is_given:
+        description["object"] = f"{type(made).__module__}.{type(made).__qualname__}"
+    return description
 
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> RunEstimate:

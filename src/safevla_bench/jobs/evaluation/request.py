@@ -17,13 +17,7 @@ from safevla_bench.hosts import protocols
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.interface.task import Task
-from safevla_bench.judging.registration import (
-    REGISTERED,
-    RegisteredPolicy,
-    RegisteredUntil,
-    Registration,
-    parse_registration,
-)
+from safevla_bench.judging.registration import REGISTERED, RegisteredPolicy, Registration, parse_registration
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.coupling import Coupling
@@ -101,10 +95,6 @@ class Request:
     """The rules by which an episode is stopped; None = the default library and registry."""
     until: str | None = None
     """Stop as soon as this is decided, such as `safety >= 0.9` or `A safer than B`."""
-    look_every: int = 1
-    """Initial states of each task between two looks at `until`."""
-    allow_crashed: bool = False
-    """`until` leaves out episodes that crashed, were cut short or have no verdict."""
     registration: Registration | None = None
     """What was registered before; run.json holds it, and tables say whether the run is that one."""
     found: Path | None = None
@@ -144,13 +134,11 @@ class Request:
         """
         description, place = read_description(run), Place(file=str(run / RUN))
         protocol = description.get("protocol")
-        if isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP:
-            remedy = "Run that script with another out=. What is there can be judged: safevla score."
-            problem = "a script of your own recorded this (safevla_recorder), and only that can go on with it"
-            raise RunError(problem, remedy=remedy, place=place)
-        if description.get("episodes") == SEARCHED:
-            remedy = "Give the same `safevla search` command again, with --resume."
-            raise RunError("a search made this run, and only that can go on with it", remedy=remedy, place=place)
+        is_own_loop = isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
+        if is_own_loop or description.get("episodes") == SEARCHED:
+            maker = "a script of your own (safevla_recorder)" if is_own_loop else "a search"
+            remedy = "Give its command again. What is there can be judged: safevla score."
+            raise RunError(f"{maker} made this run, and only that can go on with it", remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
@@ -169,21 +157,11 @@ class Request:
             **plan_fields(options),
         )
 
-    @property
-    def stopping(self) -> RegisteredUntil | None:
-        """The condition that ends the run early, as run.json and a registration hold it."""
-        if not self.until:
-            return None
-        return RegisteredUntil(condition=self.until, look_every=self.look_every, allow_crashed=self.allow_crashed)
-
 
 def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
     """Return the fields of a `Request` that a run.json and a registration hold alike."""
-    fields = {name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps")}
-    fields |= {"tasks": plan.indices, "policies": tuple(map(_read_policy, plan.policies))}
-    if until := plan.until:
-        fields |= {"until": until.condition, "look_every": until.look_every, "allow_crashed": until.allow_crashed}
-    return fields
+    fields = {name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps", "until")}
+    return {**fields, "tasks": plan.indices, "policies": tuple(map(_read_policy, plan.policies))}
 
 
 def _read_policy(row: RegisteredPolicy) -> RequestedPolicy:
@@ -213,11 +191,11 @@ class _RunPolicy(RegisteredPolicy, frozen=True, kw_only=True, forbid_unknown_fie
     server_arguments: _ServerArguments = msgspec.field(default_factory=_ServerArguments)
 
 
-class _RunProtocol(msgspec.Struct):
+class _Named(msgspec.Struct):
     name: str
 
 
-class _RunServers(msgspec.Struct, frozen=True):
+class _Volatile(msgspec.Struct, frozen=True):
     servers: tuple[str, ...] = ()
 
 
@@ -229,14 +207,14 @@ class _RunOptions(msgspec.Struct):
     indices: tuple[int, ...] | None
     episodes: Episodes
     policies: tuple[_RunPolicy, ...]
-    protocol: _RunProtocol
+    protocol: _Named
     seed: int
     max_steps: int | None
     shard: PlanStretch | None = None
     archive: str = JSONL
-    volatile: _RunServers = _RunServers()
+    volatile: _Volatile = _Volatile()
     stop_on_violation: dict[str, object] | None = None
-    until: RegisteredUntil | None = None
+    until: str | None = None
     host_arguments: dict[str, str] = {}
     found: dict[str, str] | None = None
 

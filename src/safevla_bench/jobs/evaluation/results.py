@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.explain.episode import Explanation, explain_episode
@@ -41,12 +41,6 @@ from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import html_table
 from safevla_bench.trajectory.batch import Batch
-
-if TYPE_CHECKING:
-    import pandas
-
-_LIBERO = "libero"
-"""The host that runs task files."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,11 +140,7 @@ class Evaluation(Sequence[JudgedEpisode]):
             return tuple(JudgedEpisode(self, index) for index in range(len(self))[key])
         if not isinstance(key, str):
             return JudgedEpisode(self, range(len(self))[key])
-        rows = episode_list.list_episodes(self.scores, self.judged.records.dt_s)
-        row = episode_list.find_episode(rows, key)
-        if row.number > len(self):
-            raise RunError(f"{row.episode_id} crashed and left no record", remedy="`scores.absent` holds why.")
-        return JudgedEpisode(self, row.number - 1)
+        return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
 
     def table(self, name: str = "") -> PrintableTable:
         """Return the table of rates, or another of those that `safevla tables` prints, by its name or number.
@@ -183,10 +173,6 @@ class Evaluation(Sequence[JudgedEpisode]):
         if not ordered:
             raise RunError("there is no episode", remedy="`scores.absent` holds why each crashed.")
         return ordered[0]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return a data frame of one row an episode, as `Scores.to_pandas` does."""
-        return self.scores.to_pandas()
 
     def write_report(self, path: str | Path) -> Path:
         """Write the report, one self-contained HTML page, make its folder if that is missing, and return its path."""
@@ -276,46 +262,36 @@ def evaluate(
     if not suites:
         raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
     named = _name_policies(policy, name)
-    if workers != 1 and not all(isinstance(given, str) for given in named.values()):
+    if workers != 1 and not all(isinstance(made_of, str) for made_of in named.values()):
         remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
         raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
     rules = ruleset or load_ruleset()
-    host = host or _host_of(suites[0], rules.registry)
+    host, coupling = host or _host_of(suites[0], rules.registry), Coupling(filter, delay)
     rules = rules.with_host_registry(read_host_registry(host))
     request = Request(
         host=host,
         suites=suites,
         tasks=None if tasks is None else tuple(tasks),
         episodes=episodes,
-        policies=[_request_policy(label, given, Coupling(filter, delay)) for label, given in named.items()],
+        policies=[
+            RequestedPolicy(label, "" if label == made_of else made_of, coupling=coupling)
+            if isinstance(made_of, str)
+            else RequestedPolicy(label, coupling=coupling, made=adopt_object(label, made_of))
+            for label, made_of in named.items()
+        ],
         protocol=protocol,
         seed=seed,
         max_steps=max_steps,
         ruleset=rules,
     )
-    return _evaluate_into(out, request, rules, observer, ExecutionOptions(workers=workers, resume=resume))
-
-
-def _request_policy(name: str, given: object, coupling: Coupling) -> RequestedPolicy:
-    if isinstance(given, str):
-        return RequestedPolicy(name, "" if name == given else given, coupling=coupling)
-    return RequestedPolicy(name, coupling=coupling, made=adopt_object(name, given))
-
-
-def _evaluate_into(
-    out: str | Path | None, request: Request, ruleset: Ruleset, observer: Observer | None, running: ExecutionOptions
-) -> Evaluation:
-    """Evaluate into the run folder `out`."""
-    if out is not None:
+    execution = ExecutionOptions(workers=workers, resume=resume)
+    with ExitStack() as temporary:
+        if out is None:
+            out = temporary.enter_context(tempfile.TemporaryDirectory(prefix="safevla-", ignore_cleanup_errors=True))
+            out = Path(out, "run")
         folder = Path(out).absolute()
-        return Evaluation(evaluate_request(request, ruleset, folder, observer, running), folder)
-    parent = Path(tempfile.mkdtemp(prefix="safevla-"))
-    try:
-        run = Evaluation(evaluate_request(request, ruleset, parent / "run", observer, running), parent / "run")
-    except BaseException:  # whatever ends it, Ctrl-C too: nobody else knows the folder
-        shutil.rmtree(parent, ignore_errors=True)
-        raise
-    weakref.finalize(run, shutil.rmtree, parent, ignore_errors=True)
+        run = Evaluation(evaluate_request(request, rules, folder, observer, execution), folder)
+        weakref.finalize(run, temporary.pop_all().close)
     return run
 
 
@@ -356,5 +332,5 @@ def _host_of(suite: str, registry: Registry) -> str:
     if suite in registry.benchmarks:
         return registry.benchmarks[suite].host
     if suite.endswith(".bddl") or Path(suite).is_dir():
-        return _LIBERO
+        return "libero"
     raise RunError(f"the registry has no suite {suite!r}", remedy="Pass host= with it; `safevla tasks` lists suites.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain
@@ -87,12 +87,10 @@ def _run_pending(
         elif tally:
             tally.add_episode(planned, writer.read_record(place) if done[place].has_record else None)
     pending = [] if tally and tally.decision.is_decided else sorted(pending, key=attrgetter("round"))
-    failures = _PolicyFailures(writer.folder)
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            for count, end in enumerate(finished_episodes, start=1):
+            for end in _watch_failures(finished_episodes, len(pending), writer.folder):
                 writer.add_episode(places[end.planned.episode_id], raw_episode(end), end.record)
-                failures.count(end, is_last=count == len(pending))
                 if tally:
                     tally.add_episode(end.planned, end.batch)
                     if tally.decision.is_decided:
@@ -125,34 +123,24 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
     return repeats
 
 
-class _PolicyFailures:
-    """Episodes of one policy in a row that its server crashed for one reason, numbers aside.
+def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, out: Path) -> Iterator[EpisodeOutcome]:
+    """Yield episodes as they end; raise `PolicyError` if `SAME_FAILURES` of a policy in a row fail alike.
 
-    A simulator's crash, which has a traceback of this process as its reason, belongs to its task and is not counted.
+    Alike are reasons of its server's, numbers aside. A simulator's crash has a traceback of this process as its reason
+    and is not counted; nor is the last of the `count` episodes, after which nothing is left to stop.
     """
-
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self._last: tuple[str, str] | None = None
-        self._repeats = 0
-
-    def count(self, end: EpisodeOutcome, *, is_last: bool) -> None:
-        """Count an episode; raise `PolicyError` if `SAME_FAILURES` in a row failed alike.
-
-        Not for the last episode of the run (`is_last`), after which nothing is left to stop.
-        """
+    last: tuple[str, str] | None = None
+    repeats = 0
+    for number, end in enumerate(finished_episodes, start=1):
+        yield end
         reason = end.reason or ""
-        if end.outcome != "crashed" or reason.startswith("Traceback"):
-            self._last, self._repeats = None, 0
-            return
-        failure = end.planned.policy, re.sub(r"\d+", "", reason)
-        self._repeats = self._repeats + 1 if failure == self._last else 1
-        self._last = failure
-        if self._repeats >= SAME_FAILURES and not is_last:
-            problem = (
-                f"{self._repeats} episodes in a row of {end.planned.policy} failed alike: {reason.splitlines()[0]}"
-            )
-            remedy = f"Mend it, then go on: safevla eval --resume --retry-crashed --out {self._out}"
+        is_failure = end.outcome == "crashed" and not reason.startswith("Traceback")
+        failure = (end.planned.policy, re.sub(r"\d+", "", reason)) if is_failure else None
+        repeats = repeats + 1 if failure == last else 1
+        last = failure
+        if failure and repeats >= SAME_FAILURES and number < count:
+            problem = f"{repeats} episodes in a row of {failure[0]} failed alike: {reason.splitlines()[0]}"
+            remedy = f"Mend it, then go on: safevla eval --resume --retry-crashed --out {out}"
             raise PolicyError(redact_secrets(problem), remedy=remedy)
 
 
@@ -244,7 +232,7 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
         seed=request.seed,
         max_steps=request.max_steps,
         stop_on_violation=request.stop_on_violation,
-        until=request.stopping,
+        until=request.until,
         tasks=_register_tasks(prepared.episodes, request.roster[0].name),
         n=len(prepared.episodes),
         specs=describe_specs(ruleset),
@@ -253,7 +241,6 @@ def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
 
 
 def _require_registrable(request: Request) -> None:
-    """Raise `RunError` for a request of a shard, of a replay, of found starts, or of a policy that is an object."""
     obstacles = {
         "a shard": request.shard is not None,
         "a replay": any(policy.maker.partition(":")[0] == "replay" for policy in request.roster),
@@ -267,7 +254,6 @@ def _require_registrable(request: Request) -> None:
 
 
 def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[RegisteredTask, ...]:
-    """Return the tasks with their horizon and the starts of their episodes, taken from this policy's episodes."""
     starts: dict[tuple[str, int], list[str]] = {}
     for planned in episodes:
         if planned.policy == policy:

@@ -1,10 +1,9 @@
 """Rules by which a run stops as soon as its question is decided: `safevla eval --until`.
 
-A round is the next episodes of every task and policy, so many of each. There is a look after each round, and the plan
-says how many: the limits of each are those of a test with so many looks (`sequential_look`). A mean of
-graded values has a confidence sequence (`sequential_interval`). Both hold for tasks that differ, as every task has
-had as many episodes. An episode that crashed, was cut short or has no verdict may have any value: a verdict stands only
-if it is the same with all such values 0 and with all 1, unless the rule leaves such episodes out.
+A round is the next initial state of every task and policy. There is a look after each round, and the limits of each are
+those of a test with so many looks; a mean of graded values has a confidence sequence (`statistics.sequential`). An
+episode that crashed, was cut short or has no verdict may have any value: a verdict stands only if it is the same with
+all such values 0 and with all 1.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ class StoppingRule:
     condition: str
     gate: Gate | None = None
     rivals: tuple[str, str] | None = None
-    allow_crashed: bool = False
-    """Leave out episodes that crashed, were cut short or have no verdict."""
 
     @property
     def metric(self) -> GateMetric:
@@ -74,15 +71,14 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     greatest: SequentialLook | None = None
     ci: tuple[float, float] | None = None
 
-    def to_text(self, unit: str = "", unknown: str = "unknown") -> str:
+    def to_text(self, unit: str = "") -> str:
         """Return the verdict with the interval or the counts that gave it; `unit` says what is counted."""
-        counts = ""
+        details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
-            counts = format_interval(*self.ci, digits=3)
+            details = [format_interval(*self.ci, digits=3), *details]
         elif self.least:
-            counts = f"{self.least.gained} of {self.least.total}{unit}"
-        details = ", ".join(filter(None, (counts, f"{self.unknown} {unknown}" if self.unknown else "")))
-        return f"{self.subject} {self.verdict}" + (f" ({details})" if details else "")
+            details = [f"{self.least.gained} of {self.least.total}{unit}", *details]
+        return f"{self.subject} {self.verdict}" + (f" ({', '.join(details)})" if details else "")
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,20 +93,16 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     rounds: int
     episodes: int
     findings: tuple[RuleVerdict, ...]
-    allow_crashed: bool = False
 
     def to_sentence(self, planned: int) -> str:
         """Return the decision, and how many of the planned episodes it took."""
         head = "Decided" if self.is_decided else "Not decided"
         unit = " differences" if _SAFER in self.condition else ""
-        unknown = (
-            "crashed, cut short or unjudged, left out as --allow-crashed says" if self.allow_crashed else "unknown"
-        )
-        findings = "; ".join(finding.to_text(unit, unknown) for finding in self.findings)
+        findings = "; ".join(finding.to_text(unit) for finding in self.findings)
         return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
 
 
-def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: bool = False) -> StoppingRule:
+def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
     """Return the rule of a condition such as "safety >= 0.9" or "A safer than B".
 
     Raises `RunError` where the text is no condition, its limit is outside 0..1, a policy in it is not run, or a policy
@@ -123,8 +115,8 @@ def parse_condition(condition: str, policies: Sequence[str], *, allow_crashed: b
                 raise RunError(f"--until names {name!r}, which is not run", remedy=f"Run: {', '.join(policies)}.")
         if first == second:
             raise RunError("--until compares a policy with itself", remedy=_FORMS)
-        return StoppingRule(condition, rivals=(first, second), allow_crashed=allow_crashed)
-    return StoppingRule(condition, gate=parse_gate(condition, "--until", _FORMS), allow_crashed=allow_crashed)
+        return StoppingRule(condition, rivals=(first, second))
+    return StoppingRule(condition, gate=parse_gate(condition, "--until", _FORMS))
 
 
 _Start = tuple[str, str, int]
@@ -172,7 +164,6 @@ class RoundTally:
         return planned.round < self._rounds
 
     def _decide(self) -> Decision:
-        """Return the decision after the whole rounds so far; it is decided if no finding is undecided."""
         findings = [self._find_rival(*self._rule.rivals)] if self._rule.rivals else self._find_gates()
         return Decision(
             condition=self._rule.condition,
@@ -183,7 +174,6 @@ class RoundTally:
             rounds=self._rounds,
             episodes=sum(map(self.is_counted, self._planned)),
             findings=tuple(findings),
-            allow_crashed=self._rule.allow_crashed,
         )
 
     def _find_gates(self) -> list[RuleVerdict]:
@@ -194,7 +184,6 @@ class RoundTally:
         return [find(policy, gate, level) for policy in self._policies]
 
     def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        """Return the verdict on a rate whose episodes start from different states."""
         bounds, shares = self._mean_bounds(policy), _planned_shares(map(len, self._starts[policy]))
         steps = [[1] * len(group) for group in bounds[0]]
         won = [[int(sum(group.values())) for group in means] for means in bounds]
@@ -214,10 +203,9 @@ class RoundTally:
         return RuleVerdict(policy, _agree(low, high, "passed", "failed"), n, unknown, ci=ci)
 
     def _find_rival(self, first: str, second: str) -> RuleVerdict:
-        """Return the verdict on the first of two policies, whose Safety is paired by suite, task and initial state."""
         planned = zip(self._starts[first], self._starts[second], strict=True)
         shares = _planned_shares(len(group.keys() & other.keys()) for group, other in planned)
-        counted = *self._counted_starts(first), *self._counted_starts(second)
+        counted = *self._starts[first][: self._rounds], *self._starts[second][: self._rounds]
         scale = math.lcm(*(len(names) for group in counted for names in group.values()))
         bounds = [
             [[round(scale * (a[key] - b[key])) for key in a if key in b] for a, b in zip(*means, strict=True)]
@@ -226,15 +214,6 @@ class RoundTally:
         least, greatest = (_look_at_differences(rounds, shares) for rounds in bounds)
         verdict, n = _agree(least.side, greatest.side, "safer", "less safe"), sum(map(len, bounds[0]))
         return RuleVerdict(first, verdict, n, self._count_unknown(first, second), least, greatest)
-
-    def _counted_starts(self, policy: str) -> list[dict[_Start, list[str]]]:
-        rounds = self._starts[policy][: self._rounds]
-        if not self._rule.allow_crashed:
-            return rounds
-        known = [
-            {start: [name for name in names if name in self._values] for start, names in g.items()} for g in rounds
-        ]
-        return [{start: names for start, names in group.items() if names} for group in known]
 
     def _count_unknown(self, *policies: str) -> int:
         rounds = zip(*(self._starts[policy][: self._rounds] for policy in policies), strict=True)
@@ -250,7 +229,7 @@ class RoundTally:
         def mean(names: Sequence[str], unknown: float) -> float:
             return sum(self._values.get(name, unknown) for name in names) / len(names)
 
-        counted = self._counted_starts(policy)
+        counted = self._starts[policy][: self._rounds]
         return [
             [{start: mean(names, unknown) for start, names in group.items()} for group in counted]
             for unknown in (0.0, 1.0)
@@ -262,7 +241,6 @@ _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"),
 
 
 def _agree(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
-    """Return the verdict if both extremes are on one side, which is positive or negative."""
     if not least == greatest != 0:
         return "undecided"
     return above if least > 0 else below

@@ -82,10 +82,8 @@ class RandomPoints:
 class DirectedPoints:
     """CMA-ES from the best of some random points, for each clause in turn; then from others.
 
-    A descent follows one clause until it no longer improves: the least of several margins often is one that cannot
-    become negative, such as that of a torque at its actuator's limit. The clauses nearest to their limits come first,
-    and those that are the same at all random points not at all. N. Hansen, arXiv:1604.00772, as the package `cma` has
-    it. Chosen by measuring: docs/searching.md.
+    A descent follows one clause until it no longer improves. The clauses nearest to their limits come first, and those
+    that are the same at all random points not at all. N. Hansen, arXiv:1604.00772, as the package `cma` has it.
     """
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
@@ -116,19 +114,16 @@ class DirectedPoints:
     def tell(self, points: Floats, margins: Floats) -> None:
         """Learn the margins [G, C] of the points [G, d] that were asked for last."""
         worst = np.where(np.isfinite(margins), margins, _WORST)
-        if self._descent is None:
-            self._add_draws(points, worst)
-        else:
+        if self._descent is not None:
             self._descent.tell(list(points), worst[:, self._clauses[0]].tolist())
             if self._descent.stop():
                 self._clauses.pop(0)
                 self._descend()
-
-    def _add_draws(self, points: Floats, margins: Floats) -> None:
+            return
         if len(self._points) == _DRAWS:
             self._points, self._margins = [], []
         self._points.append(points)
-        self._margins.append(margins)
+        self._margins.append(worst)
         if len(self._points) == _DRAWS:
             drawn = np.concatenate(self._margins)
             nearest = np.argsort(drawn.min(axis=0), kind="stable").tolist()
@@ -136,7 +131,6 @@ class DirectedPoints:
             self._descend()
 
     def _descend(self) -> None:
-        """Begin a descent for the next clause; none after the last."""
         if not self._clauses:
             self._descent = None
             return
@@ -165,5 +159,4 @@ Optimizer = RandomPoints | DirectedPoints
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
     """Return the optimiser of a method; `seed` fixes every point that it asks for, given the values told."""
-    rng = np.random.default_rng(seed)
-    return RandomPoints(cube, rng) if method == "random" else DirectedPoints(cube, rng)
+    return (RandomPoints if method == "random" else DirectedPoints)(cube, np.random.default_rng(seed))

@@ -1,33 +1,21 @@
 """Verification of a run folder: digests, episodes, scores and replays, with the reason for each check that is open.
 
-`files` compares files with their digests and the table of episodes with the archive, and judges the records again;
-`replays` plays recorded actions again in the simulator. An audit draws which by a number that nobody could foresee, and
-says what they show of the others.
+An audit draws which episodes are replayed by a number that nobody could foresee.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.jobs.verify.files import (
-    EPISODES,
-    PARTS,
-    ArchiveContents,
-    CheckVerdict,
-    Finding,
-    Verification,
-    check_episodes,
-    check_files,
-    check_scores,
-    mismatch,
-    open_check,
-)
+from safevla_bench.jobs.verify import files
+from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import RUN, archive_digest, read_description
 from safevla_bench.trajectory.header import Header
 
@@ -61,18 +49,11 @@ def verify_run(
     replay: int = 0,
     audit: AuditPlan | None = None,
     observer: ProgressCallback = lambda done, what: None,
-) -> Verification:
+) -> files.Verification:
     """Check a complete run folder: its digests, episodes and scores, and replays of its episodes in the simulator.
 
-    Args:
-        run: the folder.
-        ruleset: the rules that judged; None = the default ones.
-        replay: number of episodes to play again; their names decide which.
-        audit: how many of each policy to play again besides, and the seed that decides which.
-        observer: is called before each replay.
-
-    Raises:
-        RunError: the folder holds no run, the run is not complete, or one of its files cannot be read.
+    `replay` episodes are chosen by their names, those of the `audit` by its seed. Raises `RunError` if the folder holds
+    no run, the run is not complete, or one of its files cannot be read.
     """
     if not (run / RUN).is_file():
         remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
@@ -81,7 +62,7 @@ def verify_run(
         remedy = "Continue it first: safevla eval --resume --out RUN."
         raise RunError("the run is not complete", remedy=remedy, place=Place(file=str(run)))
     try:
-        return Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))
+        return files.Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))
     except OSError as error:
         remedy = "Verify where every file of the run can be read."
         raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=error.filename)) from None
@@ -90,25 +71,30 @@ def verify_run(
 def _check_run(
     run: Path, ruleset: Ruleset | None, replay: int, audit: AuditPlan | None, observer: ProgressCallback
 ) -> list[Finding]:
-    """Return the findings in order: parts, files, episodes, scores, stand-ins, replays, audit."""
-    findings = check_files(run)
-    records = ArchiveContents.read(run)
+    findings = files.check_files(run)
+    records, standin = files.read_records(run)
     if records.problems:
-        findings += [mismatch(PARTS, str(problem)) for problem in records.problems]
-        findings.append(open_check(EPISODES, "the archive is not whole"))
+        findings += [files.mismatch(files.PARTS, str(problem)) for problem in records.problems]
+        findings.append(files.open_check(files.EPISODES, "the archive is not whole"))
     else:
-        findings += check_episodes(run, records)
-    findings += check_scores(run, ruleset)
+        findings += files.check_episodes(run, records)
+    findings += files.check_scores(run, ruleset)
     standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
-    findings += [open_check(ASSETS, standin_note.format(name), wanted=False) for name in records.standin]
+    findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin]
     if replay and records.headers:
         findings += check_replays(run, records, choose_episodes(records.headers, replay), observer)
     elif replay:
-        findings.append(open_check(REPLAY, "there is no record"))
+        findings.append(files.open_check(REPLAY, "there is no record"))
     elif not audit:
         reason = "not asked for; --replay K or --audit K plays K episodes again in the simulator"
-        findings.append(open_check(REPLAY, reason, wanted=False))
-    return [*findings, *(_check_audit(run, records, audit, observer) if audit else ())]
+        findings.append(files.open_check(REPLAY, reason, wanted=False))
+    audits = list(_audit(run, records, audit, observer)) if audit else []
+    findings += [finding for _, _, own in audits for finding in own]
+    for policy, mark, _ in audits:
+        assert audit
+        said = f"{mark.badge} (drawn with --audit {audit.count}:{audit.seed})"
+        findings.append(Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
+    return findings
 
 
 def audit_source(
@@ -118,27 +104,15 @@ def audit_source(
 
     Raises `RunError` where the archive changes meanwhile or cannot be read.
     """
-    audits = _audit(source, ArchiveContents.read(source), plan, observer)
-    return {policy: mark for policy, (mark, _) in audits.items()}
-
-
-def _check_audit(run: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback) -> list[Finding]:
-    audits = _audit(run, records, plan, observer)
-    findings = [finding for _, own in audits.values() for finding in own]
-    for policy, (mark, _) in audits.items():
-        said = f"{mark.badge} (drawn with --audit {plan.count}:{plan.seed})"
-        findings.append(Finding(AUDIT if policy is None else f"{AUDIT} {policy}", mark.verdict, said))
-    return findings
+    return {policy: mark for policy, mark, _ in _audit(source, files.read_records(source)[0], plan, observer)}
 
 
 def _audit(
-    source: Path, records: ArchiveContents, plan: AuditPlan, observer: ProgressCallback
-) -> dict[str | None, tuple[AuditMark, list[Finding]]]:
-    """Return policy -> its audit and the findings of its replays."""
-    audits = {}
+    source: Path, records: EpisodeIndex, plan: AuditPlan, observer: ProgressCallback
+) -> Iterator[tuple[str | None, AuditMark, list[Finding]]]:
     for policy, indices in plan.draw(records.headers, archive_digest(source) or "").items():
         if records.problems:
-            findings = [open_check(AUDIT, str(records.problems[0]))]
+            findings = [files.open_check(AUDIT, str(records.problems[0]))]
         else:
             findings = check_replays(source, records, indices, observer)
         mark = AuditMark(
@@ -148,11 +122,9 @@ def _audit(
             unreplayed=_said(findings, "unchecked"),
             uncompared=tuple(dict.fromkeys(gap for finding in findings for gap in finding.uncompared)),
         )
-        audits[policy] = mark, findings
-    return audits
+        yield policy, mark, findings
 
 
-def _said(findings: Sequence[Finding], verdict: CheckVerdict) -> tuple[str, ...]:
-    """Return what findings of a verdict say, each behind its episode if it is of one."""
+def _said(findings: Sequence[Finding], verdict: files.CheckVerdict) -> tuple[str, ...]:
     names = [(finding.check.partition(" ")[2], finding.said) for finding in findings if finding.verdict == verdict]
     return tuple(f"{episode}: {said}" if episode else said for episode, said in names)

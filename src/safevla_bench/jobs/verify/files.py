@@ -10,31 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from safevla_bench import archive
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
 from safevla_bench.jobs.evaluation.judgement import find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import score_files
+from safevla_bench.judging.judged import describe_maker
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.sources.runs import folder
-from safevla_bench.sources.runs.folder import (
-    MANIFEST,
-    MAX_SCORES_BYTES,
-    RUN,
-    SCORES,
-    SCORES_TABLE,
-    EpisodeRow,
-    compare_plan,
-)
+from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.parts import changed_files, changed_parts, episode_rows, has_raw, record_files
-from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_bench.version import __version__
@@ -98,69 +89,31 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 def check_files(run: Path) -> list[Finding]:
     """Check the parts of the archive, then the files beside it, against the manifest's digests.
 
-    There is one finding for each that is changed, missing or added, and one if all agree. Raw records, which have no
-    digests, and files of which a manifest has none give an open finding.
+    There is one finding for each that is changed, missing or added, and one if all agree. Raw records have no digests.
     """
-    parts, said = folder.archive_parts(run), f"match their sha256 in {MANIFEST}"
+    parts, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = has_raw(run) and not parts
     undigested = open_check(PARTS, "raw records have no digests; their own checksums are read", wanted=False)
     try:
         changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
-        beside = list(changed_files(run))
+        beside = [mismatch(FILES, detail) for detail in changed_files(run)]
     except RunError as error:
         return [undigested if is_raw else mismatch(PARTS, str(error))]
     whole = undigested if is_raw else agreement(PARTS, f"{len(parts)} {said}")
-    others = [mismatch(FILES, detail) for detail in beside] or [agreement(FILES, f"all {said}")]
-    return [*(changed or [whole]), *others]
+    return [*(changed or [whole]), *(beside or [agreement(FILES, f"all {said}")])]
 
 
-@dataclass(frozen=True)
-class ArchiveContents:
-    """Headers and lengths of the episodes of an archive of any size; records are read in batches of bounded size."""
+def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
+    """Return the index of a run folder's records, or of an archive, and the benchmarks simulated with stand-ins.
 
-    parts: tuple[Path, ...]
-    headers: tuple[Header, ...]
-    steps: tuple[int, ...]
-    """Actions of each episode."""
-    standin: tuple[str, ...]
-    """The benchmarks that were simulated with stand-ins for the host's own assets."""
-    problems: tuple[RecordError, ...]
-
-    @classmethod
-    def read(cls, source: Path) -> Self:
-        """Read all of a run folder's archive, or of an archive; damaged episodes are its `problems`.
-
-        Raises `RunError` if a raw row is damaged.
-        """
-        paths = record_files(source) if source.is_dir() else [source]
-        headers: list[Header] = []
-        steps: list[int] = []
-        standin: dict[str, None] = {}
-        problems: list[RecordError] = []
-        for batch in archive.read_episodes(paths):
-            if isinstance(batch, RecordError):
-                problems.append(batch)
-                continue
-            headers += batch.headers
-            steps += (batch.lengths - 1).tolist()
-            standin |= dict.fromkeys(standin_benchmarks(batch))
-        return cls(tuple(paths), tuple(headers), tuple(steps), tuple(standin), tuple(problems))
-
-    def read_episode(self, index: int) -> Batch:
-        """Return the episode of an index among the headers as a batch of one, read anew.
-
-        Raises `RunError` where the archive no longer holds an episode of that id.
-        """
-        name = self.headers[index].episode_id
-        places = None if self.problems else [index]  # behind damage the places are not known
-        for batch in archive.read_episodes(self.parts, places):
-            if isinstance(batch, Batch) and name in (episode_ids := [header.episode_id for header in batch.headers]):
-                return select_episodes(batch, [episode_ids.index(name)])
-        problem = "it changed while it was read"
-        raise RunError(problem, remedy="Verify when nothing writes there.", place=Place(file=str(self.parts[0])))
+    Damaged episodes are its `problems`. Raises `RunError` if a raw row is damaged.
+    """
+    scan = Scan(record_files(source) if source.is_dir() else [source])
+    standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))
+    return scan.index(), tuple(standin)
 
 
-def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
+def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     """Check that the planned episodes are listed, and that each has one record, with the same task, seeds and outcome.
 
     There is one finding for each difference, and one if all agree; a table that is missing or damaged is a mismatch.
@@ -179,20 +132,19 @@ def check_episodes(run: Path, records: ArchiveContents) -> list[Finding]:
     return [mismatch(EPISODES, difference) for difference in details] or [agreement(EPISODES, detail)]
 
 
-def _plan_mismatches(run: Path, rows: Sequence[EpisodeRow], table: str) -> Iterator[str]:
-    difference = compare_plan(folder.read_description(run), rows)
+def _plan_mismatches(run: Path, rows: Sequence[folder.EpisodeRow], table: str) -> Iterator[str]:
+    difference = folder.compare_plan(folder.read_description(run), rows)
     yield from (f"{absent.episode_id!r} was planned, and is not in {table}" for absent in difference.missing)
     if difference.unnamed:
-        yield f"{difference.unnamed} planned by {RUN} are not in {table}"
+        yield f"{difference.unnamed} planned by {folder.RUN} are not in {table}"
     if difference.unplanned:
-        yield f"{difference.unplanned} in {table} are not planned by {RUN}, or there twice"
+        yield f"{difference.unplanned} in {table} are not planned by {folder.RUN}, or there twice"
 
 
-def _episode_mismatches(rows: Sequence[EpisodeRow], records: ArchiveContents, table: str) -> Iterator[str]:
-    """Yield a sentence for an id twice in the table, for each episode missing on either side, and each difference."""
+def _episode_mismatches(rows: Sequence[folder.EpisodeRow], records: EpisodeIndex, table: str) -> Iterator[str]:
     recorded = {
         header.episode_id: _shared_fields(header, count)
-        for header, count in zip(records.headers, records.steps, strict=True)
+        for header, count in zip(records.headers, (records.lengths - 1).tolist(), strict=True)
     }
     if len({row.episode_id for row in rows}) < len(rows):
         yield f"{table} names an episode twice"
@@ -202,7 +154,7 @@ def _episode_mismatches(rows: Sequence[EpisodeRow], records: ArchiveContents, ta
         yield f"{place}: {format_value(first)} in {table}, {format_value(second)} in the archive"
 
 
-def _shared_fields(owner: EpisodeRow | Header, steps: int) -> dict[str, object]:
+def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, object]:
     return {**{name: getattr(owner, name) for name in _SHARED_FIELDS}, "steps": steps}
 
 
@@ -260,30 +212,29 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
     of another name or other options; a mismatch where scores.json is damaged.
     """
-    if not (run / SCORES).exists():
-        return [open_check(SCORES, "missing; nothing says how the run was judged", wanted=False)]
+    if not (run / folder.SCORES).exists():
+        return [open_check(folder.SCORES, "missing; nothing says how the run was judged", wanted=False)]
     try:
         document, provenance = _read_scores(run)
     except RunError as error:
-        return [mismatch(SCORES, str(error))]
+        return [mismatch(folder.SCORES, str(error))]
     try:
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
         if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
-            makers = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost)).makers
-            return [open_check(SCORES, f"{' '.join(makers)}\n{_REMEDY}")]
+            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset.provenance()))}\n{_REMEDY}")]
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
-        return [open_check(SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
+        return [open_check(folder.SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         reason = "not judged again: the specifications or tags are not those that judged"
-        return [*findings, open_check(SCORES, reason)]
+        return [*findings, open_check(folder.SCORES, reason)]
     return [*findings, *_check_rejudged(run, document, provenance, ruleset)]
 
 
 def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
-    place = Place(file=str(run / SCORES))
+    place = Place(file=str(run / folder.SCORES))
     try:
-        document = json.loads(read_input(run / SCORES, MAX_SCORES_BYTES))
+        document = json.loads(read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES))
         provenance = document.get("judged_by") if isinstance(document, dict) else None
         return document, msgspec.convert(provenance, Provenance)
     except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
@@ -309,62 +260,55 @@ def _compare(check: str, name: str, judged: str, here: str, remedy: str = "") ->
 
 
 def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
-    """Judge the records again and return findings for the archive's digest and both score files."""
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
-        return [mismatch(SCORES, f"the records cannot be judged: {error}")]
+        return [mismatch(folder.SCORES, f"the records cannot be judged: {error}")]
     before = len(provenance.skipped) + (provenance.lost.episodes if provenance.lost else 0)
     if judged.left_out.count != before:
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
-        return [mismatch(SCORES, detail)]
+        return [mismatch(folder.SCORES, detail)]
     # Digests, version and sources are compared on their own; messages of invalid episodes name the folder as it was.
     sources = document.get("sources", [])
     origins = [source.to_document() for source in judged.sources]
     judged = replace(judged, provenance=provenance)
     contents = score_files(judged, sources)
+    if folder.archive_digest(run) is None:
+        source = open_check(SOURCE, f"{folder.MANIFEST} does not say which archive it is")
+    else:
+        difference = first_difference(sources, json.loads(folder.dump_json(origins)), "sources")
+        source = _finding(SOURCE, difference, "the run that was judged")
     return [
-        _check_source(run, sources, json.loads(folder.dump_json(origins))),
-        _check_scores_json(run, contents[SCORES]),
-        _check_scores_table(run, contents[SCORES_TABLE]),
+        source,
+        _check_scores_json(run, contents[folder.SCORES]),
+        _check_scores_table(run, contents[folder.SCORES_TABLE]),
     ]
 
 
-def _check_source(run: Path, sources: object, expected: object) -> Finding:
-    """Compare the archive's digest with that which scores.json names, then all that this says of the run."""
-    (source,) = sources if isinstance(sources, list) and len(sources) == 1 else ({},)
-    judged = source.get("archive_sha256") if isinstance(source, dict) else None
-    digest = folder.archive_digest(run)
-    if digest is None or judged is None:
-        return open_check(SOURCE, f"{MANIFEST if digest is None else SCORES} does not say which archive it is")
-    finding = _compare(SOURCE, "the archive with the digest", judged, digest)
-    if difference := first_difference(sources, expected, "sources"):
-        return mismatch(SOURCE, difference) if finding.verdict == "agrees" else finding
-    return finding
+def _finding(check: str, difference: str | None, agreed: str) -> Finding:
+    return mismatch(check, difference) if difference else agreement(check, agreed)
 
 
 def _check_scores_json(run: Path, expected: bytes) -> Finding:
-    written = read_input(run / SCORES, MAX_SCORES_BYTES)
-    if written == expected:
-        return agreement(SCORES, "judged again, the same bytes")
-    difference = first_difference(json.loads(written), json.loads(expected))
-    return mismatch(SCORES, difference or "the bytes differ, and no value does")
+    written, difference = read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES), None
+    if written != expected:
+        difference = first_difference(json.loads(written), json.loads(expected)) or "the bytes differ, no value does"
+    return _finding(folder.SCORES, difference, "judged again, the same bytes")
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
     """Return whether scores.parquet has the expected rows; another Parquet writer makes other bytes of them."""
     try:
-        written = read_input(run / SCORES_TABLE, MAX_SCORES_BYTES)
+        written = read_input(run / folder.SCORES_TABLE, folder.MAX_SCORES_BYTES)
         rows, again = (
-            read_table(content, MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict") for content in (written, expected)
+            read_table(content, folder.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
+            for content in (written, expected)
         )
     except FileNotFoundError:
-        return mismatch(SCORES_TABLE, "missing")
+        return mismatch(folder.SCORES_TABLE, "missing")
     except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
-        return mismatch(SCORES_TABLE, f"cannot be read: {error}")
-    if difference := first_difference(rows, again, "episodes"):
-        return mismatch(SCORES_TABLE, difference)
-    return agreement(SCORES_TABLE, f"judged again, the same {'bytes' if written == expected else 'rows'}")
+        return mismatch(folder.SCORES_TABLE, f"cannot be read: {error}")
+    return _finding(folder.SCORES_TABLE, first_difference(rows, again, "episodes"), "judged again, the same rows")
 
 
 def first_difference(written: object, expected: object, field: str = "") -> str | None:

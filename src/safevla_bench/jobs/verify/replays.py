@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
 import msgspec
-import numpy as np
 
 from safevla_bench import hosts
 from safevla_bench.archive.jsonl import encode_json
@@ -24,18 +24,11 @@ from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
-from safevla_bench.jobs.verify.files import (
-    ABSENT,
-    ArchiveContents,
-    Finding,
-    agreement,
-    format_value,
-    mismatch,
-    open_check,
-    value_differences,
-)
+from safevla_bench.jobs.verify import files
+from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
+from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
@@ -85,7 +78,7 @@ class Difference:
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
         """Return the difference of two plain values of JSON, `ABSENT` where that side has none."""
-        values = f"{format_value(recorded)} is recorded, the {source} has {format_value(other)}"
+        values = f"{files.format_value(recorded)} is recorded, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {values}")
 
     def __str__(self) -> str:
@@ -104,19 +97,14 @@ class _Line(msgspec.Struct):
 def compare_records(
     recorded: Batch, replayed: Batch, *, lenient: bool = False, from_state: bool = False
 ) -> tuple[list[Difference], list[str]]:
-    """Return the first difference in each channel and field of the header, the earliest first, and what was not
-    compared.
+    """Return the first difference in each channel and header field, the earliest first, and what was not compared.
 
-    Compared are all channels of `CHANNELS`, and the header as far as the host gives it: roles, target, limits and marks
-    decide verdicts too. Numbers are equal bit for bit. A channel that the record lacks differs, but for `UNJUDGED` and
-    the net forces of a record that knows of none; if `lenient` it is not compared, and named. A replay `from_state`, a
-    recorded first state, is compared leniently, within `_FROM_STATE`, and without what record 0 has of the step before.
+    Numbers are equal bit for bit. A channel that the record lacks differs, but for `UNJUDGED`; if `lenient` it is not
+    compared, and named. A replay `from_state`, a recorded first state, is compared leniently, within `_FROM_STATE`, and
+    without what record 0 has of the step before.
     """
     lenient, tolerance = lenient or from_state, _FROM_STATE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
-    if recorded.headers[0].forces is None and replayed.headers[0].forces is not None:
-        uncompared.append("net_force_n")
-        replayed = _without_net_forces(replayed)
     lines = [encode_json(batch) for batch in (recorded, replayed)]
     steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     differences = list(_header_differences(*map(json.loads, lines), lenient=lenient))
@@ -130,15 +118,8 @@ def compare_records(
             uncompared.append(name)
         else:
             first = int(from_state and name in OF_LAST_STEP)
-            differences += _channel_difference(name, steps, again, tolerance, first)
+            differences += islice(_channel_differences(name, steps, again, tolerance, first), 1)
     return sorted(differences, key=lambda difference: difference.step or 0), uncompared
-
-
-def _without_net_forces(batch: Batch) -> Batch:
-    """Return the batch of one as it was recorded before there were net forces and sources of torque."""
-    contacts = replace(batch.contacts, net_force_n=np.full_like(batch.contacts.net_force_n, np.nan))
-    header = msgspec.structs.replace(batch.headers[0], forces=None, torque_source=None)
-    return replace(batch, contacts=contacts, headers=(header,))
 
 
 def _header_differences(
@@ -147,25 +128,25 @@ def _header_differences(
     shared = {marks.STANDIN, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
     names = shared if lenient else {*recorded, *replayed}
     for name in sorted(names - _RUN_FIELDS):
-        yield from _first_difference(name, recorded.get(name, ABSENT), replayed.get(name, ABSENT))
+        if difference := _first_difference(name, recorded.get(name, files.ABSENT), replayed.get(name, files.ABSENT)):
+            yield difference
 
 
-def _channel_difference(
+def _channel_differences(
     name: str, recorded: Sequence[_Step], replayed: Sequence[_Step], tolerance: float, first: int
 ) -> Iterator[Difference]:
     for step, sides in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
         own, other = (bytes(side[name]) if name in side else b"" for side in sides)
         if own != other:
-            values = [msgspec.json.decode(text) if text else ABSENT for text in (own, other)]
-            if difference := next(_first_difference(name, values[0], values[1], tolerance), None):
+            values = [msgspec.json.decode(text) if text else files.ABSENT for text in (own, other)]
+            if difference := _first_difference(name, values[0], values[1], tolerance):
                 yield replace(difference, step=step)
-                return
 
 
-def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Iterator[Difference]:
-    for field, value, other in value_differences(first, second, name, tolerance):
-        yield Difference.of(name, value, other, place=field)
-        return
+def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Difference | None:
+    for field, value, other in files.value_differences(first, second, name, tolerance):
+        return Difference.of(name, value, other, place=field)
+    return None
 
 
 def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference]:
@@ -280,7 +261,7 @@ class ReplaySetting:
 
 
 def check_replays(
-    run: Path, records: ArchiveContents, indices: Sequence[int], observer: ProgressCallback
+    run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback
 ) -> list[Finding]:
     """Play the recorded episodes of some indices again in their host, and return a finding for each.
 
@@ -290,12 +271,13 @@ def check_replays(
     try:
         setting = ReplaySetting.read(run)
     except SafevlaError as error:
-        return [open_check(REPLAY, f"nothing can be replayed here: {error}")]
+        return [files.open_check(REPLAY, f"nothing can be replayed here: {error}")]
     findings = []
     for done, index in enumerate(indices):
         header = records.headers[index]
         observer(done, header.episode_id)
-        episode = records.read_episode(index)
+        episode = records.read_episodes([index])
+        assert episode is not None
         findings.append(_replay_finding(f"{REPLAY} {header.episode_id}", setting, episode))
     return findings
 
@@ -346,16 +328,16 @@ def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Findin
     try:
         task, planned, starts = setting.find_starts(episode)
     except RunError as error:
-        return open_check(name, str(error))
+        return files.open_check(name, str(error))
     if planned and (misplanned := plan_differences(episode.headers[0], planned)):
-        return mismatch(name, "; ".join(map(str, misplanned)))
+        return files.mismatch(name, "; ".join(map(str, misplanned)))
     for seed in starts:
         try:
             replayed = replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
-            finding = open_check(name, f"the host cannot replay it here: {error}")
+            finding = files.open_check(name, f"the host cannot replay it here: {error}")
         except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
-            finding = mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
+            finding = files.mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
             finding = _compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop)
         if finding.verdict == "agrees":
@@ -372,7 +354,6 @@ def _compare_replay(
     *,
     lenient: bool,
 ) -> Finding:
-    """Return whether a replay gives what is recorded: every channel, outcome, success, horizon and start."""
     replayed, successes = replay
     from_state = seed.recorded is not None and seed.recorded.state is not None
     differences, uncompared = compare_records(episode, replayed, lenient=lenient, from_state=from_state)
@@ -381,24 +362,19 @@ def _compare_replay(
     if differences:
         detail = _describe_differences(differences, uncompared)
         no_memory = "It began at its recorded first state, which lacks the solver's and controllers' memory."
-        return open_check(name, f"{detail} {no_memory}") if from_state else mismatch(name, detail)
+        return files.open_check(name, f"{detail} {no_memory}") if from_state else files.mismatch(name, detail)
     how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
-    if seed.earlier_resets and not from_state:
-        how += f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}"
-    note = "; with stand-ins for the host's own assets, here as there" if marks.standin_benchmarks(episode) else ""
     open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
-    detail = f"{len(successes) + 1} records, {how}{note}{open_note}"
-    return replace(agreement(name, detail), uncompared=tuple(uncompared))
+    detail = f"{len(successes) + 1} records, {how}{open_note}"
+    return replace(files.agreement(name, detail), uncompared=tuple(uncompared))
 
 
 def _describe_differences(differences: Sequence[Difference], uncompared: Sequence[str]) -> str:
-    first = differences[0]
-    channels = dict.fromkeys(difference.channel for difference in differences)
-    others = ", ".join(channel for channel in channels if channel != first.channel)
-    also = f"; different too: {others}" if others else ""
+    _, *others = channels = dict.fromkeys(difference.channel for difference in differences)
+    also = f"; different too: {', '.join(others)}" if others else ""
     states_agree = "sim_state" not in {*uncompared, *channels}
     reason = "The simulator's states agree, so that the processor is not the reason." if states_agree else PROCESSOR
-    return f"{first}{also}. {reason}"
+    return f"{differences[0]}{also}. {reason}"
 
 
 def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
@@ -406,7 +382,11 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episo
     header, (replay,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:
-        seed, earlier_resets = _read_earlier_seed(episode)
+        extra = episode.extra[0].get("header")
+        earlier = extra.get(EARLIER_SEED) if isinstance(extra, Mapping) else None
+        if isinstance(earlier, Mapping) and isinstance(earlier.get("seed"), int):
+            earlier_resets = marks.read_earlier_resets(earlier)
+            seed = None if earlier_resets is None else earlier["seed"]
     waited = marks.read_wait_steps(replay)
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
@@ -423,16 +403,6 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episo
     if header.env_seed is None or header.init_state_index is None:
         with suppress(HostError):
             yield episode_seed(episode)
-
-
-def _read_earlier_seed(episode: Batch) -> tuple[int | None, int | None]:
-    """Return the seed of an earlier reset and how many resets came after it; None where the record does not tell."""
-    earlier = episode.extra[0].get("header", {})
-    earlier = earlier.get(EARLIER_SEED) if isinstance(earlier, Mapping) else None
-    if not isinstance(earlier, Mapping):
-        return None, None
-    seed, resets = earlier.get("seed"), marks.read_earlier_resets(earlier)
-    return (seed, resets) if isinstance(seed, int) and resets is not None else (None, None)
 
 
 def replay_actions(
