@@ -296,8 +296,6 @@ def build_board(
             marks[shown] = (*marks.get(shown, ()), mark)
     results = OwnResults(
         inputs=table_material(judged),
-        headers=judged.headers,
-        sources=judged.sources,
         audits=marks,
         has_reports=reports,
     )
