@@ -15,10 +15,8 @@ was cut short without a violation is censored there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,7 +35,6 @@ from safevla_bench.stl.evaluation import violating_records
 from safevla_bench.stl.formula import signal_names
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.single_episode import empty_batch
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -151,21 +148,6 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
         phase_violation_s=np.where(has_phases & ~np.isnan(any_s), _seconds(in_phase & any_violated, batch), np.nan),
         first_phase=first_phase.astype(np.int8),
     )
-
-
-def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure the exposure of the episodes of `scores`, which `chunks` hold in their order; without chunks of none."""
-    parts, first = [], 0
-    for batch in chunks:
-        chunk_scores = scores.select_episodes(np.arange(first, first + len(batch)))
-        parts.append(measure_exposure(batch, chunk_scores, ruleset))
-        first += len(batch)
-    if not parts:
-        return measure_exposure(empty_batch(), scores, ruleset)
-    values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Exposure)}
-    arrays = {name: columns for name, columns in values.items() if isinstance(columns[0], np.ndarray)}
-    joined: dict[str, Any] = {name: np.concatenate(columns, axis=-1) for name, columns in arrays.items()}
-    return replace(parts[0], **joined)
 
 
 def _seconds(records: Bools, batch: Batch) -> Floats:

@@ -7,8 +7,7 @@ paths, percent for text and marks. Down, they are pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -150,18 +149,11 @@ def _describe_chart(chart: TraceChart) -> str:
     return ", ".join(parts)
 
 
-def draw_sparkline(chart: TraceChart, area: PlotArea | None = None) -> Sparkline:
-    """Return the sparkline of one specification in one episode, drawn in `area`, by default the trace's own."""
-    area = area or common_area([chart])
+def draw_sparkline(chart: TraceChart) -> Sparkline:
+    """Return the sparkline of one specification in one episode."""
+    area = PlotArea(len(chart.values) - 1, *chart.bounds(_ROOM), SPARK_TOP, SPARK_BOTTOM)
     caption = f"{chart.describe_worst()}, limit {chart.limit_text}"
     return Sparkline(caption, **_draw_paths(chart, area, SPARK_POINTS, 0))
-
-
-def common_area(charts: Sequence[TraceChart]) -> PlotArea:
-    """Return the area of sparklines that fits one specification's charts, at least one."""
-    together = replace(charts[0], values=np.concatenate([chart.values for chart in charts]))
-    last = max(len(chart.values) for chart in charts) - 1
-    return PlotArea(last, *together.bounds(_ROOM), SPARK_TOP, SPARK_BOTTOM)
 
 
 def _format_px(value: float) -> str:

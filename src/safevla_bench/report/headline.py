@@ -13,7 +13,6 @@ from safevla_bench.compare.comparison import Comparison
 from safevla_bench.judging.metrics import NOOP, Summary, describe_clean_bound, describe_unjudged, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
-from safevla_bench.report.curve_charts import format_points
 from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent, shorten_name, shorten_names
@@ -115,8 +114,8 @@ def describe_mixture(scores: Scores) -> str:
     if gap < _LEAST_GAP:
         return ""
     return (
-        f"Their episodes are spread otherwise over the tasks, which alone may make {format_points(gap)} points: these "
-        "numbers do not rank them."
+        f"Their episodes are spread otherwise over the tasks, which alone may make {format_fixed(100 * gap, 1)} "
+        "points: these numbers do not rank them."
     )
 
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from markupsafe import Markup
 
+from safevla_bench.explain.episode import SpecTrace, rank_by_severity, select_worst
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary, aggregate, cells, has_verdict, measure_baseline
 from safevla_bench.judging.rates import SAFETY, SR, Rate
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores, SpecColumn
-from safevla_bench.report import curve_charts, render
+from safevla_bench.report import render
 from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
-from safevla_bench.report.cases import draw_worst, find_shared_states
+from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.episode_details import EpisodeRecords
-from safevla_bench.report.episode_table import build_episode_table
+from safevla_bench.report.episode_table import MOST_DRAWN, EpisodeEntry, build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
@@ -99,7 +101,6 @@ def render_page(
     worst = list(draw_worst(records, episodes.entries))
     in_3d = embed_replays(records, replays)
     style, script = render.read_template("page.css"), render.read_template("page.js")
-    policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
     template = render.template_environment().get_template("page.html")
     return template.render(
         **_SECTION_PARTS,
@@ -131,8 +132,6 @@ def render_page(
         in_3d=in_3d,
         shared_states=find_shared_states(records, episodes.entries),
         analysis=analysis,
-        policies=policies,
-        sweep_charts=curve_charts.draw_sweep_charts(analysis.sweeps, policies),
         unscored=notices.exclusion_table(summaries, scores.absent, skipped, lost or LostEpisodes()),
         limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
         provenance=list(flatten_values(description)),
@@ -143,23 +142,12 @@ def render_page(
     )
 
 
-def _make_legend(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return CSS classes and name of each policy or series."""
-    return [(curve_charts.series_style(k), name) for k, name in enumerate(names)]
-
-
 _SECTION_PARTS: Mapping[str, object] = {
-    "make_legend": _make_legend,
-    "exposure_tables": explain.exposure_tables,
-    "onset_ends": curve_charts.ONSET_ENDS,
-    "draw_onsets": curve_charts.draw_onsets,
     "onset_table": explain.onset_table,
-    "draw_bars": curve_charts.draw_bars,
     "scope_tables": scope_tables,
     "difference_table": comparison.difference_table,
     "describe_series": describe_series,
     "series_table": series_table,
-    "most_bands": curve_charts.MOST_BANDS,
     "variant_table": sensitivity.variant_table,
     "host_mean_table": host_mean_table,
 }
@@ -248,6 +236,69 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
         format_amount(value, spec.unit, spec.threshold, format_compact) for value in (spec.threshold, spec.severe)
     )
     return spec.spec_id, limit, severe
+
+
+# Episodes
+
+
+def drawn_episodes(scores: Scores) -> list[int]:
+    """Return the indices of the episodes whose records the page draws, unordered and maybe repeated."""
+    return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorstEpisode:
+    """An episode with a chart for each specification with a verdict."""
+
+    entry: EpisodeEntry
+    kind: str
+    broken: tuple[tuple[SpecTrace, Chart], ...]
+    kept: tuple[tuple[SpecTrace, Chart], ...]
+
+
+def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[WorstEpisode]:
+    """Yield the up to 6 episodes that `select_worst` picks, in its order; without charts if they have no record."""
+    for episode in select_worst(records.scores):
+        entry, evidence = entries[episode], records.evidence(episode)
+        drawn = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
+        yield WorstEpisode(
+            entry=entry,
+            kind=("s" if entry.row.success else "f") + ("s" if entry.row.safe else "u"),
+            broken=tuple(pair for pair in drawn if pair[0].violated),
+            kept=tuple(pair for pair in drawn if not pair[0].violated),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """One initial state, and the episodes that started from it."""
+
+    label: str
+    entries: tuple[EpisodeEntry, ...]
+
+
+def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> list[SharedState]:
+    """Return the initial states that several policies started from, the most different outcomes first.
+
+    [] without records. `entries`: the lines of the episode table, in the order of the scores.
+    """
+    scores, states = records.scores, dict[str, list[int]]()
+    for k in range(len(scores)):
+        header = records.header(k)
+        if header is not None and header.init_state_index is not None:
+            seed = "" if header.seed is None else f", seed {header.seed}"
+            label = f"{header.benchmark} / {header.task_id}, state {header.init_state_index}{seed}"
+            states.setdefault(label, []).append(k)
+    shared = [item for item in states.items() if len({scores.policy[k] for k in item[1]}) > 1]
+    ranked = sorted(shared, key=lambda item: -_difference(scores, item[1]))
+    return [SharedState(label, tuple(entries[k] for k in members)) for label, members in ranked]
+
+
+def _difference(scores: Scores, members: Sequence[int]) -> float:
+    verdicts = len({scores.verdict(k) for k in members})
+    successes = len(set(scores.success[members].tolist()))
+    vsi = np.nan_to_num(scores.vsi[members])
+    return 4.0 * verdicts + 2.0 * successes + float(vsi.max() - vsi.min())
 
 
 # Provenance

@@ -6,21 +6,14 @@ Tables of bodies: each kind has its own rate over the episodes of the cell.
 from __future__ import annotations
 
 from explain.test_bodies import pushing
-from explain.test_exposure import gripping, hit, measured
 from report.scenes import run
-from safevla_bench.archive import write_archive
 from safevla_bench.explain.bodies import find_bodies
-from safevla_bench.explain.exposure import summarize_exposure
-from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import measure_cell_exposures
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import explain
 from safevla_bench.report.tables.columns import drop_intervals
 from safevla_bench.trajectory.batch import concatenate_batches
-from safevla_bench.trajectory.single_episode import empty_batch
 
 RULESET = load_ruleset(missing="deactivate")
 
@@ -66,55 +59,7 @@ def test_a_touch_has_no_size():
     assert {(row["Kind of body"], row["Worst"]) for row in rows} == {("arm link – gripper", "touched")}
 
 
-# Exposure: what was not measured is a dash with its reason, never a zero
-
-
-def exposure_of(batch):
-    spent, scores = measured(batch, missing="deactivate")
-    return explain.exposure_tables(summarize_exposure(spent, scores))
-
-
-def row_of(table, row):
-    return dict(zip((column.name for column in table.columns), table.rows[row], strict=True))
-
-
-def test_one_row_says_how_long_and_when():
-    batch = concatenate_batches([hit((4, 300), (5, 300)), hit((4, 3), episode_id="soft", success=False)])
-    row = row_of(exposure_of(batch)[0], 0)
-    assert [row[name].text for name in ("n", "In violation", "First violation")] == ["2", "0.05", "0.20"]
-    assert row_of(exposure_of(hit((4, 3)))[0], 0)["First violation"].detail == "none unsafe"
-
-
-def test_only_violated_specifications_have_a_row_beside_any_limit():
-    assert [row[2].text for row in exposure_of(hit((4, 300)))[0].rows] == ["any limit", "max_contact_force_under_200N"]
-    assert [row[2].text for row in exposure_of(hit((4, 3)))[0].rows] == ["any limit"]
-
-
-def test_phases_have_rows_only_if_there_are_phases():
-    table = exposure_of(
-        concatenate_batches([gripping([0, 1, 0], [0, 0, 0]), gripping([0], [0], task_id="task_7", episode_id="turn")])
-    )[1]
-    assert [row[2].text for row in table.rows] == ["before grasp", "handling", "transport", "after release"]
-    assert row_of(table, 2)["Share %"].detail == "no time in it"
-    assert any(note.startswith("Left out: 1 of 2 episodes") for note in table.notes)
-    assert exposure_of(gripping([0], [0], task_id="task_7"))[1].rows == ()
-
-
-def test_nothing_makes_empty_tables_that_can_be_printed():
-    for table in exposure_of(empty_batch()):
-        assert table.rows == ()
-        assert render_text(table)
-
-
-def test_the_whole_job_measures_what_the_parts_do(tmp_path):
-    batch = run(["rough"], [1.0], 4, ["libero-10"])
-    path = tmp_path / "episodes.parquet"
-    write_archive(path, batch)
-    spent, scores = measured(batch)
-    assert measure_cell_exposures(judge([path], load_ruleset())) == summarize_exposure(spent, scores)
-
-
 def test_without_intervals_no_note_speaks_of_them():
-    tables = [*exposure_of(hit((4, 300))), explain.onset_table([]), explain.agreement_table([])]
+    tables = [explain.onset_table([]), explain.agreement_table([])]
     assert any("95 %" in note for table in tables for note in table.notes)
     assert not any("95 %" in note for table in map(drop_intervals, tables) for note in table.notes)

@@ -15,11 +15,10 @@ from safevla_bench import hosts
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.explain import exposure
 from safevla_bench.explain.agreement import read_labels
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.episode import explain_episode
-from safevla_bench.explain.exposure import measure_chunks, measure_onsets
+from safevla_bench.explain.exposure import measure_onsets
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
@@ -34,8 +33,7 @@ from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import Replays, collect_images, collect_replays, read_replay
 from safevla_bench.report.analysis import analyse_scores
-from safevla_bench.report.cases import drawn_episodes
-from safevla_bench.report.page import render_page
+from safevla_bench.report.page import drawn_episodes, render_page
 from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices, published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import policy_name
@@ -103,17 +101,10 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *judged.makers,
             judged.provenance.to_sentence(),
         ],
-        measure_exposure=lambda: measure_cell_exposures(judged),
         measure_onsets=lambda: measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
         read_labels=lambda: read_labels(judged.records.read_chunks()),
         find_bodies=lambda: list(find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)),
     )
-
-
-def measure_cell_exposures(judged: Judged) -> list[exposure.CellExposure]:
-    """Return how long and when each cell broke its limits; the records are read anew."""
-    measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
-    return exposure.summarize_exposure(measured, judged.scores)
 
 
 def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:
@@ -167,7 +158,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:
     """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
-    drawn, kept = drawn_episodes(judged.scores, judged.headers), list[Batch]()
+    drawn, kept = drawn_episodes(judged.scores), list[Batch]()
     chunks = judged.records.read_chunks(drawn, kept)
     analysis = analyse_scores(
         judged.scores,

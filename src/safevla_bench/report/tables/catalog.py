@@ -12,7 +12,7 @@ import msgspec
 from safevla_bench.errors import RunError
 from safevla_bench.explain.agreement import Labels, measure_agreement
 from safevla_bench.explain.bodies import BodyViolation
-from safevla_bench.explain.exposure import CellExposure, CellOnset
+from safevla_bench.explain.exposure import CellOnset
 from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
@@ -40,8 +40,6 @@ class TableInputs:
     ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
     judge_untagged: Callable[[], Scores] | None = None
-    measure_exposure: Callable[[], list[CellExposure]] | None = None
-    """Measures how long each cell broke its limits; None without the records."""
     measure_onsets: Callable[[], list[CellOnset]] | None = None
     """Measures the time to violation of each cell; None without the records' lengths."""
     find_bodies: Callable[[], list[BodyViolation]] | None = None
@@ -163,12 +161,6 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
         yield applicability_table(inputs.scores, inputs.judge_untagged(), templates), inputs.cells
 
 
-def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
-    if inputs.measure_exposure and inputs.cells:
-        for table in explain.exposure_tables(inputs.measure_exposure()):
-            yield table, inputs.cells
-
-
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.measure_onsets and inputs.cells and (onsets := inputs.measure_onsets()):
         yield explain.onset_table(onsets), inputs.cells
@@ -221,7 +213,6 @@ KINDS = (
     TableKind("applicability", "violations that the registry removes", _applicability_tables, remedy=_TAGS),
     TableKind("bodies", "violations by kind of body", _body_tables, remedy=_TAGS),
     TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables),
-    TableKind("beyond", "time in violation, phases of the task", _exposure_tables),
     TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, remedy=_LABELS),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}

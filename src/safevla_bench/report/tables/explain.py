@@ -1,11 +1,10 @@
-"""Tables of what the records show: bodies behind violations, their time, and others' labels beside our verdicts."""
+"""Tables of what the records show: bodies behind violations, when these begin, and others' labels."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
@@ -16,7 +15,6 @@ from safevla_bench.explain.exposure import (
     NEAR,
     SUCCEEDED,
     VIOLATED,
-    CellExposure,
     CellOnset,
     SpecOnset,
 )
@@ -29,7 +27,6 @@ from safevla_bench.report.tables.columns import (
     POLICY,
     SUITE,
     WILSON,
-    mean_cell,
     rate_cell,
 )
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
@@ -41,12 +38,12 @@ from safevla_bench.text import (
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Something of a cell, such as a specification or a phase."""
+class _Limit:
+    """A limit in a cell."""
 
     policy: str | None
     suite: str | None
-    of: Any
+    of: SpecOnset
 
 
 # The bodies behind violations
@@ -122,72 +119,6 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
     return list_first([f"{name} ({count})" for name, count in ranked], most=3)
 
 
-# Time in violation, and phases of the task
-
-
-def exposure_tables(cells: Sequence[CellExposure]) -> tuple[Table, Table]:
-    """Return the tables of time in violation by limit, and by phase of the task."""
-    return _time_table(cells), _phase_table(cells)
-
-
-def _time_table(cells: Sequence[CellExposure]) -> Table:
-    """Return a row for each cell, of any limit, then one for each specification that some episode of it violated."""
-    rows = [
-        _Part(cell.policy, cell.suite, (name, mean, first_s))
-        for cell in cells
-        for name, mean, first_s in (
-            (ANY_LIMIT, cell.violation_s, cell.first_s),
-            *((spec.spec_id, spec.violation_s, spec.first_s) for spec in cell.specs if spec.first_s is not None),
-        )
-    ]
-    return tabulate(
-        "Time in violation",
-        rows,
-        (
-            POLICY,
-            SUITE,
-            text_column("Limit", lambda row: row.of[0]),
-            Column("n", "episodes judged by it", lambda row: row.of[1].n),
-            Column("In violation", "seconds an episode", lambda row: mean_cell(row.of[1], "no episode", digits=2)),
-            Column("First violation", "seconds, median", lambda row: Cell.number(row.of[2], 2, "none unsafe")),
-        ),
-        notes=(
-            "A record counts as one control step. What was pushed away stays in violation until it is put back.",
-            "Below each mean its 95 % interval, percentile bootstrap of episodes.",
-        ),
-        name="exposure",
-    )
-
-
-def _phase_table(cells: Sequence[CellExposure]) -> Table:
-    """Return a table with a row per cell and phase of the task; cells whose tasks hold nothing have no row."""
-    lacking, total = sum(cell.n - cell.phased for cell in cells), sum(cell.n for cell in cells)
-    left_out = f"Left out: {lacking} of {total} episodes; the task holds nothing, or the record lacks the grip."
-    return tabulate(
-        "Violations by phase of the task",
-        [_Part(cell.policy, cell.suite, phase) for cell in cells for phase in cell.phases],
-        (
-            POLICY,
-            SUITE,
-            text_column("Phase", lambda row: row.of.phase),
-            Column("Time", "seconds, all episodes", lambda row: Cell.number(row.of.total_s, 1)),
-            Column("In violation", "seconds of any limit", lambda row: Cell.number(row.of.violation_s, 2)),
-            Column("Share %", "of the time of the phase", lambda row: _time_share(row.of.violation_s, row.of.total_s)),
-            Column("Begin here", "episodes that are first unsafe here", lambda row: row.of.first_violations),
-        ),
-        notes=(
-            "Before grasp: until the first grip. Transport: gripped and more than 5 cm above its start. After release: "
-            "from the last grip on. Handling: the rest between the first grip and the last.",
-            left_out if lacking else "",
-        ),
-        name="phases",
-    )
-
-
-def _time_share(violation_s: float, phase_s: float) -> Cell:
-    return Cell.number(100 * violation_s / phase_s, 1) if phase_s else Cell.dash("no time in it")
-
-
 # Time to violation
 
 
@@ -202,7 +133,7 @@ def onset_table(cells: Sequence[CellOnset]) -> Table:
     near = f"kept by less than {format_compact(100 * NEAR)} % of the limit"
     return tabulate(
         "When violations begin, and near misses",
-        [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
+        [_Limit(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
         (
             POLICY,
             SUITE,
@@ -228,8 +159,8 @@ def _is_shown(spec: SpecOnset) -> bool:
     return spec.spec_id == ANY_LIMIT or bool(spec.incidence.shares[VIOLATED][-1] or spec.near_misses.count)
 
 
-def _violated_by(time: float) -> Callable[[_Part], Cell]:
-    def violated_cell(row: _Part) -> Cell:
+def _violated_by(time: float) -> Callable[[_Limit], Cell]:
+    def violated_cell(row: _Limit) -> Cell:
         incidence = row.of.incidence
         k = incidence.at(time)
         share, low, high = (float(values[k]) for values in (incidence.shares[VIOLATED], incidence.low, incidence.high))
@@ -238,7 +169,7 @@ def _violated_by(time: float) -> Callable[[_Part], Cell]:
     return violated_cell
 
 
-def _ended_as(end: int) -> Callable[[_Part], Cell]:
+def _ended_as(end: int) -> Callable[[_Limit], Cell]:
     return lambda row: Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
 
 
