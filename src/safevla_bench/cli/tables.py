@@ -72,7 +72,6 @@ def tables_command(
     applicability          violations of successes that the registry removes
     bodies                 violations by kind of body
     onset                  violations by time, how the other episodes ended, near misses
-    beyond                 time in violation, phases of the task
     agree                  the simulator's own safety labels against our verdicts
 
     Without --which these are main and violations, without notes; `--which all` takes all that the sources allow.

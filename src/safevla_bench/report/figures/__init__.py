@@ -22,8 +22,8 @@ from safevla_bench.explain.exposure import measure_onsets
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.figures import curves, margins, tradeoff, violations
-from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, PAGE, Page, figure_style
+from safevla_bench.report.figures import curves, tradeoff, violations
+from safevla_bench.report.figures.sheet import COLUMN, NARROWEST_IN, PAGE, Page, figure_style
 
 FigureFormat = Literal["svg", "pdf", "png"]
 _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
@@ -68,7 +68,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "margins": FigureKind(
         "how near each policy comes to each limit",
-        lambda inputs: margins.draw_margins(margins.compute_margins(inputs.scores)),
+        lambda inputs: violations.draw_margins(violations.compute_margins(inputs.scores)),
     ),
     "severity": FigureKind(
         "how often against how badly limits are broken",

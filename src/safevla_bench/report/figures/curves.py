@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
 from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, SpecOnset
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
-from safevla_bench.report.figures import sheet, style
+from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import ThresholdSweep
@@ -22,7 +22,7 @@ from safevla_bench.specs.spec import Library
 from safevla_bench.text import display_unit, format_compact
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety beside SBU, a row for each suite: a line with a 95 % Wilson band for each policy with episodes.
 
@@ -75,12 +75,12 @@ def _draw_sweep_panel(
     step = max(1, len(thresholds) // 5)
     for series, rates in curves:
         value, low, high = sheet.percent_band(rates)
-        axes.fill_between(thresholds, low, high, color=style.series_colour(series), alpha=0.13, linewidth=0)
-        line = {"linestyle": style.series_dash(series), "linewidth": 1.1}
-        look = style.marker_look(series, series, 3.5, 0.3) | line
+        axes.fill_between(thresholds, low, high, color=sheet.series_colour(series), alpha=0.13, linewidth=0)
+        line = {"linestyle": sheet.series_dash(series), "linewidth": 1.1}
+        look = sheet.marker_look(series, series, 3.5, 0.3) | line
         axes.plot(thresholds, value, markevery=(series % step, step), zorder=3, **look)
     for anchor, width in anchors.items():
-        axes.axvline(anchor, color=style.INK, linewidth=width, linestyle=(0, (1, 1.5)), zorder=2)
+        axes.axvline(anchor, color=sheet.INK, linewidth=width, linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -106,7 +106,7 @@ _DODGE_PT = 2.2
 """Distance between the marks of neighbouring series at the same number."""
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     """Draw SR, Safety, SBU and VSI of each suite: a marker with its interval for each run, thin lines between.
 
@@ -182,18 +182,18 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[
     series = names.index(curve.series)
     shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
     place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
-    plot = partial(axes.plot, color=style.series_colour(series), transform=place, clip_on=False)
+    plot = partial(axes.plot, color=sheet.series_colour(series), transform=place, clip_on=False)
     known = []
     for point in curve.points:
         number = point.numbers[metric]
         if number.value is not None:
             known.append((point.label, number.value, number.ci or (number.value, number.value)))
     labels, values = [label for label, *_ in known], [metric.scale * value for _, value, _ in known]
-    plot(labels, values, linestyle=style.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
+    plot(labels, values, linestyle=sheet.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
     for label, _, ci in known:
         bar = [metric.scale * end for end in ci]
         plot([label] * 2, bar, linewidth=1.1, solid_capstyle="butt", zorder=3)
-    axes.plot(labels, values, transform=place, zorder=4, **style.marker_look(series, series, 3.8, 0.3))
+    axes.plot(labels, values, transform=place, zorder=4, **sheet.marker_look(series, series, 3.8, 0.3))
     return bool(known)
 
 
@@ -221,7 +221,7 @@ def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
     return np.array([found.times, 100 * share, 100 * found.low, 100 * found.high])[:, rises]
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
     """Draw a panel for each policy and suite, with a line for each violated specification and a band for any limit."""
     violated = [part for cell in cells for part in cell.specs if part.spec_id != ANY_LIMIT and onset_steps(part).size]
@@ -261,7 +261,7 @@ def _draw_cell(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: flo
             axes.step(across, share, where="post", color=_FAINT, linewidth=1.6, zorder=2)
         else:
             series = names.index(onset.spec_id)
-            ink, dash = style.series_colour(series), style.series_dash(series)
+            ink, dash = sheet.series_colour(series), sheet.series_dash(series)
             axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=1.1, zorder=3)
     if not cell.specs[-1].incidence.shares[VIOLATED].any():
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

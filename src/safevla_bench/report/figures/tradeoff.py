@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import NOOP, Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
-from safevla_bench.report.figures import sheet, style
+from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
 from safevla_bench.report.tables.columns import policy_name
 
@@ -140,7 +140,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 # The drawing
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
     """Draw the panels; without a panel the figure says so."""
     points = [point for panel in value.panels for point in panel.points]
@@ -164,7 +164,7 @@ def _make_key(value: Tradeoff) -> list[sheet.KeyEntry]:
         return [sheet.KeyEntry(name, k) for k, name in enumerate(value.policies)]
     return [
         *(sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
-        *(sheet.KeyEntry(name, k, colour=style.MUTED) for k, name in enumerate(value.suites)),
+        *(sheet.KeyEntry(name, k, colour=sheet.MUTED) for k, name in enumerate(value.suites)),
     ]
 
 
@@ -185,16 +185,16 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], u
     if panel.frontier:
         ends = (across[0], panel.frontier[0][1]), (panel.frontier[-1][0], upward[0])
         xs, ys = zip(ends[0], *panel.frontier, ends[1], strict=True)
-        axes.plot(xs, ys, drawstyle="steps-pre", color=style.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        axes.plot(xs, ys, drawstyle="steps-pre", color=sheet.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     for k, point in enumerate(panel.points):
-        ink = style.series_colour(point.series)
+        ink = sheet.series_colour(point.series)
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
         axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=0.9, zorder=2)
         axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=0.9, zorder=2)
         covering = sum(
             (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
         )
-        axes.plot([x], [y], zorder=4, **style.marker_look(point.series, point.marker, 5 + 3 * covering, 0.5))
+        axes.plot([x], [y], zorder=4, **sheet.marker_look(point.series, point.marker, 5 + 3 * covering, 0.5))
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:
