@@ -32,7 +32,7 @@ from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.comparison import change_table, describe_changes
 from safevla_bench.report.tables.comparison_answer import describe_comparison
-from safevla_bench.report.tables.host_means import host_mean_table, host_means
+from safevla_bench.report.tables.sensitivity import host_mean_table, host_means
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources

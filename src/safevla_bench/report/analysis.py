@@ -15,7 +15,7 @@ from safevla_bench.explain.exposure import CellOnset, measure_onsets
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import IntervalMethod, Scores
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.host_means import HostMean, host_means
+from safevla_bench.report.tables.sensitivity import HostMean, host_means
 from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_thresholds
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch

@@ -29,7 +29,6 @@ from safevla_bench.report.tables import comparison, explain, notices, sensitivit
 from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.comparison_answer import scope_tables
 from safevla_bench.report.tables.firmness import describe_firmness
-from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.violations import violation_table
@@ -149,7 +148,7 @@ _SECTION_PARTS: Mapping[str, object] = {
     "describe_series": describe_series,
     "series_table": series_table,
     "variant_table": sensitivity.variant_table,
-    "host_mean_table": host_mean_table,
+    "host_mean_table": sensitivity.host_mean_table,
 }
 """What the page's sections on an analysis are made of, called where there is one."""
 
