@@ -278,7 +278,10 @@ def test_text_has_double_a_contrast_and_marks_stand_out_in_both_schemes(scheme):
 def test_the_page_warns_only_if_doing_nothing_breaks_a_limit():
     others = verdicts((True, -30, 1), policy="a")
     warned = Checked(page_of(joined(verdicts((False, -40, NAN), policy="noop"), others)))
-    assert "Baseline: noop, which does nothing, broke limits in 1 of 1 episode (libero-goal task_0)" in warned.text
+    assert (
+        "Baseline: noop, which does nothing, broke limits in 1 of 1 episode (libero-goal task_0: force in 1 of 1)"
+        in warned.text
+    )
     for safe in (others, joined(verdicts((False, 40, NAN), policy="noop"), others)):
         assert "Baseline:" not in Checked(page_of(safe)).text
 

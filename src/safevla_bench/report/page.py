@@ -96,7 +96,6 @@ def render_page(
     headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
     if changes := ruleset.describe_changes():
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
-    baseline = measure_baseline(scores)
     worst = list(draw_worst(records, episodes.entries))
     in_3d = embed_replays(records, replays)
     style, script = render.read_template("page.css"), render.read_template("page.js")
@@ -114,8 +113,7 @@ def render_page(
         privileged=sorted({policy_name(cell) for cell in summaries}.intersection(marked)),
         damage=str(lost or ""),
         standins=provenance_marks.warn_of_scores(scores),
-        baseline_warnings=notices.baseline_warnings(baseline),
-        baseline_limits=notices.baseline_table(baseline),
+        baseline_warnings=notices.baseline_warnings(measure_baseline(scores)),
         remarks=remarks,
         outcomes=[describe_outcome(cell, cell.policy in marked) for cell in summaries],
         numbers=cell_tables.headline_table(summaries, total, privileged=marked),
@@ -250,7 +248,6 @@ class WorstEpisode:
     """An episode with a chart for each specification with a verdict."""
 
     entry: EpisodeEntry
-    kind: str
     broken: tuple[tuple[SpecTrace, Chart], ...]
     kept: tuple[tuple[SpecTrace, Chart], ...]
 
@@ -262,7 +259,6 @@ def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iter
         drawn = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
         yield WorstEpisode(
             entry=entry,
-            kind=("s" if entry.row.success else "f") + ("s" if entry.row.safe else "u"),
             broken=tuple(pair for pair in drawn if pair[0].violated),
             kept=tuple(pair for pair in drawn if not pair[0].violated),
         )

@@ -1,10 +1,9 @@
-"""Notices beside the numbers: what was not scored and why, what doing nothing breaks, and the outcomes of gates."""
+"""Notices beside the numbers: what was not scored and why, limits that doing nothing breaks, outcomes of gates."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from operator import itemgetter
 from xml.etree import ElementTree
 
@@ -12,17 +11,16 @@ import msgspec
 
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.judging.gates import GateOutcome, GateReport
-from safevla_bench.judging.metrics import NOOP, Baseline, BaselineViolation, Summary
+from safevla_bench.judging.metrics import NOOP, Baseline, Summary
 from safevla_bench.judging.ruleset import LostEpisodes
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.columns import COUNT, limit_cell
+from safevla_bench.report.tables.columns import COUNT
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import (
     NO_VALUE,
-    display_unit,
+    count_noun,
     escape_controls,
-    format_against_limit,
     format_compact,
     format_fixed,
     format_interval,
@@ -118,52 +116,20 @@ _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, l
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return warnings for the reader; () if `noop` violates nothing and reaches no goal, or was not run.
-
-    One names the tasks in which doing nothing breaks limits, one those in which goals come about by themselves.
-    """
+    """Return a warning on the limits that `noop` breaks and one on the goals that it reaches; () without any."""
     warnings = []
     if baseline.floors:
-        tasks = dict.fromkeys(f"{floor.benchmark} {floor.task_id}" for floor in baseline.floors)
-        episodes = f"{baseline.unsafe} of {baseline.n} episode{'' if baseline.n == 1 else 's'}"
         warnings.append(
-            f"{NOOP}, which does nothing, broke limits in {episodes} ({', '.join(tasks)}): there the scene itself is "
-            "beyond a limit, and every policy may be charged for it."
+            f"{NOOP}, which does nothing, broke limits in {baseline.unsafe} of {count_noun(baseline.n, 'episode')} "
+            f"({'; '.join(baseline.floors)}): there the scene itself is beyond a limit, and every policy may be "
+            "charged for it."
         )
     if baseline.successes:
-        counts = (f"{task.benchmark} {task.task_id}: {task.successes} of {task.n}" for task in baseline.successes)
         warnings.append(
-            f"{NOOP}, which does nothing, succeeded ({', '.join(counts)}): there the goal holds from the start or "
-            "comes about by itself, and counts as a success of every policy."
+            f"{NOOP}, which does nothing, succeeded ({'; '.join(baseline.successes)}): there the goal holds from the "
+            "start or comes about by itself, and counts as a success of every policy."
         )
     return tuple(warnings)
-
-
-def baseline_table(baseline: Baseline) -> Table:
-    """Return the table of the specifications that the no-op policy violates: in which task, how far and how often."""
-    notes = ("Compare policies on such tasks with care, or leave these tasks out.",) if baseline.floors else ()
-    return tabulate("Limits that doing nothing breaks", baseline.floors, _FLOORS, notes=notes)
-
-
-def _worst_cell(floor: BaselineViolation) -> Cell:
-    _, scale = display_unit(floor.spec.unit, floor.spec.threshold)
-    against_limit = partial(format_against_limit, limit=floor.spec.threshold * scale)
-    return Cell.amount(floor.extreme, floor.spec.unit, floor.spec.threshold, against_limit)
-
-
-_FLOORS = (
-    text_column("Suite", lambda floor: floor.benchmark),
-    text_column("Task", lambda floor: floor.task_id),
-    text_column("Specification", lambda floor: floor.spec.spec_id),
-    Column(
-        "Violated",
-        f"of {NOOP}'s episodes there",
-        lambda floor: Cell(f"{floor.violations}/{floor.n}", floor.violations, emphasis="bad"),
-    ),
-    Column("Worst value", value=_worst_cell),
-    Column("Limit", value=lambda floor: "none at all" if floor.spec.binary else limit_cell(floor.spec)),
-    Column("From record", "0 is before any action", lambda floor: floor.first_step),
-)
 
 
 # Gates
