@@ -26,12 +26,12 @@ from safevla_bench.report.episode_table import MOST_DRAWN, EpisodeEntry, build_e
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
+from safevla_bench.report.tables.cells import violation_table
 from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.comparison_answer import scope_tables
 from safevla_bench.report.tables.firmness import describe_firmness
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table
-from safevla_bench.report.tables.violations import violation_table
 from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
 from safevla_bench.text import (
     NO_VALUE,
@@ -220,8 +220,8 @@ def summarize_violations(cell: Summary) -> CellViolations:
     return CellViolations(
         name=f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
         words=f"{safety.n - safety.count} of {safety.n} unsafe{most}" if has_verdict(cell) else NO_VERDICT,
-        scored=violation_table([cell]),
-        others=violation_table([cell], scored=False),
+        scored=violation_table(cell),
+        others=violation_table(cell, scored=False),
     )
 
 

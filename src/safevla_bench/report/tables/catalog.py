@@ -18,12 +18,11 @@ from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables import explain
-from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
+from safevla_bench.report.tables.cells import HOST_TITLES, Roster, composition_table, constraint_table, suite_group
 from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
-from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.tasks.entries import Registry
 
 ABLATED = "Applicability is off: judged as if tasks had no tags. This is an ablation, not a result to publish."
