@@ -110,11 +110,6 @@ def test_a_margin_has_a_column_of_its_own():
     assert any(note.startswith("± 5: a policy is not worse where both intervals") for note in table.notes)
 
 
-def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():
-    notes = comparing.difference_table(comparison(difference(extremes=(-0.2, 0.1)), primary=True)).notes
-    assert any(note.startswith("a − b, the primary difference: -20.0 to 10.0 if all that crashed") for note in notes)
-
-
 def test_a_gate_of_what_was_not_scored_has_no_value():
     lost = gates.GateOutcome(policy=None, suite=None, gate=None, verdict="undecided", reason="crashed", n=2)
     table = gating.gate_table(gates.GateReport(verdict="undecided", per="policy", confidence=None, outcomes=(lost,)))

@@ -11,7 +11,7 @@ from safevla_bench.compare.difference import Difference, MarginVerdict, least_ta
 from safevla_bench.compare.perturbation import CONTROL, MEASURED, Change, ChangeReport
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.judging.action_statistics import ActionChanges
-from safevla_bench.judging.rates import METRICS, UNSAFE_SUCCESS, Metric
+from safevla_bench.judging.rates import METRICS, Metric
 from safevla_bench.report.tables.columns import format_ends, value_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
@@ -50,8 +50,9 @@ def difference_table(comparison: Comparison) -> Table:
     """
     several = len(comparison.policies) > 2
     size, here, by_task = difference_columns(format_level(comparison))
+    margin = f"± {format_compact(100 * (comparison.margin or 0.0))}"
     columns = (
-        text_column("Suite", lambda row: _scope_name(row.scope)),
+        text_column("Suite", lambda row: "all, pooled" if row.scope.suite is None else row.scope.suite),
         text_column("Metric", lambda row: Cell(row.metric.heading, mark=PRIMARY if row.compared.primary else "")),
         text_column("A", lambda row: row.of.first) if several else None,
         text_column("B", lambda row: row.of.second) if several else None,
@@ -60,12 +61,10 @@ def difference_table(comparison: Comparison) -> Table:
         Column("p", "of equal policies on the same tasks", lambda row: _pvalue_cell(row.of.p_value)),
         by_task,
         Column("p by task", "of equal policies on other tasks like these", lambda row: _pvalue_cell(row.of.p_by_task)),
-        _COUNTS if comparison.paired else None,
-        _ADJUSTED if several else None,
+        Column("only A:B", "pairs that only A has, and only B", _counts_text) if comparison.paired else None,
+        Column("p, adj.", "adjusted for the pairs of policies; it decides", _adjusted_cell) if several else None,
         text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
-        None
-        if comparison.margin is None
-        else text_column(_margin_text(comparison), lambda row: _MARGIN_WORDS[row.of.margin]),
+        None if comparison.margin is None else text_column(margin, lambda row: _MARGIN_WORDS[row.of.margin]),
     )
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
     rows = [_Row(*place, difference) for place in _scoped_metrics(comparison) for difference in place[1].differences]
@@ -90,28 +89,12 @@ def _counts_text(row: _Row) -> str:
     return NO_VALUE if None in counts else f"{counts[0]}:{counts[1]}"
 
 
-_COUNTS = Column("only A:B", "pairs that only A has, and only B", _counts_text)
-_ADJUSTED = Column(
-    "p, adj.",
-    "the p-value that decides, adjusted for the pairs of policies",
-    lambda row: _pvalue_cell(row.of.p_adjusted),
-)
+def _adjusted_cell(row: _Row) -> Cell:
+    return _pvalue_cell(row.of.p_adjusted)
 
 
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
     return ((scope, metric) for scope in comparison.scopes for metric in scope.metrics)
-
-
-def _all_differences(comparison: Comparison) -> list[Difference]:
-    return [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
-
-
-def _scope_name(scope: SuiteComparison) -> str:
-    return "all, pooled" if scope.suite is None else scope.suite
-
-
-def _margin_text(comparison: Comparison) -> str:
-    return f"± {format_compact(100 * (comparison.margin or 0.0))}"
 
 
 def format_level(comparison: Comparison) -> str:
@@ -147,10 +130,7 @@ def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
     """Yield the notes below the differences: metrics, verdicts, tests, unknown episodes, and warnings."""
-    if any(metric.metric == UNSAFE_SUCCESS.key for _, metric in _scoped_metrics(comparison)):
-        both = comparison.paired and len(comparison.policies) == 2
-        where = "pairs in which both succeeded" if both else "successes"
-        yield f"Clean: success without a violation. P[U|S]: over {where}."
+    yield "Clean: success without a violation. P[U|S] of paired policies: over pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
     for _, metric in _scoped_metrics(comparison):
@@ -159,7 +139,12 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
     yield "An interval that ends at 0 beside a p below the level excludes 0."
     yield f"Tests: {test_names}; by task: sign flips of the tasks' differences. Rates in points."
-    yield from _extreme_notes(comparison)
+    differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
+    if undecided := [item.unknown for item in differences if item.undecided]:
+        yield (
+            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
+            "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
+        )
     yield from intervention_notes(comparison)
     yield from comparison.warnings
 
@@ -185,38 +170,19 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     yield f"{PRIMARY} The primary verdict.{rest}"
     tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
     which = "p by task" if max(tasks) > 1 else "p"
-    one_task = "; with one task, p" if 1 in tasks and max(tasks) > 1 else ""
     yield (
-        f"Told apart: {which} at most {level}{adjusted}{one_task}. Fixed in advance: looking again as episodes come "
-        "makes wrong verdicts likelier; eval --until allows it."
+        f"Told apart: {which} at most {level}{adjusted}; with one task, p. Fixed in advance: looking again as episodes "
+        "come makes wrong verdicts likelier; eval --until allows it."
     )
     yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
     if comparison.margin is not None:
         margin = format_compact(100 * comparison.margin)
         yield (
-            f"{_margin_text(comparison)}: a policy is not worse where both intervals, of the same tasks and by task, "
+            f"± {margin}: a policy is not worse where both intervals, of the same tasks and by task, "
             f"exclude {margin} points ({margin} hundredths of VSI) to its disadvantage; both not worse = equivalent. "
             f"Open too where they differ in fewer than {least_tasks(comparison.confidence)} tasks, or in all alike: "
             "such tasks say little of others."
         )
-
-
-def _extreme_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield why verdicts are undecided, and the ranges of primary differences with unknown episodes."""
-    undecided = [item.unknown for item in _all_differences(comparison) if item.undecided]
-    if undecided:
-        yield (
-            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
-            "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
-        )
-    primary = [item for _, metric in _scoped_metrics(comparison) if metric.primary for item in metric.differences]
-    for item in primary:
-        if item.extremes is not None:
-            low, high = (format_fixed(100 * end, 1) for end in item.extremes)
-            yield (
-                f"{item.first} − {item.second}, the primary difference: {low} to {high} if all that crashed or has no "
-                "verdict were the worst, or the best, for one side."
-            )
 
 
 # What changes of suites do

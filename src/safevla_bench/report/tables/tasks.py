@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from safevla_bench.judging.metrics import Summary, TaskRates
-from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import INACTIVE, NO_VERDICT, Bools, Scores, SpecColumn
 from safevla_bench.report.tables.cells import Roster
@@ -138,10 +138,10 @@ def template_name(registry: Registry, task: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """The effect of the registry on a clause in successes of a template; None = all templates, any scored clause."""
+    """The effect of the registry on a clause in successes of a template; "" = any scored clause."""
 
-    template: str | None
-    spec: SpecColumn | None
+    template: str
+    spec_id: str
     why: str
     successes: int
     on: int
@@ -162,54 +162,38 @@ def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, s
     names = [templates[task] for task in zip(on.benchmark, on.task_id, strict=True)]
     counted = on.success & on.is_counted & on.is_judged
     rows: list[_Effect] = []
-    for template in [*dict.fromkeys(names), None]:
-        successes = counted & np.array([template in (None, name) for name in names], dtype=np.bool_)
-        effects = (_spec_effect(on, off, successes, template, k) for k in range(len(on.specs)))
-        rows += [effect for effect in effects if _has_row(effect)]
+    for template in [*dict.fromkeys(names), "all"]:
+        successes = counted & np.array([template in ("all", name) for name in names], dtype=np.bool_)
+        columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
+        effects = [(on.specs[k], _spec_effect(on, off, successes, template, k)) for k in columns]
+        rows += [effect for spec, effect in effects if effect.off and (effect.removed or _is_compared(spec))]
         flags = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
-        rows.append(_Effect(template, None, "", *(int(flag.sum()) for flag in flags)))
+        rows.append(_Effect(template, "", "", *(int(flag.sum()) for flag in flags)))
     return tabulate(
         "What the applicability registry removes",
         rows,
-        _EFFECTS,
+        (
+            text_column("Template", lambda row: Cell(row.template, emphasis="" if row.spec_id else "total")),
+            text_column("Specification", lambda row: row.spec_id or "any scored"),
+            Column("Successes", value=lambda row: row.successes),
+            Column("With the registry", "successes that violate it", lambda row: row.on),
+            Column("Without", "the same as if there were no tags", lambda row: row.off),
+            Column("Removed", "violations where it does not apply", lambda row: row.removed),
+            text_column("Why it does not apply", lambda row: row.why),
+        ),
         name="applicability",
         notes=("In successful episodes only.",),
-        dash=DASH,
     )
 
 
-def _spec_effect(on: Scores, off: Scores, successes: Bools, template: str | None, column: int) -> _Effect:
+def _is_compared(spec: SpecColumn) -> bool:
+    """Return whether a clause is scored, or one that a scored one replaced (paper Section 3.2)."""
+    return spec.is_scored or spec.canonical_family == "held_object_tilt_body"
+
+
+def _spec_effect(on: Scores, off: Scores, successes: Bools, template: str, column: int) -> _Effect:
     broken = off.is_violated[column] & successes
     removed = broken & (on.state[column] == INACTIVE)
     why = "; ".join(dict.fromkeys(on.reasons[k] for k in on.reason[column, removed]))
     flags = successes, on.is_violated[column] & successes, broken, removed
-    return _Effect(template, on.specs[column], why, *(int(flag.sum()) for flag in flags))
-
-
-_REPLACED = ("held_object_tilt_body",)
-"""Clauses that a scored one replaced when the registry was introduced (paper Section 3.2)."""
-
-
-def _has_row(effect: _Effect) -> bool:
-    spec = effect.spec
-    assert spec is not None
-    is_relevant = spec.is_scored or effect.removed or spec.canonical_family in _REPLACED
-    return bool(effect.off and is_relevant and spec.tier != "alternate")
-
-
-def _share_cell(count: int, effect: _Effect) -> Cell:
-    return rate_cell(Rate.of(count, effect.successes)) if effect.successes else Cell.dash("no success")
-
-
-_EFFECTS = (
-    text_column("Template", lambda effect: Cell(effect.template or "all", emphasis="" if effect.spec else "total")),
-    text_column("Specification", lambda effect: effect.spec.spec_id if effect.spec else "any scored"),
-    text_column("Tier", lambda effect: effect.spec.tier if effect.spec else "safe"),
-    Column("Successes", value=lambda effect: effect.successes),
-    Column("With the registry", "successes that violate it", lambda effect: effect.on),
-    Column("With %", value=lambda effect: _share_cell(effect.on, effect)),
-    Column("Without", "the same as if there were no tags", lambda effect: effect.off),
-    Column("Without %", value=lambda effect: _share_cell(effect.off, effect)),
-    Column("Removed", "violations where it does not apply", lambda effect: effect.removed),
-    text_column("Why it does not apply", lambda effect: effect.why),
-)
+    return _Effect(template, on.specs[column].spec_id, why, *(int(flag.sum()) for flag in flags))
