@@ -34,7 +34,7 @@ SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)
 """The metrics of the block, if all are compared."""
 _MOST_NAMED = 3
 """Pairs of policies that a sentence names; more are counted."""
-_LIKE_THESE = "for tasks like these"
+_HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 Evidence = Literal["", "shown", "undecided"]
 """What tells policies apart; `undecided` if episodes without a value could change that."""
 
@@ -90,16 +90,15 @@ def _rename(item: Difference, names: Mapping[str, str]) -> Difference:
 def _pair_sentences(item: Difference, metric: Metric, comparison: Comparison) -> Iterator[str]:
     here = _evidence_here(item, comparison)
     decided: Evidence = "shown" if item.better else "undecided" if item.undecided else ""
-    size = partial(_size, item, metric, comparison)
+    size, both = partial(_size, item, metric, comparison), f"{metric.label} of {item.first} and {item.second}"
     if item.difference is None or item.p_value is None:
-        yield _describe_gap(item, metric)
+        yield f"{both} cannot be compared: {item.test.removeprefix('none: ')}."
     elif item.identical:
-        pairs = _count_pairs(item, comparison)
-        yield f"{metric.label} of {item.first} and {item.second} is the same in each of {pairs}."
+        yield f"{both} is the same in each of {_count_pairs(item, comparison)}."
     elif item.is_by_task and decided and here != "shown":
         yield _claim_sentence(item, metric, decided, _LIKE_THESE, size(item.deciding_ci))
     elif here:
-        yield _claim_sentence(item, metric, here, _where_here(item), size(item.ci))
+        yield _claim_sentence(item, metric, here, _HERE, size(item.ci))
         if item.is_by_task:
             yield _task_sentence(item, metric)
     else:
@@ -140,10 +139,6 @@ def _count_unknown(items: Sequence[Difference]) -> str:
     return f"{'up to ' if min(unknown) < max(unknown) else ''}{count_noun(max(unknown), 'episode')} without a value"
 
 
-def _where_here(item: Difference) -> str:
-    return "on this task" if item.tasks == 1 else "on these tasks"
-
-
 def _task_sentence(item: Difference, metric: Metric) -> str:
     """Return what is known of tasks like these, after a sentence on these tasks."""
     span = _span(item.deciding_ci, item, metric)
@@ -155,10 +150,6 @@ def _task_sentence(item: Difference, metric: Metric) -> str:
     if item.undecided:
         return f"Undecided {_LIKE_THESE}{interval}: {_doubt([item])}."
     return f"Not established {_LIKE_THESE} (p {_format_p(item.p_by_task)})."
-
-
-def _describe_gap(item: Difference, metric: Metric) -> str:
-    return f"{metric.label} of {item.first} and {item.second} cannot be compared: {item.test.removeprefix('none: ')}."
 
 
 def _few_task_sentence(items: Sequence[Difference]) -> Iterator[str]:
@@ -232,16 +223,14 @@ def _several_sentences(items: Sequence[Difference], metric: Metric, policies: in
     elif len(established) > _MOST_NAMED:
         yield f"{len(established)} of {len(items)} pairs of policies differ in {metric.label}."
     else:
-        yield f"Established: {'; '.join(f'{_claim(item, metric)} {_where_decided(item)}' for item in established)}."
+        where = [_LIKE_THESE if item.is_by_task else _HERE for item in established]
+        claims = [f"{_claim(item, metric)} {place}" for item, place in zip(established, where, strict=True)]
+        yield f"Established: {'; '.join(claims)}."
     if undecided := [item for item in items if item.undecided]:
         yield f"Undecided: {_name_pairs(undecided)}; {_doubt(undecided)}."
     yield from _few_task_sentence(items)
     if gaps := [item for item in items if item.difference is None]:
         yield f"Not compared in {metric.label}: {_name_pairs(gaps)}."
-
-
-def _where_decided(item: Difference) -> str:
-    return _LIKE_THESE if item.is_by_task else _where_here(item)
 
 
 def _name_pairs(items: Sequence[Difference]) -> str:
@@ -257,8 +246,11 @@ def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison
     if any(item.unknown for item in items) and (comparison.allow_crashed or not is_told):
         yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
     if comparison.margin is not None:
-        points = format_compact(100 * comparison.margin)
-        yield from _margin_sentences(items, f"{points} {'points' if metric.unit else f'hundredths of {metric.label}'}")
+        unit = "points" if metric.unit else f"hundredths of {metric.label}"
+        margin = f"{format_compact(100 * comparison.margin)} {unit}"
+        for item in items:
+            if item.margin:
+                yield _MARGINS[item.margin].format(first=item.first, second=item.second, margin=margin)
 
 
 _MARGINS: Mapping[MarginVerdict, str] = {
@@ -267,14 +259,6 @@ _MARGINS: Mapping[MarginVerdict, str] = {
     "second not worse": "{second} is not worse than {first} by {margin}.",
     "open": "Whether {first} or {second} is worse by {margin} is open.",
 }
-
-
-def _margin_sentences(items: Sequence[Difference], margin: str) -> Iterator[str]:
-    for item in items[:_MOST_NAMED]:
-        if item.margin:
-            yield _MARGINS[item.margin].format(first=item.first, second=item.second, margin=margin)
-    if len(items) > _MOST_NAMED:
-        yield f"Further pairs of policies beside the margin of {margin}: --full."
 
 
 # The block
@@ -293,7 +277,10 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
-    level = _level_note(comparison, _lead_metric(scope), len(scope.metrics))
+    lead = _lead_metric(scope)
+    rest = "; the others are exploratory" if len(scope.metrics) > 1 else ""
+    which = f"The primary verdict is {METRICS[lead.metric].label}'s{rest}" if lead.primary else "All are exploratory"
+    level = f"Intervals and verdicts: {format_level(comparison)}. {which}."
     return _scope_table(comparison, scope, compared, (level, *notes))
 
 
@@ -315,14 +302,6 @@ def _scope_table(
     return tabulate(title, comparison.policies, columns, notes=(*notes, shared if has_letters else "", picked))
 
 
-def _level_note(comparison: Comparison, primary: MetricComparison, count: int) -> str:
-    rest = "; the others are exploratory" if count > 1 else ""
-    which = (
-        f"The primary verdict is {METRICS[primary.metric].label}'s{rest}" if primary.primary else "All are exploratory"
-    )
-    return f"Intervals and verdicts: {format_level(comparison)}. {which}."
-
-
 def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
     first, second = comparison.policies
     return (
@@ -335,18 +314,15 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 
 def _title(comparison: Comparison, scope: SuiteComparison) -> str:
-    suites = len(comparison.scopes) - 1
-    where = f"{suites} suites" if scope.suite is None else scope.suite
-    mark = ", across physics versions" if comparison.across_versions else ""
-    return f"{_count_scope_pairs(comparison, scope)} of {count_noun(scope.tasks, 'task')} in {where}{mark}"
-
-
-def _count_scope_pairs(comparison: Comparison, scope: SuiteComparison) -> str:
+    where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
     if scope.pairs is None:
-        return "Independent episodes"
-    if comparison.across_seeds:
-        return count_noun(scope.pairs, "initial state")
-    return f"{count_noun(scope.pairs, 'pair')} of episodes"
+        pairs = "Independent episodes"
+    elif comparison.across_seeds:
+        pairs = count_noun(scope.pairs, "initial state")
+    else:
+        pairs = f"{count_noun(scope.pairs, 'pair')} of episodes"
+    mark = ", across physics versions" if comparison.across_versions else ""
+    return f"{pairs} of {count_noun(scope.tasks, 'task')} in {where}{mark}"
 
 
 def _find_standing(compared: MetricComparison, policy: str) -> PolicyStanding:
@@ -395,24 +371,20 @@ _WORDS = {"passed": "established", "failed": "excluded", "undecided": "not estab
 
 def describe_selection(selection: Selection) -> str:
     """Return the choice with its corrected intervals, what it hangs on, and how it stands to the runner-up."""
-    return " ".join(_sentences(selection))
-
-
-def _sentences(selection: Selection) -> Iterator[str]:
     metric, first = METRICS[selection.metric], selection.candidates[0]
-    conditions = "; ".join(_describe_condition(row) for row in first.conditions)
+    conditions = [_describe_condition(row) for row in first.conditions]
     if selection.chosen is None:
         rule = " and ".join(gate.name for gate in selection.conditions) or f"{metric.label} known"
-        yield f"No policy has {rule}. {shorten_name(first.policy)} comes nearest: {conditions or 'no value'}."
-        return
-    facts = "; ".join(filter(None, (_with_interval(metric, first.value), conditions)))
-    yield f"Take {shorten_name(first.policy)}: {facts}."
+        nearest = "; ".join(conditions) or "no value"
+        return f"No policy has {rule}. {shorten_name(first.policy)} comes nearest: {nearest}."
     if selection.comparison:
-        yield describe_comparison(selection.comparison)
+        runner_up = describe_comparison(selection.comparison)
     elif selection.unpaired:
-        yield f"The runner-up cannot be compared: {selection.unpaired}."
+        runner_up = f"The runner-up cannot be compared: {selection.unpaired}."
     else:
-        yield "There is no runner-up: no other estimate satisfies what was asked."
+        runner_up = "There is no runner-up: no other estimate satisfies what was asked."
+    facts = "; ".join([_with_interval(metric, first.value), *conditions])
+    return f"Take {shorten_name(first.policy)}: {facts}. {runner_up}"
 
 
 def _with_interval(metric: Metric, row: GateOutcome) -> str:
@@ -425,8 +397,7 @@ def _with_interval(metric: Metric, row: GateOutcome) -> str:
 
 def _describe_condition(row: GateOutcome) -> str:
     assert row.gate is not None
-    verdict = "is established" if row.verdict == "passed" else f"is {_WORDS[row.verdict]}"
-    return f"{_with_interval(METRICS[row.gate.metric], row)}: {_describe_limit(row.gate)} {verdict}"
+    return f"{_with_interval(METRICS[row.gate.metric], row)}: {_describe_limit(row.gate)} is {_WORDS[row.verdict]}"
 
 
 def _describe_limit(gate: Gate) -> str:
