@@ -64,9 +64,6 @@ def build_headline(
         mixture if len(rates) > 1 else "",
         _difference_sentence(comparison),
         _unsafe_success_sentence(cells),
-        "Some intervals are wider than 30 points: run more episodes before you rely on these numbers."
-        if any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE for rate in rates.values())
-        else "",
         *lost,
     ]
     return Headline(answer, tuple(filter(None, support)))
@@ -81,8 +78,6 @@ def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
         yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
 
 
-_WIDE = 0.3
-"""Width from which an interval is called wide, as a share."""
 _LEAST_GAP = 0.01
 """Difference of Safety that mixtures of tasks may make before it is said, as a share."""
 

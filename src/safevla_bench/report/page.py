@@ -166,9 +166,6 @@ class CellOutcome:
     """True if the policy saw simulator state."""
     whiskers: tuple[tuple[str, str, Rate], ...]
     """Name and kind of each known rate."""
-    square: tuple[tuple[str, tuple[int, ...]], ...]
-    """Successes and failures: how many were safe, unsafe, and, if there are any, without a verdict; empty where this is
-    not known."""
 
 
 def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
@@ -182,19 +179,7 @@ def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
         lost=", ".join(f"{count} {name}" for name, count in outside if count),
         privileged=privileged,
         whiskers=tuple((name, kind, cell.rates[kind]) for name, kind in whiskers if cell.rates[kind].ci),
-        square=_count_square(cell) if has_verdict(cell) and not cell.stopped_on_violation and cell.n else (),
     )
-
-
-def _count_square(cell: Summary) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    succeeded = cell.rates[SR.key].count
-    rows = (
-        ("Succeeded", cell.success_safe, cell.success_unsafe, succeeded),
-        ("Failed", cell.failure_safe, cell.failure_unsafe, cell.n - succeeded),
-    )
-    counts = {name: (safe, unsafe, count - safe - unsafe) for name, safe, unsafe, count in rows}
-    width = 3 if any(unjudged for *_, unjudged in counts.values()) else 2
-    return tuple((name, row[:width]) for name, row in counts.items())
 
 
 # Violations

@@ -5,7 +5,7 @@ The words follow from intervals of gains over the first run, which hold together
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -91,17 +91,16 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
 
 def describe_series(compared: SeriesComparison) -> list[str]:
     """Return a paragraph per series and suite on what rises first, as far as the intervals of the gains show it."""
-    return [_describe_curve(curve, compared) for curve in compared.curves]
+    paragraphs = []
+    for curve in compared.curves:
+        whose = curve.series if len(compared.series) > 1 else ""
+        where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
+        head = ", ".join(part for part in (whose, where) if part)
+        paragraphs.append((f"{head}: " if head else "") + " ".join(_describe_first_rise(curve)))
+    return paragraphs
 
 
-def _describe_curve(curve: SeriesCurve, compared: SeriesComparison) -> str:
-    whose = curve.series if len(compared.series) > 1 else ""
-    where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
-    head = ", ".join(part for part in (whose, where) if part)
-    return (f"{head}: " if head else "") + " ".join(describe_first_rise(curve))
-
-
-def describe_first_rise(curve: SeriesCurve) -> list[str]:
+def _describe_first_rise(curve: SeriesCurve) -> list[str]:
     """Return sentences on whether success or Safety rises first over the first run, as far as intervals show it.
 
     They also say at which runs Safety is above or below the first. One sentence says why if there is nothing to
@@ -123,10 +122,8 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
     ]
 
 
-_WORDS: Mapping[Metric, str] = {SR: "success", SAFETY: "Safety"}
-_LEADS = ((SR, SAFETY), (SAFETY, SR))
+_LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 """One of the two numbers, and the other."""
-_Lead = tuple[Metric, Metric]
 
 
 def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
@@ -139,37 +136,16 @@ def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
     """Return a sentence on which of success and Safety rises first: the number whose interval lies above 0 and above
     the other's, at the earliest run.
     """
-    leads = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(points, lead))]
-    if leads:
-        ahead, lead = min(leads, key=lambda leader: leader[0][0].label)
-        name, other = _name_lead(lead)
-        return (
-            f"{name} rises ahead of {other}: at {_list_labels(ahead)} it has gained more on {first} "
-            f"({_describe_gains(ahead[0], lead)})."
-        )
-    risen = [(above[0], lead) for lead in _LEADS if (above := _select_risen(points, lead[0]))]
+    for point in points:
+        for mine, name, theirs, other in _LEADS:
+            if _ends(point, mine)[0] > max(0.0, _ends(point, theirs)[1]):
+                spans = [_format_span(_ends(point, metric)) for metric in (mine, theirs)]
+                gains = f"{spans[0]} points against {spans[1]}"
+                return f"{name} rises ahead of {other}: at {point.name} it has gained more on {first} ({gains})."
+    risen = [f"{name} at {_list_labels(above)}" for mine, name, *_ in _LEADS if (above := _select_risen(points, mine))]
     if not risen:
-        return f"No run is shown to be above {first} in success or in Safety: nothing can be said of what rises first."
-    point, lead = min(risen, key=lambda riser: riser[0].label)
-    name, other = _name_lead(lead)
-    return (
-        f"{name} is shown to be above {first} first at {point.name}, but by no more than {other} may be "
-        f"({_describe_gains(point, lead)}): which rises first is open."
-    )
-
-
-def _name_lead(lead: _Lead) -> tuple[str, str]:
-    return _WORDS[lead[0]].capitalize(), _WORDS[lead[1]]
-
-
-def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
-    mine, theirs = (_format_span(_ends(point, metric)) for metric in lead)
-    return f"at {point.name} {mine} points against {theirs}"
-
-
-def _select_ahead(points: Sequence[SeriesPoint], lead: _Lead) -> list[SeriesPoint]:
-    mine, theirs = lead
-    return [point for point in _select_risen(points, mine) if _ends(point, mine)[0] > _ends(point, theirs)[1]]
+        return f"No run is shown to be above {first} in success or in Safety."
+    return f"Which rises first is open. Shown to be above {first}: {', '.join(risen)}."
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
