@@ -164,9 +164,7 @@ def test_provenance_is_shown_as_it_came():
     text = Checked(
         page_of(*STATES["nothing"], versions={"mujoco": "3.2.1"}, seed=7, missing=None, tasks=["a", "b"])
     ).text
-    assert re.search(r"versions\. ?mujoco 3\.2\.1", text)  # a line may end after the dot
-    assert "seed 7" in text
-    assert "tasks a, b" in text
+    assert '"versions": { "mujoco": "3.2.1" }, "seed": 7, "missing": null, "tasks": [ "a", "b" ]' in text
 
 
 def test_the_worst_episode_is_drawn_with_its_bodies_and_limit():
@@ -205,7 +203,7 @@ def test_a_short_provenance_is_open_and_a_long_one_folded():
         page = page_of(*STATES["nothing"], versions={f"package_{k}": "1" for k in range(count)})
         section = page.partition('<section id="provenance">')[2]
         assert opened in section
-        assert section.count("<tr>") == count
+        assert section.count("package_") == count
 
 
 def test_no_line_ends_between_a_number_and_its_percent_sign():

@@ -14,8 +14,6 @@ from safevla_bench.explain.bodies import BodyViolation, find_bodies
 from safevla_bench.explain.exposure import CellOnset, measure_onsets
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import IntervalMethod, Scores
-from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.sensitivity import HostMean, host_means
 from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_thresholds
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
@@ -34,8 +32,6 @@ class Analysis:
     series: SeriesComparison | None = None
     """The policies that are checkpoints of one training by their names."""
     ablation: ThresholdAblation | None = None
-    means: tuple[HostMean, ...] = ()
-    """The means of each host under the variants of `ablation`."""
     onsets: Sequence[CellOnset] = ()
     bodies: Sequence[BodyViolation] | None = None
     """The bodies behind the violations."""
@@ -65,12 +61,10 @@ def analyse_scores(
     if not scores.is_counted.any():
         return Analysis()
     policies = split_by_policy(scores, batch.headers, privileged=privileged)
-    ablation = _ablate_thresholds(scores, ruleset.library, rescore)
     return Analysis(
         **_compare_policies(policies, protocols),
         series=_order_runs(policies, scores.intervals, protocols),
-        ablation=ablation,
-        means=host_means(ablation, ruleset.registry, Roster(privileged=privileged)) if ablation else (),
+        ablation=_ablate_thresholds(scores, ruleset.library, rescore),
         onsets=measure_onsets(scores, batch.dt_s, batch.lengths),
         bodies=list(find_bodies([batch] if chunks is None else chunks, scores, ruleset)),
     )

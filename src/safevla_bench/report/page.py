@@ -5,9 +5,11 @@ Each section is a value, made here and put into `templates/page.html` there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 from markupsafe import Markup
 
@@ -28,7 +30,6 @@ from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
 from safevla_bench.report.tables.cells import violation_table
 from safevla_bench.report.tables.columns import policy_name
-from safevla_bench.report.tables.comparison_answer import scope_tables
 from safevla_bench.report.tables.firmness import describe_firmness
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table
@@ -131,7 +132,7 @@ def render_page(
         analysis=analysis,
         unscored=notices.exclusion_table(summaries, scores.absent, skipped, lost or LostEpisodes()),
         limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
-        provenance=list(flatten_values(description)),
+        provenance=_format_json(description) if description else (),
         dash=NO_VALUE,
         fixed=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
         interval=format_interval,
@@ -141,12 +142,10 @@ def render_page(
 
 _SECTION_PARTS: Mapping[str, object] = {
     "onset_table": explain.onset_table,
-    "scope_tables": scope_tables,
     "difference_table": comparison.difference_table,
     "describe_series": describe_series,
     "series_table": series_table,
     "variant_table": sensitivity.variant_table,
-    "host_mean_table": sensitivity.host_mean_table,
 }
 """What the page's sections on an analysis are made of, called where there is one."""
 
@@ -281,24 +280,5 @@ def _difference(scores: Scores, members: Sequence[int]) -> float:
     return 4.0 * verdicts + 2.0 * successes + float(vsi.max() - vsi.min())
 
 
-# Provenance
-
-
-def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, text) for each value of nested mappings and lists, in their order; indices are names too.
-
-    A plain list is one value, joined by commas. None, "" and an empty list are dashes, booleans yes and no; an empty
-    mapping yields nothing.
-    """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from flatten_values(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
-        for k, inner in enumerate(value):
-            yield from flatten_values(inner, f"{name}.{k}")
-    elif isinstance(value, list | tuple):
-        yield name, ", ".join(" ".join(str(item).split()) for item in value) or NO_VALUE
-    elif isinstance(value, bool):
-        yield name, "yes" if value else "no"
-    else:
-        yield name, NO_VALUE if value is None or value == "" else str(value)
+def _format_json(document: object) -> list[str]:
+    return json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False).split("\n")

@@ -98,7 +98,6 @@ def test_a_bar_at_0_or_100_percent_stands_off_the_axes(state):
 def test_an_empty_figure_says_why_it_is_empty(state):
     reasons = {
         "There are no episodes.", "No episode was counted.", "—", "no violation",
-        "No violation has a depth, of 0 judged episodes.",
         "No specification reached a verdict in any episode.", "No policy has both numbers.",
     }  # fmt: skip
     for name in FIGURES:

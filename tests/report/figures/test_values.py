@@ -190,17 +190,6 @@ def test_the_count_of_vacuous_episodes_stands_in_the_label():
     assert "0/1 + 1 vac." in texts
 
 
-# Frequency and severity
-
-
-def test_a_point_is_rate_where_active_and_mean_depth_where_violated():
-    value = violations.compute_severity(verdicts((True, -100, NAN), (True, -300, -3), (True, 1, 1), (False, 1, 1)))
-    force, tilt = value.points
-    assert (force.n, force.rate, force.depth) == (4, 50.0, pytest.approx(0.4))
-    assert (tilt.n, tilt.rate, tilt.depth) == (3, pytest.approx(100 / 3), pytest.approx(0.1))
-    assert (value.specs, value.no_depth, value.judged) == (("force", "tilt"), 0, 4)
-
-
 # When violations begin
 
 
@@ -222,10 +211,9 @@ def test_the_share_rises_at_each_first_violation_to_that_of_all_violating():
 def test_an_episode_stopped_before_any_violation_is_in_no_figure_and_one_stopped_after_it_is():
     stopped = verdicts((False, 1, 1), outcome=("stopped",))
     scores = joined(stopped, verdicts((True, -1, 1)))
-    assert [(point.n, point.rate) for point in violations.compute_severity(scores).points] == [(1, 100.0)]
     assert {row.n for _, rows in violations.compute_margins(scores).blocks for row in rows} == {1}
     broken = joined(verdicts((False, -1, 1), outcome=("stopped",)), verdicts((True, -1, 1)))
-    assert [(point.n, point.rate) for point in violations.compute_severity(broken).points] == [(2, 100.0)]
+    assert {row.n for _, rows in violations.compute_margins(broken).blocks for row in rows} == {2}
 
 
 # Sweeps
@@ -311,14 +299,3 @@ def test_wrapping_loses_no_character_and_keeps_to_its_width(text):
     lines = sheet.wrap_text(text, 1.25).split("\n")
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert all(len(line) <= sheet.count_characters(1.25) for line in lines)
-
-
-def test_a_violation_without_a_depth_is_counted_and_leaves_the_others_in_the_key():
-    scores = verdicts((True, -100, -3), (True, 1, 1))
-    depth = scores.depth.copy()
-    depth[1] = np.nan
-    value = violations.compute_severity(replace(scores, depth=depth))
-    assert (len(value.points), value.no_depth) == (1, 1)
-    texts = read(violations.draw_severity(value))
-    assert "1 violated without a severe magnitude" in " ".join(" ".join(texts).split())
-    assert any(scores.specs[0].spec_id in text for text in texts)

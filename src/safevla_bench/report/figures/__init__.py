@@ -70,10 +70,6 @@ FIGURES: Mapping[str, FigureKind] = {
         "how near each policy comes to each limit",
         lambda inputs: violations.draw_margins(violations.compute_margins(inputs.scores)),
     ),
-    "severity": FigureKind(
-        "how often against how badly limits are broken",
-        lambda inputs: violations.draw_severity(violations.compute_severity(inputs.scores)),
-    ),
     "onset": FigureKind(
         "when violations begin",
         lambda inputs: curves.draw_onset(

@@ -1,10 +1,9 @@
-"""Violations of each policy: rates by kind as a heat map (Figure 2, right), rate against depth, and margins ρ/τ."""
+"""Violations of each policy: rates by kind as a heat map (Figure 2, right), and margins ρ/τ to each limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
 
 import matplotlib as mpl
 import numpy as np
@@ -17,10 +16,10 @@ from numpy.typing import NDArray
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import Rate
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores
+from safevla_bench.judging.scores import ACTIVE, VACUOUS, Scores
 from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.columns import policy_name
-from safevla_bench.text import NO_VALUE, count_noun, format_percent
+from safevla_bench.text import NO_VALUE, format_percent
 
 
 @sheet.figure_style()
@@ -92,92 +91,6 @@ def _draw_cell(axes: Axes, x: int, y: int, rate: Rate | None, scale_end: int) ->
     text = format_percent(rate.count, rate.n) if rate is not None else NO_VALUE
     ink = "white" if has_value and share > 0.6 else sheet.INK if has_value else sheet.MUTED
     axes.text(x, y, text, ha="center", va="center_baseline", color=ink)
-
-
-# How often and how badly
-
-
-@dataclass(frozen=True, slots=True)
-class SeverityPoint:
-    """One specification that a policy violated: indices of both, rate in percent of n, mean depth of the violations."""
-
-    series: int
-    spec: int
-    n: int
-    rate: float
-    depth: float
-
-
-@dataclass(frozen=True, slots=True)
-class Severity:
-    """The content of the figure."""
-
-    policies: tuple[str, ...]
-    specs: tuple[str, ...]
-    """Specifications that at least one policy violated."""
-    points: tuple[SeverityPoint, ...]
-    judged: int
-    """Judged episodes."""
-    no_depth: int = 0
-    """Pairs of policy and violated specification without a depth, which are not drawn."""
-    remarks: tuple[str, ...] = ()
-
-
-def compute_severity(scores: Scores) -> Severity:
-    """Return rates in percent of the judged episodes in which a specification of the safe tier applies, and mean depths
-    (0 to 1) of those that violate it.
-    """
-    by_policy = sheet.judged_by_policy(scores)
-    broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
-    points = []
-    for spec, column in enumerate(broken):
-        for series, selected in enumerate(by_policy.values()):
-            n = int((selected & (scores.state[column] != INACTIVE)).sum())
-            violated = selected & scores.is_violated[column]
-            if violated.any():
-                depth = float(scores.depth[column, violated].mean())
-                points.append(SeverityPoint(series, spec, n, 100 * int(violated.sum()) / n, depth))
-    return Severity(
-        policies=tuple(by_policy),
-        specs=tuple(scores.specs[k].spec_id for k in broken),
-        points=tuple(point for point in points if not isnan(point.depth)),
-        judged=int(scores.is_judged.sum()),
-        no_depth=sum(isnan(point.depth) for point in points),
-        remarks=provenance_marks.warn_of_scores(scores),
-    )
-
-
-@sheet.figure_style()
-def draw_severity(value: Severity) -> Figure:
-    """Draw a marker for each policy and violated specification: the colour of the one, the shape of the other."""
-    key = [sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)]
-    key += [sheet.KeyEntry(name, k, colour=sheet.MUTED) for k, name in enumerate(value.specs)]
-    figure = sheet.make_sheet("Violations: how often against how badly", 3.0)
-    axes, notes = figure.subplots(), _severity_notes(value)
-    if not value.points:
-        sheet.draw_empty(axes, f"No violation has a depth, of {count_noun(value.judged, 'judged episode')}.")
-        return sheet.finish_sheet(figure, notes)
-    axes.set_xlim(0, min(105.0, 10.0 * (max(point.rate for point in value.points) // 10 + 1) + 2))
-    axes.set_ylim(0, 1.06)
-    axes.grid(True)
-    for point in value.points:
-        axes.plot([point.rate], [point.depth], zorder=3, **sheet.marker_look(point.series, point.spec, 5.0, 0.5))
-    axes.set_xlabel("Violating episodes (% of those where it applies)")
-    axes.set_ylabel("Mean depth of the violations (0 to 1)")
-    return sheet.finish_sheet(figure, notes, key)
-
-
-def _severity_notes(value: Severity) -> list[str]:
-    notes = []
-    if counts := [point.n for point in value.points]:
-        episodes = sheet.format_episode_range(counts)
-        notes.append(
-            f"A marker is one specification (shape) and policy (colour), over the {episodes} where it applies."
-        )
-        notes.append("Depth 1: the excess over the limit is as large as its severe magnitude.")
-    if value.no_depth:
-        notes.append(f"{value.no_depth} violated without a severe magnitude, not drawn.")
-    return [*notes, *value.remarks]
 
 
 # Margins
