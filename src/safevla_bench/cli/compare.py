@@ -108,7 +108,7 @@ def compare_command(
     options.require_sources(sources.paths)
     printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
     if printed:
-        report = _compare_with_paper(sources, printed, policies, metrics or published.COMPARED_RATES, full=full)
+        report = _compare_with_paper(sources, printed, policies, metrics or published.COMPARED_RATES)
     elif by_change:
         report = _compare_changes(sources, policies, confidence / 100)
     else:
@@ -198,11 +198,9 @@ def _compare_with_paper(
     printed: Sequence[Path],
     policies: Sequence[str],
     metrics: Sequence[str],
-    *,
-    full: bool,
 ) -> _Report:
     own = tuple(path for path in sources.paths if path not in printed)
-    _refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
+    _refuse_given([*_OF_EPISODES, "full"], f"is about episodes, and {printed[0]} has no records.")
     if len(printed) > 1 or not own:
         raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))
@@ -210,10 +208,7 @@ def _compare_with_paper(
         judged = replace(sources, paths=own).judge()
         compared = compare_with_paper(judged, str(printed[0]), policies, metrics)
     document = {**compared.to_document(), "judged_by": judged.provenance}
-    hint = "By suite: --full." if any(len(row.suites) > 1 for row in compared.rows) else ""
-    return _Report(
-        document, published.describe_published(compared), [published.published_table(compared, full=full)], hint
-    )
+    return _Report(document, published.describe_published(compared), [published.published_table(compared)])
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:

@@ -128,12 +128,13 @@ def draw_chart(chart: TraceChart) -> Chart:
 
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int) -> dict[str, Any]:
-    worst = float(chart.values[chart.worst])
+    worst, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
+    beyond = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
     return {
         "line": _polyline_path(chart.values, area, max_points, digits),
-        "beyond": _violation_path(chart, area),
+        "beyond": _rectangles(chart.failing, area, *beyond, 1.0 if chart.gate is None else 0.5),
         "open_gate": "" if chart.gate is None else _rectangles(chart.gate, area, area.top, area.bottom, 0.5),
-        "limit_y": _format_px(area.y(chart.limit)),
+        "limit_y": _format_px(limit_y),
         "worst_x": _format_across(area, chart.worst),
         "worst_y": _format_px(area.y(worst)) if math.isfinite(worst) else "",
     }
@@ -173,12 +174,6 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     parts = [f"{'M' if begun else ''}{x:z.{across_digits}f},{y:z.1f} " for begun, x, y in places]
     path = "".join([*parts, *parts] if len(parts) == 1 else parts)
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
-
-
-def _violation_path(chart: TraceChart, area: PlotArea) -> str:
-    limit_y = area.y(chart.limit)
-    top, bottom = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
-    return _rectangles(chart.failing, area, top, bottom, 1.0 if chart.gate is None else 0.5)
 
 
 def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:

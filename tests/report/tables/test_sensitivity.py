@@ -161,8 +161,9 @@ def test_doing_nothing_is_in_no_mean():
 
 def test_a_suite_that_is_not_the_paper_s_is_averaged_alone_and_stands_beside_no_printed_row():
     table = tabulate(cell("libero-90", 2), cell("libero-90", 4, "b"), cell("libero-90", 8, "noop"))
-    assert rows(table) == {"libero-90": {"Host": "libero-90", "Cells": "2", "Variant": "Default", "Safety %": "37.5",
-                                         "SBU %": "12.5", "P[U|S] %": "25.0", "VSI": "0.250"}}  # fmt: skip
+    assert [cell.text for cell in table.rows[0]][:3] == ["libero-90", "2", "Default"]
+    assert [cell.text for cell in table.rows[0]][3::2] == ["37.5", "12.5", "25.0", "0.250"]
+    assert {cell.text for cell in table.rows[0][4::2]} == {NO_VALUE}
     assert host_means(ablation(cell("libero-90", 2)), TASKS, NOBODY) == ()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -26,12 +26,12 @@ from safevla_bench.text import display_unit, format_compact
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety beside SBU, a row for each suite: a line with a 95 % Wilson band for each policy with episodes.
 
-    Thresholds are in the unit that reads best; dotted lines stand at those that the library registers. Without an
-    episode the figure says so. Raises `SpecError` if the library lacks a swept specification.
+    Thresholds are in the unit that reads best; dotted lines stand at the registered ones. Without an episode the figure
+    says so. Raises `SpecError` if the library lacks a swept specification.
     """
-    anchors = _registered_thresholds(library, sweep.spec_ids)
-    unit, scale = display_unit(sweep.unit, anchors[0])
-    thresholds = [scale * threshold for threshold in sweep.thresholds]
+    registered = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
+    unit, scale = display_unit(sweep.unit, registered[0])
+    thresholds, anchors = ([scale * value for value in values] for values in (sweep.thresholds, registered))
     counted = [cell for cell in sweep.curves if cell.n]
     policies = list(dict.fromkeys(cell.policy or UNNAMED for cell in counted))
     panels = [
@@ -43,35 +43,26 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         for suite in dict.fromkeys(cell.suite for cell in counted)
         for metric in (SAFETY, SBU)
     ]  # fmt: skip
-    shown_anchors = {
-        scale * anchor: 0.6 if k else 0.9
-        for k, anchor in enumerate(anchors)
-        if thresholds[0] <= scale * anchor <= thresholds[-1]
-    }
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
+    bands = f"Bands: 95 % Wilson intervals; a curve has {sheet.format_episode_range(counts)}." if counts else ""
+    dotted = f"Dotted: the registered threshold, {', '.join(map(format_compact, anchors))}."
     return sheet.draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
         1.35,
         [title for title, _ in panels],
-        lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], shown_anchors),
+        lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], anchors),
         across=f"Threshold ({unit})" if unit else "Threshold",
         upward="Episodes (%)",
         empty="No episode was counted.",
-        notes=_sweep_notes(counts, shown_anchors, sweep.warnings) if panels else (),
+        notes=[f"{bands} {dotted}", *sweep.warnings] if panels else (),
         key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(policies)],
     )
 
 
-def _registered_thresholds(library: Library, spec_ids: Sequence[str]) -> list[float]:
-    main = [library[spec_id].threshold for spec_id in spec_ids]
-    others = [spec.threshold for spec in library if spec.alternate_of in set(spec_ids)]
-    return list(dict.fromkeys([*main, *sorted(others)]))
-
-
 def _draw_sweep_panel(
-    axes: Axes, thresholds: Sequence[float], curves: Sequence[tuple[int, Sequence[Rate]]], anchors: dict[float, float]
+    axes: Axes, thresholds: Sequence[float], curves: Sequence[tuple[int, Sequence[Rate]]], anchors: Sequence[float]
 ) -> None:
-    """Draw the curves (place of the policy, rates), and the registered thresholds with their line widths [pt]."""
+    """Draw the curves (place of the policy, rates), and the registered thresholds."""
     step = max(1, len(thresholds) // 5)
     for series, rates in curves:
         value, low, high = sheet.percent_band(rates)
@@ -79,8 +70,8 @@ def _draw_sweep_panel(
         line = {"linestyle": sheet.series_dash(series), "linewidth": 1.1}
         look = sheet.marker_look(series, series, 3.5, 0.3) | line
         axes.plot(thresholds, value, markevery=(series % step, step), zorder=3, **look)
-    for anchor, width in anchors.items():
-        axes.axvline(anchor, color=sheet.INK, linewidth=width, linestyle=(0, (1, 1.5)), zorder=2)
+    for anchor in anchors:
+        axes.axvline(anchor, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -89,17 +80,8 @@ def _draw_sweep_panel(
     axes.grid(True)
 
 
-def _sweep_notes(counts: Sequence[int], anchors: Iterable[float], warnings: Sequence[str]) -> list[str]:
-    note = f"Bands: 95 % Wilson intervals; a curve has {sheet.format_episode_range(counts)}."
-    registered = ", ".join(format_compact(anchor) for anchor in anchors)
-    return [note + (f" Dotted: registered thresholds, {registered}." if registered else ""), *warnings]
-
-
 # Along a series
 
-_POOLED = "all suites"
-_LOG_SPAN = 50
-"""From this ratio of the greatest number to the least on, the axis is logarithmic."""
 _ROOM = 0.07
 """Free share of the axis on either side."""
 _DODGE_PT = 2.2
@@ -113,21 +95,19 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
-    is_logarithmic = bool(labels) and labels[0] > 0 and labels[-1] >= _LOG_SPAN * labels[0]
     panels = [
         (f"{metric.label} ({metric.unit})" if metric.unit else metric.label, suite, metric)
         for suite in compared.suites
         for metric in NUMBERS
         if labels
     ]
-    across = (across or "Number in the run's name") + (" (logarithmic)" if is_logarithmic else "")
     several = panels and len(compared.series) > 1
     return sheet.draw_panels(
         "Success and safety along the series",
         1.15,
-        [title + (f", {suite or _POOLED}" if len(compared.suites) > 1 else "") for title, suite, _ in panels],
-        lambda axes, k: _draw_series_panel(axes, compared, *panels[k][1:], (labels[0], labels[-1]), is_logarithmic),
-        across=across,
+        [title + (f", {suite or 'all suites'}" if len(compared.suites) > 1 else "") for title, suite, _ in panels],
+        lambda axes, k: _draw_series_panel(axes, compared, *panels[k][1:], (labels[0], labels[-1])),
+        across=across or "Number in the run's name",
         empty="No episode was counted.",
         notes=[_series_note(compared)] if panels else (),
         key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(compared.series)] if several else (),
@@ -135,38 +115,23 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
 
 def _draw_series_panel(
-    axes: Axes,
-    compared: SeriesComparison,
-    suite: str | None,
-    metric: Metric,
-    ends: tuple[float, float],
-    is_logarithmic: bool,
+    axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, ends: tuple[float, float]
 ) -> None:
     top, (first, last) = float(metric.scale), ends
     is_known = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
     if not any(is_known):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-    if is_logarithmic:
-        axes.set_xscale("log")
-        margin = (last / first) ** _ROOM
-        axes.set_xlim(first / margin, last * margin)
-    else:
-        room = _ROOM * (last - first) or 1.0
-        axes.set_xlim(first - room, last + room)
-        axes.locator_params(axis="x", nbins=4)
+    room = _ROOM * (last - first) or 1.0
+    axes.set_xlim(first - room, last + room)
+    axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda number, _: format_label(number))
-    axes.minorticks_off()
     axes.set_ylim(0, 1.03 * top)
     axes.set_yticks([top * k / 5 for k in range(6)], [format_compact(top * k / 5) for k in range(6)])
     axes.grid(True)
 
 
 def format_label(label: float) -> str:
-    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact.
-
-    >>> format_label(20000.0), format_label(1500000.0), format_label(0.5), format_label(1234.0)
-    ('20k', '1.5M', '0.5', '1234')
-    """
+    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact."""
     for factor, sign in ((1e6, "M"), (1e3, "k")):
         scaled = label / factor
         if abs(scaled) >= 1 and round(scaled, 1) == scaled:

@@ -108,13 +108,10 @@ def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], s
             points.append(TradeoffPoint(series, n, _pool_rates(both, SR), _pool_rates(both, SAFETY), marker))
         else:
             missing.append(name)
-    return TradeoffPanel(title, tuple(points), _acting_frontier(points, policies), tuple(missing))
-
-
-def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
     acting = [point for point in points if policies[point.series] != NOOP]
     corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting]
-    return pareto_frontier(corners) if len(corners) > 1 else ()
+    frontier = pareto_frontier(corners) if len(corners) > 1 else ()
+    return TradeoffPanel(title, tuple(points), frontier, tuple(missing))
 
 
 def _pool_rates(cells: Sequence[Summary], metric: Metric) -> Rate:

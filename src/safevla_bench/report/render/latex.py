@@ -30,7 +30,11 @@ def render_latex(table: Table) -> str:
     """
     table = drop_empty_columns(table)
     environment = "table*" if _table_width(table) > _COLUMN_WIDTH else "table"
-    wrapped = {k for k, column in enumerate(table.columns) if not column.numeric and _is_long(table, k)}
+    texts = [k for k, column in enumerate(table.columns) if not column.numeric]
+    longest = {
+        k: max((len(part) for row in table.rows for part in (row[k].text, row[k].below)), default=0) for k in texts
+    }
+    wrapped = [k for k in texts if longest[k] > _TEXT_WIDTH]
     types = ["r" if column.numeric else "l" for column in table.columns]
     types = [r"p{0.35\linewidth}" if k in wrapped else kind for k, kind in enumerate(types)]
     lines = [
@@ -47,14 +51,11 @@ def render_latex(table: Table) -> str:
         *(_join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row)) for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}}",
-        *_note_lines(table.footnotes),
+        *([r"\par\smallskip"] if table.footnotes else []),
+        *(rf"{{\footnotesize\raggedright {_escape_latex(note)}\par}}" for note in table.footnotes),
         rf"\end{{{environment}}}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _is_long(table: Table, place: int) -> bool:
-    return any(max(len(row[place].text), len(row[place].below)) > _TEXT_WIDTH for row in table.rows)
 
 
 def _table_width(table: Table) -> int:
@@ -73,11 +74,6 @@ def _wrap_cell(text: str, is_wrapped: bool) -> str:
 
 
 _UNDERSCORE, _BREAK = r"\_", r"\allowbreak{}"
-
-
-def _note_lines(notes: Sequence[str]) -> list[str]:
-    paragraphs = [rf"{{\footnotesize\raggedright {_escape_latex(note)}\par}}" for note in notes]
-    return [r"\par\smallskip", *paragraphs] if notes else []
 
 
 def _join_cells(cells: Iterable[str]) -> str:

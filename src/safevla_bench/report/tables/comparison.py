@@ -58,11 +58,11 @@ def difference_table(comparison: Comparison) -> Table:
         text_column("B", lambda row: row.of.second) if several else None,
         size,
         here,
-        Column("p", "of equal policies on the same tasks", lambda row: _pvalue_cell(row.of.p_value)),
+        _pvalue_column("p", "of equal policies on the same tasks", "p_value"),
         by_task,
-        Column("p by task", "of equal policies on other tasks like these", lambda row: _pvalue_cell(row.of.p_by_task)),
+        _pvalue_column("p by task", "of equal policies on other tasks like these", "p_by_task"),
         Column("only A:B", "pairs that only A has, and only B", _counts_text) if comparison.paired else None,
-        Column("p, adj.", "adjusted for the pairs of policies; it decides", _adjusted_cell) if several else None,
+        _pvalue_column("p, adj.", "adjusted for the pairs of policies; it decides", "p_adjusted") if several else None,
         text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
         None if comparison.margin is None else text_column(margin, lambda row: _MARGIN_WORDS[row.of.margin]),
     )
@@ -89,10 +89,6 @@ def _counts_text(row: _Row) -> str:
     return NO_VALUE if None in counts else f"{counts[0]}:{counts[1]}"
 
 
-def _adjusted_cell(row: _Row) -> Cell:
-    return _pvalue_cell(row.of.p_adjusted)
-
-
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
     return ((scope, metric) for scope in comparison.scopes for metric in scope.metrics)
 
@@ -102,10 +98,12 @@ def format_level(comparison: Comparison) -> str:
     return f"{format_compact(100 * comparison.confidence)} %"
 
 
-def _pvalue_cell(value: float | None) -> Cell:
-    if value is None:
-        return Cell(NO_VALUE)
-    return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)
+def _pvalue_column(name: str, meaning: str, field: str) -> Column:
+    def pvalue_cell(row: _Row) -> Cell:
+        value = getattr(row.of, field)
+        return Cell.number(value, 3) if value is None or value >= 0.001 else Cell("<0.001", value)
+
+    return Column(name, meaning, pvalue_cell)
 
 
 def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = False) -> Cell:

@@ -368,17 +368,16 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> T
     """Return the table of the mean of each number, a row per host and variant, beside the paper's Table 9 where it has
     a row.
     """
-    beside_paper = any(variant.paper for host in means for variant in host.variants)
     return tabulate(
-        "Means of each host" + (" beside the paper's Table 9" if beside_paper else ""),
+        "Means of each host beside the paper's Table 9",
         [(host, variant) for host in means for variant in host.variants],
         (
             text_column("Host", lambda row: row[0].host),
             Column("Cells", "policy × suite", lambda row: row[0].cells),
             text_column("Variant", lambda row: row[1].name),
-            *(column for metric in _METRICS for column in _mean_columns(metric, beside_paper)),
+            *(column for metric in _METRICS for column in _mean_columns(metric)),
         ),
-        notes=_mean_notes(means, beside_paper),
+        notes=_mean_notes(means),
         remarks=ablation.warnings,
         name="host-means",
     )
@@ -387,11 +386,11 @@ def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> T
 _Row = tuple[HostMean, VariantMean]
 
 
-def _mean_columns(metric: Metric, beside_paper: bool) -> tuple[Column, ...]:
-    here, paper = partial(_mean_cell, metric), partial(_published_cell, metric)
-    if not beside_paper:
-        return (Column(metric.heading, value=here),)
-    return Column("here", value=here, group=metric.heading), Column("paper", value=paper, group=metric.heading)
+def _mean_columns(metric: Metric) -> tuple[Column, Column]:
+    return (
+        Column("here", value=partial(_mean_cell, metric), group=metric.heading),
+        Column("paper", value=partial(_published_cell, metric), group=metric.heading),
+    )
 
 
 def _mean_cell(metric: Metric, row: _Row) -> Cell:
@@ -405,15 +404,14 @@ def _published_cell(metric: Metric, row: _Row) -> Cell:
     return value_cell(metric, None if paper is None else paper[metric.key], NOT_PRINTED)
 
 
-def _mean_notes(means: Sequence[HostMean], beside_paper: bool) -> Iterator[str]:
+def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
     yield "Unweighted means over cells; P[U|S] is a mean of ratios."
     for mean in means:
         if mean.missing_suites and any(variant.paper for variant in mean.variants):
             yield f"{mean.host}: without {', '.join(mean.missing_suites)}, which the paper's means hold."
     if any(mean.host == AUXILIARY for mean in means):
         yield "Auxiliary entries are in no other mean."
-    if beside_paper:
-        yield (
-            "Paper: its own policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), for orientation; "
-            "docs/reconstruction.md says what makes them incomparable."
-        )
+    yield (
+        "Paper: its own policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), for orientation; "
+        "docs/reconstruction.md says what makes them incomparable."
+    )
