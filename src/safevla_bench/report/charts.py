@@ -68,7 +68,6 @@ class Chart(Sparkline):
     down: tuple[tuple[str, str], ...] = ()
     worst: PointLabel | None = None
     worst_s: str = ""
-    first: PointLabel | None = None
     bottom: int = BOTTOM
 
 
@@ -112,7 +111,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.in
 def draw_chart(chart: TraceChart) -> Chart:
     """Return the chart of one specification in one episode; its caption says all of it."""
     area = PlotArea(len(chart.values) - 1, *chart.bounds(_ROOM))
-    limit_y, is_violated = area.y(chart.limit), chart.first >= 0
+    limit_y = area.y(chart.limit)
     return Chart(
         **_draw_paths(chart, area, MOST_POINTS, 1),
         caption=_describe_chart(chart),
@@ -123,7 +122,6 @@ def draw_chart(chart: TraceChart) -> Chart:
         down=tuple((_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
         worst=_worst_label(chart, area),
         worst_s=chart.format_time(chart.worst),
-        first=_first_violation_label(chart, area) if is_violated else None,
     )
 
 
@@ -197,12 +195,6 @@ def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
     anchor = "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
     label = chart.format_value(chart.worst, missing="")
     return PointLabel(_format_across(area, chart.worst), _format_px(y), label, _format_px(label_y), anchor)
-
-
-def _first_violation_label(chart: TraceChart, area: PlotArea) -> PointLabel:
-    label = f"first violation {chart.format_time(chart.first)} s"
-    anchor = "end" if area.x(chart.first) > ACROSS * 0.6 else "start"
-    return PointLabel(_format_across(area, chart.first), _format_px(TOP), label, "11", anchor)
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:

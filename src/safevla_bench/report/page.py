@@ -102,7 +102,6 @@ def render_page(
     style, script = render.read_template("page.css"), render.read_template("page.js")
     template = render.template_environment().get_template("page.html")
     return template.render(
-        **_SECTION_PARTS,
         policy=render.content_security_policy(style, script, *in_3d.scripts),
         style=Markup(style),
         script=Markup(script),
@@ -130,6 +129,11 @@ def render_page(
         in_3d=in_3d,
         shared_states=find_shared_states(records, episodes.entries),
         analysis=analysis,
+        onset_table=explain.onset_table,
+        difference_table=comparison.difference_table,
+        describe_series=describe_series,
+        series_table=series_table,
+        variant_table=sensitivity.variant_table,
         unscored=notices.exclusion_table(summaries, scores.absent, skipped, lost or LostEpisodes()),
         limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
         provenance=_format_json(description) if description else (),
@@ -138,16 +142,6 @@ def render_page(
         interval=format_interval,
         percent=format_percent,
     )
-
-
-_SECTION_PARTS: Mapping[str, object] = {
-    "onset_table": explain.onset_table,
-    "difference_table": comparison.difference_table,
-    "describe_series": describe_series,
-    "series_table": series_table,
-    "variant_table": sensitivity.variant_table,
-}
-"""What the page's sections on an analysis are made of, called where there is one."""
 
 
 # Success and safety

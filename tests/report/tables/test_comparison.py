@@ -45,7 +45,7 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
     assert row["A − B"] == "-5.3"
     assert row["90 %"] == "-10.0 to 2.0"
     assert row["by task"] == NO_VALUE
-    assert (row["only A:B"], row["p"], row["p by task"]) == ("1:3", "0.625", "0.500")
+    assert (row["p"], row["p by task"]) == ("0.625", "0.500")
     several = comparing.difference_table(comparison(difference(), policies=("a", "b", "c")))
     assert cells(several)["p, adj."] == "0.750"
     assert row["Told apart"] == "no"
@@ -77,11 +77,6 @@ def test_who_is_better_is_said_in_words_that_do_not_depend_on_the_metric_s_sign(
 
 def test_a_tiny_p_is_never_printed_as_zero():
     assert cells(comparing.difference_table(comparison(difference(p_value=1e-9))))["p"] == "<0.001"
-
-
-def test_independent_episodes_have_no_counts_of_pairs():
-    table = comparing.difference_table(comparison(difference(), paired=False))
-    assert "only A:B" not in [column.name for column in table.columns]
 
 
 def test_too_few_tasks_are_said():

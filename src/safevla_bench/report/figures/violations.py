@@ -40,12 +40,9 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     if not heights:
         sheet.draw_empty(figure.subplots(), "There are no episodes.")
         return sheet.finish_sheet(figure)
-    rates = [rate.value for cell in cells for rate in family_rates(cell, kinds) if rate]
-    highest = max((100 * rate for rate in rates if rate is not None), default=0.0)
-    scale_end = max(10, int(-(-highest // 10) * 10))
     grid = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
     for axes, (suite, block) in zip(grid, blocks.items(), strict=True):
-        _draw_block(axes, block, kinds, [texts[policy_name(cell)] for cell in block], scale_end)
+        _draw_block(axes, block, kinds, [texts[policy_name(cell)] for cell in block])
         axes.set_title(sheet.wrap_text(suite, 2.0), color=sheet.MUTED, fontsize=sheet.SMALL)
     heads = ["\n".join(axis.split("_")) for axis in kinds] + ["n"]
     head = grid[0].secondary_xaxis("top")
@@ -53,8 +50,8 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     head.tick_params(length=0, pad=sheet.SMALL + 3)
     head.spines[:].set_visible(False)
     notes = [
-        "Share of the judged episodes of a row that violate any active limit of the kind, in percent; shade: "
-        f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.",
+        "Share of the judged episodes of a row that violate any active limit of the kind, in percent. "
+        f"{NO_VALUE}: no such limit applies.",
         *provenance_marks.warn_of_cells(cells),
     ]
     key = [sheet.KeyEntry(name, k, texts[name], marked=False) for k, name in enumerate(policies)] if numbered else []
@@ -67,9 +64,7 @@ def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
     return [cell.axes.get(kind) if kind in active else None for kind in kinds]
 
 
-def _draw_block(
-    axes: Axes, block: Sequence[Summary], kinds: Sequence[str], texts: Sequence[str], scale_end: int
-) -> None:
+def _draw_block(axes: Axes, block: Sequence[Summary], kinds: Sequence[str], texts: Sequence[str]) -> None:
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(block) - 0.5, -0.5)
     axes.set_xticks([])
@@ -78,14 +73,14 @@ def _draw_block(
     axes.spines[:].set_visible(False)
     for y, cell in enumerate(block):
         for x, rate in enumerate(family_rates(cell, kinds)):
-            _draw_cell(axes, x, y, rate, scale_end)
+            _draw_cell(axes, x, y, rate)
         axes.text(len(kinds), y, str(cell.judged), fontsize=sheet.SMALL, color=sheet.MUTED, ha="center",
                   va="center_baseline")  # fmt: skip
 
 
-def _draw_cell(axes: Axes, x: int, y: int, rate: Rate | None, scale_end: int) -> None:
+def _draw_cell(axes: Axes, x: int, y: int, rate: Rate | None) -> None:
     has_value = rate is not None and rate.value is not None
-    share = 100 * (rate.value or 0.0) / scale_end if rate is not None else 0.0
+    share = (rate.value or 0.0) if rate is not None else 0.0
     face = mpl.colormaps["Blues"](0.85 * share) if has_value else sheet.TINT
     axes.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, facecolor=face, edgecolor="none"))
     text = format_percent(rate.count, rate.n) if rate is not None else NO_VALUE

@@ -6,6 +6,7 @@ A table takes a column of a two-column page, or both (`table*`) where it is long
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from safevla_bench.report.render.text import wrap_line
@@ -25,8 +26,8 @@ _SHRINK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 def render_latex(table: Table) -> str:
     r"""Return a `table` environment, or a `table*` for a long table, with its caption and notes.
 
-    Columns without a value are left out. The document must load `booktabs` and `graphicx`. Letters outside Latin and
-    Greek need XeLaTeX or LuaLaTeX.
+    Columns without a value are left out. The document must load `booktabs` and `graphicx`. Letters outside Latin
+    and Greek need XeLaTeX or LuaLaTeX.
     """
     table = drop_empty_columns(table)
     environment = "table*" if _table_width(table) > _COLUMN_WIDTH else "table"
@@ -115,15 +116,14 @@ def _latex_cell(cell: Cell) -> str:
 # Characters
 
 
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
-)
+def _greek_name(letter: str) -> str:
+    name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
+    return name.lower() if letter.islower() else name.title()
+
+
 _SPECIAL: dict[str, str | int | None] = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{
-        letter: f"$\\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ", _GREEK.split(), strict=True)
-    },
+    **{letter: f"$\\{_greek_name(letter)}$" for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",

@@ -61,7 +61,6 @@ def difference_table(comparison: Comparison) -> Table:
         _pvalue_column("p", "of equal policies on the same tasks", "p_value"),
         by_task,
         _pvalue_column("p by task", "of equal policies on other tasks like these", "p_by_task"),
-        Column("only A:B", "pairs that only A has, and only B", _counts_text) if comparison.paired else None,
         _pvalue_column("p, adj.", "adjusted for the pairs of policies; it decides", "p_adjusted") if several else None,
         text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
         None if comparison.margin is None else text_column(margin, lambda row: _MARGIN_WORDS[row.of.margin]),
@@ -82,11 +81,6 @@ def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Colu
             lambda row: format_ends(row.metric, row.of.ci_by_task),
         ),
     )
-
-
-def _counts_text(row: _Row) -> str:
-    counts = (row.of.only_first, row.of.only_second)
-    return NO_VALUE if None in counts else f"{counts[0]}:{counts[1]}"
 
 
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:

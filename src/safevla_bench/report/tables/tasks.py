@@ -51,7 +51,7 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
             text_column("Task", lambda row: row.task_id if isinstance(row, TaskRates) else "all"),
             COUNT,
             *(Column(metric.heading, metric.meaning, partial(_task_cell, metric)) for metric in (SR, SAFETY, SBU)),
-            *lost_columns(cells, emphasis=""),
+            *lost_columns(cells),
         ),
         name="tasks",
         notes=(WILSON, *lost_notes(cells)),
