@@ -5,10 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from report.scenes import run, verdicts, with_initial_states
-from safevla_bench.compare.comparison import (
-    MetricComparison,
-    compare_policies,
-)
+from safevla_bench.compare.comparison import MetricComparison, compare_policies
 from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging.metrics import aggregate, cells

@@ -14,12 +14,7 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.report.episode_list import EpisodeListRow, describe_ending
 from safevla_bench.report.render.text import render_text, wrap_line
-from safevla_bench.report.tables.episodes import (
-    format_cause,
-    format_margin,
-    kept_clause_table,
-    unjudged_table,
-)
+from safevla_bench.report.tables.episodes import format_cause, format_margin, kept_clause_table, unjudged_table
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant
 

@@ -17,14 +17,7 @@ from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.columns import COUNT
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.text import (
-    NO_VALUE,
-    count_noun,
-    escape_controls,
-    format_compact,
-    format_fixed,
-    format_interval,
-)
+from safevla_bench.text import NO_VALUE, count_noun, escape_controls, format_compact, format_fixed, format_interval
 from safevla_bench.version import __version__
 
 _NO_LOSS = LostEpisodes()
