@@ -108,7 +108,7 @@ def render_page(
         standins=provenance_marks.warn_of_scores(scores),
         baseline_warnings=notices.baseline_warnings(measure_baseline(scores)),
         remarks=remarks,
-        outcomes=[describe_outcome(cell, cell.policy in marked) for cell in summaries],
+        outcomes=[(cell, policy_name(cell), list_whiskers(cell)) for cell in summaries],
         numbers=cell_tables.headline_table(summaries, total, privileged=marked),
         violations=[summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         is_folded=len(summaries) > _OPEN,
@@ -140,32 +140,10 @@ def render_page(
 # Success and safety
 
 
-@dataclass(frozen=True, slots=True)
-class CellOutcome:
-    """A cell's success and safety, without what was not counted or judged."""
-
-    cell: Summary
-    policy: str
-    suite: str
-    lost: str
-    privileged: bool
-    """True if the policy saw simulator state."""
-    whiskers: tuple[tuple[str, str, Rate], ...]
-    """Name and kind of each known rate."""
-
-
-def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
-    """Return the outcome of a cell."""
-    outside = (("crashed", cell.crashed), ("stopped", cell.stopped), ("without a verdict", cell.unjudged))
-    whiskers = [("Success", SR.key), *([("Safety", SAFETY.key)] if has_verdict(cell) else [])]
-    return CellOutcome(
-        cell=cell,
-        policy=policy_name(cell),
-        suite=cell.suite or NO_VALUE,
-        lost=", ".join(f"{count} {name}" for name, count in outside if count),
-        privileged=privileged,
-        whiskers=tuple((name, kind, cell.rates[kind]) for name, kind in whiskers if cell.rates[kind].ci),
-    )
+def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
+    """Return name and kind of the rates of success and safety that are known of a cell."""
+    rates = [("Success", SR.key, True), ("Safety", SAFETY.key, has_verdict(cell))]
+    return [(name, kind, cell.rates[kind]) for name, kind, is_known in rates if is_known and cell.rates[kind].ci]
 
 
 # Violations
@@ -184,9 +162,8 @@ class CellViolations:
 def summarize_violations(cell: Summary) -> CellViolations:
     """Return a cell's tables of violations, scored and not, and the sentence on its unsafe episodes above them."""
     safety = cell.rates[SAFETY.key]
-    top = max(
-        (spec for spec in cell.specs if spec.tier == "safe"), key=lambda spec: spec.violations.count, default=None
-    )
+    scored = [spec for spec in cell.specs if spec.tier == "safe"]
+    top = max(scored, key=lambda spec: spec.violations.count, default=None)
     most = f", most often {top.spec_id} ({top.violations.count})" if top and top.violations.count else ""
     return CellViolations(
         name=f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
@@ -200,10 +177,8 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return the name of a specification, its limit, and the excess of depth 1, as the page says them."""
     if spec.binary:
         return spec.spec_id, "none at all", "any"
-    limit, severe = (
-        format_amount(value, spec.unit, spec.threshold, format_compact) for value in (spec.threshold, spec.severe)
-    )
-    return spec.spec_id, limit, severe
+    texts = [format_amount(end, spec.unit, spec.threshold, format_compact) for end in (spec.threshold, spec.severe)]
+    return spec.spec_id, texts[0], texts[1]
 
 
 # Episodes

@@ -18,9 +18,7 @@ from safevla_bench.text import NO_VALUE, format_compact, format_interval
 
 LARGEST = "†"
 """The mark of the largest SBU of a column, as in the paper."""
-_INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities"
-INTERVALS = f"{_INTERVALS} (VSI|U has none below {LEAST_UNSAFE} unsafe episodes)."
-SERIES_INTERVALS = f"{_INTERVALS}."
+INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities."
 PAPER_INTERVALS = (
     "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
 )

@@ -66,6 +66,7 @@ def difference_table(comparison: Comparison) -> Table:
         None if comparison.margin is None else text_column(margin, lambda row: _MARGIN_WORDS[row.of.margin]),
     )
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
+    title += ", across physics versions" if comparison.across_versions else ""
     rows = [_Row(*place, difference) for place in _scoped_metrics(comparison) for difference in place[1].differences]
     return tabulate(title, rows, columns, notes=_difference_notes(comparison))
 

@@ -12,7 +12,7 @@ from functools import partial
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint
 from safevla_bench.judging.rates import SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.columns import DASH, PAPER_INTERVALS, SERIES_INTERVALS, mean_cell, rate_cell
+from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS, mean_cell, rate_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import count_noun, format_compact, format_fixed
 
@@ -44,7 +44,7 @@ def series_table(compared: SeriesComparison) -> Table:
             *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
             *(Column(metric.label, value=partial(_gain_cell, metric), group=gains) for metric in GAINS),
         ),
-        notes=(PAPER_INTERVALS if bootstrap else SERIES_INTERVALS, *_gain_notes(compared)),
+        notes=(PAPER_INTERVALS if bootstrap else INTERVALS, *_gain_notes(compared)),
         dash=DASH,
         name="series",
         remarks=compared.warnings,
