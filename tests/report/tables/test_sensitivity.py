@@ -252,7 +252,7 @@ def describe(*curves: SensitivityCurve, ranking: RankingSensitivity | None = Non
             "Safety of a is 50.0 %; 40.0 % (Force 100 N) and 70.0 % (All relaxed) under other thresholds.",
         ),
         ([curve("a", "one", 5, 5, 6)], "Safety of a is 50.0 %; 60.0 % (All relaxed) under other thresholds."),
-        ([curve("a", "one", 5, 5, 5)], "Safety of a is 50.0 % under each variant that has a value."),
+        ([curve("a", "one", 5, 5, 5)], "Safety of a is 50.0 % under each variant."),
         (  # episodes cut short are judged only while they violate, so that n falls as limits loosen
             [curve("a", "one", (5, 10), (5, 12), (5, 10))],
             "Safety of a is 50.0 %; 41.7 % (Force 100 N) under other thresholds, judged in 10 to 12 episodes.",

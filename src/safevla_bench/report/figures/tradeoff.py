@@ -75,11 +75,9 @@ def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites"
     policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown)), _suite_names(shown)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()
     shared = suites if is_shared else ()
-    if not (pooled or is_shared):
-        groups = {suite: [cell for cell in shown if (cell.suite or "") == suite] for suite in suites}
-    else:
-        title = suites[0] if len(suites) == 1 else f"{len(suites)} suites{', pooled' if pooled else ''}"
-        groups = {title: shown} if cells else {}
+    groups = {suite: [cell for cell in shown if (cell.suite or "") == suite] for suite in suites}
+    if (pooled or is_shared) and len(suites) > 1:
+        groups = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown}
     panels = tuple(_make_panel(title, group, policies, shared) for title, group in groups.items())
     return Tradeoff(policies, panels, pooled, shared, left_out, provenance_marks.warn_of_cells(shown))
 

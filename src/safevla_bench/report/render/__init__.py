@@ -87,16 +87,11 @@ def _source_digest(text: str) -> str:
 
 
 TableFormat = Literal["text", "md", "csv", "tex", "json", "html"]
-_RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv}
+_RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "tex": render_latex}
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one form as one text, below each other where there are several.
-
-    The label of one of several tables ends in its name: `tab:safety` becomes `tab:safety-main-libero`.
-    """
-    if form == "tex":
-        return "\n".join(render_latex(table) for table in tables)
+    """Return the tables in one form as one text, below each other where there are several."""
     if form == "json":
         return render_json(tables)
     if form == "html":

@@ -144,13 +144,10 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
     """Yield the table of the specifications that apply to each judged task, without scores to all tasks."""
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
-        tasks = sorted({*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}, key=_task_order)
+        judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}
+        tasks = sorted(judged, key=lambda task: (task[0], len(task[1]), task[1]))
     if tasks and not inputs.is_ablation:
         yield active_spec_table(tasks, inputs.ruleset), inputs.cells
-
-
-def _task_order(task: tuple[str, str]) -> tuple[str, int, str]:
-    return task[0], len(task[1]), task[1]
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:

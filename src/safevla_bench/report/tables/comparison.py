@@ -123,7 +123,7 @@ def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
     """Yield the notes below the differences: metrics, verdicts, tests, unknown episodes, and warnings."""
-    yield "Clean: success without a violation. P[U|S] of paired policies: over pairs in which both succeeded."
+    yield "Clean: success without a violation. P[U|S] of two paired policies: over pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
     for _, metric in _scoped_metrics(comparison):

@@ -76,7 +76,8 @@ def _range_sentence(policy: str, rates: Sequence[Rate], names: Sequence[str]) ->
     default = rates[0].value or 0.0
     low, high = min(known, key=lambda pair: pair[0]), max(known, key=lambda pair: pair[0])
     ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (low, high) if value != default]
-    moves = f"; {' and '.join(ends)} under other thresholds" if ends else " under each variant that has a value"
+    still = " under each variant" if len(known) == len(rates) else " under each variant that has a value"
+    moves = f"; {' and '.join(ends)} under other thresholds" if ends else still
     sizes = {rate.n for rate in rates}
     of = f", judged in {min(sizes)} to {max(sizes)} episodes" if len(sizes) > 1 else ""
     return f"Safety of {policy} is {SAFETY.format(default)} %{moves}{of}."

@@ -6,7 +6,6 @@ The words follow from intervals of gains over the first run, which hold together
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint
@@ -16,13 +15,7 @@ from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import count_noun, format_compact, format_fixed
 
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One run of a curve."""
-
-    curve: SeriesCurve
-    point: SeriesPoint
+_Run = tuple[SeriesCurve, SeriesPoint]
 
 
 def series_table(compared: SeriesComparison) -> Table:
@@ -31,16 +24,16 @@ def series_table(compared: SeriesComparison) -> Table:
     Rows are in the order of the runs' labels; a column of suites is there with more than one.
     """
     several = any(compared.series)
-    rows = [_Run(curve, point) for curve in compared.curves for point in curve.points]
-    bootstrap = any(has_bootstrap(row.point) for row in rows)
+    rows = [(curve, point) for curve in compared.curves for point in curve.points]
+    bootstrap = any(has_bootstrap(point) for _, point in rows)
     gains = "Gain over the first, points"
     return tabulate(
         "Runs in the order of their labels",
         rows,
         (
-            text_column("Run", lambda row: row.point.policy if several else row.point.name),
-            text_column("Suite", lambda row: row.curve.suite or "all, pooled") if len(compared.suites) > 1 else None,
-            Column("n", value=lambda row: row.point.n),
+            text_column("Run", lambda row: row[1].policy if several else row[1].name),
+            text_column("Suite", lambda row: row[0].suite or "all, pooled") if len(compared.suites) > 1 else None,
+            Column("n", value=lambda row: row[1].n),
             *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
             *(Column(metric.label, value=partial(_gain_cell, metric), group=gains) for metric in GAINS),
         ),
@@ -58,16 +51,16 @@ def has_bootstrap(point: SeriesPoint) -> bool:
 
 
 def _number_cell(metric: Metric, row: _Run) -> Cell:
-    number, n = row.point.numbers[metric], row.point.n
+    number, n = row[1].numbers[metric], row[1].n
     if isinstance(number, Rate):
         return rate_cell(number, NO_VERDICT, n=n)
     return mean_cell(number, NO_VERDICT, n=n)
 
 
 def _gain_cell(metric: Metric, row: _Run) -> Cell:
-    gain = row.point.gains.get(metric)
+    (curve, point), gain = row, row[1].gains.get(metric)
     if gain is None or gain.difference is None:
-        return Cell.dash("the first" if row.point is row.curve.points[0] else "not comparable")
+        return Cell.dash("the first" if point is curve.points[0] else "not comparable")
     value = 100 * gain.difference
     if gain.ci is None:
         return Cell(_format_points(gain.difference), value)

@@ -154,9 +154,8 @@ def _metric_block(
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
     if cell is None:
         return ExactCell(Cell.dash("not run"))
-    if metric.needs_verdict and not has_verdict(cell):
-        return ExactCell(metric_cell(metric, cell))
-    return ExactCell(metric_cell(metric, cell), exact_value(cell.number(metric)))
+    is_known = has_verdict(cell) or not metric.needs_verdict
+    return ExactCell(metric_cell(metric, cell), exact_value(cell.number(metric)) if is_known else None)
 
 
 def _marked_column(

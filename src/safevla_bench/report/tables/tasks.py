@@ -60,15 +60,8 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
 
 
 def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRates]:
-    """Return the tasks of a cell, those that end in a number by that number."""
-
-    def number_key(task: TaskRates) -> tuple[str, int]:
-        name = task.task_id.rstrip("0123456789")
-        return name, int(task.task_id.removeprefix(name) or 0)
-
-    return sorted(
-        (task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)), key=number_key
-    )
+    of_cell = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
+    return sorted(of_cell, key=lambda task: (len(task.task_id), task.task_id))  # task_9 before task_10
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
