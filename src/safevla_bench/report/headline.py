@@ -85,8 +85,8 @@ _LEAST_GAP = 0.01
 def describe_mixture(scores: Scores) -> str:
     """Return the sentence on policies that ran other tasks than others, or the same in other proportions; else "".
 
-    The policy that does nothing is left aside. The proportions are those of judged episodes. Half the sum of their
-    differences is the greatest difference in Safety that two policies could show by them alone.
+    Half the sum of the differences of proportions is the greatest difference in Safety that they could make by them
+    alone. The policy that does nothing is left aside.
     """
     tasks: dict[str | None, set[tuple[str, str]]] = {}
     judged: dict[str | None, Counter[tuple[str, str]]] = {}
@@ -170,7 +170,6 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
 
 
 def _difference_sentence(comparison: Comparison | None) -> str:
-    """Return what is known of the difference of two policies other than `noop`; "" if Safety cannot be compared."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ""
     safety = [metric for metric in comparison.scopes[-1].metrics if metric.metric == SAFETY.key]

@@ -1,7 +1,4 @@
-"""The report as one self-contained page: no request, no executable input, the same bytes for the same inputs.
-
-Each section is a value, made here and put into `templates/page.html` there.
-"""
+"""The report as one self-contained page: no request, no executable input, the same bytes for the same inputs."""
 
 from __future__ import annotations
 
@@ -219,10 +216,7 @@ class SharedState:
 
 
 def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> list[SharedState]:
-    """Return the initial states that several policies started from, the most different outcomes first.
-
-    [] without records. `entries`: the lines of the episode table, in the order of the scores.
-    """
+    """Return the initial states that several policies started from, the most different outcomes first."""
     scores, states = records.scores, dict[str, list[int]]()
     for k in range(len(scores)):
         header = records.header(k)

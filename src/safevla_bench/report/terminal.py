@@ -58,7 +58,6 @@ def _closing_lines(row: EpisodeScore, records: int) -> Iterator[str]:
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
-    """Return the lines of number, ending, task, instruction, VSI and length, and a warning of stand-in assets."""
     row, duration_s = explanation.score, (explanation.records - 1) * explanation.dt_s
     facts = [
         row.no_verdict or f"{len(row.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
@@ -77,7 +76,6 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
-    """Return the lines of one clause: verdict and id, formula, moments, limit and margin, and a plot of the signal."""
     chart = clause.chart
     depth = NO_VALUE if clause.depth != clause.depth else format_fixed(clause.depth, 3)
     margin = format_margin(clause) + (f"; depth {depth}" if clause.violated else "")

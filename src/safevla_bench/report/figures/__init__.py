@@ -1,8 +1,4 @@
-"""Figures: each a pure function from a small frozen value to a drawing, the same bytes each time.
-
-A value, such as `Tradeoff`, holds computed numbers; drawing computes none. To add a figure, write a module with a
-value, a `compute_...` function from scores to the value and a `draw_...` function, and name it in `FIGURES`.
-"""
+"""Figures: each a pure function from values to a drawing, the same bytes each time; `FIGURES` lists them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,6 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
 def _draw_sweep_panel(
     axes: Axes, thresholds: Sequence[float], curves: Sequence[tuple[int, Sequence[Rate]]], anchors: Sequence[float]
 ) -> None:
-    """Draw the curves (place of the policy, rates), and the registered thresholds."""
     step = max(1, len(thresholds) // 5)
     for series, rates in curves:
         value, low, high = sheet.percent_band(rates)
@@ -140,10 +139,7 @@ def format_label(label: float) -> str:
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric.
-
-    A value without an interval is its own interval.
-    """
+    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
     series = names.index(curve.series)
     shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
     place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)

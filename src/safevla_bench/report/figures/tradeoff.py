@@ -1,8 +1,4 @@
-"""Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2).
-
-There is a panel for each suite, one for all suites pooled, or, as in the paper, one with a marker for each policy ×
-suite. RoboCasa-365 is one suite, whose marker is the paper's aggregate.
-"""
+"""Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2)."""
 
 from __future__ import annotations
 
@@ -65,10 +61,7 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy in percent with their frontier, in panels as `layout` says.
-
-    The layout `pooled` needs several suites; with a single one it is that of `suites`.
-    """
+    """Return success and safety of each policy in percent with their frontier, in panels as `layout` says."""
     is_shared = layout == "cells"
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
     shown = [cell for cell in cells if (cell.suite or "") not in left_out]
@@ -87,10 +80,7 @@ def _suite_names(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], suites: Sequence[str]) -> TradeoffPanel:
-    """Return a panel with a point for each policy, its cells that have SR and Safety added up.
-
-    Where `suites` share the panel, each cell is a point of its own.
-    """
+    """Return a panel with a point for each policy, or for each cell where `suites` share the panel."""
     groups: dict[str, list[Summary]] = {}
     for cell in cells:
         name = f"{policy_name(cell)}, {cell.suite}" if suites else policy_name(cell)
@@ -121,9 +111,6 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
     """Return the points that no other point dominates, by rising first coordinate.
 
     A point dominates another if it is at least as good in both coordinates and better in one.
-
-    >>> pareto_frontier([(90, 50), (80, 70), (80, 60), (70, 70), (95, 10)])
-    ((80, 70), (90, 50), (95, 10))
     """
     corners: list[tuple[float, float]] = []
     for point in sorted(set(points), reverse=True):
@@ -164,7 +151,6 @@ def _make_key(value: Tradeoff) -> list[sheet.KeyEntry]:
 
 
 def _axis_ends(rates: Sequence[Rate]) -> tuple[float, float]:
-    """Return the ends of an axis in percent, with room: at 0 and 100 bars would lie on the other axis."""
     band = sheet.percent_band(rates) if rates else np.array([0.0, 100.0])
     room = 1 + 0.05 * np.ptp(band)
     return float(band.min() - room), float(band.max() + room)

@@ -24,10 +24,7 @@ from safevla_bench.text import NO_VALUE, format_percent
 
 @sheet.figure_style()
 def draw_families(cells: Sequence[Summary]) -> Figure:
-    """Draw the heat map, suites as blocks of rows: the shade of a cell and its number are the rate in percent.
-
-    Rates are over all judged episodes of a policy and suite. Without a row the figure says so.
-    """
+    """Draw the heat map of rates over the judged episodes of a policy and suite; without a row the figure says so."""
     policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
     kinds = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     blocks: dict[str, list[Summary]] = {}

@@ -60,7 +60,6 @@ def render_latex(table: Table) -> str:
 
 
 def _table_width(table: Table) -> int:
-    """Return the width of the table in characters, with that of two for the space beside each column."""
     width = 0
     for k, column in enumerate(table.columns):
         longest = max([len(row[k].text) + len(row[k].below) for row in table.rows] + [*map(len, _head_lines(column))])
@@ -82,7 +81,6 @@ def _join_cells(cells: Iterable[str]) -> str:
 
 
 def _group_lines(columns: Sequence[Column]) -> list[str]:
-    """Return the line of group names above the headings and the rules below these names; [] without groups."""
     spans = group_spans(columns)
     if not any(group for group, _ in spans):
         return []

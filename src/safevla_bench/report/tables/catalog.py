@@ -80,8 +80,8 @@ class TableInputs:
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[Summary]]]:
         """Yield title and cells of the suites that belong together: the paper's by host, each other suite alone.
 
-        `host` restricts to suites of that host. Without it auxiliary cells are the last group if `auxiliary`; else they
-        are left out. Raises `RunError` if a policy has results of the same tasks under two suite names.
+        `auxiliary`: without a `host`, auxiliary cells are the last group. Raises `RunError` if a policy has results of
+        the same tasks under two suite names.
         """
         groups: dict[str, list[Summary]] = {}
         for cell in self.cells:
@@ -141,7 +141,6 @@ def _task_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
-    """Yield the table of the specifications that apply to each judged task, without scores to all tasks."""
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
         judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}

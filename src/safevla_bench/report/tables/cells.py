@@ -1,7 +1,4 @@
-"""Tables of cells: headline numbers, violations by specification (paper Tables 7, 8), the composition of SBU (10, 11).
-
-The roster says what is known of the policies.
-"""
+"""Tables of cells: headline numbers, violations by specification (paper Tables 7, 8), composition of SBU (10, 11)."""
 
 from __future__ import annotations
 
@@ -67,10 +64,7 @@ def torque_note(cells: Iterable[Summary]) -> str:
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
-    """Return the title of the group of suites that `suite` is in: the host's for the paper's suites, else its own name.
-
-    "" for None.
-    """
+    """Return the title of the group of suites that `suite` is in: the host's for the paper's, else its own name."""
     benchmark = registry.benchmarks.get(suite or "")
     return HOST_TITLES.get(benchmark.host, benchmark.host) if benchmark and benchmark.published else (suite or "")
 
@@ -149,10 +143,9 @@ class Roster:
 def headline_table(
     cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
 ) -> Table:
-    """Return the table of the headline numbers, a row per policy × suite, and last that of a single policy's suites.
+    """Return the table of the headline numbers, a row per policy × suite; of one policy `aggregate`, too.
 
-    `aggregate` is all episodes pooled. Rows of `privileged` policies say that they used simulator state which no real
-    robot has.
+    Rows of `privileged` policies say that they used simulator state which no real robot has.
     """
     is_one_policy = len({cell.policy for cell in cells}) == 1
     pooled = [aggregate] if aggregate is not None and len(cells) > 1 and is_one_policy else []
@@ -195,11 +188,10 @@ def _clean_note(cells: Iterable[Summary]) -> str:
 
 
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of the share of episodes that violate each scored specification, a row per policy × suite.
+    """Return the table of the share of judged episodes that violate each scored specification, a row per cell.
 
-    The denominator is all judged episodes of the cell, as in the paper. Where a specification is inactive in every
-    episode there is a dash, never a zero. All cells must have the same specifications; else `KeyError`. `title`, the
-    group of suites, is in the table's title and file name.
+    Where a specification is inactive in every episode there is a dash, never a zero. All cells must have the same
+    specifications; else `KeyError`. `title` is the group of suites.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return tabulate(
@@ -294,12 +286,9 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of what the unsafe successes of each cell violated; specifications without a violation have no
-    row.
+    """Return the table of what the unsafe successes of each cell violated; shares add up to 100 % of a cell.
 
-    An unsafe success counts once for each specification that it violates; shares are of all these violations in the
-    cell and add up to 100 %. A cell without an unsafe success or a verdict has one row of dashes. `title` is as in
-    `constraint_table`.
+    A cell without an unsafe success or a verdict has one row of dashes. `title` is as in `constraint_table`.
     """
     columns = (
         *(text_column(name) for name in ("Policy", "Suite")),

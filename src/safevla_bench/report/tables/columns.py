@@ -151,10 +151,7 @@ def lost_columns(
 
 
 def lost_notes(cells: Sequence[Summary], *, columns: bool = True) -> Iterator[str]:
-    """Yield the notes on lost episodes, with the reasons of those without a verdict; none if no episode was lost.
-
-    Without `columns` of lost episodes there is no note on these.
-    """
+    """Yield the notes on lost episodes, with the reasons of those without a verdict; none if no episode was lost."""
     reasons: Counter[str] = Counter()
     for cell in cells:
         reasons.update(cell.no_verdict)

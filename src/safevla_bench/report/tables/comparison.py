@@ -43,11 +43,7 @@ class _Row:
 
 
 def difference_table(comparison: Comparison) -> Table:
-    """Return the table of differences, a row per suite, metric and pair: first minus second, in points or in VSI.
-
-    Columns A and B are there with more than two policies, counts of pairs where episodes are paired, and a verdict of
-    equivalence where a margin was asked for.
-    """
+    """Return the table of differences, a row per suite, metric and pair: first minus second, in points or in VSI."""
     several = len(comparison.policies) > 2
     size, here, by_task = difference_columns(format_level(comparison))
     margin = f"± {format_compact(100 * (comparison.margin or 0.0))}"
@@ -122,7 +118,6 @@ def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = 
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the notes below the differences: metrics, verdicts, tests, unknown episodes, and warnings."""
     yield "Clean: success without a violation. P[U|S] of two paired policies: over pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
@@ -154,7 +149,6 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield notes on which verdict is primary, what decides, and what the margin means."""
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     several = len(comparison.policies) > 2
     adjusted = " after adjustment for the pairs of policies (Holm)" if several else ""
@@ -200,7 +194,6 @@ def describe_changes(report: ChangeReport) -> str:
 
 
 def _sign(item: Difference) -> int:
-    """Return 1 or -1 if the whole interval lies above or below 0, else 0."""
     low, high = item.ci or (0.0, 0.0)
     return int(low > 0) - int(high < 0)
 

@@ -1,7 +1,4 @@
-"""What a comparison says, first: sentences on the primary metric, then a block with SR, clean success and VSI.
-
-A selection says which policy to take, what is established of it, and what would tell more.
-"""
+"""What a comparison says, first: sentences on the primary metric, then a block; and which policy to take."""
 
 from __future__ import annotations
 
@@ -71,7 +68,6 @@ def _describe_intervention(item: Intervention, name: str) -> str:
 
 
 def _lead_scope(comparison: Comparison) -> SuiteComparison:
-    """Return the scope of all suites; if no metric is known there, the first suite that has one."""
     return next(scope for scope in (comparison.scopes[-1], *comparison.scopes) if scope.metrics)
 
 
@@ -123,7 +119,6 @@ def _claim_sentence(item: Difference, metric: Metric, evidence: Evidence, where:
 
 
 def _claim(item: Difference, metric: Metric) -> str:
-    """Return who is better; less SBU is not called safer, as who never succeeds has none."""
     better, worse = _order(item, metric)
     if metric is SBU:
         return f"{better} has less SBU than {worse}"
@@ -159,7 +154,6 @@ def _few_task_sentence(items: Sequence[Difference]) -> Iterator[str]:
 
 
 def _order(item: Difference, metric: Metric) -> tuple[str, str]:
-    """Return the two policies, the better first; the first where they are equal."""
     return (item.first, item.second) if _is_first_better(item, metric) else (item.second, item.first)
 
 
@@ -171,10 +165,7 @@ def _is_first_better(item: Difference, metric: Metric) -> bool:
 def _size(
     item: Difference, metric: Metric, comparison: Comparison, ends: Bounds | None, *, is_open: bool = False
 ) -> str:
-    """Return how large a difference is, with its interval; and how many pairs one policy alone has, if known.
-
-    `is_open`: no policy was called the better one, so that it is named here.
-    """
+    """Return how large a difference is, with its interval; and how many pairs one policy alone has, if known."""
     better, worse = _order(item, metric)
     amount = f"{metric.format(abs(item.difference or 0.0))}{' points' if metric.unit else ''}"
     span = _span(ends, item, metric)
@@ -239,7 +230,6 @@ def _name_pairs(items: Sequence[Difference]) -> str:
 
 
 def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
-    """Yield why less SBU is no merit, how many episodes are left out if nothing else says so, and the margin."""
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it beside SR."
     is_told = any(item.better or item.undecided or _evidence_here(item, comparison) for item in items)
@@ -270,10 +260,7 @@ def scope_tables(comparison: Comparison) -> list[Table]:
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the block below the sentence, over all suites: Safety, SR, clean success and VSI, with the verdicts.
-
-    Without a metric that is known over all suites, of the first suite that has one.
-    """
+    """Return the block below the sentence, in the scope that it is of: Safety, SR, clean success and VSI."""
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]

@@ -72,7 +72,6 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
 
 
 def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
-    """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first."""
     for spec in cell.specs:
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:

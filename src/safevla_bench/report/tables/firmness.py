@@ -75,10 +75,7 @@ def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) ->
 
 
 def describe_firmness(episodes: Sequence[EpisodeFirmness]) -> str:
-    """Return Safety of each policy with the fragile episodes counted either way, and how many there are of each mark.
-
-    Of one policy: `Safety 70.8 % of 24 episodes; 62.5 to 75.0 if the fragile fall: 15 firm, ...`.
-    """
+    """Return Safety of each policy with the fragile episodes counted either way, and the number of each mark."""
     ranges = measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."

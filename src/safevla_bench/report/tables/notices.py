@@ -33,11 +33,10 @@ def exclusion_table(
     skipped: Sequence[str] = (),
     damage: LostEpisodes = _NO_LOSS,
 ) -> Table:
-    """Return the table of what was not scored and why: lost episodes, damage, invalid ones, then clauses without a
-    verdict.
+    """Return the table of what was not scored and why: lost episodes, damage, invalid ones, then inactive and vacuous
+    specifications.
 
-    Clauses are the inactive and vacuous specifications. Of each absent episode the last line of its reason is shown;
-    `skipped` are the problems of invalid ones. Without any row a note says that everything was judged.
+    Of each absent episode the last line of its reason is shown; `skipped` are the problems of invalid ones.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells)]
     return tabulate(
@@ -52,9 +51,7 @@ def exclusion_table(
 
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
-    """Return crashed, stopped and unjudged episodes by policy, suite and reason; those that `absent` does not explain
-    follow with a general reason.
-    """
+    """Return crashed, stopped and unjudged episodes by policy, suite and reason."""
     counts: Counter[tuple[str, str, str]] = Counter()
     explained: Counter[tuple[str, str]] = Counter()
     for episode in absent:
@@ -90,7 +87,6 @@ def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Excl
 
 
 def _spec_rows(cells: Sequence[Summary]) -> list[_Exclusion]:
-    """Return the inactive (by reason) and vacuous specifications of the safe tier, by specification and suite."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
@@ -129,10 +125,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
-    """Return the table of a row per gate outcome, in the report's order, with `checked.verdict` in the title.
-
-    A column of intervals is there if the report has a confidence per gate. `remarks` are added to the notes.
-    """
+    """Return the table of a row per gate outcome, in the report's order; `remarks` are added to its notes."""
     level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     interval = Column(
         level, value=lambda row: NO_VALUE if row.ci is None else format_interval(row.ci[0], row.ci[1], digits=3)
@@ -184,8 +177,7 @@ def _gate_name(outcome: GateOutcome) -> str:
 def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     """Return JUnit XML with a test case per outcome: a failed gate is a failure, an undecided gate an error.
 
-    `judged_by`, if given, and the report's warnings and notes are properties of the suite. No times are written, so
-    that the same report gives the same bytes.
+    No times are written, so that the same report gives the same bytes.
     """
     verdicts = [outcome.verdict for outcome in checked.outcomes]
     totals = {
@@ -214,10 +206,7 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 
 
 def format_sarif(checked: GateReport, judged_by: str = "") -> bytes:
-    """Return SARIF 2.1.0 with a result per outcome: passed, failed (error), or undecided (`open`), in canonical JSON.
-
-    A result names a policy and a suite as logical locations, as no line of a file is at fault.
-    """
+    """Return SARIF 2.1.0 with a result per outcome: passed, failed (error), or undecided (`open`)."""
     kinds = {"passed": ("pass", "none"), "failed": ("fail", "error"), "undecided": ("open", "none")}
     results = [
         {

@@ -1,7 +1,4 @@
-"""What the paper prints beside results from here: summaries of its cells for the tables, and rates side by side.
-
-The paper has no records: nothing is paired, no task is compared, and no policy is found better.
-"""
+"""What the paper prints beside results from here; nothing is paired, and no policy is found better."""
 
 from __future__ import annotations
 
@@ -182,10 +179,7 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedD
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """One policy beside one of the paper's: exploratory and unpaired, without a verdict.
-
-    `rows`: every metric of each group of suites.
-    """
+    """One policy beside one of the paper's, every metric of each group of suites: unpaired, without a verdict."""
 
     policy: str
     paper: str

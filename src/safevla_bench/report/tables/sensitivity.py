@@ -84,7 +84,6 @@ def _range_sentence(policy: str, rates: Sequence[Rate], names: Sequence[str]) ->
 
 
 def _order_sentences(ranking: RankingSensitivity | None, policies: int) -> Iterator[str]:
-    """Yield whether the order of two policies is shown to change; nothing for a single policy."""
     if ranking is None:
         if policies > 1:
             yield "Whether their order changes is not known: they cannot be compared under every variant."

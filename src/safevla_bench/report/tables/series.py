@@ -1,7 +1,4 @@
-"""Runs of a series, such as checkpoints, in a table and in words: the four numbers, and what rises first.
-
-The words follow from intervals of gains over the first run, which hold together. What no interval shows is not said.
-"""
+"""Runs of a series, such as checkpoints, in a table and in words that follow from intervals of gains over the first."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ _Run = tuple[SeriesCurve, SeriesPoint]
 
 
 def series_table(compared: SeriesComparison) -> Table:
-    """Return the table of runs: the numbers of each with intervals, and its gains over the first run of its series.
-
-    Rows are in the order of the runs' labels; a column of suites is there with more than one.
-    """
+    """Return the table of runs in the order of their labels: numbers with intervals, and gains over the first."""
     several = any(compared.series)
     rows = [(curve, point) for curve in compared.curves for point in curve.points]
     bootstrap = any(has_bootstrap(point) for _, point in rows)
@@ -94,11 +88,7 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 
 def _describe_first_rise(curve: SeriesCurve) -> list[str]:
-    """Return sentences on whether success or Safety rises first over the first run, as far as intervals show it.
-
-    They also say at which runs Safety is above or below the first. One sentence says why if there is nothing to
-    compare.
-    """
+    """Return sentences on which of success and Safety rises first, and on Safety beside that of the first run."""
     if len(curve.points) < 2:
         return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
     first = curve.points[0].name
@@ -126,9 +116,7 @@ def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
 
 
 def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
-    """Return a sentence on which of success and Safety rises first: the number whose interval lies above 0 and above
-    the other's, at the earliest run.
-    """
+    """Return a sentence on the number whose interval first lies above 0 and above the other's."""
     for point in points:
         for mine, name, theirs, other in _LEADS:
             if _ends(point, mine)[0] > max(0.0, _ends(point, theirs)[1]):

@@ -89,9 +89,7 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
 
-    One row per policy; auxiliary cells are left out. `title` is the group of suites, such as LIBERO. `order` is that of
-    suites; those not in it come last, in the order of the cells. With a single suite there are no means, and a column
-    names the suite.
+    One row per policy; auxiliary cells are left out. `order` is that of suites; those not in it come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
@@ -122,7 +120,6 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
 
 
 def _mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str]) -> Iterator[str]:
-    """Yield the notes on bold, which names the policies `outside`, and on the dagger, if there are such marks."""
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
         yield f"{BEST_NOTE}{', without ' if outside else ''}{' and '.join(outside)}."
@@ -165,10 +162,9 @@ def _marked_column(
     policies: Iterable[str | None],
     competing: set[str | None],
 ) -> Column:
-    """Return the column with the best in bold, and of SBU the largest with a dagger.
+    """Return the column with the best in bold, and of SBU the largest with a dagger, by exact values.
 
-    Exact values are compared, so that two values that print alike need not share a mark. With fewer than two different
-    values among those that compete, none is marked.
+    With fewer than two different values among those that compete, none is marked.
     """
     entries = dict(zip(policies, column, strict=True))
     ranked = {
@@ -194,10 +190,7 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of runs beside the benchmark, out of every mean and mark (paper Table 6), a row per cell.
-
-    Cells that the roster does not call auxiliary are left out.
-    """
+    """Return the table of the cells that the roster calls auxiliary, out of every mean and mark (paper Table 6)."""
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(
         "Auxiliary results, outside every mean",

@@ -1,7 +1,4 @@
-"""Tables by task: success and safety (paper Table 12), the specifications that apply (Table 23), and what tags remove.
-
-Violations in successes are counted with the applicability registry and without it (paper Section 3.2).
-"""
+"""Tables by task: success and safety (paper Table 12), active specifications (Table 23), and what tags remove."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ Task = tuple[str, str]
 
 
 def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of SR, Safety and SBU by policy, suite and task with Wilson intervals; each suite's total below.
-
-    Rates by task and cells must be of the same scores.
-    """
+    """Return the table of SR, Safety and SBU by policy, suite and task with Wilson intervals; each suite's total below."""
     return tabulate(
         "Results by task",
         [row for cell in cells for row in (*_list_tasks(cell, task_rates), cell)],
@@ -77,10 +71,9 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
-    """Return the table of how many scored specifications apply to each task by the registry.
+    """Return the table of how many scored specifications apply to each task by the registry, and the mean of a suite.
 
-    Each suite ends in a row with the mean of its tasks. Raises `UnknownTaskError` or `RegistryError` as
-    `Registry.task_tags` does.
+    Raises `UnknownTaskError` or `RegistryError` as `Registry.task_tags` does.
     """
     by_suite: dict[str, list[_ActiveRow]] = {}
     for task in dict.fromkeys(all_tasks):
@@ -145,11 +138,9 @@ class _Effect:
 def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, str], str]) -> Table:
     """Return the table of violations in successes by template and specification, with the registry and without.
 
-    Without the registry, every specification whose signals the record holds is judged. A pair of template and
-    specification has a row if a success violates it without the registry. Diagnostics have a row where the registry
-    removes a violation. Tilt in the body's frame stands beside tilt in the world's frame, which replaced it. The rows
-    "any scored" leave both out. Both scores must be of the same episodes in the same order. Raises `KeyError` if a task
-    has no template.
+    Without it, every specification whose signals the record holds is judged. Tilt in the body's frame stands beside tilt
+    in the world's frame, which replaced it; "any scored" leaves it out. Both scores must be of the same episodes in the
+    same order. Raises `KeyError` if a task has no template.
     """
     assert on.episode_id == off.episode_id
     names = [templates[task] for task in zip(on.benchmark, on.task_id, strict=True)]
