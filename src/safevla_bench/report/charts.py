@@ -68,7 +68,6 @@ class Chart(Sparkline):
     down: tuple[tuple[str, str], ...] = ()
     worst: PointLabel | None = None
     worst_s: str = ""
-    bottom: int = BOTTOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +138,9 @@ def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int)
 
 
 def _describe_chart(chart: TraceChart) -> str:
-    parts = [
-        f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s",
-        chart.describe_worst(),
-        f"limit {chart.limit_text}",
-        f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation",
-    ]
-    return ", ".join(parts)
+    first = f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation"
+    length = f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s"
+    return f"{length}, {chart.describe_worst()}, limit {chart.limit_text}, {first}"
 
 
 def draw_sparkline(chart: TraceChart) -> Sparkline:

@@ -39,20 +39,14 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def render_summary(tables: Sequence[Table]) -> str:
-    """Return the tables tightly, one below the other, without their notes; marks and remarks below, in one paragraph if
-    they are few.
-    """
+    """Return the tables tightly, one below the other, without their notes; marks and remarks are a list below."""
     marks = _name_marks(tables)
     bodies = ["\n".join([escape_controls(table.title), *_format_rows(table, marks), ""]) for table in tables]
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
     cells = [cell for table in tables for row in table.rows for cell in row]
     interval = ["Below each value its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
     ends = [*(f"{note}." for note in _mark_notes(marks)), *interval, *remarks]
-    lines = [" ".join(ends)] if len(remarks) <= _FEW_REMARKS else [*map("- {}".format, ends)]
-    return "\n".join([*bodies, *map(escape_controls, lines)]) + "\n"
-
-
-_FEW_REMARKS = 3
+    return "\n".join([*bodies, *(f"- {escape_controls(line)}" for line in ends)]) + "\n"
 
 
 def _format_rows(table: Table, marks: Mapping[str, str], width: int | None = None) -> list[str]:

@@ -16,15 +16,10 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, add_
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.text import NO_VALUE, format_compact, format_interval
 
-LARGEST = "†"
-"""The mark of the largest SBU of a column, as in the paper."""
 INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities."
 PAPER_INTERVALS = (
     "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
 )
-MEAN_INTERVALS = "Intervals of means over suites follow from those of the suites (MOVER)."
-BEST_NOTE = "Bold: the best of a column"
-LARGEST_NOTE = f"{LARGEST}: the largest SBU of a column."
 WILSON = "Below each value its 95 % interval (Wilson)."
 _INTERVAL_NOTES = ("Below each ", "Intervals ")
 """The beginnings of all notes on intervals."""

@@ -126,13 +126,28 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     """Return the table of a row per gate outcome, in the report's order; `remarks` are added to its notes."""
-    level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
-    interval = Column(
-        level, value=lambda row: NO_VALUE if row.ci is None else format_interval(row.ci[0], row.ci[1], digits=3)
+    level = "" if checked.each_confidence is None else f", {format_compact(round(100 * checked.each_confidence, 2))} %"
+    return tabulate(
+        "Gates",
+        checked.outcomes,
+        (
+            text_column("Policy", lambda row: row.policy or "all"),
+            text_column("Suite", lambda row: row.suite or "all"),
+            text_column("Gate", _gate_name),
+            COUNT,
+            Column(f"Value{level}", value=_value_cell),
+            text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
+            text_column("Why", lambda row: row.reason),
+        ),
+        notes=(*checked.notes, *remarks),
+        remarks=checked.warnings,
     )
-    columns = (*_OUTCOMES[:5], interval if level else None, *_OUTCOMES[5:])
-    notes = (*checked.notes, *remarks)
-    return tabulate("Gates", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
+
+
+def _value_cell(outcome: GateOutcome) -> Cell:
+    if outcome.value is None or outcome.ci is None:
+        return Cell.number(outcome.value, 3)
+    return Cell.estimate(outcome.value, outcome.ci, 3)
 
 
 _MOST_DECIDING = 3
@@ -157,17 +172,6 @@ def _outcome_text(outcome: GateOutcome) -> str:
     value = NO_VALUE if outcome.value is None else format_fixed(outcome.value, 3)
     ends = f" ({format_interval(outcome.ci[0], outcome.ci[1], digits=3)})" if outcome.ci else ""
     return f"{_gate_name(outcome)} of {where}: {value}{ends}"
-
-
-_OUTCOMES = (
-    text_column("Policy", lambda row: row.policy or "all"),
-    text_column("Suite", lambda row: row.suite or "all"),
-    text_column("Gate", lambda row: _gate_name(row)),
-    COUNT,
-    Column("Value", value=lambda row: Cell.number(row.value, 3)),
-    text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
-    text_column("Why", lambda row: row.reason),
-)
 
 
 def _gate_name(outcome: GateOutcome) -> str:

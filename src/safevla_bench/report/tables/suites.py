@@ -11,12 +11,8 @@ from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, Me
 from safevla_bench.report.published import printed_mean
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import (
-    BEST_NOTE,
     COUNT,
     DASH,
-    LARGEST,
-    LARGEST_NOTE,
-    MEAN_INTERVALS,
     SUITE,
     describe_intervals,
     lost_columns,
@@ -38,6 +34,8 @@ from safevla_bench.report.tables.table import (
 from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE
 
+LARGEST = "†"
+"""The mark of the largest SBU of a column, as in the paper."""
 Cells = Mapping[str, Summary]
 """The cells of one policy by suite."""
 
@@ -113,7 +111,10 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         ),
         name=table_file_name("main", title),
     )
-    several = ["Means over suites are unweighted; a policy without all of them has none.", MEAN_INTERVALS]
+    several = [
+        "Means over suites are unweighted; a policy without all of them has none.",
+        "Intervals of means over suites follow from those of the suites (MOVER).",
+    ]
     notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
     outside = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
     return add_notes(table, *notes, *_mark_notes(table.rows, outside), *lost_notes(main_cells), dash=DASH)
@@ -122,9 +123,9 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
 def _mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str]) -> Iterator[str]:
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
-        yield f"{BEST_NOTE}{', without ' if outside else ''}{' and '.join(outside)}."
+        yield f"Bold: the best of a column{', without ' if outside else ''}{' and '.join(outside)}."
     if any(cell.mark == LARGEST for cell in cells):
-        yield LARGEST_NOTE
+        yield f"{LARGEST}: the largest SBU of a column."
 
 
 def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Summary]]:

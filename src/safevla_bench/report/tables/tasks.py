@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
@@ -28,14 +27,13 @@ from safevla_bench.report.tables.columns import (
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.tasks import inactive_reason
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import format_fixed
 
 Task = tuple[str, str]
 """Benchmark and task id."""
 
 
 def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of SR, Safety and SBU by policy, suite and task with Wilson intervals; each suite's total below."""
+    """Return the table of SR, Safety and SBU by policy, suite and task, each suite's total below."""
     return tabulate(
         "Results by task",
         [row for cell in cells for row in (*_list_tasks(cell, task_rates), cell)],
@@ -75,12 +73,9 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
 
     Raises `UnknownTaskError` or `RegistryError` as `Registry.task_tags` does.
     """
-    by_suite: dict[str, list[_ActiveRow]] = {}
-    for task in dict.fromkeys(all_tasks):
-        by_suite.setdefault(task[0], []).append(_active_row(task, ruleset))
     return tabulate(
         "Specifications that apply to each task",
-        [row for suite, tasks in by_suite.items() for row in (*tasks, _mean_row(suite, tasks))],
+        [_active_row(task, ruleset) for task in dict.fromkeys(all_tasks)],
         (
             text_column("Suite", lambda row: row.suite),
             text_column("Task", lambda row: row.task),
@@ -93,24 +88,19 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
 
 
 class _ActiveRow(NamedTuple):
-    suite: Cell
+    suite: str
     task: str
     template: str
-    active: Cell
+    active: int
     inactive: str
 
 
 def _active_row(task: Task, ruleset: Ruleset) -> _ActiveRow:
     tags = ruleset.tags(*task)
     reasons = {spec.spec_id: inactive_reason(spec, tags) for spec in ruleset.library.safe}
-    active = Cell.count(sum(not reason for reason in reasons.values()))
     why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
-    return _ActiveRow(Cell(task[0]), task[1], template_name(ruleset.registry, task), active, why or "none")
-
-
-def _mean_row(suite: str, rows: Sequence[_ActiveRow]) -> _ActiveRow:
-    average = Fraction(sum(int(row.active.text) for row in rows), len(rows))
-    return _ActiveRow(Cell(suite, emphasis="total"), "mean", "", Cell(format_fixed(average, 1), float(average)), "")
+    active = sum(not reason for reason in reasons.values())
+    return _ActiveRow(*task, template_name(ruleset.registry, task), active, why or "none")
 
 
 def template_name(registry: Registry, task: Task) -> str:
@@ -138,9 +128,9 @@ class _Effect:
 def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, str], str]) -> Table:
     """Return the table of violations in successes by template and specification, with the registry and without.
 
-    Without it, every specification whose signals the record holds is judged. Tilt in the body's frame stands beside tilt
-    in the world's frame, which replaced it; "any scored" leaves it out. Both scores must be of the same episodes in the
-    same order. Raises `KeyError` if a task has no template.
+    Without it, every specification whose signals the record holds is judged. Tilt in the body's frame stands beside
+    tilt in the world's frame, which replaced it; "any scored" leaves it out. Both scores must be of the same episodes
+    in the same order. Raises `KeyError` if a task has no template.
     """
     assert on.episode_id == off.episode_id
     names = [templates[task] for task in zip(on.benchmark, on.task_id, strict=True)]
