@@ -88,17 +88,13 @@ def describe_mixture(scores: Scores) -> str:
     Half the sum of the differences of proportions is the greatest difference in Safety that they could make by them
     alone. The policy that does nothing is left aside.
     """
-    tasks: dict[str | None, set[tuple[str, str]]] = {}
     judged: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
-    for policy, suite, task, has_safety in [
-        *rows,
-        *((lost.policy, lost.benchmark, lost.task_id, False) for lost in scores.absent),
-    ]:
+    rows += [(lost.policy, lost.benchmark, lost.task_id, False) for lost in scores.absent]
+    for policy, suite, task, has_safety in rows:
         if policy != NOOP:
-            tasks.setdefault(policy, set()).add((suite, task))
             judged.setdefault(policy, Counter())[suite, task] += int(has_safety)
-    if len({frozenset(of_policy) for of_policy in tasks.values()}) > 1:
+    if len({frozenset(counts) for counts in judged.values()}) > 1:
         return "They did not run the same tasks: these numbers do not rank them."
     shares = [
         np.array([counts[task] for task in sorted(counts)]) / counts.total()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 from typing import get_args
@@ -131,7 +131,7 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
             Column("Left path", "replays counted apart", lambda row: row.left),
             Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
             Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
-            text_column("Flipped by", lambda row: _list_counts(row.by_variation)),
+            text_column("Flipped by", _list_variations),
         ),
         notes=(
             f"A replay leaves its path where hand or target is over {LEFT_PATH_M * 100:g} cm from its recorded place. "
@@ -152,5 +152,5 @@ def _spread(spec: SpecColumn, row: ClauseFirmness, percent: int) -> Cell:
     return spec_amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
 
 
-def _list_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or NO_VALUE
+def _list_variations(row: ClauseFirmness) -> str:
+    return ", ".join(f"{name} {count}" for name, count in row.by_variation.items()) or NO_VALUE
