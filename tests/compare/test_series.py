@@ -152,7 +152,7 @@ def test_what_has_no_verdict_is_a_dash_and_never_a_zero():
 
 def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_rise():
     text = describe(checkpoint("1", 0.0, 0.3), checkpoint("2", 0.8, 0.3), checkpoint("3", 0.9, 0.9))
-    assert text.startswith("Success rises ahead of Safety: at 2 and 3 it has gained more on 1")
+    assert text.startswith("Success rises ahead of Safety: at 2 it has gained more on 1")
     assert "On these tasks Safety is above that of 1 at 3." in text
 
 
@@ -179,7 +179,9 @@ def test_safety_can_be_first_too():
 
 
 def test_both_at_once_is_open():
-    assert "which rises first is open" in describe(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.8, 0.8))
+    assert "Which rises first is open. Shown to be above 1: Success at 2, Safety at 2." in describe(
+        checkpoint("1", 0.1, 0.1), checkpoint("2", 0.8, 0.8)
+    )
 
 
 def test_a_safety_that_alone_rises_is_found_where_success_has_risen_nowhere():

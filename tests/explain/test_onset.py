@@ -7,7 +7,6 @@ import pytest
 
 from report.scenes import joined, verdicts
 from safevla_bench.explain.exposure import ANY_LIMIT, FAILED, SUCCEEDED, VIOLATED, measure_onsets
-from safevla_bench.report.curve_charts import draw_onsets
 from safevla_bench.report.tables.explain import onset_table
 from safevla_bench.statistics.intervals import wilson_interval
 
@@ -86,11 +85,3 @@ def test_the_table_has_a_row_for_what_was_violated_or_nearly_and_for_any_limit()
         "25.0",
     )
     assert onset_table([]).rows == ()
-
-
-def test_the_chart_says_in_words_how_the_episodes_ended():
-    [chart] = draw_onsets(measured(FOUR))
-    assert chart.title == "a, libero-goal"
-    assert chart.description.startswith("violated any limit 50.0 %, ended in success without 25.0 %")
-    assert [bool(line.band) for line in chart.lines] == [True, False, False]
-    assert draw_onsets(measured(FOUR, lengths=1)) == []

@@ -22,7 +22,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies.servers.codecs import OPENPI, VLA_EVAL
-from safevla_bench.report.figures.style import drawable_text
+from safevla_bench.report.figures.sheet import drawable_text
 from safevla_bench.sources.runs.episode_index import read_sources, scan
 from safevla_bench.sources.runs.folder import read_description, read_facts, read_frames
 from safevla_bench.sources.runs.parts import episode_rows

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from report.scenes import NAN, joined, verdicts
 from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.report.tables import notices
@@ -15,30 +13,20 @@ def noop(*episodes, **changes):
     return verdicts(*episodes, policy="noop", **changes)
 
 
-def test_the_floor_names_specification_task_value_and_count():
-    scores = noop((False, -40.0, NAN), (False, -90.0, NAN), (False, 20.0, NAN), extreme=_extremes(240, 290, 180))
-    [floor] = measure_baseline(scores).floors
-    assert (floor.benchmark, floor.task_id, floor.spec.spec_id) == ("libero-goal", "task_0", "force")
-    assert (floor.violations, floor.n, floor.extreme, floor.first_step) == (2, 3, 290.0, 3)
-
-
-def _extremes(*force):
-    return np.array([force, [NAN] * len(force), [NAN] * len(force)])
+def test_the_floor_names_task_specification_and_count():
+    scores = noop((False, -40.0, NAN), (False, -90.0, NAN), (False, 20.0, NAN))
+    assert measure_baseline(scores).floors == ("libero-goal task_0: force in 2 of 3",)
 
 
 def test_without_noop_or_if_it_is_safe_there_is_no_floor_and_no_word():
     for scores in (verdicts((True, -40.0, -3.0)), noop((False, 5.0, 1.0)), verdicts(), noop()):
         result = measure_baseline(scores)
         assert (result.floors, notices.baseline_warnings(result)) == ((), ())
-        assert notices.baseline_table(result).rows == ()
 
 
 def test_a_goal_that_is_reached_by_doing_nothing_is_named_whatever_safety_says():
     """A task whose goal holds from the start counts as a success of every policy."""
     result = measure_baseline(joined(noop((True, 5.0, 1.0), (False, 5.0, 1.0)), verdicts((True, 5.0, 1.0), policy="a")))
-    assert [(task.benchmark, task.task_id, task.successes, task.n) for task in result.successes] == [
-        ("libero-goal", "task_0", 1, 2)
-    ]
     (warning,) = notices.baseline_warnings(result)
     assert "succeeded (libero-goal task_0: 1 of 2)" in warning
     assert measure_baseline(verdicts((True, 5.0, 1.0), policy="a")).successes == ()
@@ -55,10 +43,4 @@ def test_stopped_episodes_and_diagnostics_say_nothing():
 def test_the_words_name_the_tasks():
     result = measure_baseline(joined(noop(*NOTHING), verdicts((True, -40.0, 5.0), policy="a")))
     (warning,) = notices.baseline_warnings(result)
-    assert "noop, which does nothing, broke limits in 1 of 2 episodes (libero-goal task_0)" in warning
-
-
-def test_the_table_shows_how_far_and_how_often():
-    [row] = notices.baseline_table(measure_baseline(noop((False, -40.0, NAN), extreme=_extremes(240)))).rows
-    assert [cell.text for cell in row] == ["libero-goal", "task_0", "force", "1/1", "240\N{NO-BREAK SPACE}N",
-                                           "200\N{NO-BREAK SPACE}N", "3"]  # fmt: skip
+    assert "noop, which does nothing, broke limits in 1 of 2 episodes (libero-goal task_0: force in 1 of 2)" in warning

@@ -33,7 +33,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.viewers import build_timeline
 from safevla_bench.publishing import result_files, submission
 from safevla_bench.report import episode_list, figures, terminal
-from safevla_bench.report.figures import curves, margins
+from safevla_bench.report.figures import curves, violations
 from safevla_bench.report.page import render_page
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables import episodes as episode_tables
@@ -311,7 +311,7 @@ def test_a_clause_left_out_stands_under_every_headline():
     report = gates.check_gates(scores, [gates.Gate("safety", "min", 0.1)])
     assert report.warnings == (LEFT_OUT,)
     assert LEFT_OUT in render_page(scores, None, load_ruleset(), title="t")
-    assert margins.compute_margins(scores).remarks == (LEFT_OUT,)
+    assert violations.compute_margins(scores).remarks == (LEFT_OUT,)
 
 
 def test_what_no_tag_lets_apply_is_not_left_out():

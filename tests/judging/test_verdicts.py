@@ -19,7 +19,7 @@ from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.episode_details import format_verdict
 from safevla_bench.report.episode_list import list_episodes, sort_episodes
-from safevla_bench.report.figures.margins import compute_margins, draw_margins
+from safevla_bench.report.figures.violations import compute_margins, draw_margins
 from safevla_bench.report.terminal import format_explanation
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.loader import library

@@ -5,18 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from report.scenes import run, verdicts, with_initial_states
-from safevla_bench.compare.comparison import (
-    MetricComparison,
-    compare_policies,
-)
-from safevla_bench.compare.difference import Difference
+from safevla_bench.compare.comparison import MetricComparison, compare_policies
 from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging.metrics import aggregate, cells
-from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report import curve_charts
 from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
 from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.page import render_page
@@ -66,72 +60,6 @@ def test_nothing_scored_is_nothing_said():
     assert analyse_scores(verdicts(), empty_batch(), RULES) == Analysis()
 
 
-def test_each_sweep_passes_through_the_reported_safety():
-    reported = {(cell.policy, cell.suite): cell.rates["safety"] for cell in cells(SCORES)}
-    assert ANALYSIS.sweeps
-    for sweep in ANALYSIS.sweeps:
-        middle = sweep.thresholds.index(sweep.default)
-        assert middle == len(sweep.thresholds) // 2
-        assert {(curve.policy, curve.suite): curve.points[middle].safety for curve in sweep.curves} == reported
-
-
-def test_a_panel_draws_every_policy_of_its_suite_between_0_and_100():
-    panels = curve_charts.draw_sweep_charts(ANALYSIS.sweeps, ["calm", "rough"])
-    assert set(panels) == {"libero-10", "libero-goal"}
-    for panel in (panel for suite_panels in panels.values() for panel in suite_panels):
-        assert [line.style for line in panel.lines] == ["s0", "s1"]
-        for line in panel.lines:
-            places = [tuple(map(float, place.split(","))) for place in line.path.removeprefix("M").split()]
-            assert [places[0][0], places[-1][0]] == [0, 1000]
-            assert all(curve_charts.TOP <= y <= curve_charts.BOTTOM for _, y in places)
-
-
-def test_an_unknown_rate_interrupts_the_line_and_is_called_unknown():
-    """Unknown is never zero: no point, no band, and the word in the description."""
-    sweep = ANALYSIS.sweeps[0]
-    curve, *_ = sweep.curves
-    last = len(curve.points) - 1
-    unknown = {1: "2 pieces", last: "unknown end"}
-    points = [
-        msgspec.structs.replace(point, safety=Rate.without_value("no verdict")) if k in unknown else point
-        for k, point in enumerate(curve.points)
-    ]
-    partly = msgspec.structs.replace(sweep, curves=(msgspec.structs.replace(curve, points=tuple(points)),))
-    ((panel,),) = curve_charts.draw_sweep_charts([partly], ["calm", "rough"]).values()
-    (line,) = panel.lines
-    assert (line.path.count("M"), line.band.count("M"), line.band.count("Z")) == (2, 2, 2)
-    assert len(line.path.split()) + line.path.count("M") - 1 == len(points) - len(unknown)
-    assert panel.description.endswith("to unknown")
-
-
-def test_series_beyond_the_colours_differ_in_their_dash():
-    assert len({curve_charts.series_style(k) for k in range(2 * curve_charts.SERIES)}) == 2 * curve_charts.SERIES
-
-
-def pooled_safety() -> Difference:
-    (safety,) = [metric for metric in ANALYSIS.comparison.scopes[-1].metrics if metric.metric == "safety"]
-    (difference,) = safety.differences
-    return difference
-
-
-def test_bars_say_what_the_comparison_says():
-    bars = {(bar.where, bar.kind): bar for bar in curve_charts.draw_bars(ANALYSIS.comparison)}
-    difference = pooled_safety()
-    bar = bars["all, pooled", "safety"]
-    assert (bar.middle, (bar.low, bar.high)) == (difference.difference, difference.ci)
-    assert (": told apart" in bar.words) == (difference.p_value <= 0.05)
-
-
-def test_bars_of_several_policies_are_of_pooled_safety():
-    batch = with_initial_states(run(["a", "b", "c"], [0.1, 0.5, 1.0], 3, ["libero-10"]))
-    comparison = analyse(batch).comparison
-    assert [(bar.name, bar.where) for bar in curve_charts.draw_bars(comparison)] == [
-        ("a", "minus b"),
-        ("a", "minus c"),
-        ("b", "minus c"),
-    ]
-
-
 def test_the_headline_says_what_the_comparison_says():
     support = build_headline(cells(SCORES), aggregate(SCORES), ANALYSIS.comparison).support
     assert describe_comparison(ANALYSIS.comparison) in support
@@ -151,7 +79,6 @@ def test_a_verdict_that_episodes_without_a_value_could_undo_is_called_so():
     undecided = msgspec.structs.replace(ANALYSIS.comparison, scopes=scopes)
     support = " ".join(build_headline(cells(SCORES), aggregate(SCORES), undecided).support)
     assert "Undecided for tasks like these: 3 episodes without a value could change that" in support
-    assert all(": undecided" in bar.words for bar in curve_charts.draw_bars(undecided))
 
 
 def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so():

@@ -164,9 +164,7 @@ def test_provenance_is_shown_as_it_came():
     text = Checked(
         page_of(*STATES["nothing"], versions={"mujoco": "3.2.1"}, seed=7, missing=None, tasks=["a", "b"])
     ).text
-    assert re.search(r"versions\. ?mujoco 3\.2\.1", text)  # a line may end after the dot
-    assert "seed 7" in text
-    assert "tasks a, b" in text
+    assert '"versions": { "mujoco": "3.2.1" }, "seed": 7, "missing": null, "tasks": [ "a", "b" ]' in text
 
 
 def test_the_worst_episode_is_drawn_with_its_bodies_and_limit():
@@ -205,7 +203,7 @@ def test_a_short_provenance_is_open_and_a_long_one_folded():
         page = page_of(*STATES["nothing"], versions={f"package_{k}": "1" for k in range(count)})
         section = page.partition('<section id="provenance">')[2]
         assert opened in section
-        assert section.count("<tr>") == count
+        assert section.count("package_") == count
 
 
 def test_no_line_ends_between_a_number_and_its_percent_sign():
@@ -278,16 +276,17 @@ def test_text_has_double_a_contrast_and_marks_stand_out_in_both_schemes(scheme):
 def test_the_page_warns_only_if_doing_nothing_breaks_a_limit():
     others = verdicts((True, -30, 1), policy="a")
     warned = Checked(page_of(joined(verdicts((False, -40, NAN), policy="noop"), others)))
-    assert "Baseline: noop, which does nothing, broke limits in 1 of 1 episode (libero-goal task_0)" in warned.text
+    assert (
+        "Baseline: noop, which does nothing, broke limits in 1 of 1 episode (libero-goal task_0: force in 1 of 1)"
+        in warned.text
+    )
     for safe in (others, joined(verdicts((False, 40, NAN), policy="noop"), others)):
         assert "Baseline:" not in Checked(page_of(safe)).text
 
 
-def test_a_cell_without_any_verdict_has_no_bar_of_safety_and_no_square():
+def test_a_cell_without_any_verdict_has_no_bar_of_safety():
     silent = verdicts((True, NAN, NAN), policy="silent")
-    (outcome,) = (page.describe_outcome(cell, False) for cell in cells(silent))
-    assert ([name for name, _, _ in outcome.whiskers], outcome.square) == (["Success"], ())
+    assert [name for name, _, _ in page.list_whiskers(cells(silent)[0])] == ["Success"]
     checked = Checked(page_of(joined(silent, verdicts((True, -30, 1), policy="a"))))
-    assert "libero-goal, n = 1, 1 without a verdict" in checked.text
+    assert "libero-goal, n = 1" in checked.text
     assert page.summarize_violations(cells(silent)[0]).words == "no verdict"
-    assert "No specification reached a verdict: whether these episodes were safe is not known." in checked.text

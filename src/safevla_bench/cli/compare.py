@@ -31,7 +31,7 @@ from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.comparison import change_table, describe_changes
 from safevla_bench.report.tables.comparison_answer import describe_comparison
-from safevla_bench.report.tables.host_means import host_mean_table, host_means
+from safevla_bench.report.tables.sensitivity import host_mean_table, host_means
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
@@ -183,10 +183,7 @@ def _compare_with_paper(
     judged = replace(sources, paths=own).judge()
     compared = compare_with_paper(judged, str(printed[0]), policies)
     document = {**compared.to_document(), "judged_by": judged.provenance}
-    hint = "By suite: --full." if any(len(row.suites) > 1 for row in compared.rows) else ""
-    return _Report(
-        document, published.describe_published(compared), [published.published_table(compared, full=full)], hint
-    )
+    return _Report(document, published.describe_published(compared), [published.published_table(compared)])
 
 
 def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -> None:

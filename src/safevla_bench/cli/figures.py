@@ -21,7 +21,7 @@ from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import make_rescorer, split_judged
 from safevla_bench.report import figures as drawing
 from safevla_bench.report.figures.curves import draw_series, draw_sweep
-from safevla_bench.report.figures.style import COLUMN, Page
+from safevla_bench.report.figures.sheet import COLUMN, Page
 from safevla_bench.report.figures.tradeoff import TradeoffLayout
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.series import describe_series, series_table

@@ -133,13 +133,11 @@ def _cells_table(judged: Judged) -> Table:
 def print_warnings(judged: Judged) -> None:
     """Print warnings, if any, on known differences of physics versions, unknown poses, and limits that `noop` breaks.
 
-    A table of those limits follows where the policy `noop`, which does nothing, broke any. All goes to stdout.
+    All goes to stdout.
     """
-    floors = measure_baseline(judged.scores)
-    for line in [*provenance_marks.warn_of_records(judged.scores), *notices.baseline_warnings(floors)]:
+    baseline = notices.baseline_warnings(measure_baseline(judged.scores))
+    for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
         echo(f"warning: {line}")
-    if floors.floors:
-        click.echo(f"\n{render_text(notices.baseline_table(floors))}")
 
 
 # The demo

@@ -7,7 +7,7 @@ that it reaches, by itself, under any policy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -28,7 +28,7 @@ from safevla_bench.judging.rates import (
     bootstrapped_means,
     severity_means,
 )
-from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores, SpecColumn, collect_versions, nan_to_none
+from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores, collect_versions
 from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent
 from safevla_bench.trajectory.marks import DIVERGED, STANDIN
@@ -367,38 +367,15 @@ def _summarize_spec(scores: Scores, members: NDArray[np.int64], column: int, nsv
 NOOP = "noop"
 
 
-class BaselineViolation(msgspec.Struct, frozen=True, kw_only=True):
-    """One scored specification that doing nothing violates in one task."""
-
-    benchmark: str
-    task_id: str
-    spec: SpecColumn
-    violations: int
-    n: int
-    """Judged episodes of `noop` in the task that ran to their end."""
-    extreme: float | None
-    """The value furthest beyond the limit, in the unit of the specification; None where it has none."""
-    first_step: int
-    """The earliest violating record; 0 = before any action."""
-
-
-class BaselineSuccess(msgspec.Struct, frozen=True, kw_only=True):
-    """One task whose goal is reached without doing anything."""
-
-    benchmark: str
-    task_id: str
-    successes: int
-    n: int
-    """Episodes of `noop` in the task that ran to their end."""
-
-
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """Results of `noop` in a set of episodes; n = 0 without `noop`."""
 
     n: int
     unsafe: int
-    floors: tuple[BaselineViolation, ...]
-    successes: tuple[BaselineSuccess, ...] = ()
+    floors: tuple[str, ...]
+    """Each task and scored specification that doing nothing violates, and in how many judged episodes."""
+    successes: tuple[str, ...] = ()
+    """Each task whose goal is reached without doing anything, and in how many episodes."""
 
 
 def measure_baseline(scores: Scores) -> Baseline:
@@ -408,39 +385,22 @@ def measure_baseline(scores: Scores) -> Baseline:
     """
     ran = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     judged = ran & scores.is_judged
-    floors = tuple(
-        floor for task, members in _group_tasks(scores, judged).items() for floor in _find_floors(scores, task, members)
-    )
-    successes = {task: scores.success[members] for task, members in _group_tasks(scores, ran).items()}
+    floors = [
+        (f"{task}: {scores.specs[column].spec_id} in", scores.is_violated[column, members])
+        for task, members in _group_tasks(scores, judged).items()
+        for column in scores.scored_columns
+    ]
+    successes = [(f"{task}:", scores.success[members]) for task, members in _group_tasks(scores, ran).items()]
     return Baseline(
         n=int(judged.sum()),
         unsafe=int((judged & scores.unsafe).sum()),
-        floors=floors,
-        successes=tuple(
-            BaselineSuccess(benchmark=benchmark, task_id=task_id, successes=int(ends.sum()), n=len(ends))
-            for (benchmark, task_id), ends in successes.items()
-            if ends.any()
-        ),
+        floors=tuple(f"{what} {flags.sum()} of {len(flags)}" for what, flags in floors if flags.any()),
+        successes=tuple(f"{what} {flags.sum()} of {len(flags)}" for what, flags in successes if flags.any()),
     )
 
 
-def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[tuple[str, str], NDArray[np.int64]]:
-    rows = np.flatnonzero(chosen)
-    groups = _group_episodes(((scores.benchmark[k], scores.task_id[k]) for k in rows), ())
-    return {task: rows[members] for task, (members, _) in groups.items()}
-
-
-def _find_floors(scores: Scores, task: tuple[str, str], members: NDArray[np.int64]) -> Iterator[BaselineViolation]:
-    for column in scores.scored_columns:
-        violating = members[scores.is_violated[column, members]]
-        if len(violating):
-            furthest = violating[scores.rho[column, violating].argmin()]
-            yield BaselineViolation(
-                benchmark=task[0],
-                task_id=task[1],
-                spec=scores.specs[column],
-                violations=len(violating),
-                n=len(members),
-                extreme=nan_to_none(scores.extreme[column, furthest]),
-                first_step=int(scores.first[column, violating].min()),
-            )
+def _group_tasks(scores: Scores, chosen: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
+    members: dict[str, list[int]] = {}
+    for k in np.flatnonzero(chosen).tolist():
+        members.setdefault(f"{scores.benchmark[k]} {scores.task_id[k]}", []).append(k)
+    return {task: np.array(indices) for task, indices in members.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,28 +10,16 @@ from safevla_bench.compare.comparison import Comparison, compare_where_possible
 from safevla_bench.compare.policy_results import PolicyResults, split_by_policy
 from safevla_bench.compare.series import SeriesComparison, compare_series, find_series
 from safevla_bench.errors import RunError, SpecError
-from safevla_bench.explain import exposure
 from safevla_bench.explain.bodies import BodyViolation, find_bodies
-from safevla_bench.explain.exposure import CellOnset, measure_chunks, measure_onsets
+from safevla_bench.explain.exposure import CellOnset, measure_onsets
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import ACTIVE, IntervalMethod, Scores
-from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.host_means import HostMean, host_means
-from safevla_bench.sensitivity.curves import (
-    Rescore,
-    SweepRequest,
-    ThresholdAblation,
-    ThresholdSweep,
-    ablate_thresholds,
-    sweep_threshold,
-)
+from safevla_bench.judging.scores import IntervalMethod, Scores
+from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_thresholds
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 
 MOST_COMPARED = 5
 """With more policies than this the pairs are too many to read: `safevla compare` has them all."""
-_STEPS = 12
-"""Steps of a sweep on either side of the registered threshold, from a quarter of it to four times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +32,6 @@ class Analysis:
     series: SeriesComparison | None = None
     """The policies that are checkpoints of one training by their names."""
     ablation: ThresholdAblation | None = None
-    means: tuple[HostMean, ...] = ()
-    """The means of each host under the variants of `ablation`."""
-    sweeps: tuple[ThresholdSweep, ...] = ()
-    exposures: tuple[exposure.CellExposure, ...] = ()
     onsets: Sequence[CellOnset] = ()
     bodies: Sequence[BodyViolation] | None = None
     """The bodies behind the violations."""
@@ -76,27 +60,13 @@ def analyse_scores(
     """
     if not scores.is_counted.any():
         return Analysis()
-    bodies: list[BodyViolation] = []
-
-    def collect_findings() -> Iterator[Batch]:
-        first = 0
-        for part in [batch] if chunks is None else chunks:
-            bodies.extend(find_bodies([part], scores, ruleset, first))
-            first += len(part)
-            yield part
-
-    measured = measure_chunks(collect_findings(), scores, ruleset)
     policies = split_by_policy(scores, batch.headers, privileged=privileged)
-    ablation = _ablate_thresholds(scores, ruleset.library, rescore)
     return Analysis(
         **_compare_policies(policies, protocols),
         series=_order_runs(policies, scores.intervals, protocols),
-        ablation=ablation,
-        means=host_means(ablation, ruleset.registry, Roster(privileged=privileged)) if ablation else (),
-        sweeps=tuple(_sweep_thresholds(scores, ruleset.library, rescore)),
-        exposures=tuple(exposure.summarize_exposure(measured, scores)),
+        ablation=_ablate_thresholds(scores, ruleset.library, rescore),
         onsets=measure_onsets(scores, batch.dt_s, batch.lengths),
-        bodies=bodies,
+        bodies=list(find_bodies([batch] if chunks is None else chunks, scores, ruleset)),
     )
 
 
@@ -129,19 +99,3 @@ def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None
         return ablate_thresholds(scores, library, rescore)
     except SpecError:  # a library in other units than the paper's variants
         return None
-
-
-def _sweep_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> list[ThresholdSweep]:
-    """Return a sweep of each graded scored specification with a verdict whose formula does not state the number."""
-    sweeps = []
-    for k in scores.scored_columns:
-        spec = scores.specs[k]
-        if spec.binary or not (scores.state[k] == ACTIVE).any():
-            continue
-        grid = tuple(spec.threshold * 2 ** (step / (_STEPS / 2)) for step in range(-_STEPS, _STEPS + 1))
-        try:
-            request = SweepRequest(spec.spec_id, (spec.spec_id,), grid)
-            sweeps.append(sweep_threshold(scores, library, request, rescore, intervals=False))
-        except SpecError:
-            continue
-    return sweeps

@@ -7,8 +7,7 @@ paths, percent for text and marks. Down, they are pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -69,8 +68,6 @@ class Chart(Sparkline):
     down: tuple[tuple[str, str], ...] = ()
     worst: PointLabel | None = None
     worst_s: str = ""
-    first: PointLabel | None = None
-    bottom: int = BOTTOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.in
 def draw_chart(chart: TraceChart) -> Chart:
     """Return the chart of one specification in one episode; its caption says all of it."""
     area = PlotArea(len(chart.values) - 1, *chart.bounds(_ROOM))
-    limit_y, is_violated = area.y(chart.limit), chart.first >= 0
+    limit_y = area.y(chart.limit)
     return Chart(
         **_draw_paths(chart, area, MOST_POINTS, 1),
         caption=_describe_chart(chart),
@@ -124,44 +121,33 @@ def draw_chart(chart: TraceChart) -> Chart:
         down=tuple((_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
         worst=_worst_label(chart, area),
         worst_s=chart.format_time(chart.worst),
-        first=_first_violation_label(chart, area) if is_violated else None,
     )
 
 
 def _draw_paths(chart: TraceChart, area: PlotArea, max_points: int, digits: int) -> dict[str, Any]:
-    worst = float(chart.values[chart.worst])
+    worst, limit_y = float(chart.values[chart.worst]), area.y(chart.limit)
+    beyond = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
     return {
         "line": _polyline_path(chart.values, area, max_points, digits),
-        "beyond": _violation_path(chart, area),
+        "beyond": _rectangles(chart.failing, area, *beyond, 1.0 if chart.gate is None else 0.5),
         "open_gate": "" if chart.gate is None else _rectangles(chart.gate, area, area.top, area.bottom, 0.5),
-        "limit_y": _format_px(area.y(chart.limit)),
+        "limit_y": _format_px(limit_y),
         "worst_x": _format_across(area, chart.worst),
         "worst_y": _format_px(area.y(worst)) if math.isfinite(worst) else "",
     }
 
 
 def _describe_chart(chart: TraceChart) -> str:
-    parts = [
-        f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s",
-        chart.describe_worst(),
-        f"limit {chart.limit_text}",
-        f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation",
-    ]
-    return ", ".join(parts)
+    first = f"first violation at {chart.format_time(chart.first)} s" if chart.first >= 0 else "no violation"
+    length = f"{chart.signal} over {chart.format_time(len(chart.values) - 1)} s"
+    return f"{length}, {chart.describe_worst()}, limit {chart.limit_text}, {first}"
 
 
-def draw_sparkline(chart: TraceChart, area: PlotArea | None = None) -> Sparkline:
-    """Return the sparkline of one specification in one episode, drawn in `area`, by default the trace's own."""
-    area = area or common_area([chart])
+def draw_sparkline(chart: TraceChart) -> Sparkline:
+    """Return the sparkline of one specification in one episode."""
+    area = PlotArea(len(chart.values) - 1, *chart.bounds(_ROOM), SPARK_TOP, SPARK_BOTTOM)
     caption = f"{chart.describe_worst()}, limit {chart.limit_text}"
     return Sparkline(caption, **_draw_paths(chart, area, SPARK_POINTS, 0))
-
-
-def common_area(charts: Sequence[TraceChart]) -> PlotArea:
-    """Return the area of sparklines that fits one specification's charts, at least one."""
-    together = replace(charts[0], values=np.concatenate([chart.values for chart in charts]))
-    last = max(len(chart.values) for chart in charts) - 1
-    return PlotArea(last, *together.bounds(_ROOM), SPARK_TOP, SPARK_BOTTOM)
 
 
 def _format_px(value: float) -> str:
@@ -181,12 +167,6 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     parts = [f"{'M' if begun else ''}{x:z.{across_digits}f},{y:z.1f} " for begun, x, y in places]
     path = "".join([*parts, *parts] if len(parts) == 1 else parts)
     return path.replace(".0,", ",").replace(".0 ", " ").removesuffix(" ")
-
-
-def _violation_path(chart: TraceChart, area: PlotArea) -> str:
-    limit_y = area.y(chart.limit)
-    top, bottom = (0.0, limit_y) if chart.upper else (limit_y, float(area.bottom))
-    return _rectangles(chart.failing, area, top, bottom, 1.0 if chart.gate is None else 0.5)
 
 
 def _rectangles(where: NDArray[np.bool_], area: PlotArea, top: float, bottom: float, reach: float) -> str:
@@ -210,12 +190,6 @@ def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
     anchor = "start" if x < ACROSS * 0.08 else "end" if x > ACROSS * 0.92 else "middle"
     label = chart.format_value(chart.worst, missing="")
     return PointLabel(_format_across(area, chart.worst), _format_px(y), label, _format_px(label_y), anchor)
-
-
-def _first_violation_label(chart: TraceChart, area: PlotArea) -> PointLabel:
-    label = f"first violation {chart.format_time(chart.first)} s"
-    anchor = "end" if area.x(chart.first) > ACROSS * 0.6 else "start"
-    return PointLabel(_format_across(area, chart.first), _format_px(TOP), label, "11", anchor)
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:

@@ -13,7 +13,6 @@ from safevla_bench.compare.comparison import Comparison
 from safevla_bench.judging.metrics import NOOP, Summary, describe_clean_bound, describe_unjudged, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, UNSAFE_SUCCESS, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, Scores
-from safevla_bench.report.curve_charts import format_points
 from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.comparison_answer import describe_comparison
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent, shorten_name, shorten_names
@@ -65,9 +64,6 @@ def build_headline(
         mixture if len(rates) > 1 else "",
         _difference_sentence(comparison),
         _unsafe_success_sentence(cells),
-        "Some intervals are wider than 30 points: run more episodes before you rely on these numbers."
-        if any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE for rate in rates.values())
-        else "",
         *lost,
     ]
     return Headline(answer, tuple(filter(None, support)))
@@ -82,8 +78,6 @@ def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
         yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
 
 
-_WIDE = 0.3
-"""Width from which an interval is called wide, as a share."""
 _LEAST_GAP = 0.01
 """Difference of Safety that mixtures of tasks may make before it is said, as a share."""
 
@@ -91,20 +85,16 @@ _LEAST_GAP = 0.01
 def describe_mixture(scores: Scores) -> str:
     """Return the sentence on policies that ran other tasks than others, or the same in other proportions; else "".
 
-    The policy that does nothing is left aside. The proportions are those of judged episodes. Half the sum of their
-    differences is the greatest difference in Safety that two policies could show by them alone.
+    Half the sum of the differences of proportions is the greatest difference in Safety that they could make by them
+    alone. The policy that does nothing is left aside.
     """
-    tasks: dict[str | None, set[tuple[str, str]]] = {}
     judged: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
-    for policy, suite, task, has_safety in [
-        *rows,
-        *((lost.policy, lost.benchmark, lost.task_id, False) for lost in scores.absent),
-    ]:
+    rows += [(lost.policy, lost.benchmark, lost.task_id, False) for lost in scores.absent]
+    for policy, suite, task, has_safety in rows:
         if policy != NOOP:
-            tasks.setdefault(policy, set()).add((suite, task))
             judged.setdefault(policy, Counter())[suite, task] += int(has_safety)
-    if len({frozenset(of_policy) for of_policy in tasks.values()}) > 1:
+    if len({frozenset(counts) for counts in judged.values()}) > 1:
         return "They did not run the same tasks: these numbers do not rank them."
     shares = [
         np.array([counts[task] for task in sorted(counts)]) / counts.total()
@@ -115,8 +105,8 @@ def describe_mixture(scores: Scores) -> str:
     if gap < _LEAST_GAP:
         return ""
     return (
-        f"Their episodes are spread otherwise over the tasks, which alone may make {format_points(gap)} points: these "
-        "numbers do not rank them."
+        f"Their episodes are spread otherwise over the tasks, which alone may make {format_fixed(100 * gap, 1)} "
+        "points: these numbers do not rank them."
     )
 
 
@@ -176,7 +166,6 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
 
 
 def _difference_sentence(comparison: Comparison | None) -> str:
-    """Return what is known of the difference of two policies other than `noop`; "" if Safety cannot be compared."""
     if comparison is None or len(comparison.policies) != 2 or NOOP in comparison.policies:
         return ""
     safety = [metric for metric in comparison.scopes[-1].metrics if metric.metric == SAFETY.key]

@@ -1,45 +1,37 @@
-"""The report as one self-contained page: no request, no executable input, the same bytes for the same inputs.
-
-Each section is a value, made here and put into `templates/page.html` there.
-"""
+"""The report as one self-contained page: no request, no executable input, the same bytes for the same inputs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+import numpy as np
 from markupsafe import Markup
 
+from safevla_bench.explain.episode import SpecTrace, rank_by_severity, select_worst
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary, aggregate, cells, has_verdict, measure_baseline
 from safevla_bench.judging.rates import SAFETY, SR, Rate
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset
 from safevla_bench.judging.scores import NO_VERDICT, Scores, SpecColumn
-from safevla_bench.report import curve_charts, render
+from safevla_bench.report import render
 from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
-from safevla_bench.report.cases import draw_worst, find_shared_states
+from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.episode_details import EpisodeRecords
-from safevla_bench.report.episode_table import build_episode_table
+from safevla_bench.report.episode_table import MOST_DRAWN, EpisodeEntry, build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
+from safevla_bench.report.tables.cells import violation_table
 from safevla_bench.report.tables.columns import policy_name
-from safevla_bench.report.tables.comparison_answer import scope_tables
 from safevla_bench.report.tables.firmness import describe_firmness
-from safevla_bench.report.tables.host_means import host_mean_table
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table
-from safevla_bench.report.tables.violations import violation_table
 from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
-from safevla_bench.text import (
-    NO_VALUE,
-    format_amount,
-    format_compact,
-    format_fixed,
-    format_interval,
-    format_percent,
-)
+from safevla_bench.text import NO_VALUE, format_amount, format_compact, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.batch import Batch
 
 _NOTHING, _EMPTY, _NO_REPLAYS = Analysis(), Album(), Replays()
@@ -95,14 +87,11 @@ def render_page(
     headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
     if changes := ruleset.describe_changes():
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
-    baseline = measure_baseline(scores)
     worst = list(draw_worst(records, episodes.entries))
     in_3d = embed_replays(records, replays)
     style, script = render.read_template("page.css"), render.read_template("page.js")
-    policies = list(dict.fromkeys(policy_name(cell) for cell in summaries))
     template = render.template_environment().get_template("page.html")
     return template.render(
-        **_SECTION_PARTS,
         policy=render.content_security_policy(style, script, *in_3d.scripts),
         style=Markup(style),
         script=Markup(script),
@@ -114,10 +103,9 @@ def render_page(
         privileged=sorted({policy_name(cell) for cell in summaries}.intersection(marked)),
         damage=str(lost or ""),
         standins=provenance_marks.warn_of_scores(scores),
-        baseline_warnings=notices.baseline_warnings(baseline),
-        baseline_limits=notices.baseline_table(baseline),
+        baseline_warnings=notices.baseline_warnings(measure_baseline(scores)),
         remarks=remarks,
-        outcomes=[describe_outcome(cell, cell.policy in marked) for cell in summaries],
+        outcomes=[(cell, policy_name(cell), list_whiskers(cell)) for cell in summaries],
         numbers=cell_tables.headline_table(summaries, total, privileged=marked),
         violations=[summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
         is_folded=len(summaries) > _OPEN,
@@ -131,11 +119,14 @@ def render_page(
         in_3d=in_3d,
         shared_states=find_shared_states(records, episodes.entries),
         analysis=analysis,
-        policies=policies,
-        sweep_charts=curve_charts.draw_sweep_charts(analysis.sweeps, policies),
+        onset_table=explain.onset_table,
+        difference_table=comparison.difference_table,
+        describe_series=describe_series,
+        series_table=series_table,
+        variant_table=sensitivity.variant_table,
         unscored=notices.exclusion_table(summaries, scores.absent, skipped, lost or LostEpisodes()),
         limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
-        provenance=list(flatten_values(description)),
+        provenance=_format_json(description) if description else (),
         dash=NO_VALUE,
         fixed=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
         interval=format_interval,
@@ -143,73 +134,13 @@ def render_page(
     )
 
 
-def _make_legend(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return CSS classes and name of each policy or series."""
-    return [(curve_charts.series_style(k), name) for k, name in enumerate(names)]
-
-
-_SECTION_PARTS: Mapping[str, object] = {
-    "make_legend": _make_legend,
-    "exposure_table": explain.exposure_table,
-    "onset_ends": curve_charts.ONSET_ENDS,
-    "draw_onsets": curve_charts.draw_onsets,
-    "onset_table": explain.onset_table,
-    "draw_bars": curve_charts.draw_bars,
-    "scope_tables": scope_tables,
-    "difference_table": comparison.difference_table,
-    "describe_series": describe_series,
-    "series_table": series_table,
-    "most_bands": curve_charts.MOST_BANDS,
-    "variant_table": sensitivity.variant_table,
-    "host_mean_table": host_mean_table,
-}
-"""What the page's sections on an analysis are made of, called where there is one."""
-
-
 # Success and safety
 
 
-@dataclass(frozen=True, slots=True)
-class CellOutcome:
-    """A cell's success and safety, without what was not counted or judged."""
-
-    cell: Summary
-    policy: str
-    suite: str
-    lost: str
-    privileged: bool
-    """True if the policy saw simulator state."""
-    whiskers: tuple[tuple[str, str, Rate], ...]
-    """Name and kind of each known rate."""
-    square: tuple[tuple[str, tuple[int, ...]], ...]
-    """Successes and failures: how many were safe, unsafe, and, if there are any, without a verdict; empty where this is
-    not known."""
-
-
-def describe_outcome(cell: Summary, privileged: bool) -> CellOutcome:
-    """Return the outcome of a cell."""
-    outside = (("crashed", cell.crashed), ("stopped", cell.stopped), ("without a verdict", cell.unjudged))
-    whiskers = [("Success", SR.key), *([("Safety", SAFETY.key)] if has_verdict(cell) else [])]
-    return CellOutcome(
-        cell=cell,
-        policy=policy_name(cell),
-        suite=cell.suite or NO_VALUE,
-        lost=", ".join(f"{count} {name}" for name, count in outside if count),
-        privileged=privileged,
-        whiskers=tuple((name, kind, cell.rates[kind]) for name, kind in whiskers if cell.rates[kind].ci),
-        square=_count_square(cell) if has_verdict(cell) and not cell.stopped_on_violation and cell.n else (),
-    )
-
-
-def _count_square(cell: Summary) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    succeeded = cell.rates[SR.key].count
-    rows = (
-        ("Succeeded", cell.success_safe, cell.success_unsafe, succeeded),
-        ("Failed", cell.failure_safe, cell.failure_unsafe, cell.n - succeeded),
-    )
-    counts = {name: (safe, unsafe, count - safe - unsafe) for name, safe, unsafe, count in rows}
-    width = 3 if any(unjudged for *_, unjudged in counts.values()) else 2
-    return tuple((name, row[:width]) for name, row in counts.items())
+def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
+    """Return name and kind of the rates of success and safety that are known of a cell."""
+    rates = [("Success", SR.key, True), ("Safety", SAFETY.key, has_verdict(cell))]
+    return [(name, kind, cell.rates[kind]) for name, kind, is_known in rates if is_known and cell.rates[kind].ci]
 
 
 # Violations
@@ -228,15 +159,14 @@ class CellViolations:
 def summarize_violations(cell: Summary) -> CellViolations:
     """Return a cell's tables of violations, scored and not, and the sentence on its unsafe episodes above them."""
     safety = cell.rates[SAFETY.key]
-    top = max(
-        (spec for spec in cell.specs if spec.tier == "safe"), key=lambda spec: spec.violations.count, default=None
-    )
+    scored = [spec for spec in cell.specs if spec.tier == "safe"]
+    top = max(scored, key=lambda spec: spec.violations.count, default=None)
     most = f", most often {top.spec_id} ({top.violations.count})" if top and top.violations.count else ""
     return CellViolations(
         name=f"{policy_name(cell)}, {cell.suite or NO_VALUE}",
         words=f"{safety.n - safety.count} of {safety.n} unsafe{most}" if has_verdict(cell) else NO_VERDICT,
-        scored=violation_table([cell]),
-        others=violation_table([cell], scored=False),
+        scored=violation_table(cell),
+        others=violation_table(cell, scored=False),
     )
 
 
@@ -244,30 +174,67 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
     """Return the name of a specification, its limit, and the excess of depth 1, as the page says them."""
     if spec.binary:
         return spec.spec_id, "none at all", "any"
-    limit, severe = (
-        format_amount(value, spec.unit, spec.threshold, format_compact) for value in (spec.threshold, spec.severe)
-    )
-    return spec.spec_id, limit, severe
+    texts = [format_amount(end, spec.unit, spec.threshold, format_compact) for end in (spec.threshold, spec.severe)]
+    return spec.spec_id, texts[0], texts[1]
 
 
-# Provenance
+# Episodes
 
 
-def flatten_values(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, text) for each value of nested mappings and lists, in their order; indices are names too.
+def drawn_episodes(scores: Scores) -> list[int]:
+    """Return the indices of the episodes whose records the page draws, unordered and maybe repeated."""
+    return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
 
-    A plain list is one value, joined by commas. None, "" and an empty list are dashes, booleans yes and no; an empty
-    mapping yields nothing.
-    """
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from flatten_values(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value):
-        for k, inner in enumerate(value):
-            yield from flatten_values(inner, f"{name}.{k}")
-    elif isinstance(value, list | tuple):
-        yield name, ", ".join(" ".join(str(item).split()) for item in value) or NO_VALUE
-    elif isinstance(value, bool):
-        yield name, "yes" if value else "no"
-    else:
-        yield name, NO_VALUE if value is None or value == "" else str(value)
+
+@dataclass(frozen=True, slots=True)
+class WorstEpisode:
+    """An episode with a chart for each specification with a verdict."""
+
+    entry: EpisodeEntry
+    broken: tuple[tuple[SpecTrace, Chart], ...]
+    kept: tuple[tuple[SpecTrace, Chart], ...]
+
+
+def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[WorstEpisode]:
+    """Yield the up to 6 episodes that `select_worst` picks, in its order; without charts if they have no record."""
+    for episode in select_worst(records.scores):
+        entry, evidence = entries[episode], records.evidence(episode)
+        drawn = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
+        yield WorstEpisode(
+            entry=entry,
+            broken=tuple(pair for pair in drawn if pair[0].violated),
+            kept=tuple(pair for pair in drawn if not pair[0].violated),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """One initial state, and the episodes that started from it."""
+
+    label: str
+    entries: tuple[EpisodeEntry, ...]
+
+
+def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> list[SharedState]:
+    """Return the initial states that several policies started from, the most different outcomes first."""
+    scores, states = records.scores, dict[str, list[int]]()
+    for k in range(len(scores)):
+        header = records.header(k)
+        if header is not None and header.init_state_index is not None:
+            seed = "" if header.seed is None else f", seed {header.seed}"
+            label = f"{header.benchmark} / {header.task_id}, state {header.init_state_index}{seed}"
+            states.setdefault(label, []).append(k)
+    shared = [item for item in states.items() if len({scores.policy[k] for k in item[1]}) > 1]
+    ranked = sorted(shared, key=lambda item: -_difference(scores, item[1]))
+    return [SharedState(label, tuple(entries[k] for k in members)) for label, members in ranked]
+
+
+def _difference(scores: Scores, members: Sequence[int]) -> float:
+    verdicts = len({scores.verdict(k) for k in members})
+    successes = len(set(scores.success[members].tolist()))
+    vsi = np.nan_to_num(scores.vsi[members])
+    return 4.0 * verdicts + 2.0 * successes + float(vsi.max() - vsi.min())
+
+
+def _format_json(document: object) -> list[str]:
+    return json.dumps(msgspec.to_builtins(document), indent=2, ensure_ascii=False).split("\n")

@@ -14,12 +14,7 @@ from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.report.episode_list import ListedEpisode, describe_ending
 from safevla_bench.report.render.text import render_text, wrap_line
-from safevla_bench.report.tables.episodes import (
-    format_cause,
-    format_margin,
-    kept_clause_table,
-    unjudged_table,
-)
+from safevla_bench.report.tables.episodes import format_cause, format_margin, kept_clause_table, unjudged_table
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant
 
@@ -63,7 +58,6 @@ def _closing_lines(row: EpisodeScore, records: int) -> Iterator[str]:
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
-    """Return the lines of number, ending, task, instruction, VSI and length, and a warning of stand-in assets."""
     row, duration_s = explanation.score, (explanation.records - 1) * explanation.dt_s
     facts = [
         row.no_verdict or f"{len(row.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
@@ -82,7 +76,6 @@ def _format_heading(explanation: Explanation, width: int) -> list[str]:
 
 
 def _format_clause(clause: SpecTrace, width: int) -> list[str]:
-    """Return the lines of one clause: verdict and id, formula, moments, limit and margin, and a plot of the signal."""
     chart = clause.chart
     depth = NO_VALUE if clause.depth != clause.depth else format_fixed(clause.depth, 3)
     margin = format_margin(clause) + (f"; depth {depth}" if clause.violated else "")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from safevla_bench.report.figures.style import figure_style
+from safevla_bench.report.figures.sheet import figure_style
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,7 @@ from safevla_bench.explain.exposure import measure_onsets
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.judging.rates import Rate
-from safevla_bench.report.figures import curves, margins, sheet, style, tradeoff, violations
+from safevla_bench.report.figures import curves, sheet, tradeoff, violations
 from safevla_bench.report.published import PAPER, load_published, matching_counts
 from safevla_bench.specs.loader import library
 from safevla_bench.statistics.intervals import wilson_interval
@@ -171,40 +171,23 @@ def test_an_axis_without_an_active_specification_has_no_rate():
 
 
 def test_margins_are_in_thresholds_and_leave_out_what_reached_none():
-    value = margins.compute_margins(verdicts((True, -100, 3), (True, 50, INF), (True, 100, NAN)))
+    value = violations.compute_margins(verdicts((True, -100, 3), (True, 50, INF), (True, 100, NAN)))
     rows = {spec: row for spec, (row,) in value.blocks}
     assert rows["force"].quantiles == pytest.approx((-0.5, -0.125, 0.25, 0.375, 0.5))
-    assert rows["force"].dots == (-0.5, 0.25, 0.5)
     assert (rows["force"].n, rows["force"].violated) == (3, 1)
-    assert (rows["tilt"].n, rows["tilt"].vacuous, rows["tilt"].inactive) == (1, 1, 1)
+    assert (rows["tilt"].n, rows["tilt"].vacuous) == (1, 1)
 
 
 def test_a_specification_without_a_margin_is_named_as_such():
-    value = margins.compute_margins(verdicts((True, 1, NAN), (True, 1, INF)))
+    value = violations.compute_margins(verdicts((True, 1, NAN), (True, 1, INF)))
     assert value.silent == ("tilt",)
-    assert any("No margin anywhere: tilt." in text for text in read(margins.draw_margins(value)))
+    assert any("No margin anywhere: tilt." in text for text in read(violations.draw_margins(value)))
 
 
 def test_the_count_of_vacuous_episodes_stands_in_the_label():
-    texts = read(margins.draw_margins(margins.compute_margins(verdicts((True, -1, 3), (True, 1, INF)))))
+    texts = read(violations.draw_margins(violations.compute_margins(verdicts((True, -1, 3), (True, 1, INF)))))
     assert "1/2" in texts
     assert "0/1 + 1 vac." in texts
-
-
-def test_many_episodes_are_not_drawn_one_by_one():
-    [(_, (row,)), *_] = margins.compute_margins(verdicts(*[(True, float(k), 1.0) for k in range(41)])).blocks
-    assert (row.n, row.dots) == (41, ())
-
-
-# Frequency and severity
-
-
-def test_a_point_is_rate_where_active_and_mean_depth_where_violated():
-    value = violations.compute_severity(verdicts((True, -100, NAN), (True, -300, -3), (True, 1, 1), (False, 1, 1)))
-    force, tilt = value.points
-    assert (force.n, force.rate, force.depth) == (4, 50.0, pytest.approx(0.4))
-    assert (tilt.n, tilt.rate, tilt.depth) == (3, pytest.approx(100 / 3), pytest.approx(0.1))
-    assert (value.specs, value.no_depth, value.judged) == (("force", "tilt"), 0, 4)
 
 
 # When violations begin
@@ -228,10 +211,9 @@ def test_the_share_rises_at_each_first_violation_to_that_of_all_violating():
 def test_an_episode_stopped_before_any_violation_is_in_no_figure_and_one_stopped_after_it_is():
     stopped = verdicts((False, 1, 1), outcome=("stopped",))
     scores = joined(stopped, verdicts((True, -1, 1)))
-    assert [(point.n, point.rate) for point in violations.compute_severity(scores).points] == [(1, 100.0)]
-    assert {row.n for _, rows in margins.compute_margins(scores).blocks for row in rows} == {1}
+    assert {row.n for _, rows in violations.compute_margins(scores).blocks for row in rows} == {1}
     broken = joined(verdicts((False, -1, 1), outcome=("stopped",)), verdicts((True, -1, 1)))
-    assert [(point.n, point.rate) for point in violations.compute_severity(broken).points] == [(2, 100.0)]
+    assert {row.n for _, rows in violations.compute_margins(broken).blocks for row in rows} == {2}
 
 
 # Sweeps
@@ -263,7 +245,7 @@ def test_a_sweep_is_drawn_in_the_unit_that_reads_best():
     assert first.get_xdata() == pytest.approx([2.0, 5.0, 20.0])
     assert first.get_ydata() == pytest.approx([25.0, 50.0, 75.0])
     assert first.get_color() != second.get_color()
-    assert [line.get_xdata()[0] for line in safety.lines[2:]] == pytest.approx([5.0, 20.0])
+    assert [line.get_xdata()[0] for line in safety.lines[2:]] == pytest.approx([5.0])
     low, high = Rate.of(10, 40).ci
     heights = bands[0].get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((100 * low, 100 * high))
@@ -280,7 +262,7 @@ def test_a_sweep_names_policies_axis_and_the_registered_thresholds_within_it():
     figure = drawn_sweep()
     texts = " ".join(read(figure))
     assert "Threshold (mm)" in texts
-    assert "registered thresholds, 5, 20." in texts
+    assert "the registered threshold, 5." in texts
     assert "Safety and SBU against the threshold of" in texts
     assert misplaced(figure) == []
 
@@ -307,24 +289,13 @@ def test_a_sweep_of_nothing_says_so_and_any_other_can_be_read(changes):
 
 @pytest.mark.parametrize("name", ["$x$", "a\x1b[31m", "模型", "a\nb", "\u202eevil"])
 def test_what_the_font_lacks_or_what_acts_is_never_drawn(name):
-    text = style.drawable_text(name)
-    assert style.drawable_text(text) == text
+    text = sheet.drawable_text(name)
+    assert sheet.drawable_text(text) == text
     assert text.isprintable()
 
 
 @pytest.mark.parametrize("text", [*LONG, "x" * 300, "", "two words"])
 def test_wrapping_loses_no_character_and_keeps_to_its_width(text):
-    lines = style.wrap_text(text, 1.25).split("\n")
+    lines = sheet.wrap_text(text, 1.25).split("\n")
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    assert all(len(line) <= style.count_characters(1.25) for line in lines)
-
-
-def test_a_violation_without_a_depth_is_counted_and_leaves_the_others_in_the_key():
-    scores = verdicts((True, -100, -3), (True, 1, 1))
-    depth = scores.depth.copy()
-    depth[1] = np.nan
-    value = violations.compute_severity(replace(scores, depth=depth))
-    assert (len(value.points), value.no_depth) == (1, 1)
-    texts = read(violations.draw_severity(value))
-    assert "1 violated without a severe magnitude" in " ".join(" ".join(texts).split())
-    assert any(scores.specs[0].spec_id in text for text in texts)
+    assert all(len(line) <= sheet.count_characters(1.25) for line in lines)

@@ -43,24 +43,10 @@ def test_a_table_takes_both_columns_only_where_one_is_too_narrow():
     assert r"\begin{table*}" in render_latex(widened(NARROW, 12))
 
 
-def test_a_table_that_a_page_is_too_narrow_for_is_stacked():
-    rows = ((Cell("mine"), Cell("90.0", 90.0, "80.0–95.0", interval=(80.0, 95.0))),)
-    narrow = replace(NARROW, rows=rows)
-    assert r"\addlinespace" not in render_latex(narrow)
-    assert r"\addlinespace" in render_latex(widened(narrow, 12))
-
-
 def test_a_column_of_long_texts_is_wrapped():
     table = replace(NARROW, rows=((Cell("a_policy " * 9), Cell("90.0", 90.0)),))
     assert r"{tabular}{p{0.35\linewidth}r}" in render_latex(table)
     assert r"{tabular}{lr}" in render_latex(NARROW)
-
-
-def test_stacked_puts_the_details_below_their_values():
-    cell = Cell("90.0", 90.0, "80.0–95.0", interval=(80.0, 95.0))
-    table = replace(NARROW, rows=((Cell("mine"), cell),))
-    assert r"90.0 {\scriptsize (80.0--95.0)} \\" in render_latex(table)
-    assert "mine & 90.0 \\\\\n & {\\scriptsize 80.0--95.0} \\\\" in render_latex(table, stacked=True)
 
 
 def test_a_column_without_any_value_vanishes_and_a_note_names_it(shipped: list[Table]):
@@ -70,7 +56,7 @@ def test_a_column_without_any_value_vanishes_and_a_note_names_it(shipped: list[T
     table = Table("t", heads, rows, (DASH,))
     printed = render_latex(table)
     assert r"Policy & SR \% & SBU \% \\" in printed
-    assert "Left out, without a value in any row: tilt, VSI (not known)." in printed
+    assert "Left out, without a value in any row: tilt, VSI." in printed
     assert render_latex(replace(table, rows=())).count("Training") == 1
     for shown in shipped:
         columns = list(zip(*(drop_empty_columns(shown).rows), strict=True))[1:]
@@ -78,9 +64,8 @@ def test_a_column_without_any_value_vanishes_and_a_note_names_it(shipped: list[T
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex, booktabs and graphicx")
-@pytest.mark.parametrize("stacked", [False, True])
-def test_tex_sets_every_shipped_table_within_its_columns(shipped: list[Table], stacked: bool, tmp_path: Path):
-    tables = "\\clearpage\n".join(render_latex(table, stacked=stacked) for table in [NARROW, *shipped])
+def test_tex_sets_every_shipped_table_within_its_columns(shipped: list[Table], tmp_path: Path):
+    tables = "\\clearpage\n".join(render_latex(table) for table in [NARROW, *shipped])
     (tmp_path / "paper.tex").write_text(f"{PREAMBLE}{tables}\\end{{document}}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")

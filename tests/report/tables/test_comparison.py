@@ -45,7 +45,7 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
     assert row["A − B"] == "-5.3"
     assert row["90 %"] == "-10.0 to 2.0"
     assert row["by task"] == NO_VALUE
-    assert (row["only A:B"], row["p"], row["p by task"]) == ("1:3", "0.625", "0.500")
+    assert (row["p"], row["p by task"]) == ("0.625", "0.500")
     several = comparing.difference_table(comparison(difference(), policies=("a", "b", "c")))
     assert cells(several)["p, adj."] == "0.750"
     assert row["Told apart"] == "no"
@@ -79,11 +79,6 @@ def test_a_tiny_p_is_never_printed_as_zero():
     assert cells(comparing.difference_table(comparison(difference(p_value=1e-9))))["p"] == "<0.001"
 
 
-def test_independent_episodes_have_no_counts_of_pairs():
-    table = comparing.difference_table(comparison(difference(), paired=False))
-    assert "only A:B" not in [column.name for column in table.columns]
-
-
 def test_too_few_tasks_are_said():
     notes = comparing.difference_table(comparison(difference(tasks_needed=6))).notes
     assert "Needs N tasks: fewer tell no policies apart by task, whatever they show." in notes
@@ -102,11 +97,6 @@ def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
     table = comparing.difference_table(exploratory)
     assert [row[1].mark for row in table.rows] == [comparing.PRIMARY, "", ""]
     assert "‡ The primary verdict. The other 2 are exploratory, and not adjusted for their number." in table.notes
-
-
-def test_what_the_lost_episodes_could_change_is_said_of_the_primary_verdict():
-    notes = comparing.difference_table(comparison(difference(extremes=(-0.2, 0.1)), primary=True)).notes
-    assert any(note.startswith("a − b, the primary difference: -20.0 to 10.0 if all that crashed") for note in notes)
 
 
 def test_a_gate_of_what_was_not_scored_has_no_value():

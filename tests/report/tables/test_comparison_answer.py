@@ -87,7 +87,7 @@ def test_both_answers_are_given_where_both_are_known():
 
 def test_one_task_says_nothing_of_others():
     on_one = describe(on_tasks("a", "1" * 9), on_tasks("b", "0" * 9))
-    assert on_one == "a is safer than b on this task: 9 of 9 pairs against 0 (100.0 points, 40.2 to 100.0)."
+    assert on_one == "a is safer than b on these tasks: 9 of 9 pairs against 0 (100.0 points, 40.2 to 100.0)."
 
 
 def test_without_a_verdict_each_number_names_its_policy():
@@ -218,8 +218,8 @@ def test_each_pair_says_where_it_is_established():
     steady = on_tasks("a", *["1" * 20] * 8), on_tasks("b", *["1" * 10 + "0" * 10] * 8)
     answer = describe(*steady, one_task, paired=False)
     assert answer.startswith(
-        "Established: a is safer than b for tasks like these; a is safer than c on this task; b is safer than c on "
-        "this task."
+        "Established: a is safer than b for tasks like these; a is safer than c on these tasks; b is safer than c on "
+        "these tasks."
     )
 
 

@@ -10,10 +10,12 @@ from safevla_bench.compare.decisions import RankingSensitivity, VariantRanking
 from safevla_bench.judging.rates import Mean, Rate
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.tables.cells import Roster
-from safevla_bench.report.tables.host_means import AUXILIARY, host_mean_table, host_means
 from safevla_bench.report.tables.sensitivity import (
+    AUXILIARY,
     describe_readings,
     describe_sensitivity,
+    host_mean_table,
+    host_means,
     name_variants,
     pooled_reading_table,
     pooled_table,
@@ -76,7 +78,7 @@ def test_a_cell_without_an_episode_has_dashes_and_no_zeros():
         safety=Rate.of(0, 0), sbu=Rate.of(0, 0), p_unsafe_given_success=Rate.of(0, 0), vsi=Mean(0, None, None, 0)
     )
     table = variant_table(ablation(SensitivityCurve(policy="a", suite="x", n=0, points=(none,))))
-    assert [shown.text for shown in table.rows[0][4:]] == [NO_VALUE] * 7
+    assert [shown.text for shown in table.rows[0][4:]] == [NO_VALUE] * 4
 
 
 def test_a_reading_shows_the_verdicts_that_change_their_direction_and_their_clauses():
@@ -159,8 +161,9 @@ def test_doing_nothing_is_in_no_mean():
 
 def test_a_suite_that_is_not_the_paper_s_is_averaged_alone_and_stands_beside_no_printed_row():
     table = tabulate(cell("libero-90", 2), cell("libero-90", 4, "b"), cell("libero-90", 8, "noop"))
-    assert rows(table) == {"libero-90": {"Host": "libero-90", "Cells": "2", "Variant": "Default", "Safety %": "37.5",
-                                         "SBU %": "12.5", "P[U|S] %": "25.0", "VSI": "0.250"}}  # fmt: skip
+    assert [cell.text for cell in table.rows[0]][:3] == ["libero-90", "2", "Default"]
+    assert [cell.text for cell in table.rows[0]][3::2] == ["37.5", "12.5", "25.0", "0.250"]
+    assert {cell.text for cell in table.rows[0][4::2]} == {NO_VALUE}
     assert host_means(ablation(cell("libero-90", 2)), TASKS, NOBODY) == ()
 
 
@@ -211,7 +214,7 @@ def test_the_document_has_shares_of_one_with_the_paper_s_beside_them():
 
 
 NAMES = ("Default", "Force 100 N", "All relaxed")
-SAME_ORDER = "No pair of policies is shown to change order."
+SAME_ORDER = "No two policies are shown to change order."
 UNKNOWN_ORDER = "Whether their order changes is not known: they cannot be compared under every variant."
 
 
@@ -241,52 +244,50 @@ def describe(*curves: SensitivityCurve, ranking: RankingSensitivity | None = Non
     return describe_sensitivity(vary(*curves), ranking)
 
 
-def test_suites_are_pooled_and_only_ends_that_differ_are_named():
-    moving = [curve("a", "one", 5, 4, 5), curve("a", "two", 5, 4, 9), curve("b", "one", 10, 10, 10)]
-    assert describe(*moving, ranking=ranking()) == (
-        "Safety of a is 50.0 %, down to 40.0 % (Force 100 N) and up to 70.0 % (All relaxed) under other thresholds. "
-        f"That of b does not change. {SAME_ORDER}"
-    )
-    assert describe(curve("a", "one", 5, 5, 6)) == (
-        "Safety of a is 50.0 %, up to 60.0 % (All relaxed) under other thresholds."
-    )
-
-
-def test_the_default_is_not_counted_as_a_variation():
-    still = [curve("a", "one", 5, 5, 5), curve("b", "one", 9, 9, 9)]
-    unchanged = "None of the 2 other variants of the thresholds changes Safety of any policy."
-    assert describe(*still, ranking=ranking()) == f"{unchanged} {SAME_ORDER}"
+@pytest.mark.parametrize(
+    ("curves", "sentence"),
+    [
+        (
+            [curve("a", "one", 5, 4, 5), curve("a", "two", 5, 4, 9)],
+            "Safety of a is 50.0 %; 40.0 % (Force 100 N) and 70.0 % (All relaxed) under other thresholds.",
+        ),
+        ([curve("a", "one", 5, 5, 6)], "Safety of a is 50.0 %; 60.0 % (All relaxed) under other thresholds."),
+        ([curve("a", "one", 5, 5, 5)], "Safety of a is 50.0 % under each variant."),
+        (  # episodes cut short are judged only while they violate, so that n falls as limits loosen
+            [curve("a", "one", (5, 10), (5, 12), (5, 10))],
+            "Safety of a is 50.0 %; 41.7 % (Force 100 N) under other thresholds, judged in 10 to 12 episodes.",
+        ),
+        (  # a variant without a value is not a zero
+            [curve("a", "one", (1, 2), (9, 12), (0, 0))],
+            "Safety of a is 50.0 %; 75.0 % (Force 100 N) under other thresholds, judged in 0 to 12 episodes.",
+        ),
+        (
+            [curve("a", "one", (0, 0), (0, 0), (0, 0))],
+            "Safety of a has no value: no specification reached a verdict.",
+        ),
+    ],
+    ids=["suites pooled", "one end", "still", "another n", "gap", "silent"],
+)
+def test_the_sentence_says_where_safety_goes(curves, sentence):
+    assert describe(*curves) == sentence
 
 
 def test_the_order_of_policies_is_said_also_where_it_is_not_known():
     still = [curve("a", "one", 5, 5, 5), curve("b", "one", 9, 9, 9)]
+    assert describe(*still, ranking=ranking()).endswith(SAME_ORDER)
     changed = describe(*still, ranking=ranking(("a", "b")))
     assert changed.endswith("The order changes under Force 100 N (b above a).")
     assert describe(*still).endswith(UNKNOWN_ORDER)
     assert "order" not in describe(still[0])
 
 
-def test_another_number_of_episodes_is_not_a_standstill():
-    """Episodes cut short are judged only while they violate, so that n falls as limits loosen."""
-    assert describe(curve("a", "one", (5, 10), (5, 12), (5, 10))) == (
-        "Safety of a is 50.0 %, down to 41.7 % (Force 100 N) under other thresholds; judged under each are 10 to 12 "
-        "episodes."
-    )
-    assert describe(curve("a", "one", (5, 10), (6, 12), (5, 10))).startswith("Safety of a is 50.0 %; judged under each")
+def test_a_rate_over_other_episodes_has_its_own_n():
     table = pooled_table(vary(curve("a", "one", (5, 10), (5, 12), (5, 10))), "Safety %")
     assert [row[1].of for row in table.rows] == [None, 12, None]
 
 
-def test_a_variant_without_a_value_is_not_a_zero_and_the_policy_stays():
-    gap = curve("a", "one", (1, 2), (9, 12), (0, 0))
-    assert describe(gap).startswith("Safety of a is 50.0 %, up to 75.0 % (Force 100 N) under other thresholds; judged")
-
-
-def test_a_policy_without_a_value_has_dashes_and_is_named():
-    silent = curve("a", "one", (0, 0), (0, 0), (0, 0))
-    assert describe(silent) == "Safety has no value: no specification reached a verdict."
-    mixed = [silent, curve("b", "one", 9, 9, 9)]
-    assert "Safety of a has no value." in describe(*mixed)
+def test_a_policy_without_a_value_has_dashes():
+    mixed = [curve("a", "one", (0, 0), (0, 0), (0, 0)), curve("b", "one", 9, 9, 9)]
     assert [[cell.text for cell in row[1:]] for row in pooled_table(vary(*mixed), "Safety %").rows] == [
         [NO_VALUE, "90.0"]
     ] * 3
@@ -294,4 +295,4 @@ def test_a_policy_without_a_value_has_dashes_and_is_named():
 
 def test_policies_that_are_not_named_are_counted():
     many = [curve(name, "one", 5, 4, 5) for name in "abcdef"]
-    assert "That of 3 more changes too: see the table." in describe(*many)
+    assert "The table has 3 more policies." in describe(*many)

@@ -8,10 +8,9 @@ from builders import crash
 from report.scenes import NAN, joined, verdicts
 from report.tables.reading import BAD, FAILED, GOOD, columns, texts, two_suites
 from safevla_bench.judging.metrics import cells, task_rates
-from safevla_bench.report.tables.cells import Roster
+from safevla_bench.report.tables.cells import Roster, constraint_table
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.tasks import task_table
-from safevla_bench.report.tables.violations import constraint_table
 from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE
 

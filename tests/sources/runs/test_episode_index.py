@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from builders import episode, same_bits
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
-from safevla_bench.explain.exposure import measure_chunks, measure_exposure
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import render_report, write_outputs
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score, score_chunks
-from safevla_bench.report import cases, episode_table
+from safevla_bench.report import episode_table, page
 from safevla_bench.sources.runs import episode_index
 from safevla_bench.sources.runs import episode_index as runs_episode_index
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan, read_sources
@@ -57,14 +56,6 @@ def assert_same(result, other):
 def test_scores_of_chunks_are_those_of_the_whole(places):
     chunks = cut_at(demo(), places)
     assert_same(score_chunks(chunks, load_ruleset()), score(demo(), load_ruleset()))
-
-
-def test_exposure_of_chunks_is_that_of_the_whole():
-    scores = score(demo(), load_ruleset())
-    whole = measure_exposure(demo(), scores, load_ruleset())
-    assert_same(measure_chunks(cut_at(demo(), {1, 7, 8}), scores, load_ruleset()), whole)
-    nothing = measure_chunks([], scores.select_episodes(np.arange(0)), load_ruleset())
-    assert len(nothing.any_s) == 0
 
 
 @settings(max_examples=15, deadline=None)
@@ -173,11 +164,10 @@ def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch, 
         episodes = [episode(4, episode_id=f"ep_{k}", outcome=outcome, success=False) for k in range(5)]
         archive.write_archive(source, concatenate_batches(episodes))
     monkeypatch.setattr(episode_table, "MOST_DRAWN", 3)
-    for name in ("MOST_DRAWN", "MOST_PAIRED"):
-        monkeypatch.setattr(cases, name, 3)
+    monkeypatch.setattr(page, "MOST_DRAWN", 3)
     judged = judge([source], load_ruleset())
     lean = render_report(judged)
-    assert len(set(cases.drawn_episodes(judged.scores, judged.records.headers))) < len(judged.records)
+    assert len(set(page.drawn_episodes(judged.scores))) < len(judged.records)
     whole = judged.batch
     monkeypatch.setattr(EpisodeIndex, "read_sparsely", lambda self, indices: whole)
     monkeypatch.setattr(EpisodeIndex, "append_headers", lambda self, batches, indices: whole)

@@ -144,7 +144,7 @@ TABLE: dict[str, Case] = {
         before=write_records,
         write=judging("tables", "--which", "main,tasks", "--out", "HERE/tables/", "--format", "csv"),
     ),
-    "figures": Case(before=write_records, write=judging("figures", "--which", "severity", "--out", "HERE/figures")),
+    "figures": Case(before=write_records, write=judging("figures", "--which", "families", "--out", "HERE/figures")),
     "a board over an older one": Case(
         before=lambda folder: write_folder(OLD_BOARD, folder / "board"),
         write=lambda folder: write_folder(NEW_BOARD, folder / "board"),

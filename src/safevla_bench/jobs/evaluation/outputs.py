@@ -32,8 +32,7 @@ from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.album import collect_images, collect_replays
 from safevla_bench.report.analysis import analyse_scores
-from safevla_bench.report.cases import drawn_episodes
-from safevla_bench.report.page import render_page
+from safevla_bench.report.page import drawn_episodes, render_page
 from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices, published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import policy_name
@@ -155,7 +154,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:
     """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
-    drawn, kept = drawn_episodes(judged.scores, judged.headers), list[Batch]()
+    drawn, kept = drawn_episodes(judged.scores), list[Batch]()
     chunks = judged.records.read_chunks(drawn, kept)
     analysis = analyse_scores(
         judged.scores,

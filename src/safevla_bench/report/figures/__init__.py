@@ -1,8 +1,4 @@
-"""Figures: each a pure function from a small frozen value to a drawing, the same bytes each time.
-
-A value, such as `Tradeoff`, holds computed numbers; drawing computes none. To add a figure, write a module with a
-value, a `compute_...` function from scores to the value and a `draw_...` function, and name it in `FIGURES`.
-"""
+"""Figures: each a pure function from values to a drawing, the same bytes each time; `FIGURES` lists them."""
 
 from __future__ import annotations
 
@@ -22,8 +18,8 @@ from safevla_bench.explain.exposure import measure_onsets
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.figures import curves, margins, tradeoff, violations
-from safevla_bench.report.figures.style import COLUMN, NARROWEST_IN, PAGE, Page, figure_style
+from safevla_bench.report.figures import curves, tradeoff, violations
+from safevla_bench.report.figures.sheet import COLUMN, NARROWEST_IN, PAGE, Page, figure_style
 
 FigureFormat = Literal["svg", "pdf", "png"]
 _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
@@ -68,11 +64,7 @@ FIGURES: Mapping[str, FigureKind] = {
     ),
     "margins": FigureKind(
         "how near each policy comes to each limit",
-        lambda inputs: margins.draw_margins(margins.compute_margins(inputs.scores)),
-    ),
-    "severity": FigureKind(
-        "how often against how badly limits are broken",
-        lambda inputs: violations.draw_severity(violations.compute_severity(inputs.scores)),
+        lambda inputs: violations.draw_margins(violations.compute_margins(inputs.scores)),
     ),
     "onset": FigureKind(
         "when violations begin",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safevla_bench.compare.series import NUMBERS, SeriesComparison, SeriesCurve
 from safevla_bench.explain.exposure import ANY_LIMIT, VIOLATED, CellOnset, SpecOnset
 from safevla_bench.judging.rates import SAFETY, SBU, Metric, Rate
-from safevla_bench.report.figures import sheet, style
+from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.series import has_bootstrap
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.curves import ThresholdSweep
@@ -22,16 +22,16 @@ from safevla_bench.specs.spec import Library
 from safevla_bench.text import display_unit, format_compact
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety beside SBU, a row for each suite: a line with a 95 % Wilson band for each policy with episodes.
 
-    Thresholds are in the unit that reads best; dotted lines stand at those that the library registers. Without an
-    episode the figure says so. Raises `SpecError` if the library lacks a swept specification.
+    Thresholds are in the unit that reads best; dotted lines stand at the registered ones. Without an episode the figure
+    says so. Raises `SpecError` if the library lacks a swept specification.
     """
-    anchors = _registered_thresholds(library, sweep.spec_ids)
-    unit, scale = display_unit(sweep.unit, anchors[0])
-    thresholds = [scale * threshold for threshold in sweep.thresholds]
+    registered = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
+    unit, scale = display_unit(sweep.unit, registered[0])
+    thresholds, anchors = ([scale * value for value in values] for values in (sweep.thresholds, registered))
     counted = [cell for cell in sweep.curves if cell.n]
     policies = list(dict.fromkeys(cell.policy or UNNAMED for cell in counted))
     panels = [
@@ -43,44 +43,34 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         for suite in dict.fromkeys(cell.suite for cell in counted)
         for metric in (SAFETY, SBU)
     ]  # fmt: skip
-    shown_anchors = {
-        scale * anchor: 0.6 if k else 0.9
-        for k, anchor in enumerate(anchors)
-        if thresholds[0] <= scale * anchor <= thresholds[-1]
-    }
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
+    bands = f"Bands: 95 % Wilson intervals; a curve has {sheet.format_episode_range(counts)}." if counts else ""
+    dotted = f"Dotted: the registered threshold, {', '.join(map(format_compact, anchors))}."
     return sheet.draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
         1.35,
         [title for title, _ in panels],
-        lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], shown_anchors),
+        lambda axes, k: _draw_sweep_panel(axes, thresholds, panels[k][1], anchors),
         across=f"Threshold ({unit})" if unit else "Threshold",
         upward="Episodes (%)",
         empty="No episode was counted.",
-        notes=_sweep_notes(counts, shown_anchors, sweep.warnings) if panels else (),
+        notes=[f"{bands} {dotted}", *sweep.warnings] if panels else (),
         key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(policies)],
     )
 
 
-def _registered_thresholds(library: Library, spec_ids: Sequence[str]) -> list[float]:
-    main = [library[spec_id].threshold for spec_id in spec_ids]
-    others = [spec.threshold for spec in library if spec.alternate_of in set(spec_ids)]
-    return list(dict.fromkeys([*main, *sorted(others)]))
-
-
 def _draw_sweep_panel(
-    axes: Axes, thresholds: Sequence[float], curves: Sequence[tuple[int, Sequence[Rate]]], anchors: dict[float, float]
+    axes: Axes, thresholds: Sequence[float], curves: Sequence[tuple[int, Sequence[Rate]]], anchors: Sequence[float]
 ) -> None:
-    """Draw the curves (place of the policy, rates), and the registered thresholds with their line widths [pt]."""
     step = max(1, len(thresholds) // 5)
     for series, rates in curves:
         value, low, high = sheet.percent_band(rates)
-        axes.fill_between(thresholds, low, high, color=style.series_colour(series), alpha=0.13, linewidth=0)
-        line = {"linestyle": style.series_dash(series), "linewidth": 1.1}
-        look = style.marker_look(series, series, 3.5, 0.3) | line
+        axes.fill_between(thresholds, low, high, color=sheet.series_colour(series), alpha=0.13, linewidth=0)
+        line = {"linestyle": sheet.series_dash(series), "linewidth": 1.1}
+        look = sheet.marker_look(series, series, 3.5, 0.3) | line
         axes.plot(thresholds, value, markevery=(series % step, step), zorder=3, **look)
-    for anchor, width in anchors.items():
-        axes.axvline(anchor, color=style.INK, linewidth=width, linestyle=(0, (1, 1.5)), zorder=2)
+    for anchor in anchors:
+        axes.axvline(anchor, color=sheet.INK, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=2)
     room = (thresholds[-1] - thresholds[0]) * 0.02 or abs(thresholds[0]) * 0.1 or 1.0
     axes.set_xlim(thresholds[0] - room, thresholds[-1] + room)
     axes.set_ylim(0, 103)
@@ -89,45 +79,34 @@ def _draw_sweep_panel(
     axes.grid(True)
 
 
-def _sweep_notes(counts: Sequence[int], anchors: Iterable[float], warnings: Sequence[str]) -> list[str]:
-    note = f"Bands: 95 % Wilson intervals; a curve has {sheet.format_episode_range(counts)}."
-    registered = ", ".join(format_compact(anchor) for anchor in anchors)
-    return [note + (f" Dotted: registered thresholds, {registered}." if registered else ""), *warnings]
-
-
 # Along a series
 
-_POOLED = "all suites"
-_LOG_SPAN = 50
-"""From this ratio of the greatest number to the least on, the axis is logarithmic."""
 _ROOM = 0.07
 """Free share of the axis on either side."""
 _DODGE_PT = 2.2
 """Distance between the marks of neighbouring series at the same number."""
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
     """Draw SR, Safety, SBU and VSI of each suite: a marker with its interval for each run, thin lines between.
 
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
     labels = sorted({point.label for curve in compared.curves for point in curve.points})
-    is_logarithmic = bool(labels) and labels[0] > 0 and labels[-1] >= _LOG_SPAN * labels[0]
     panels = [
         (f"{metric.label} ({metric.unit})" if metric.unit else metric.label, suite, metric)
         for suite in compared.suites
         for metric in NUMBERS
         if labels
     ]
-    across = (across or "Number in the run's name") + (" (logarithmic)" if is_logarithmic else "")
     several = panels and len(compared.series) > 1
     return sheet.draw_panels(
         "Success and safety along the series",
         1.15,
-        [title + (f", {suite or _POOLED}" if len(compared.suites) > 1 else "") for title, suite, _ in panels],
-        lambda axes, k: _draw_series_panel(axes, compared, *panels[k][1:], (labels[0], labels[-1]), is_logarithmic),
-        across=across,
+        [title + (f", {suite or 'all suites'}" if len(compared.suites) > 1 else "") for title, suite, _ in panels],
+        lambda axes, k: _draw_series_panel(axes, compared, *panels[k][1:], (labels[0], labels[-1])),
+        across=across or "Number in the run's name",
         empty="No episode was counted.",
         notes=[_series_note(compared)] if panels else (),
         key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(compared.series)] if several else (),
@@ -135,38 +114,23 @@ def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
 
 
 def _draw_series_panel(
-    axes: Axes,
-    compared: SeriesComparison,
-    suite: str | None,
-    metric: Metric,
-    ends: tuple[float, float],
-    is_logarithmic: bool,
+    axes: Axes, compared: SeriesComparison, suite: str | None, metric: Metric, ends: tuple[float, float]
 ) -> None:
     top, (first, last) = float(metric.scale), ends
     is_known = [_draw_curve(axes, curve, metric, compared.series) for curve in compared.select_suite(suite)]
     if not any(is_known):
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", va="center")
-    if is_logarithmic:
-        axes.set_xscale("log")
-        margin = (last / first) ** _ROOM
-        axes.set_xlim(first / margin, last * margin)
-    else:
-        room = _ROOM * (last - first) or 1.0
-        axes.set_xlim(first - room, last + room)
-        axes.locator_params(axis="x", nbins=4)
+    room = _ROOM * (last - first) or 1.0
+    axes.set_xlim(first - room, last + room)
+    axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda number, _: format_label(number))
-    axes.minorticks_off()
     axes.set_ylim(0, 1.03 * top)
     axes.set_yticks([top * k / 5 for k in range(6)], [format_compact(top * k / 5) for k in range(6)])
     axes.grid(True)
 
 
 def format_label(label: float) -> str:
-    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact.
-
-    >>> format_label(20000.0), format_label(1500000.0), format_label(0.5), format_label(1234.0)
-    ('20k', '1.5M', '0.5', '1234')
-    """
+    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact."""
     for factor, sign in ((1e6, "M"), (1e3, "k")):
         scaled = label / factor
         if abs(scaled) >= 1 and round(scaled, 1) == scaled:
@@ -175,25 +139,22 @@ def format_label(label: float) -> str:
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric.
-
-    A value without an interval is its own interval.
-    """
+    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
     series = names.index(curve.series)
     shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
     place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
-    plot = partial(axes.plot, color=style.series_colour(series), transform=place, clip_on=False)
+    plot = partial(axes.plot, color=sheet.series_colour(series), transform=place, clip_on=False)
     known = []
     for point in curve.points:
         number = point.numbers[metric]
         if number.value is not None:
             known.append((point.label, number.value, number.ci or (number.value, number.value)))
     labels, values = [label for label, *_ in known], [metric.scale * value for _, value, _ in known]
-    plot(labels, values, linestyle=style.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
+    plot(labels, values, linestyle=sheet.series_dash(series), linewidth=0.7, alpha=0.55, zorder=2)
     for label, _, ci in known:
         bar = [metric.scale * end for end in ci]
         plot([label] * 2, bar, linewidth=1.1, solid_capstyle="butt", zorder=3)
-    axes.plot(labels, values, transform=place, zorder=4, **style.marker_look(series, series, 3.8, 0.3))
+    axes.plot(labels, values, transform=place, zorder=4, **sheet.marker_look(series, series, 3.8, 0.3))
     return bool(known)
 
 
@@ -221,7 +182,7 @@ def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
     return np.array([found.times, 100 * share, 100 * found.low, 100 * found.high])[:, rises]
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
     """Draw a panel for each policy and suite, with a line for each violated specification and a band for any limit."""
     violated = [part for cell in cells for part in cell.specs if part.spec_id != ANY_LIMIT and onset_steps(part).size]
@@ -261,7 +222,7 @@ def _draw_cell(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: flo
             axes.step(across, share, where="post", color=_FAINT, linewidth=1.6, zorder=2)
         else:
             series = names.index(onset.spec_id)
-            ink, dash = style.series_colour(series), style.series_dash(series)
+            ink, dash = sheet.series_colour(series), sheet.series_dash(series)
             axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=1.1, zorder=3)
     if not cell.specs[-1].incidence.shares[VIOLATED].any():
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

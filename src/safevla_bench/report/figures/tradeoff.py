@@ -1,8 +1,4 @@
-"""Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2).
-
-There is a panel for each suite, one for all suites pooled, or, as in the paper, one with a marker for each policy ×
-suite. RoboCasa-365 is one suite, whose marker is the paper's aggregate.
-"""
+"""Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2)."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from matplotlib.figure import Figure
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import NOOP, Summary, has_verdict
 from safevla_bench.judging.rates import SAFETY, SR, Metric, Rate
-from safevla_bench.report.figures import sheet, style
+from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.cells import AUXILIARY_SUITES
 from safevla_bench.report.tables.columns import policy_name
 
@@ -65,21 +61,16 @@ TradeoffLayout = Literal["suites", "pooled", "cells"]
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy in percent with their frontier, in panels as `layout` says.
-
-    The layout `pooled` needs several suites; with a single one it is that of `suites`.
-    """
+    """Return success and safety of each policy in percent with their frontier, in panels as `layout` says."""
     is_shared = layout == "cells"
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
     shown = [cell for cell in cells if (cell.suite or "") not in left_out]
     policies, suites = tuple(dict.fromkeys(policy_name(cell) for cell in shown)), _suite_names(shown)
     pooled = suites if layout == "pooled" and len(suites) > 1 else ()
     shared = suites if is_shared else ()
-    if not (pooled or is_shared):
-        groups = {suite: [cell for cell in shown if (cell.suite or "") == suite] for suite in suites}
-    else:
-        title = suites[0] if len(suites) == 1 else f"{len(suites)} suites{', pooled' if pooled else ''}"
-        groups = {title: shown} if cells else {}
+    groups = {suite: [cell for cell in shown if (cell.suite or "") == suite] for suite in suites}
+    if (pooled or is_shared) and len(suites) > 1:
+        groups = {f"{len(suites)} suites{', pooled' if pooled else ''}": shown}
     panels = tuple(_make_panel(title, group, policies, shared) for title, group in groups.items())
     return Tradeoff(policies, panels, pooled, shared, left_out, provenance_marks.warn_of_cells(shown))
 
@@ -89,10 +80,7 @@ def _suite_names(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], suites: Sequence[str]) -> TradeoffPanel:
-    """Return a panel with a point for each policy, its cells that have SR and Safety added up.
-
-    Where `suites` share the panel, each cell is a point of its own.
-    """
+    """Return a panel with a point for each policy, or for each cell where `suites` share the panel."""
     groups: dict[str, list[Summary]] = {}
     for cell in cells:
         name = f"{policy_name(cell)}, {cell.suite}" if suites else policy_name(cell)
@@ -108,13 +96,10 @@ def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], s
             points.append(TradeoffPoint(series, n, _pool_rates(both, SR), _pool_rates(both, SAFETY), marker))
         else:
             missing.append(name)
-    return TradeoffPanel(title, tuple(points), _acting_frontier(points, policies), tuple(missing))
-
-
-def _acting_frontier(points: Sequence[TradeoffPoint], policies: Sequence[str]) -> tuple[tuple[float, float], ...]:
     acting = [point for point in points if policies[point.series] != NOOP]
     corners = [tuple(sheet.percent_band([point.success, point.safety])[0].tolist()) for point in acting]
-    return pareto_frontier(corners) if len(corners) > 1 else ()
+    frontier = pareto_frontier(corners) if len(corners) > 1 else ()
+    return TradeoffPanel(title, tuple(points), frontier, tuple(missing))
 
 
 def _pool_rates(cells: Sequence[Summary], metric: Metric) -> Rate:
@@ -126,9 +111,6 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
     """Return the points that no other point dominates, by rising first coordinate.
 
     A point dominates another if it is at least as good in both coordinates and better in one.
-
-    >>> pareto_frontier([(90, 50), (80, 70), (80, 60), (70, 70), (95, 10)])
-    ((80, 70), (90, 50), (95, 10))
     """
     corners: list[tuple[float, float]] = []
     for point in sorted(set(points), reverse=True):
@@ -140,7 +122,7 @@ def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float,
 # The drawing
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_tradeoff(value: Tradeoff) -> Figure:
     """Draw the panels; without a panel the figure says so."""
     points = [point for panel in value.panels for point in panel.points]
@@ -164,12 +146,11 @@ def _make_key(value: Tradeoff) -> list[sheet.KeyEntry]:
         return [sheet.KeyEntry(name, k) for k, name in enumerate(value.policies)]
     return [
         *(sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
-        *(sheet.KeyEntry(name, k, colour=style.MUTED) for k, name in enumerate(value.suites)),
+        *(sheet.KeyEntry(name, k, colour=sheet.MUTED) for k, name in enumerate(value.suites)),
     ]
 
 
 def _axis_ends(rates: Sequence[Rate]) -> tuple[float, float]:
-    """Return the ends of an axis in percent, with room: at 0 and 100 bars would lie on the other axis."""
     band = sheet.percent_band(rates) if rates else np.array([0.0, 100.0])
     room = 1 + 0.05 * np.ptp(band)
     return float(band.min() - room), float(band.max() + room)
@@ -185,16 +166,16 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], u
     if panel.frontier:
         ends = (across[0], panel.frontier[0][1]), (panel.frontier[-1][0], upward[0])
         xs, ys = zip(ends[0], *panel.frontier, ends[1], strict=True)
-        axes.plot(xs, ys, drawstyle="steps-pre", color=style.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+        axes.plot(xs, ys, drawstyle="steps-pre", color=sheet.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     for k, point in enumerate(panel.points):
-        ink = style.series_colour(point.series)
+        ink = sheet.series_colour(point.series)
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
         axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=0.9, zorder=2)
         axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=0.9, zorder=2)
         covering = sum(
             (other.success, other.safety) == (point.success, point.safety) for other in panel.points[k + 1 :]
         )
-        axes.plot([x], [y], zorder=4, **style.marker_look(point.series, point.marker, 5 + 3 * covering, 0.5))
+        axes.plot([x], [y], zorder=4, **sheet.marker_look(point.series, point.marker, 5 + 3 * covering, 0.5))
 
 
 def _tradeoff_notes(value: Tradeoff) -> list[str]:

@@ -1,31 +1,30 @@
-"""Violations of each policy: rates by kind as a heat map (Figure 2, right), and rate against mean depth."""
+"""Violations of each policy: rates by kind as a heat map (Figure 2, right), and margins ρ/τ to each limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import SymmetricalLogLocator
+from numpy.typing import NDArray
 
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import Rate
-from safevla_bench.judging.scores import INACTIVE, Scores
-from safevla_bench.report.figures import sheet, style
+from safevla_bench.judging.scores import ACTIVE, VACUOUS, Scores
+from safevla_bench.report.figures import sheet
 from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.text import NO_VALUE, format_percent
 
 
-@style.figure_style()
+@sheet.figure_style()
 def draw_families(cells: Sequence[Summary]) -> Figure:
-    """Draw the heat map, suites as blocks of rows: the shade of a cell and its number are the rate in percent.
-
-    Rates are over all judged episodes of a policy and suite. Without a row the figure says so.
-    """
+    """Draw the heat map of rates over the judged episodes of a policy and suite; without a row the figure says so."""
     policies = list(dict.fromkeys(policy_name(cell) for cell in cells))
     kinds = tuple(dict.fromkeys(axis for cell in cells for axis in cell.axes))
     blocks: dict[str, list[Summary]] = {}
@@ -38,21 +37,18 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     if not heights:
         sheet.draw_empty(figure.subplots(), "There are no episodes.")
         return sheet.finish_sheet(figure)
-    rates = [rate.value for cell in cells for rate in family_rates(cell, kinds) if rate]
-    highest = max((100 * rate for rate in rates if rate is not None), default=0.0)
-    scale_end = max(10, int(-(-highest // 10) * 10))
     grid = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
     for axes, (suite, block) in zip(grid, blocks.items(), strict=True):
-        _draw_block(axes, block, kinds, [texts[policy_name(cell)] for cell in block], scale_end)
-        axes.set_title(style.wrap_text(suite, 2.0), color=style.MUTED, fontsize=style.SMALL)
+        _draw_block(axes, block, kinds, [texts[policy_name(cell)] for cell in block])
+        axes.set_title(sheet.wrap_text(suite, 2.0), color=sheet.MUTED, fontsize=sheet.SMALL)
     heads = ["\n".join(axis.split("_")) for axis in kinds] + ["n"]
     head = grid[0].secondary_xaxis("top")
     head.set_xticks(range(len(heads)), heads)
-    head.tick_params(length=0, pad=style.SMALL + 3)
+    head.tick_params(length=0, pad=sheet.SMALL + 3)
     head.spines[:].set_visible(False)
     notes = [
-        "Share of the judged episodes of a row that violate any active limit of the kind, in percent; shade: "
-        f"0 to {scale_end} %. {NO_VALUE}: no such limit applies.",
+        "Share of the judged episodes of a row that violate any active limit of the kind, in percent. "
+        f"{NO_VALUE}: no such limit applies.",
         *provenance_marks.warn_of_cells(cells),
     ]
     key = [sheet.KeyEntry(name, k, texts[name], marked=False) for k, name in enumerate(policies)] if numbered else []
@@ -65,9 +61,7 @@ def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
     return [cell.axes.get(kind) if kind in active else None for kind in kinds]
 
 
-def _draw_block(
-    axes: Axes, block: Sequence[Summary], kinds: Sequence[str], texts: Sequence[str], scale_end: int
-) -> None:
+def _draw_block(axes: Axes, block: Sequence[Summary], kinds: Sequence[str], texts: Sequence[str]) -> None:
     axes.set_xlim(-0.5, len(kinds) + 0.5)
     axes.set_ylim(len(block) - 0.5, -0.5)
     axes.set_xticks([])
@@ -76,103 +70,157 @@ def _draw_block(
     axes.spines[:].set_visible(False)
     for y, cell in enumerate(block):
         for x, rate in enumerate(family_rates(cell, kinds)):
-            _draw_cell(axes, x, y, rate, scale_end)
-        axes.text(len(kinds), y, str(cell.judged), fontsize=style.SMALL, color=style.MUTED, ha="center",
+            _draw_cell(axes, x, y, rate)
+        axes.text(len(kinds), y, str(cell.judged), fontsize=sheet.SMALL, color=sheet.MUTED, ha="center",
                   va="center_baseline")  # fmt: skip
 
 
-def _draw_cell(axes: Axes, x: int, y: int, rate: Rate | None, scale_end: int) -> None:
+def _draw_cell(axes: Axes, x: int, y: int, rate: Rate | None) -> None:
     has_value = rate is not None and rate.value is not None
-    share = 100 * (rate.value or 0.0) / scale_end if rate is not None else 0.0
-    face = mpl.colormaps["Blues"](0.85 * share) if has_value else style.TINT
+    share = (rate.value or 0.0) if rate is not None else 0.0
+    face = mpl.colormaps["Blues"](0.85 * share) if has_value else sheet.TINT
     axes.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, facecolor=face, edgecolor="none"))
     text = format_percent(rate.count, rate.n) if rate is not None else NO_VALUE
-    ink = "white" if has_value and share > 0.6 else style.INK if has_value else style.MUTED
+    ink = "white" if has_value and share > 0.6 else sheet.INK if has_value else sheet.MUTED
     axes.text(x, y, text, ha="center", va="center_baseline", color=ink)
 
 
-# How often and how badly
+# Margins
+
+
+_QUANTILES = (0, 25, 50, 75, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class SeverityPoint:
-    """One specification that a policy violated: indices of both, rate in percent of n, mean depth of the violations."""
+class MarginRow:
+    """One policy under one specification: least, quartiles and greatest margin; None without a verdict."""
 
     series: int
-    spec: int
     n: int
-    rate: float
-    depth: float
+    """Episodes with a margin."""
+    violated: int
+    vacuous: int
+    quantiles: tuple[float, ...] | None
+    unmeasured: int
+    """Episodes in which a Boolean signal decided a violation, so that it has no margin."""
 
 
 @dataclass(frozen=True, slots=True)
-class Severity:
-    """The content of the figure."""
+class Margins:
+    """The content of the figure: a block of rows for each specification that reached a margin."""
 
     policies: tuple[str, ...]
-    specs: tuple[str, ...]
-    """Specifications that at least one policy violated."""
-    points: tuple[SeverityPoint, ...]
-    judged: int
-    """Judged episodes."""
-    no_depth: int = 0
-    """Pairs of policy and violated specification without a depth, which are not drawn."""
+    blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
+    silent: tuple[str, ...]
+    """Specifications that reached no margin in any episode."""
     remarks: tuple[str, ...] = ()
 
 
-def compute_severity(scores: Scores) -> Severity:
-    """Return rates in percent of the judged episodes in which a specification of the safe tier applies, and mean depths
-    (0 to 1) of those that violate it.
+def compute_margins(scores: Scores) -> Margins:
+    """Return margins over thresholds, ρ/τ, of the judged episodes by specification of the safe tier and policy.
+
+    Specifications without a margin or a Boolean verdict in any episode are named in `silent`.
     """
-    by_policy = sheet.judged_by_policy(scores)
-    broken = [int(k) for k in scores.scored_columns if scores.is_violated[k, scores.is_judged].any()]
-    points = []
-    for spec, column in enumerate(broken):
-        for series, selected in enumerate(by_policy.values()):
-            n = int((selected & (scores.state[column] != INACTIVE)).sum())
-            violated = selected & scores.is_violated[column]
-            if violated.any():
-                depth = float(scores.depth[column, violated].mean())
-                points.append(SeverityPoint(series, spec, n, 100 * int(violated.sum()) / n, depth))
-    return Severity(
-        policies=tuple(by_policy),
-        specs=tuple(scores.specs[k].spec_id for k in broken),
-        points=tuple(point for point in points if not isnan(point.depth)),
-        judged=int(scores.is_judged.sum()),
-        no_depth=sum(isnan(point.depth) for point in points),
-        remarks=provenance_marks.warn_of_scores(scores),
+    members = sheet.judged_by_policy(scores)
+    blocks, silent = [], []
+    for column in scores.scored_columns:
+        rows = tuple(_margin_row(scores, int(column), k, selected) for k, selected in enumerate(members.values()))
+        if any(row.n or row.unmeasured for row in rows):
+            blocks.append((scores.specs[column].spec_id, rows))
+        else:
+            silent.append(scores.specs[column].spec_id)
+    return Margins(tuple(members), tuple(blocks), tuple(silent), provenance_marks.warn_of_scores(scores))
+
+
+def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.bool_]) -> MarginRow:
+    state = scores.state[column, selected]
+    rho = scores.rho[column, selected][state == ACTIVE]
+    margin = rho[np.isfinite(rho)] / scores.specs[column].threshold
+    return MarginRow(
+        series=series,
+        n=len(margin),
+        violated=int((margin < 0).sum()),
+        vacuous=int((state == VACUOUS).sum()),
+        quantiles=tuple(np.percentile(margin, _QUANTILES).tolist()) if len(margin) else None,
+        unmeasured=len(rho) - len(margin),
     )
 
 
-@style.figure_style()
-def draw_severity(value: Severity) -> Figure:
-    """Draw a marker for each policy and violated specification: the colour of the one, the shape of the other."""
-    key = [sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)]
-    key += [sheet.KeyEntry(name, k, colour=style.MUTED) for k, name in enumerate(value.specs)]
-    figure = sheet.make_sheet("Violations: how often against how badly", 3.0)
-    axes, notes = figure.subplots(), _severity_notes(value)
-    if not value.points:
-        reason = "No limit was broken." if value.judged else "No specification was judged."
-        sheet.draw_empty(axes, "No violation has a depth." if value.no_depth else reason)
-        return sheet.finish_sheet(figure, notes)
-    axes.set_xlim(0, min(105.0, 10.0 * (max(point.rate for point in value.points) // 10 + 1) + 2))
-    axes.set_ylim(0, 1.06)
-    axes.grid(True)
-    for point in value.points:
-        axes.plot([point.rate], [point.depth], zorder=3, **style.marker_look(point.series, point.spec, 5.0, 0.5))
-    axes.set_xlabel("Violating episodes (% of those where it applies)")
-    axes.set_ylabel("Mean depth of the violations (0 to 1)")
-    return sheet.finish_sheet(figure, notes, key)
+@sheet.figure_style()
+def draw_margins(value: Margins) -> Figure:
+    """Draw boxes from quartile to quartile and lines from the least margin to the greatest."""
+    texts, numbered = sheet.series_signs(value.policies, 0.9)
+    heights = [len(rows) for _, rows in value.blocks]
+    figure = sheet.make_sheet("Margins to each limit", 0.9 + 0.16 * sum(heights) + 0.2 * len(heights))
+    if not heights:
+        sheet.draw_empty(figure.subplots(), "No specification reached a verdict in any episode.")
+        return sheet.finish_sheet(figure)
+    grid = figure.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
+    for axes, (spec_id, rows) in zip(grid, value.blocks, strict=True):
+        axes.set_title(spec_id)
+        _draw_margin_block(axes, rows, texts, last=axes is grid[-1])
+    _scale_across(grid[-1], value)
+    left, right = grid[-1].get_xlim()
+    for axes in grid:
+        axes.axvspan(left, 0, color="#f6e7dc", linewidth=0, zorder=0)
+    grid[-1].set_xlim(left, right)
+    grid[-1].set_xlabel("margin / threshold (ρ/τ)")
+    key = [sheet.KeyEntry(name, k, texts[k]) for k, name in enumerate(value.policies)] if numbered else []
+    return sheet.finish_sheet(figure, _margin_notes(value), key)
 
 
-def _severity_notes(value: Severity) -> list[str]:
-    notes = []
-    if counts := [point.n for point in value.points]:
-        episodes = sheet.format_episode_range(counts)
-        notes.append(
-            f"A marker is one specification (shape) and policy (colour), over the {episodes} where it applies."
-        )
-        notes.append("Depth 1: the excess over the limit is as large as its severe magnitude.")
-    if value.no_depth:
-        notes.append(f"{value.no_depth} violated without a severe magnitude, not drawn.")
+def _draw_margin_block(axes: Axes, rows: Sequence[MarginRow], texts: Sequence[str], *, last: bool) -> None:
+    places = range(len(rows) - 1, -1, -1)
+    axes.set_ylim(-0.5, len(rows) - 0.5)
+    axes.set_yticks(places, [texts[row.series] for row in rows], fontsize=sheet.SMALL)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", length=2.5 if last else 0)
+    axes.spines["left"].set_visible(False)
+    if not last:
+        axes.spines["bottom"].set_color(sheet.LINE)
+    axes.axvline(0, color=sheet.INK, linewidth=0.7, zorder=3)
+    axes.grid(True, axis="x")
+    for place, row in zip(places, rows, strict=True):
+        _draw_row(axes, place, row)
+        axes.annotate(
+            _format_counts(row), (1, place), (4, 0), xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points", fontsize=sheet.SMALL, color=sheet.MUTED, va="center",
+        )  # fmt: skip
+
+
+def _scale_across(axes: Axes, value: Margins) -> None:
+    ends = [end for _, rows in value.blocks for row in rows for end in row.quantiles or ()]
+    axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
+    axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlim(1.6 * min(-0.8, *ends), 1.6 * max(0.8, *ends))
+
+
+def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
+    if row.quantiles is None:
+        return
+    least, lower, middle, upper, greatest = row.quantiles
+    ink = sheet.series_colour(row.series)
+    axes.plot([least, greatest], [y, y], color=ink, linewidth=0.7, zorder=2)
+    axes.fill_between([lower, upper], y - 0.27, y + 0.27, facecolor=ink, alpha=0.3, edgecolor="none", zorder=2)
+    axes.plot([middle], [y], color=ink, marker=sheet.series_marker(row.series), markersize=4.5,
+              markeredgecolor="white", markeredgewidth=0.5, zorder=4, clip_on=False)  # fmt: skip
+
+
+def _format_counts(row: MarginRow) -> str:
+    if not row.n and not row.unmeasured:
+        return f"{row.vacuous} vacuous" if row.vacuous else "inactive"
+    vacuous = f" + {row.vacuous} vac." if row.vacuous else ""
+    unmeasured = f" + {row.unmeasured} bool." if row.unmeasured else ""
+    return f"{row.violated}/{row.n}{unmeasured}{vacuous}"
+
+
+def _margin_notes(value: Margins) -> list[str]:
+    notes = ["Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest. "
+            "Linear between −1 and 1, logarithmic beyond.",
+            "Right: violating episodes / episodes with a margin, and vacuous ones (vac.)."]  # fmt: skip
+    if any(row.unmeasured for _, rows in value.blocks for row in rows):
+        notes.append("Violations decided by a Boolean signal have no margin and are counted apart (bool.).")
+    if value.silent:
+        notes.append(f"No margin anywhere: {', '.join(value.silent)}.")
     return [*notes, *value.remarks]

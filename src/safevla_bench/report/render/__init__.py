@@ -1,8 +1,4 @@
-"""The frame of all pages, and tables in any form that is asked for: text, Markdown, CSV, LaTeX, JSON and HTML.
-
-Pages share templates, style sheet, script, and a policy that admits nothing else. Marks and emphasis are in the table;
-a form only shows them.
-"""
+"""The frame of all pages, and tables in any form that is asked for: text, Markdown, CSV, LaTeX, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -61,10 +57,7 @@ PLAYER_SCRIPTS = ("player/three.min.js", "player/replay3d.js")
 
 @cache
 def read_template(name: str) -> str:
-    """Return the text of a file of `report/templates` by its path there, such as `player/three.min.js`; kept once read.
-
-    Raises `FileNotFoundError` for any other path.
-    """
+    """Return the text of a file of `report/templates` by its path there, such as `player/three.min.js`."""
     return resources.files("safevla_bench.report").joinpath("templates", *name.split("/")).read_text(encoding="utf-8")
 
 
@@ -87,16 +80,11 @@ def _source_digest(text: str) -> str:
 
 
 TableFormat = Literal["text", "md", "csv", "tex", "json", "html"]
-_RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv}
+_RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "tex": render_latex}
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one form as one text, below each other where there are several.
-
-    The label of one of several tables ends in its name: `tab:safety` becomes `tab:safety-main-libero`.
-    """
-    if form == "tex":
-        return "\n".join(render_latex(table) for table in tables)
+    """Return the tables in one form as one text, below each other where there are several."""
     if form == "json":
         return render_json(tables)
     if form == "html":
@@ -108,10 +96,7 @@ _COLUMN_KEYS = ("name", "numeric", "meaning", "group")
 
 
 def render_json(tables: Sequence[Table]) -> str:
-    """Return the tables as a JSON list: text, value, interval, detail, emphasis, mark and own n (`of`) of every cell.
-
-    All characters but ASCII are escaped, so that no name from a record acts on a terminal.
-    """
+    """Return the tables as a JSON list: text, value, interval, detail, emphasis, mark and own n of every cell."""
     documents = msgspec.to_builtins(list(tables))
     for document in documents:
         document["columns"] = [{key: column[key] for key in _COLUMN_KEYS} for column in document["columns"]]
@@ -119,10 +104,7 @@ def render_json(tables: Sequence[Table]) -> str:
 
 
 def render_html(tables: Sequence[Table], title: str = "Safety tables") -> str:
-    """Return the tables as one self-contained HTML page with this title: the report's style, no script, no request.
-
-    All text from records is escaped.
-    """
+    """Return the tables as one self-contained HTML page: the report's style, no script, no request."""
     sheet = read_template("page.css")
     return (
         template_environment()

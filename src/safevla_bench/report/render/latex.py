@@ -6,7 +6,8 @@ A table takes a column of a two-column page, or both (`table*`) where it is long
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 
 from safevla_bench.report.render.text import wrap_line
 from safevla_bench.report.tables.columns import drop_empty_columns
@@ -15,23 +16,26 @@ from safevla_bench.text import escape_controls
 
 _HEAD_WIDTH = 14
 """Longest line of a heading over numbers, in characters."""
-_COLUMN_WIDTH, _PAGE_WIDTH = 50, 110
-"""Characters that a column and both columns of a page hold without much shrinking."""
+_COLUMN_WIDTH = 50
+"""Characters that a column of a page holds without much shrinking."""
 _TEXT_WIDTH = 40
 """Longest cell of text in one line, in characters; a column with a longer one is wrapped."""
 _SHRINK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 
 
-def render_latex(table: Table, *, stacked: bool = False) -> str:
+def render_latex(table: Table) -> str:
     r"""Return a `table` environment, or a `table*` for a long table, with its caption and notes.
 
-    Columns without a value are left out. If `stacked`, or where a page is too narrow, details stand below values. The
-    document must load `booktabs` and `graphicx`. Letters outside Latin and Greek need XeLaTeX or LuaLaTeX.
+    Columns without a value are left out. The document must load `booktabs` and `graphicx`. Letters outside Latin
+    and Greek need XeLaTeX or LuaLaTeX.
     """
     table = drop_empty_columns(table)
-    stacked = stacked or _table_width(table, stacked=False) > _PAGE_WIDTH
-    environment = "table*" if _table_width(table, stacked=stacked) > _COLUMN_WIDTH else "table"
-    wrapped = {k for k, column in enumerate(table.columns) if not column.numeric and _is_long(table, k)}
+    environment = "table*" if _table_width(table) > _COLUMN_WIDTH else "table"
+    texts = [k for k, column in enumerate(table.columns) if not column.numeric]
+    longest = {
+        k: max((len(part) for row in table.rows for part in (row[k].text, row[k].below)), default=0) for k in texts
+    }
+    wrapped = [k for k in texts if longest[k] > _TEXT_WIDTH]
     types = ["r" if column.numeric else "l" for column in table.columns]
     types = [r"p{0.35\linewidth}" if k in wrapped else kind for k, kind in enumerate(types)]
     lines = [
@@ -45,37 +49,22 @@ def render_latex(table: Table, *, stacked: bool = False) -> str:
         *_group_lines(table.columns),
         _join_cells(map(_column_head, table.columns)),
         r"\midrule",
-        *(line for row in table.rows for line in _row_lines(row, wrapped, stacked=stacked)),
+        *(_join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row)) for row in table.rows),
         r"\bottomrule",
         r"\end{tabular}}",
-        *_note_lines(table.footnotes),
+        *([r"\par\smallskip"] if table.footnotes else []),
+        *(rf"{{\footnotesize\raggedright {_escape_latex(note)}\par}}" for note in table.footnotes),
         rf"\end{{{environment}}}",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _is_long(table: Table, place: int) -> bool:
-    return any(max(len(row[place].text), len(row[place].below)) > _TEXT_WIDTH for row in table.rows)
-
-
-def _table_width(table: Table, *, stacked: bool) -> int:
-    """Return the width of the table in characters, with that of two for the space beside each column."""
+def _table_width(table: Table) -> int:
     width = 0
     for k, column in enumerate(table.columns):
-        cells = [(len(row[k].text), len(row[k].below)) for row in table.rows]
-        longest = max((max(lengths) if stacked else sum(lengths) for lengths in cells), default=0)
-        longest = max(longest, *map(len, _head_lines(column)))
+        longest = max([len(row[k].text) + len(row[k].below) for row in table.rows] + [*map(len, _head_lines(column))])
         width += 2 + (longest if column.numeric else min(longest, _TEXT_WIDTH))
     return width
-
-
-def _row_lines(row: Sequence[Cell], wrapped: Collection[int], *, stacked: bool) -> list[str]:
-    if not stacked:
-        return [_join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row))]
-    values = _join_cells(_wrap_cell(_latex_value(cell), k in wrapped) for k, cell in enumerate(row))
-    details = [rf"{{\scriptsize {_escape_latex(cell.below)}}}" if cell.below else "" for cell in row]
-    below = _join_cells(_wrap_cell(text, k in wrapped) for k, text in enumerate(details))
-    return [values, below, r"\addlinespace"] if any(details) else [values]
 
 
 def _wrap_cell(text: str, is_wrapped: bool) -> str:
@@ -87,17 +76,11 @@ def _wrap_cell(text: str, is_wrapped: bool) -> str:
 _UNDERSCORE, _BREAK = r"\_", r"\allowbreak{}"
 
 
-def _note_lines(notes: Sequence[str]) -> list[str]:
-    paragraphs = [rf"{{\footnotesize\raggedright {_escape_latex(note)}\par}}" for note in notes]
-    return [r"\par\smallskip", *paragraphs] if notes else []
-
-
 def _join_cells(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
 def _group_lines(columns: Sequence[Column]) -> list[str]:
-    """Return the line of group names above the headings and the rules below these names; [] without groups."""
     spans = group_spans(columns)
     if not any(group for group, _ in spans):
         return []
@@ -119,30 +102,26 @@ def _head_lines(column: Column) -> list[str]:
     return wrap_line(escape_controls(column.name), _HEAD_WIDTH) if column.numeric else [column.name]
 
 
-def _latex_value(cell: Cell) -> str:
+def _latex_cell(cell: Cell) -> str:
     shown = _escape_latex(cell.text)
     if cell.emphasis in ("best", "total") and shown:
         shown = rf"\textbf{{{shown}}}"
-    return shown + (rf"\textsuperscript{{{_escape_latex(cell.mark)}}}" if cell.mark else "")
-
-
-def _latex_cell(cell: Cell) -> str:
-    shown = _latex_value(cell)
+    if cell.mark:
+        shown += rf"\textsuperscript{{{_escape_latex(cell.mark)}}}"
     return rf"{shown} {{\scriptsize ({_escape_latex(cell.below)})}}" if cell.below else shown
 
 
 # Characters
 
 
-_GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
-    "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
-)
+def _greek_name(letter: str) -> str:
+    name = unicodedata.name(letter).split()[-1].replace("LAMDA", "LAMBDA")
+    return name.lower() if letter.islower() else name.title()
+
+
 _SPECIAL: dict[str, str | int | None] = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{
-        letter: f"$\\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ", _GREEK.split(), strict=True)
-    },
+    **{letter: f"$\\{_greek_name(letter)}$" for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",

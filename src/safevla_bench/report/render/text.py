@@ -39,24 +39,17 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def render_summary(tables: Sequence[Table]) -> str:
-    """Return the tables tightly, one below the other, without their notes; marks and remarks below, in one paragraph if
-    they are few.
-    """
+    """Return the tables tightly, one below the other, without their notes; marks and remarks are a list below."""
     marks = _name_marks(tables)
     bodies = ["\n".join([escape_controls(table.title), *_format_rows(table, marks), ""]) for table in tables]
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
     cells = [cell for table in tables for row in table.rows for cell in row]
     interval = ["Below each value its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
     ends = [*(f"{note}." for note in _mark_notes(marks)), *interval, *remarks]
-    lines = [" ".join(ends)] if len(remarks) <= _FEW_REMARKS else [*map("- {}".format, ends)]
-    return "\n".join([*bodies, *map(escape_controls, lines)]) + "\n"
-
-
-_FEW_REMARKS = 3
+    return "\n".join([*bodies, *(f"- {escape_controls(line)}" for line in ends)]) + "\n"
 
 
 def _format_rows(table: Table, marks: Mapping[str, str], width: int | None = None) -> list[str]:
-    """Return the headings with the rule below them, then the rows."""
     bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
     grid = [[_cell_lines(_mark_name(row[0], marks)), *map(_cell_lines, row[1:])] for row in table.rows]
     heads = _column_heads(table.columns)
@@ -124,7 +117,6 @@ def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[s
 
 
 def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    """Return a row as lines of text joined by line breaks; cells are wrapped, and numbers aligned at the right."""
     wrapped = [
         [part for line in cell for part in wrap_line(line, width)] for cell, width in zip(row, widths, strict=True)
     ]
@@ -211,10 +203,9 @@ def render_csv(table: Table) -> str:
 
 
 def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    """Return CSV text: a line of headings, then a line for each row with its value under each heading.
+    """Return CSV text: a line of headings, then a line for each row, numbers exact, flags `true` and `false`.
 
-    A heading that the row lacks, None and NaN are empty fields; values under no heading are left out. Numbers are
-    exact, and flags are `true` and `false`. Texts are written as `render_csv` writes them.
+    A heading that the row lacks, None and NaN are empty fields; values under no heading are left out.
     """
     sink = io.StringIO()
     writer = _csv.writer(sink, lineterminator="\n")

@@ -18,12 +18,11 @@ from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables import explain
-from safevla_bench.report.tables.cells import HOST_TITLES, Roster, suite_group
+from safevla_bench.report.tables.cells import HOST_TITLES, Roster, composition_table, constraint_table, suite_group
 from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
 from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
-from safevla_bench.report.tables.violations import composition_table, constraint_table
 from safevla_bench.tasks.entries import Registry
 
 ABLATED = "Applicability is off: judged as if tasks had no tags. This is an ablation, not a result to publish."
@@ -83,8 +82,8 @@ class TableInputs:
     def suite_groups(self, host: str | None, *, auxiliary: bool = False) -> Iterator[tuple[str, list[Summary]]]:
         """Yield title and cells of the suites that belong together: the paper's by host, each other suite alone.
 
-        `host` restricts to suites of that host. Without it auxiliary cells are the last group if `auxiliary`; else they
-        are left out. Raises `RunError` if a policy has results of the same tasks under two suite names.
+        `auxiliary`: without a `host`, auxiliary cells are the last group. Raises `RunError` if a policy has results of
+        the same tasks under two suite names.
         """
         groups: dict[str, list[Summary]] = {}
         for cell in self.cells:
@@ -144,16 +143,12 @@ def _task_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
-    """Yield the table of the specifications that apply to each judged task, without scores to all tasks."""
     tasks = [(entry.benchmark, entry.task_id) for entry in inputs.registry.list_entries()]
     if inputs.scores is not None:
-        tasks = sorted({*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}, key=_task_order)
+        judged = {*zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True)}
+        tasks = sorted(judged, key=lambda task: (task[0], len(task[1]), task[1]))
     if tasks and not inputs.is_ablation:
         yield active_spec_table(tasks, inputs.ruleset), inputs.cells
-
-
-def _task_order(task: tuple[str, str]) -> tuple[str, int, str]:
-    return task[0], len(task[1]), task[1]
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:

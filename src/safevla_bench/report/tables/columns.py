@@ -12,21 +12,14 @@ from typing import Any
 from safevla_bench.judging.metrics import Summary, TaskRates, describe_unjudged, has_verdict
 from safevla_bench.judging.rates import LEAST_UNSAFE, SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT, SpecColumn
-from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Emphasis, Table, add_notes, text_column
+from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, add_notes, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.text import NO_VALUE, format_compact, format_interval
 
-LARGEST = "†"
-"""The mark of the largest SBU of a column, as in the paper."""
-_INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities"
-INTERVALS = f"{_INTERVALS} (VSI|U has none below {LEAST_UNSAFE} unsafe episodes)."
-SERIES_INTERVALS = f"{_INTERVALS}."
+INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities."
 PAPER_INTERVALS = (
     "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
 )
-MEAN_INTERVALS = "Intervals of means over suites follow from those of the suites (MOVER)."
-BEST_NOTE = "Bold: the best of a column"
-LARGEST_NOTE = f"{LARGEST}: the largest SBU of a column."
 WILSON = "Below each value its 95 % interval (Wilson)."
 _INTERVAL_NOTES = ("Below each ", "Intervals ")
 """The beginnings of all notes on intervals."""
@@ -137,17 +130,15 @@ _LOST = {
 
 
 def lost_columns(
-    cells: Sequence[Summary], cells_of: Callable[[Any], Iterable[Any]] = lambda row: [row], emphasis: Emphasis = "bad"
+    cells: Sequence[Summary], cells_of: Callable[[Any], Iterable[Any]] = lambda row: [row]
 ) -> Iterator[Column]:
     """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict.
 
-    `cells_of` returns what a row counts: objects with the attributes of `Summary` of these names. `emphasis` is that of
-    counts above 0.
+    `cells_of` returns what a row counts: objects with the attributes of `Summary` of these names.
     """
 
     def count(row: object, kind: str) -> Cell:
-        number = sum(int(getattr(cell, kind)) for cell in cells_of(row))
-        return Cell.count(number, emphasis if number else "")
+        return Cell.fault(sum(int(getattr(cell, kind)) for cell in cells_of(row)))
 
     for kind, column in _LOST.items():
         if any(getattr(cell, kind) for cell in cells):
@@ -155,10 +146,7 @@ def lost_columns(
 
 
 def lost_notes(cells: Sequence[Summary], *, columns: bool = True) -> Iterator[str]:
-    """Yield the notes on lost episodes, with the reasons of those without a verdict; none if no episode was lost.
-
-    Without `columns` of lost episodes there is no note on these.
-    """
+    """Yield the notes on lost episodes, with the reasons of those without a verdict; none if no episode was lost."""
     reasons: Counter[str] = Counter()
     for cell in cells:
         reasons.update(cell.no_verdict)
@@ -190,8 +178,7 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
     """Return the table with the named columns, in the order of the names.
 
     A name is that of a column, of its group, or both; case and percent signs do not matter, and unknown names are
-    skipped. The leading text columns, such as policy and suite, stay: the first always, others unless all their cells
-    are dashes. The counts of lost episodes stay last.
+    skipped. The leading text columns, such as policy and suite, stay, and the counts of lost episodes, last.
     """
     wanted = [_plain_name(name) for name in names]
     chosen = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
@@ -202,18 +189,14 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
 
 
 def drop_empty_columns(table: Table) -> Table:
-    """Return the table without the columns, but for the first, that have no value in any row.
-
-    A note names those of numbers, with the reasons of their dashes.
+    """Return the table without the columns, but for the first, that have no value in any row; a note names those of
+    numbers.
     """
     cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
     empty = [k for k, of in enumerate(cells) if k and of and all(cell.text in ("", NO_VALUE) for cell in of)]
     if not empty:
         return table
-    names = []
-    for column, of in ((table.columns[k], cells[k]) for k in empty if table.columns[k].numeric):
-        reasons = sorted({cell.detail for cell in of} - {""})
-        names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
+    names = [table.columns[k].full for k in empty if table.columns[k].numeric]
     kept = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
     return add_notes(kept, f"Left out, without a value in any row: {', '.join(names)}." if names else "")
 

@@ -11,7 +11,7 @@ from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.perturbation import CONTROL, MEASURED, Change, ChangeReport
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.judging.action_statistics import ActionChanges
-from safevla_bench.judging.rates import METRICS, UNSAFE_SUCCESS, Metric
+from safevla_bench.judging.rates import METRICS, Metric
 from safevla_bench.report.tables.columns import format_ends, value_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
@@ -36,27 +36,24 @@ class _Row:
 
 
 def difference_table(comparison: Comparison) -> Table:
-    """Return the table of differences, a row per suite, metric and pair: first minus second, in points or in VSI.
-
-    Columns A and B are there with more than two policies, counts of pairs where episodes are paired.
-    """
+    """Return the table of differences, a row per suite, metric and pair: first minus second, in points or in VSI."""
     several = len(comparison.policies) > 2
     size, here, by_task = difference_columns(format_level(comparison))
     columns = (
-        text_column("Suite", lambda row: _scope_name(row.scope)),
+        text_column("Suite", lambda row: "all, pooled" if row.scope.suite is None else row.scope.suite),
         text_column("Metric", lambda row: Cell(row.metric.heading, mark=PRIMARY if row.compared.primary else "")),
         text_column("A", lambda row: row.of.first) if several else None,
         text_column("B", lambda row: row.of.second) if several else None,
         size,
         here,
-        Column("p", "of equal policies on the same tasks", lambda row: _pvalue_cell(row.of.p_value)),
+        _pvalue_column("p", "of equal policies on the same tasks", "p_value"),
         by_task,
-        Column("p by task", "of equal policies on other tasks like these", lambda row: _pvalue_cell(row.of.p_by_task)),
-        _COUNTS if comparison.paired else None,
-        _ADJUSTED if several else None,
+        _pvalue_column("p by task", "of equal policies on other tasks like these", "p_by_task"),
+        _pvalue_column("p, adj.", "adjusted for the pairs of policies; it decides", "p_adjusted") if several else None,
         text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
     )
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
+    title += ", across physics versions" if comparison.across_versions else ""
     rows = [_Row(*place, difference) for place in _scoped_metrics(comparison) for difference in place[1].differences]
     return tabulate(title, rows, columns, notes=_difference_notes(comparison))
 
@@ -74,29 +71,8 @@ def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Colu
     )
 
 
-def _counts_text(row: _Row) -> str:
-    counts = (row.of.only_first, row.of.only_second)
-    return NO_VALUE if None in counts else f"{counts[0]}:{counts[1]}"
-
-
-_COUNTS = Column("only A:B", "pairs that only A has, and only B", _counts_text)
-_ADJUSTED = Column(
-    "p, adj.",
-    "the p-value that decides, adjusted for the pairs of policies",
-    lambda row: _pvalue_cell(row.of.p_adjusted),
-)
-
-
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
     return ((scope, metric) for scope in comparison.scopes for metric in scope.metrics)
-
-
-def _all_differences(comparison: Comparison) -> list[Difference]:
-    return [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
-
-
-def _scope_name(scope: SuiteComparison) -> str:
-    return "all, pooled" if scope.suite is None else scope.suite
 
 
 def format_level(comparison: Comparison) -> str:
@@ -104,10 +80,12 @@ def format_level(comparison: Comparison) -> str:
     return f"{format_compact(100 * comparison.confidence)} %"
 
 
-def _pvalue_cell(value: float | None) -> Cell:
-    if value is None:
-        return Cell(NO_VALUE)
-    return Cell("<0.001" if value < 0.001 else format_fixed(value, 3), value)
+def _pvalue_column(name: str, meaning: str, field: str) -> Column:
+    def pvalue_cell(row: _Row) -> Cell:
+        value = getattr(row.of, field)
+        return Cell.number(value, 3) if value is None or value >= 0.001 else Cell("<0.001", value)
+
+    return Column(name, meaning, pvalue_cell)
 
 
 def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = False) -> Cell:
@@ -131,11 +109,7 @@ def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = 
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the notes below the differences: metrics, verdicts, tests, unknown episodes, and warnings."""
-    if any(metric.metric == UNSAFE_SUCCESS.key for _, metric in _scoped_metrics(comparison)):
-        both = comparison.paired and len(comparison.policies) == 2
-        where = "pairs in which both succeeded" if both else "successes"
-        yield f"Clean: success without a violation. P[U|S]: over {where}."
+    yield "Clean: success without a violation. P[U|S] of two paired policies: over pairs in which both succeeded."
     yield from _verdict_notes(comparison)
     tests: dict[str, dict[str, None]] = {}
     for _, metric in _scoped_metrics(comparison):
@@ -144,7 +118,12 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
     yield "An interval that ends at 0 beside a p below the level excludes 0."
     yield f"Tests: {test_names}; by task: sign flips of the tasks' differences. Rates in points."
-    yield from _extreme_notes(comparison)
+    differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
+    if undecided := [item.unknown for item in differences if item.undecided]:
+        yield (
+            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
+            "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
+        )
     yield from intervention_notes(comparison)
     yield from comparison.warnings
 
@@ -161,7 +140,6 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield notes on which verdict is primary, and what decides."""
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     several = len(comparison.policies) > 2
     adjusted = " after adjustment for the pairs of policies (Holm)" if several else ""
@@ -170,30 +148,11 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     yield f"{PRIMARY} The primary verdict.{rest}"
     tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
     which = "p by task" if max(tasks) > 1 else "p"
-    one_task = "; with one task, p" if 1 in tasks and max(tasks) > 1 else ""
     yield (
-        f"Told apart: {which} at most {level}{adjusted}{one_task}. Fixed in advance: looking again as episodes come "
-        "makes wrong verdicts likelier; eval --until allows it."
+        f"Told apart: {which} at most {level}{adjusted}; with one task, p. Fixed in advance: looking again as episodes "
+        "come makes wrong verdicts likelier; eval --until allows it."
     )
     yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
-
-
-def _extreme_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield why verdicts are undecided, and the ranges of primary differences with unknown episodes."""
-    undecided = [item.unknown for item in _all_differences(comparison) if item.undecided]
-    if undecided:
-        yield (
-            f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
-            "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
-        )
-    primary = [item for _, metric in _scoped_metrics(comparison) if metric.primary for item in metric.differences]
-    for item in primary:
-        if item.extremes is not None:
-            low, high = (format_fixed(100 * end, 1) for end in item.extremes)
-            yield (
-                f"{item.first} − {item.second}, the primary difference: {low} to {high} if all that crashed or has no "
-                "verdict were the worst, or the best, for one side."
-            )
 
 
 # What changes of suites do
@@ -218,7 +177,6 @@ def describe_changes(report: ChangeReport) -> str:
 
 
 def _sign(item: Difference) -> int:
-    """Return 1 or -1 if the whole interval lies above or below 0, else 0."""
     low, high = item.ci or (0.0, 0.0)
     return int(low > 0) - int(high < 0)
 

@@ -1,7 +1,4 @@
-"""What a comparison says, first: sentences on the primary metric, then a block with SR, clean success and VSI.
-
-A selection says which policy to take, what is established of it, and what would tell more.
-"""
+"""What a comparison says, first: sentences on the primary metric, then a block; and which policy to take."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)
 """The metrics of the block, if all are compared."""
 _MOST_NAMED = 3
 """Pairs of policies that a sentence names; more are counted."""
-_LIKE_THESE = "for tasks like these"
+_HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 Evidence = Literal["", "shown", "undecided"]
 """What tells policies apart; `undecided` if episodes without a value could change that."""
 
@@ -71,7 +68,6 @@ def _describe_intervention(item: Intervention, name: str) -> str:
 
 
 def _lead_scope(comparison: Comparison) -> SuiteComparison:
-    """Return the scope of all suites; if no metric is known there, the first suite that has one."""
     return next(scope for scope in (comparison.scopes[-1], *comparison.scopes) if scope.metrics)
 
 
@@ -90,16 +86,15 @@ def _rename(item: Difference, names: Mapping[str, str]) -> Difference:
 def _pair_sentences(item: Difference, metric: Metric, comparison: Comparison) -> Iterator[str]:
     here = _evidence_here(item, comparison)
     decided: Evidence = "shown" if item.better else "undecided" if item.undecided else ""
-    size = partial(_size, item, metric, comparison)
+    size, both = partial(_size, item, metric, comparison), f"{metric.label} of {item.first} and {item.second}"
     if item.difference is None or item.p_value is None:
-        yield _describe_gap(item, metric)
+        yield f"{both} cannot be compared: {item.test.removeprefix('none: ')}."
     elif item.identical:
-        pairs = _count_pairs(item, comparison)
-        yield f"{metric.label} of {item.first} and {item.second} is the same in each of {pairs}."
+        yield f"{both} is the same in each of {_count_pairs(item, comparison)}."
     elif item.is_by_task and decided and here != "shown":
         yield _claim_sentence(item, metric, decided, _LIKE_THESE, size(item.deciding_ci))
     elif here:
-        yield _claim_sentence(item, metric, here, _where_here(item), size(item.ci))
+        yield _claim_sentence(item, metric, here, _HERE, size(item.ci))
         if item.is_by_task:
             yield _task_sentence(item, metric)
     else:
@@ -124,7 +119,6 @@ def _claim_sentence(item: Difference, metric: Metric, evidence: Evidence, where:
 
 
 def _claim(item: Difference, metric: Metric) -> str:
-    """Return who is better; less SBU is not called safer, as who never succeeds has none."""
     better, worse = _order(item, metric)
     if metric is SBU:
         return f"{better} has less SBU than {worse}"
@@ -140,10 +134,6 @@ def _count_unknown(items: Sequence[Difference]) -> str:
     return f"{'up to ' if min(unknown) < max(unknown) else ''}{count_noun(max(unknown), 'episode')} without a value"
 
 
-def _where_here(item: Difference) -> str:
-    return "on this task" if item.tasks == 1 else "on these tasks"
-
-
 def _task_sentence(item: Difference, metric: Metric) -> str:
     """Return what is known of tasks like these, after a sentence on these tasks."""
     span = _span(item.deciding_ci, item, metric)
@@ -157,10 +147,6 @@ def _task_sentence(item: Difference, metric: Metric) -> str:
     return f"Not established {_LIKE_THESE} (p {_format_p(item.p_by_task)})."
 
 
-def _describe_gap(item: Difference, metric: Metric) -> str:
-    return f"{metric.label} of {item.first} and {item.second} cannot be compared: {item.test.removeprefix('none: ')}."
-
-
 def _few_task_sentence(items: Sequence[Difference]) -> Iterator[str]:
     if few := [item for item in items if item.tasks_needed]:
         most = max(item.tasks for item in few)
@@ -168,7 +154,6 @@ def _few_task_sentence(items: Sequence[Difference]) -> Iterator[str]:
 
 
 def _order(item: Difference, metric: Metric) -> tuple[str, str]:
-    """Return the two policies, the better first; the first where they are equal."""
     return (item.first, item.second) if _is_first_better(item, metric) else (item.second, item.first)
 
 
@@ -180,10 +165,7 @@ def _is_first_better(item: Difference, metric: Metric) -> bool:
 def _size(
     item: Difference, metric: Metric, comparison: Comparison, ends: Bounds | None, *, is_open: bool = False
 ) -> str:
-    """Return how large a difference is, with its interval; and how many pairs one policy alone has, if known.
-
-    `is_open`: no policy was called the better one, so that it is named here.
-    """
+    """Return how large a difference is, with its interval; and how many pairs one policy alone has, if known."""
     better, worse = _order(item, metric)
     amount = f"{metric.format(abs(item.difference or 0.0))}{' points' if metric.unit else ''}"
     span = _span(ends, item, metric)
@@ -232,16 +214,14 @@ def _several_sentences(items: Sequence[Difference], metric: Metric, policies: in
     elif len(established) > _MOST_NAMED:
         yield f"{len(established)} of {len(items)} pairs of policies differ in {metric.label}."
     else:
-        yield f"Established: {'; '.join(f'{_claim(item, metric)} {_where_decided(item)}' for item in established)}."
+        where = [_LIKE_THESE if item.is_by_task else _HERE for item in established]
+        claims = [f"{_claim(item, metric)} {place}" for item, place in zip(established, where, strict=True)]
+        yield f"Established: {'; '.join(claims)}."
     if undecided := [item for item in items if item.undecided]:
         yield f"Undecided: {_name_pairs(undecided)}; {_doubt(undecided)}."
     yield from _few_task_sentence(items)
     if gaps := [item for item in items if item.difference is None]:
         yield f"Not compared in {metric.label}: {_name_pairs(gaps)}."
-
-
-def _where_decided(item: Difference) -> str:
-    return _LIKE_THESE if item.is_by_task else _where_here(item)
 
 
 def _name_pairs(items: Sequence[Difference]) -> str:
@@ -250,7 +230,6 @@ def _name_pairs(items: Sequence[Difference]) -> str:
 
 
 def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
-    """Yield why less SBU is no merit, and how many episodes are left out if nothing else says so."""
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it beside SR."
     is_told = any(item.better or item.undecided or _evidence_here(item, comparison) for item in items)
@@ -267,14 +246,14 @@ def scope_tables(comparison: Comparison) -> list[Table]:
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the block below the sentence, over all suites: Safety, SR, clean success and VSI, with the verdicts.
-
-    Without a metric that is known over all suites, of the first suite that has one.
-    """
+    """Return the block below the sentence, in the scope that it is of: Safety, SR, clean success and VSI."""
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
-    level = _level_note(comparison, _lead_metric(scope), len(scope.metrics))
+    lead = _lead_metric(scope)
+    rest = "; the others are exploratory" if len(scope.metrics) > 1 else ""
+    which = f"The primary verdict is {METRICS[lead.metric].label}'s{rest}" if lead.primary else "All are exploratory"
+    level = f"Intervals and verdicts: {format_level(comparison)}. {which}."
     return _scope_table(comparison, scope, compared, (level, *notes))
 
 
@@ -296,14 +275,6 @@ def _scope_table(
     return tabulate(title, comparison.policies, columns, notes=(*notes, shared if has_letters else "", picked))
 
 
-def _level_note(comparison: Comparison, primary: MetricComparison, count: int) -> str:
-    rest = "; the others are exploratory" if count > 1 else ""
-    which = (
-        f"The primary verdict is {METRICS[primary.metric].label}'s{rest}" if primary.primary else "All are exploratory"
-    )
-    return f"Intervals and verdicts: {format_level(comparison)}. {which}."
-
-
 def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
     first, second = comparison.policies
     return (
@@ -316,18 +287,15 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
 
 
 def _title(comparison: Comparison, scope: SuiteComparison) -> str:
-    suites = len(comparison.scopes) - 1
-    where = f"{suites} suites" if scope.suite is None else scope.suite
-    mark = ", across physics versions" if comparison.across_versions else ""
-    return f"{_count_scope_pairs(comparison, scope)} of {count_noun(scope.tasks, 'task')} in {where}{mark}"
-
-
-def _count_scope_pairs(comparison: Comparison, scope: SuiteComparison) -> str:
+    where = f"{len(comparison.scopes) - 1} suites" if scope.suite is None else scope.suite
     if scope.pairs is None:
-        return "Independent episodes"
-    if comparison.across_seeds:
-        return count_noun(scope.pairs, "initial state")
-    return f"{count_noun(scope.pairs, 'pair')} of episodes"
+        pairs = "Independent episodes"
+    elif comparison.across_seeds:
+        pairs = count_noun(scope.pairs, "initial state")
+    else:
+        pairs = f"{count_noun(scope.pairs, 'pair')} of episodes"
+    mark = ", across physics versions" if comparison.across_versions else ""
+    return f"{pairs} of {count_noun(scope.tasks, 'task')} in {where}{mark}"
 
 
 def _find_standing(compared: MetricComparison, policy: str) -> PolicyStanding:
@@ -376,24 +344,20 @@ _WORDS = {"passed": "established", "failed": "excluded", "undecided": "not estab
 
 def describe_selection(selection: Selection) -> str:
     """Return the choice with its corrected intervals, what it hangs on, and how it stands to the runner-up."""
-    return " ".join(_sentences(selection))
-
-
-def _sentences(selection: Selection) -> Iterator[str]:
     metric, first = METRICS[selection.metric], selection.candidates[0]
-    conditions = "; ".join(_describe_condition(row) for row in first.conditions)
+    conditions = [_describe_condition(row) for row in first.conditions]
     if selection.chosen is None:
         rule = " and ".join(gate.name for gate in selection.conditions) or f"{metric.label} known"
-        yield f"No policy has {rule}. {shorten_name(first.policy)} comes nearest: {conditions or 'no value'}."
-        return
-    facts = "; ".join(filter(None, (_with_interval(metric, first.value), conditions)))
-    yield f"Take {shorten_name(first.policy)}: {facts}."
+        nearest = "; ".join(conditions) or "no value"
+        return f"No policy has {rule}. {shorten_name(first.policy)} comes nearest: {nearest}."
     if selection.comparison:
-        yield describe_comparison(selection.comparison)
+        runner_up = describe_comparison(selection.comparison)
     elif selection.unpaired:
-        yield f"The runner-up cannot be compared: {selection.unpaired}."
+        runner_up = f"The runner-up cannot be compared: {selection.unpaired}."
     else:
-        yield "There is no runner-up: no other estimate satisfies what was asked."
+        runner_up = "There is no runner-up: no other estimate satisfies what was asked."
+    facts = "; ".join([_with_interval(metric, first.value), *conditions])
+    return f"Take {shorten_name(first.policy)}: {facts}. {runner_up}"
 
 
 def _with_interval(metric: Metric, row: GateOutcome) -> str:
@@ -406,8 +370,7 @@ def _with_interval(metric: Metric, row: GateOutcome) -> str:
 
 def _describe_condition(row: GateOutcome) -> str:
     assert row.gate is not None
-    verdict = "is established" if row.verdict == "passed" else f"is {_WORDS[row.verdict]}"
-    return f"{_with_interval(METRICS[row.gate.metric], row)}: {_describe_limit(row.gate)} {verdict}"
+    return f"{_with_interval(METRICS[row.gate.metric], row)}: {_describe_limit(row.gate)} is {_WORDS[row.verdict]}"
 
 
 def _describe_limit(gate: Gate) -> str:

@@ -1,43 +1,21 @@
-"""Tables of what the records show: bodies behind violations, their time, and others' labels beside our verdicts."""
+"""Tables of what the records show: bodies behind violations, when these begin, and others' labels."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
 from safevla_bench.explain.bodies import BodyViolation
-from safevla_bench.explain.exposure import (
-    ANY_LIMIT,
-    FAILED,
-    NEAR,
-    SUCCEEDED,
-    VIOLATED,
-    CellExposure,
-    CellOnset,
-    SpecOnset,
-)
+from safevla_bench.explain.exposure import ANY_LIMIT, FAILED, NEAR, SUCCEEDED, VIOLATED, CellOnset, SpecOnset
 from safevla_bench.judging.metrics import SpecSummary, Summary
 from safevla_bench.judging.rates import Rate, interval_bounds
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables.columns import (
-    COUNT,
-    DASH,
-    POLICY,
-    SUITE,
-    WILSON,
-    mean_cell,
-    rate_cell,
-)
+from safevla_bench.report.tables.columns import COUNT, DASH, POLICY, SUITE, WILSON, rate_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
-from safevla_bench.text import (
-    NO_VALUE,
-    format_compact,
-    format_significant,
-)
+from safevla_bench.text import NO_VALUE, format_compact, format_significant
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +24,7 @@ class _Part:
 
     policy: str | None
     suite: str | None
-    of: Any
+    of: SpecOnset
 
 
 # The bodies behind violations
@@ -94,7 +72,6 @@ def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Seque
 
 
 def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Scores) -> Iterator[_KindRow]:
-    """Yield a row per specification and kind of body (or pair) in a cell, the kind with most episodes first."""
     for spec in cell.specs:
         by_kind: dict[tuple[str, ...], list[BodyViolation]] = {}
         for violation in violations:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -14,7 +15,6 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabu
 from safevla_bench.sensitivity.firmness import (
     LEFT_PATH_M,
     ClauseFirmness,
-    ClauseReading,
     Counterfactual,
     EpisodeFirmness,
     Mark,
@@ -48,26 +48,26 @@ def describe_counterfactual(result: Counterfactual) -> str:
 
 def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) -> Table:
     """Return the table of the specifications with a verdict on either side, and when each is first broken."""
-    columns = {spec.spec_id: spec for spec in specs}
+    sides, columns = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
-    def margin(side: Mapping[str, ClauseReading], spec_id: str) -> Cell:
-        reading = side.get(spec_id)
+    def margin(side: int, spec_id: str) -> Cell:
+        reading = sides[side].get(spec_id)
         return spec_amount(columns[spec_id], None if reading is None else reading.rho)
 
-    def first(side: Mapping[str, ClauseReading], spec_id: str) -> str:
-        reading = side.get(spec_id)
+    def first(side: int, spec_id: str) -> str:
+        reading = sides[side].get(spec_id)
         broken = None if reading is None else reading.first
         return NO_VALUE if broken is None else f"{format_fixed(broken * result.dt_s, 2)} s"
 
     return tabulate(
         result.cause,
-        list(dict.fromkeys((*result.recorded, *result.without))),
+        list(dict.fromkeys((*sides[0], *sides[1]))),
         (
             text_column("Specification", lambda spec_id: spec_id),
-            Column("Margin", "recorded", lambda spec_id: margin(result.recorded, spec_id)),
-            Column("Margin without", value=lambda spec_id: margin(result.without, spec_id)),
-            text_column("Broken at", lambda spec_id: first(result.recorded, spec_id)),
-            text_column("Broken without", lambda spec_id: first(result.without, spec_id)),
+            Column("Margin", "recorded", partial(margin, 0)),
+            Column("Margin without", value=partial(margin, 1)),
+            text_column("Broken at", partial(first, 0)),
+            text_column("Broken without", partial(first, 1)),
         ),
         notes=("First the episode was replayed with nothing changed: it was the record, bit for bit.",),
         name="counterfactual",
@@ -75,10 +75,7 @@ def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) ->
 
 
 def describe_firmness(episodes: Sequence[EpisodeFirmness]) -> str:
-    """Return Safety of each policy with the fragile episodes counted either way, and how many there are of each mark.
-
-    Of one policy: `Safety 70.8 % of 24 episodes; 62.5 to 75.0 if the fragile fall: 15 firm, ...`.
-    """
+    """Return Safety of each policy with the fragile episodes counted either way, and the number of each mark."""
     ranges = measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
@@ -96,10 +93,24 @@ def _describe_range(row: SafetyRange) -> str:
 
 
 def firmness_tables(file: PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
-    """Return the tables of clauses, by suite if `full`, and of the fragile episodes."""
+    """Return the tables of clauses, by suite if `full`, and of the episodes whose verdict is not firm."""
     episodes = file.episodes()
     clauses = clause_table(file, specs, measure_clauses(episodes, pooled=not full))
-    return [clauses, *_episode_tables(episodes, full=full)]
+    shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
+    more = 0 if full else len(shown[_MOST_LISTED:])
+    fragile = tabulate(
+        "Episodes whose verdict is not firm",
+        shown[: len(shown) - more],
+        (
+            text_column("Episode", lambda episode: episode.recorded.episode_id),
+            text_column("Safe", lambda episode: "yes" if episode.is_safe else "no"),
+            text_column("Mark", lambda episode: episode.mark),
+            text_column("Why", lambda episode: episode.reason),
+        ),
+        notes=(f"{more} more: --full." if more else "",),
+        name="firmness-episodes",
+    )
+    return [clauses, fragile] if shown else [clauses]
 
 
 def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[ClauseFirmness]) -> Table:
@@ -120,7 +131,7 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
             Column("Left path", "replays counted apart", lambda row: row.left),
             Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
             Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
-            text_column("Flipped by", lambda row: _list_counts(row.by_variation)),
+            text_column("Flipped by", _list_variations),
         ),
         notes=(
             f"A replay leaves its path where hand or target is over {LEFT_PATH_M * 100:g} cm from its recorded place. "
@@ -141,26 +152,5 @@ def _spread(spec: SpecColumn, row: ClauseFirmness, percent: int) -> Cell:
     return spec_amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
 
 
-def _list_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or NO_VALUE
-
-
-def _episode_tables(episodes: Sequence[EpisodeFirmness], *, full: bool) -> list[Table]:
-    shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
-    listed = shown if full else shown[:_MOST_LISTED]
-    if not shown:
-        return []
-    more = f"{len(shown) - len(listed)} more: --full." if len(shown) > len(listed) else ""
-    table = tabulate(
-        "Episodes whose verdict is not firm",
-        listed,
-        (
-            text_column("Episode", lambda episode: episode.recorded.episode_id),
-            text_column("Safe", lambda episode: "yes" if episode.is_safe else "no"),
-            text_column("Mark", lambda episode: episode.mark),
-            text_column("Why", lambda episode: episode.reason),
-        ),
-        notes=(more,),
-        name="firmness-episodes",
-    )
-    return [table]
+def _list_variations(row: ClauseFirmness) -> str:
+    return ", ".join(f"{name} {count}" for name, count in row.by_variation.items()) or NO_VALUE

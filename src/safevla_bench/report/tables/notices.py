@@ -1,10 +1,9 @@
-"""Notices beside the numbers: what was not scored and why, what doing nothing breaks, and the outcomes of gates."""
+"""Notices beside the numbers: what was not scored and why, limits that doing nothing breaks, outcomes of gates."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from operator import itemgetter
 from xml.etree import ElementTree
 
@@ -12,21 +11,13 @@ import msgspec
 
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.judging.gates import GateOutcome, GateReport
-from safevla_bench.judging.metrics import NOOP, Baseline, BaselineViolation, Summary
+from safevla_bench.judging.metrics import NOOP, Baseline, Summary
 from safevla_bench.judging.ruleset import LostEpisodes
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.columns import COUNT, limit_cell
+from safevla_bench.report.tables.columns import COUNT
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.text import (
-    NO_VALUE,
-    display_unit,
-    escape_controls,
-    format_against_limit,
-    format_compact,
-    format_fixed,
-    format_interval,
-)
+from safevla_bench.text import NO_VALUE, count_noun, escape_controls, format_compact, format_fixed, format_interval
 from safevla_bench.version import __version__
 
 _NO_LOSS = LostEpisodes()
@@ -42,11 +33,10 @@ def exclusion_table(
     skipped: Sequence[str] = (),
     damage: LostEpisodes = _NO_LOSS,
 ) -> Table:
-    """Return the table of what was not scored and why: lost episodes, damage, invalid ones, then clauses without a
-    verdict.
+    """Return the table of what was not scored and why: lost episodes, damage, invalid ones, then inactive and vacuous
+    specifications.
 
-    Clauses are the inactive and vacuous specifications. Of each absent episode the last line of its reason is shown;
-    `skipped` are the problems of invalid ones. Without any row a note says that everything was judged.
+    Of each absent episode the last line of its reason is shown; `skipped` are the problems of invalid ones.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells)]
     return tabulate(
@@ -61,9 +51,7 @@ def exclusion_table(
 
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
-    """Return crashed, stopped and unjudged episodes by policy, suite and reason; those that `absent` does not explain
-    follow with a general reason.
-    """
+    """Return crashed, stopped and unjudged episodes by policy, suite and reason."""
     counts: Counter[tuple[str, str, str]] = Counter()
     explained: Counter[tuple[str, str]] = Counter()
     for episode in absent:
@@ -99,7 +87,6 @@ def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Excl
 
 
 def _spec_rows(cells: Sequence[Summary]) -> list[_Exclusion]:
-    """Return the inactive (by reason) and vacuous specifications of the safe tier, by specification and suite."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
@@ -118,69 +105,49 @@ _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, l
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return warnings for the reader; () if `noop` violates nothing and reaches no goal, or was not run.
-
-    One names the tasks in which doing nothing breaks limits, one those in which goals come about by themselves.
-    """
+    """Return a warning on the limits that `noop` breaks and one on the goals that it reaches; () without any."""
     warnings = []
     if baseline.floors:
-        tasks = dict.fromkeys(f"{floor.benchmark} {floor.task_id}" for floor in baseline.floors)
-        episodes = f"{baseline.unsafe} of {baseline.n} episode{'' if baseline.n == 1 else 's'}"
         warnings.append(
-            f"{NOOP}, which does nothing, broke limits in {episodes} ({', '.join(tasks)}): there the scene itself is "
-            "beyond a limit, and every policy may be charged for it."
+            f"{NOOP}, which does nothing, broke limits in {baseline.unsafe} of {count_noun(baseline.n, 'episode')} "
+            f"({'; '.join(baseline.floors)}): there the scene itself is beyond a limit, and every policy may be "
+            "charged for it."
         )
     if baseline.successes:
-        counts = (f"{task.benchmark} {task.task_id}: {task.successes} of {task.n}" for task in baseline.successes)
         warnings.append(
-            f"{NOOP}, which does nothing, succeeded ({', '.join(counts)}): there the goal holds from the start or "
-            "comes about by itself, and counts as a success of every policy."
+            f"{NOOP}, which does nothing, succeeded ({'; '.join(baseline.successes)}): there the goal holds from the "
+            "start or comes about by itself, and counts as a success of every policy."
         )
     return tuple(warnings)
-
-
-def baseline_table(baseline: Baseline) -> Table:
-    """Return the table of the specifications that the no-op policy violates: in which task, how far and how often."""
-    notes = ("Compare policies on such tasks with care, or leave these tasks out.",) if baseline.floors else ()
-    return tabulate("Limits that doing nothing breaks", baseline.floors, _FLOORS, notes=notes)
-
-
-def _worst_cell(floor: BaselineViolation) -> Cell:
-    _, scale = display_unit(floor.spec.unit, floor.spec.threshold)
-    against_limit = partial(format_against_limit, limit=floor.spec.threshold * scale)
-    return Cell.amount(floor.extreme, floor.spec.unit, floor.spec.threshold, against_limit)
-
-
-_FLOORS = (
-    text_column("Suite", lambda floor: floor.benchmark),
-    text_column("Task", lambda floor: floor.task_id),
-    text_column("Specification", lambda floor: floor.spec.spec_id),
-    Column(
-        "Violated",
-        f"of {NOOP}'s episodes there",
-        lambda floor: Cell(f"{floor.violations}/{floor.n}", floor.violations, emphasis="bad"),
-    ),
-    Column("Worst value", value=_worst_cell),
-    Column("Limit", value=lambda floor: "none at all" if floor.spec.binary else limit_cell(floor.spec)),
-    Column("From record", "0 is before any action", lambda floor: floor.first_step),
-)
 
 
 # Gates
 
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
-    """Return the table of a row per gate outcome, in the report's order, with `checked.verdict` in the title.
-
-    A column of intervals is there if the report has a confidence per gate. `remarks` are added to the notes.
-    """
-    level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
-    interval = Column(
-        level, value=lambda row: NO_VALUE if row.ci is None else format_interval(row.ci[0], row.ci[1], digits=3)
+    """Return the table of a row per gate outcome, in the report's order; `remarks` are added to its notes."""
+    level = "" if checked.each_confidence is None else f", {format_compact(round(100 * checked.each_confidence, 2))} %"
+    return tabulate(
+        "Gates",
+        checked.outcomes,
+        (
+            text_column("Policy", lambda row: row.policy or "all"),
+            text_column("Suite", lambda row: row.suite or "all"),
+            text_column("Gate", _gate_name),
+            COUNT,
+            Column(f"Value{level}", value=_value_cell),
+            text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
+            text_column("Why", lambda row: row.reason),
+        ),
+        notes=(*checked.notes, *remarks),
+        remarks=checked.warnings,
     )
-    columns = (*_OUTCOMES[:5], interval if level else None, *_OUTCOMES[5:])
-    notes = (*checked.notes, *remarks)
-    return tabulate("Gates", checked.outcomes, columns, notes=notes, remarks=checked.warnings)
+
+
+def _value_cell(outcome: GateOutcome) -> Cell:
+    if outcome.value is None or outcome.ci is None:
+        return Cell.number(outcome.value, 3)
+    return Cell.estimate(outcome.value, outcome.ci, 3)
 
 
 _MOST_DECIDING = 3
@@ -207,17 +174,6 @@ def _outcome_text(outcome: GateOutcome) -> str:
     return f"{_gate_name(outcome)} of {where}: {value}{ends}"
 
 
-_OUTCOMES = (
-    text_column("Policy", lambda row: row.policy or "all"),
-    text_column("Suite", lambda row: row.suite or "all"),
-    text_column("Gate", lambda row: _gate_name(row)),
-    COUNT,
-    Column("Value", value=lambda row: Cell.number(row.value, 3)),
-    text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
-    text_column("Why", lambda row: row.reason),
-)
-
-
 def _gate_name(outcome: GateOutcome) -> str:
     return "every planned episode scored" if outcome.gate is None else outcome.gate.name
 
@@ -225,8 +181,7 @@ def _gate_name(outcome: GateOutcome) -> str:
 def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     """Return JUnit XML with a test case per outcome: a failed gate is a failure, an undecided gate an error.
 
-    `judged_by`, if given, and the report's warnings and notes are properties of the suite. No times are written, so
-    that the same report gives the same bytes.
+    No times are written, so that the same report gives the same bytes.
     """
     verdicts = [outcome.verdict for outcome in checked.outcomes]
     totals = {
@@ -255,10 +210,7 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 
 
 def format_sarif(checked: GateReport, judged_by: str = "") -> bytes:
-    """Return SARIF 2.1.0 with a result per outcome: passed, failed (error), or undecided (`open`), in canonical JSON.
-
-    A result names a policy and a suite as logical locations, as no line of a file is at fault.
-    """
+    """Return SARIF 2.1.0 with a result per outcome: passed, failed (error), or undecided (`open`)."""
     kinds = {"passed": ("pass", "none"), "failed": ("fail", "error"), "undecided": ("open", "none")}
     results = [
         {

@@ -1,7 +1,4 @@
-"""What the paper prints beside results from here: summaries of its cells for the tables, and rates side by side.
-
-The paper has no records: nothing is paired, no task is compared, and no policy is found better.
-"""
+"""What the paper prints beside results from here; nothing is paired, and no policy is found better."""
 
 from __future__ import annotations
 
@@ -144,8 +141,6 @@ class PublishedDifference:
     """Here minus published, with the interval of independent samples (MOVER)."""
     episodes: tuple[int, int]
     """The episodes of either rate; 0 where it is unknown."""
-    is_whole: bool
-    """True of the mean of a group of suites, or of its only suite."""
 
     @property
     def place(self) -> str:
@@ -164,7 +159,7 @@ def _share(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
 
 
-def _subtract_published(here: Cells, paper: Cells, metric: Metric, *, is_whole: bool) -> PublishedDifference:
+def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedDifference:
     """Return the difference of two policies' cells of the same suites; a dash where a side has no interval."""
     suites = tuple(here)
     mine, theirs = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
@@ -179,15 +174,12 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric, *, is_whole: 
         shown, detail = (part.replace("-", "\N{MINUS SIGN}") for part in (format_fixed(exact, 1), text))
         difference = Cell(shown, float(exact), detail, interval=ends)
     episodes = [sum(cell.rates[metric.key].n for cell in side.values()) for side in (here, paper)]
-    return PublishedDifference(suites, metric, mine.cell, theirs.cell, difference, (episodes[0], episodes[1]), is_whole)
+    return PublishedDifference(suites, metric, mine.cell, theirs.cell, difference, (episodes[0], episodes[1]))
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """One policy beside one of the paper's: exploratory and unpaired, without a verdict.
-
-    `rows`: of each group of suites every metric of the mean, then of each suite if there are several.
-    """
+    """One policy beside one of the paper's, every metric of each group of suites: unpaired, without a verdict."""
 
     policy: str
     paper: str
@@ -229,10 +221,7 @@ def compare_published(
     for group in groups:
         here = {cell.suite or "": cell for cell in group if cell.suite in printed_suites}
         paper = {cell.suite or "": cell for cell in summarize_paper(list(here.values()), [name])}
-        for scope in [[*here], *([suite] for suite in here if len(here) > 1)] if here else []:
-            mine, theirs = ({suite: side[suite] for suite in scope} for side in (here, paper))
-            is_whole = len(scope) == len(here)
-            rows += [_subtract_published(mine, theirs, METRICS[key], is_whole=is_whole) for key in metrics]
+        rows += [_subtract_published(here, paper, METRICS[key]) for key in metrics if here]
         shared += [*here.values(), *paper.values()]
     cells = [cell for group in groups for cell in group]
     if not rows:
@@ -244,7 +233,7 @@ def compare_published(
 
 def describe_published(compared: PublishedComparison) -> str:
     """Return the answer: the first metric in each group of suites, both rates, and their difference."""
-    rows = [row for row in compared.rows if row.is_whole and row.metric is compared.rows[0].metric]
+    rows = [row for row in compared.rows if row.metric is compared.rows[0].metric]
     return " ".join([*(_describe_row(row, compared) for row in rows), "Exploratory: other starts, no pairs."])
 
 
@@ -258,15 +247,13 @@ def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> st
     return f"{sides}{change}."
 
 
-def published_table(compared: PublishedComparison, *, full: bool = False) -> Table:
-    """Return the table of both rates and their difference by metric; `full`: of each suite too."""
-    rows = [row for row in compared.rows if full or row.is_whole]
-    several = len({row.suites for row in rows}) > 1
+def published_table(compared: PublishedComparison) -> Table:
+    """Return the table of both rates and their difference by group of suites and metric."""
     return tabulate(
-        f"{compared.policy} beside {compared.paper}, as published: {'by suite' if several else rows[0].place}",
-        rows,
+        f"{compared.policy} beside {compared.paper}, as published",
+        compared.rows,
         (
-            text_column("Suite", lambda row: row.place) if several else None,
+            text_column("Suite", lambda row: row.place),
             text_column("Metric", lambda row: row.metric.heading),
             Column("value", group=compared.policy, value=lambda row: row.here),
             Column("n", group=compared.policy, value=lambda row: row.episodes[0] or Cell.dash()),

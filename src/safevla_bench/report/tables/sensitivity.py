@@ -1,18 +1,21 @@
-"""Sensitivity to thresholds: how far Safety moves, the paper's Table 9, sweeps, and the ranking of policies."""
+"""Sensitivity to thresholds and readings: how far Safety moves, the paper's Table 9 by host, and the ranking."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from safevla_bench.compare.decisions import RankingSensitivity, VariantRanking
 from safevla_bench.compare.difference import Difference
+from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
-from safevla_bench.report.tables.columns import POLICY, drop_intervals, format_ends, rate_cell, value_cell
+from safevla_bench.report.published import NOT_PRINTED, PAPER, PublishedVariant, load_published
+from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
+from safevla_bench.report.tables.columns import POLICY, drop_intervals, rate_cell, value_cell
 from safevla_bench.report.tables.comparison import difference_columns, verdict_cell
 from safevla_bench.report.tables.suites import exact_value
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
@@ -27,10 +30,12 @@ from safevla_bench.sensitivity.curves import (
     VariantRates,
     VerdictChanges,
 )
+from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, display_unit, format_compact
 
 _MOST_NAMED = 3
-"""Policies that a sentence names; more are counted, and in the table."""
+"""Policies that a sentence names; the others are in the table."""
+_METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 
 # Safety of each policy, all suites pooled: the answer
@@ -56,69 +61,38 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
     """Return how far Safety moves under the variants, policy by policy, and whether a pair is shown to change order."""
-    safety = _pool_curves(ablation)
-    known = {policy: rates for policy, rates in safety.items() if rates[0].n}
-    if not known:
-        return "Safety has no value: no specification reached a verdict."
-    silent = [policy for policy in safety if policy not in known]
-    without = [f"Safety of {_join(silent, 'policies')} has no value."] if silent else []
-    sentences = _range_sentences(known, [variant.name for variant in ablation.variants])
-    return " ".join([*sentences, *without, *_order_sentences(ranking, len(safety))])
+    safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
+    sentences = [_range_sentence(policy, rates, names) for policy, rates in list(safety.items())[:_MOST_NAMED]]
+    more = len(safety) - len(sentences)
+    rest = [f"The table has {more} more policies."] if more > 0 else []
+    return " ".join([*sentences, *rest, *_order_sentences(ranking, len(safety))])
 
 
-def _range_sentences(safety: Mapping[str, Sequence[Rate]], names: Sequence[str]) -> Iterator[str]:
-    """Yield whose Safety, or the number of episodes that it is of, moves under other variants, and how far."""
-    moving = [policy for policy, rates in safety.items() if len({(rate.value, rate.n) for rate in rates}) > 1]
-    if not moving:
-        yield f"None of the {len(names) - 1} other variants of the thresholds changes Safety of any policy."
-    for policy in moving[:_MOST_NAMED]:
-        yield _moving_sentence(policy, safety[policy], names)
-    if more := len(moving[_MOST_NAMED:]):
-        yield f"That of {more} more changes too: see the table."
-    if still := [policy for policy in safety if policy not in moving and moving]:
-        yield f"That of {_join(still, 'other policies')} does not change."
-
-
-def _moving_sentence(policy: str, rates: Sequence[Rate], names: Sequence[str]) -> str:
+def _range_sentence(policy: str, rates: Sequence[Rate], names: Sequence[str]) -> str:
     """Return where Safety goes to either side; of variants with an equal value the first is named."""
-    known = [pair for pair in zip(rates, names, strict=True) if pair[0].n]
-    low, high = min(known, key=_value), max(known, key=_value)
-    ends = [
-        f"{side} to {_format_rate(rate)} ({variant})"
-        for side, (rate, variant) in (("down", low), ("up", high))
-        if rate.value != rates[0].value
-    ]
+    if not rates[0].n:
+        return f"Safety of {policy} has no value: no specification reached a verdict."
+    known = [(rate.value or 0.0, name) for rate, name in zip(rates, names, strict=True) if rate.n]
+    default = rates[0].value or 0.0
+    low, high = min(known, key=lambda pair: pair[0]), max(known, key=lambda pair: pair[0])
+    ends = [f"{SAFETY.format(value)} % ({name})" for value, name in (low, high) if value != default]
+    still = " under each variant" if len(known) == len(rates) else " under each variant that has a value"
+    moves = f"; {' and '.join(ends)} under other thresholds" if ends else still
     sizes = {rate.n for rate in rates}
-    moves = f", {' and '.join(ends)} under other thresholds" if ends else ""
-    of = f"; judged under each are {min(sizes)} to {max(sizes)} episodes" if len(sizes) > 1 else ""
-    return f"Safety of {policy} is {_format_rate(rates[0])}{moves}{of}."
-
-
-def _value(pair: tuple[Rate, str]) -> float:
-    return pair[0].value or 0.0
-
-
-def _format_rate(rate: Rate) -> str:
-    return f"{SAFETY.format(rate.value or 0.0)} %"
-
-
-def _join(names: Sequence[str], what: str) -> str:
-    return ", ".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} {what}"
+    of = f", judged in {min(sizes)} to {max(sizes)} episodes" if len(sizes) > 1 else ""
+    return f"Safety of {policy} is {SAFETY.format(default)} %{moves}{of}."
 
 
 def _order_sentences(ranking: RankingSensitivity | None, policies: int) -> Iterator[str]:
-    """Yield whether the order of two policies is shown to change; nothing for a single policy."""
     if ranking is None:
         if policies > 1:
             yield "Whether their order changes is not known: they cannot be compared under every variant."
         return
     changes = [
-        f"{variant.variant} ({_join([f'{after} above {before}' for before, after in variant.reversed], 'pairs')})"
+        f"{variant.variant} ({', '.join(f'{after} above {before}' for before, after in variant.reversed)})"
         for variant in ranking.changes
     ]
-    yield (
-        f"The order changes under {'; '.join(changes)}." if changes else "No pair of policies is shown to change order."
-    )
+    yield f"The order changes under {'; '.join(changes)}." if changes else "No two policies are shown to change order."
 
 
 def pooled_table(ablation: ThresholdAblation, title: str) -> Table:
@@ -156,23 +130,8 @@ def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
     return value_cell(metric, exact_value(number), "no success" if metric is UNSAFE_SUCCESS else "")
 
 
-def _ends_text(metric: Metric, row: _CellPoint) -> str:
-    number: Rate | Mean = getattr(row.rates, metric.key)
-    return format_ends(metric, None if isinstance(number, Mean) and number.n < 2 else number.ci)
-
-
-def _number_column(metric: Metric) -> Column:
-    return Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric))
-
-
-_RATE_COLUMNS = (
-    _number_column(SAFETY),
-    Column("95 %", "Wilson interval", partial(_ends_text, SAFETY)),
-    _number_column(SBU),
-    Column("95 %", "Wilson interval", partial(_ends_text, SBU)),
-    _number_column(UNSAFE_SUCCESS),
-    _number_column(VSI),
-    Column("95 %", "interval of the mean severity", partial(_ends_text, VSI)),
+_RATE_COLUMNS = tuple(
+    Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in _METRICS
 )
 _CELL_COLUMNS = (
     text_column("Policy", lambda row: POLICY.cell(row.cell)),
@@ -180,6 +139,7 @@ _CELL_COLUMNS = (
     Column("n", value=lambda row: row.cell.n),
 )
 _SAME_SR = "SR does not depend on thresholds."
+_INTERVALS = "--format json has the intervals."
 
 
 def variant_table(
@@ -195,7 +155,7 @@ def variant_table(
             for variant, point in zip(ablation.variants, curve.points, strict=True)
         ],
         (*_CELL_COLUMNS, text_column("Variant", lambda row: row.name), *_RATE_COLUMNS),
-        notes=(_SAME_SR, left_out if ablation.left_out else ""),
+        notes=(_SAME_SR, _INTERVALS, left_out if ablation.left_out else ""),
         remarks=ablation.warnings,
     )
 
@@ -235,7 +195,7 @@ def reading_table(comparison: ReadingComparison) -> Table:
         (
             *_CELL_COLUMNS,
             text_column("Reading", lambda row: row.name),
-            Column("all", "verdicts", lambda row: _changed_cell(row.changes), group="Changed"),
+            Column("all", "verdicts", _changed_cell, group="Changed"),
             Column("to unsafe", "verdicts", lambda row: row.changes.to_unsafe, group="Changed"),
             Column("to safe", "verdicts", lambda row: row.changes.to_safe, group="Changed"),
             *_RATE_COLUMNS,
@@ -244,19 +204,21 @@ def reading_table(comparison: ReadingComparison) -> Table:
         notes=(
             f"Changes are from {comparison.readings[0]}. {PROSE_DEPTH.capitalize()}: depth is 1 where the signal "
             "reaches the severe magnitude, not where its excess does (Eq. 1); no verdict depends on it.",
-            _SAME_SR.replace("thresholds", "the reading"),
+            _INTERVALS,
         ),
         remarks=comparison.warnings,
         name="readings",
     )
 
 
-def _changed_cell(changes: VerdictChanges) -> Cell:
-    lost = changes.changed - changes.to_unsafe - changes.to_safe
-    return Cell(str(changes.changed), changes.changed, f"{lost} to no verdict" if lost else "")
+def _changed_cell(row: _CellPoint) -> Cell:
+    assert row.changes is not None
+    lost = row.changes.changed - row.changes.to_unsafe - row.changes.to_safe
+    return Cell(str(row.changes.changed), row.changes.changed, f"{lost} to no verdict" if lost else "")
 
 
-def _format_differences(row: Any) -> str:
+def _format_differences(row: _CellPoint) -> str:
+    assert row.changes is not None
     return ", ".join(f"{spec_id} {'+' if n > 0 else '−'}{abs(n)}" for spec_id, n in row.changes.violations.items())
 
 
@@ -322,3 +284,134 @@ class _Ranked:
 def _order_cell(row: _Ranked) -> Cell:
     is_reversed = {row.of.first, row.of.second} in map(set, row.variant.reversed)
     return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")
+
+
+# Means over the cells of each host, beside the paper's Table 9
+
+
+AUXILIARY = "auxiliary entries"
+_Numbers = Mapping[str, Fraction | None]
+"""Key of a metric -> its value, a share of 1 or a severity; None where it has none."""
+
+
+class VariantMean(msgspec.Struct, frozen=True):
+    """The cells of a host under one variant: the exact mean of each metric, and of how many cells it is."""
+
+    name: str
+    mean: _Numbers
+    cells: Mapping[str, int]
+    paper: _Numbers | None
+    """The paper's row of this host; None where it prints none."""
+
+
+class HostMean(msgspec.Struct, frozen=True, kw_only=True):
+    """The cells that are averaged together: of one host, of one suite that is not the paper's, or auxiliary ones."""
+
+    host: str
+    cells: int
+    suites: tuple[str, ...]
+    missing_suites: tuple[str, ...]
+    """The paper's suites of this host that none of the cells is of."""
+    variants: tuple[VariantMean, ...]
+
+
+def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
+    """Return the means of each host, in order of first appearance, those of auxiliary entries last.
+
+    The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
+    """
+    groups: dict[str, list[SensitivityCurve]] = {}
+    for curve in ablation.curves:
+        if curve.policy != NOOP:
+            apart = roster.is_auxiliary(curve)
+            groups.setdefault(AUXILIARY if apart else suite_group(registry, curve.suite), []).append(curve)
+    return tuple(
+        _host_mean(title, groups[title], ablation, registry)
+        for title in sorted(groups, key=lambda title: title == AUXILIARY)
+        if len(groups[title]) > 1 or published_suites(registry, title)
+    )
+
+
+def _host_mean(
+    title: str, curves: Sequence[SensitivityCurve], ablation: ThresholdAblation, registry: Registry
+) -> HostMean:
+    suites = tuple(dict.fromkeys(curve.suite for curve in curves))
+    published = {row.name: row for row in load_published(PAPER).variants if HOST_TITLES[row.host] == title}
+    paper_suites = published_suites(registry, title).items()
+    return HostMean(
+        host=title,
+        cells=len(curves),
+        suites=suites,
+        missing_suites=tuple(suite for suite, names in paper_suites if not names & set(suites)),
+        variants=tuple(
+            _variant_mean(variant.name, [curve.points[k] for curve in curves], published.get(variant.name))
+            for k, variant in enumerate(ablation.variants)
+        ),
+    )
+
+
+def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedVariant | None) -> VariantMean:
+    numbers = {metric.key: [exact_value(getattr(point, metric.key)) for point in points] for metric in _METRICS}
+    known = {key: [value for value in values if value is not None] for key, values in numbers.items()}
+    paper = None
+    if printed is not None:
+        paper = {metric.key: Fraction(repr(getattr(printed, metric.key))) / metric.scale for metric in _METRICS}
+    return VariantMean(
+        name,
+        {key: sum(values, Fraction(0)) / len(values) if values else None for key, values in known.items()},
+        {key: len(values) for key, values in known.items()},
+        paper,
+    )
+
+
+def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> Table:
+    """Return the table of the mean of each number, a row per host and variant, beside the paper's Table 9 where it has
+    a row.
+    """
+    return tabulate(
+        "Means of each host beside the paper's Table 9",
+        [(host, variant) for host in means for variant in host.variants],
+        (
+            text_column("Host", lambda row: row[0].host),
+            Column("Cells", "policy × suite", lambda row: row[0].cells),
+            text_column("Variant", lambda row: row[1].name),
+            *(column for metric in _METRICS for column in _mean_columns(metric)),
+        ),
+        notes=_mean_notes(means),
+        remarks=ablation.warnings,
+        name="host-means",
+    )
+
+
+_Row = tuple[HostMean, VariantMean]
+
+
+def _mean_columns(metric: Metric) -> tuple[Column, Column]:
+    return (
+        Column("here", value=partial(_mean_cell, metric), group=metric.heading),
+        Column("paper", value=partial(_published_cell, metric), group=metric.heading),
+    )
+
+
+def _mean_cell(metric: Metric, row: _Row) -> Cell:
+    (host, variant), count = row, row[1].cells[metric.key]
+    detail = "" if count == host.cells else f"{count} of {host.cells} cells"
+    return value_cell(metric, variant.mean[metric.key], "no cell has it", detail=detail)
+
+
+def _published_cell(metric: Metric, row: _Row) -> Cell:
+    paper = row[1].paper
+    return value_cell(metric, None if paper is None else paper[metric.key], NOT_PRINTED)
+
+
+def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
+    yield "Unweighted means over cells; P[U|S] is a mean of ratios."
+    for mean in means:
+        if mean.missing_suites and any(variant.paper for variant in mean.variants):
+            yield f"{mean.host}: without {', '.join(mean.missing_suites)}, which the paper's means hold."
+    if any(mean.host == AUXILIARY for mean in means):
+        yield "Auxiliary entries are in no other mean."
+    yield (
+        "Paper: its own policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), for orientation; "
+        "docs/reconstruction.md says what makes them incomparable."
+    )

@@ -1,50 +1,37 @@
-"""Runs of a series, such as checkpoints, in a table and in words: the four numbers, and what rises first.
-
-The words follow from intervals of gains over the first run, which hold together. What no interval shows is not said.
-"""
+"""Runs of a series, such as checkpoints, in a table and in words that follow from intervals of gains over the first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint
 from safevla_bench.judging.rates import SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.columns import DASH, PAPER_INTERVALS, SERIES_INTERVALS, mean_cell, rate_cell
+from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS, mean_cell, rate_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import count_noun, format_compact, format_fixed
 
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One run of a curve."""
-
-    curve: SeriesCurve
-    point: SeriesPoint
+_Run = tuple[SeriesCurve, SeriesPoint]
 
 
 def series_table(compared: SeriesComparison) -> Table:
-    """Return the table of runs: the numbers of each with intervals, and its gains over the first run of its series.
-
-    Rows are in the order of the runs' labels; a column of suites is there with more than one.
-    """
+    """Return the table of runs in the order of their labels: numbers with intervals, and gains over the first."""
     several = any(compared.series)
-    rows = [_Run(curve, point) for curve in compared.curves for point in curve.points]
-    bootstrap = any(has_bootstrap(row.point) for row in rows)
+    rows = [(curve, point) for curve in compared.curves for point in curve.points]
+    bootstrap = any(has_bootstrap(point) for _, point in rows)
     gains = "Gain over the first, points"
     return tabulate(
         "Runs in the order of their labels",
         rows,
         (
-            text_column("Run", lambda row: row.point.policy if several else row.point.name),
-            text_column("Suite", lambda row: row.curve.suite or "all, pooled") if len(compared.suites) > 1 else None,
-            Column("n", value=lambda row: row.point.n),
+            text_column("Run", lambda row: row[1].policy if several else row[1].name),
+            text_column("Suite", lambda row: row[0].suite or "all, pooled") if len(compared.suites) > 1 else None,
+            Column("n", value=lambda row: row[1].n),
             *(Column(metric.heading, metric.plain_meaning, partial(_number_cell, metric)) for metric in NUMBERS),
             *(Column(metric.label, value=partial(_gain_cell, metric), group=gains) for metric in GAINS),
         ),
-        notes=(PAPER_INTERVALS if bootstrap else SERIES_INTERVALS, *_gain_notes(compared)),
+        notes=(PAPER_INTERVALS if bootstrap else INTERVALS, *_gain_notes(compared)),
         dash=DASH,
         name="series",
         remarks=compared.warnings,
@@ -58,16 +45,16 @@ def has_bootstrap(point: SeriesPoint) -> bool:
 
 
 def _number_cell(metric: Metric, row: _Run) -> Cell:
-    number, n = row.point.numbers[metric], row.point.n
+    number, n = row[1].numbers[metric], row[1].n
     if isinstance(number, Rate):
         return rate_cell(number, NO_VERDICT, n=n)
     return mean_cell(number, NO_VERDICT, n=n)
 
 
 def _gain_cell(metric: Metric, row: _Run) -> Cell:
-    gain = row.point.gains.get(metric)
+    (curve, point), gain = row, row[1].gains.get(metric)
     if gain is None or gain.difference is None:
-        return Cell.dash("the first" if row.point is row.curve.points[0] else "not comparable")
+        return Cell.dash("the first" if point is curve.points[0] else "not comparable")
     value = 100 * gain.difference
     if gain.ci is None:
         return Cell(_format_points(gain.difference), value)
@@ -91,22 +78,17 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
 
 def describe_series(compared: SeriesComparison) -> list[str]:
     """Return a paragraph per series and suite on what rises first, as far as the intervals of the gains show it."""
-    return [_describe_curve(curve, compared) for curve in compared.curves]
+    paragraphs = []
+    for curve in compared.curves:
+        whose = curve.series if len(compared.series) > 1 else ""
+        where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
+        head = ", ".join(part for part in (whose, where) if part)
+        paragraphs.append((f"{head}: " if head else "") + " ".join(_describe_first_rise(curve)))
+    return paragraphs
 
 
-def _describe_curve(curve: SeriesCurve, compared: SeriesComparison) -> str:
-    whose = curve.series if len(compared.series) > 1 else ""
-    where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
-    head = ", ".join(part for part in (whose, where) if part)
-    return (f"{head}: " if head else "") + " ".join(describe_first_rise(curve))
-
-
-def describe_first_rise(curve: SeriesCurve) -> list[str]:
-    """Return sentences on whether success or Safety rises first over the first run, as far as intervals show it.
-
-    They also say at which runs Safety is above or below the first. One sentence says why if there is nothing to
-    compare.
-    """
+def _describe_first_rise(curve: SeriesCurve) -> list[str]:
+    """Return sentences on which of success and Safety rises first, and on Safety beside that of the first run."""
     if len(curve.points) < 2:
         return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
     first = curve.points[0].name
@@ -123,10 +105,8 @@ def describe_first_rise(curve: SeriesCurve) -> list[str]:
     ]
 
 
-_WORDS: Mapping[Metric, str] = {SR: "success", SAFETY: "Safety"}
-_LEADS = ((SR, SAFETY), (SAFETY, SR))
+_LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 """One of the two numbers, and the other."""
-_Lead = tuple[Metric, Metric]
 
 
 def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
@@ -136,40 +116,17 @@ def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
 
 
 def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
-    """Return a sentence on which of success and Safety rises first: the number whose interval lies above 0 and above
-    the other's, at the earliest run.
-    """
-    leads = [(ahead, lead) for lead in _LEADS if (ahead := _select_ahead(points, lead))]
-    if leads:
-        ahead, lead = min(leads, key=lambda leader: leader[0][0].label)
-        name, other = _name_lead(lead)
-        return (
-            f"{name} rises ahead of {other}: at {_list_labels(ahead)} it has gained more on {first} "
-            f"({_describe_gains(ahead[0], lead)})."
-        )
-    risen = [(above[0], lead) for lead in _LEADS if (above := _select_risen(points, lead[0]))]
+    """Return a sentence on the number whose interval first lies above 0 and above the other's."""
+    for point in points:
+        for mine, name, theirs, other in _LEADS:
+            if _ends(point, mine)[0] > max(0.0, _ends(point, theirs)[1]):
+                spans = [_format_span(_ends(point, metric)) for metric in (mine, theirs)]
+                gains = f"{spans[0]} points against {spans[1]}"
+                return f"{name} rises ahead of {other}: at {point.name} it has gained more on {first} ({gains})."
+    risen = [f"{name} at {_list_labels(above)}" for mine, name, *_ in _LEADS if (above := _select_risen(points, mine))]
     if not risen:
-        return f"No run is shown to be above {first} in success or in Safety: nothing can be said of what rises first."
-    point, lead = min(risen, key=lambda riser: riser[0].label)
-    name, other = _name_lead(lead)
-    return (
-        f"{name} is shown to be above {first} first at {point.name}, but by no more than {other} may be "
-        f"({_describe_gains(point, lead)}): which rises first is open."
-    )
-
-
-def _name_lead(lead: _Lead) -> tuple[str, str]:
-    return _WORDS[lead[0]].capitalize(), _WORDS[lead[1]]
-
-
-def _describe_gains(point: SeriesPoint, lead: _Lead) -> str:
-    mine, theirs = (_format_span(_ends(point, metric)) for metric in lead)
-    return f"at {point.name} {mine} points against {theirs}"
-
-
-def _select_ahead(points: Sequence[SeriesPoint], lead: _Lead) -> list[SeriesPoint]:
-    mine, theirs = lead
-    return [point for point in _select_risen(points, mine) if _ends(point, mine)[0] > _ends(point, theirs)[1]]
+        return f"No run is shown to be above {first} in success or in Safety."
+    return f"Which rises first is open. Shown to be above {first}: {', '.join(risen)}."
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:

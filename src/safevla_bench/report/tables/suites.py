@@ -11,12 +11,8 @@ from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, Me
 from safevla_bench.report.published import printed_mean
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import (
-    BEST_NOTE,
     COUNT,
     DASH,
-    LARGEST,
-    LARGEST_NOTE,
-    MEAN_INTERVALS,
     SUITE,
     describe_intervals,
     lost_columns,
@@ -38,6 +34,8 @@ from safevla_bench.report.tables.table import (
 from safevla_bench.statistics.intervals import Interval, rate_mean_interval
 from safevla_bench.text import NO_VALUE
 
+LARGEST = "†"
+"""The mark of the largest SBU of a column, as in the paper."""
 Cells = Mapping[str, Summary]
 """The cells of one policy by suite."""
 
@@ -89,9 +87,7 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
 
-    One row per policy; auxiliary cells are left out. `title` is the group of suites, such as LIBERO. `order` is that of
-    suites; those not in it come last, in the order of the cells. With a single suite there are no means, and a column
-    names the suite.
+    One row per policy; auxiliary cells are left out. `order` is that of suites; those not in it come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
@@ -115,19 +111,21 @@ def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, or
         ),
         name=table_file_name("main", title),
     )
-    several = ["Means over suites are unweighted; a policy without all of them has none.", MEAN_INTERVALS]
+    several = [
+        "Means over suites are unweighted; a policy without all of them has none.",
+        "Intervals of means over suites follow from those of the suites (MOVER).",
+    ]
     notes = (describe_intervals(main_cells), *(several if len(names) > 1 else []))
     outside = [policy or UNNAMED for policy in policies if policy not in {*competing, *roster.published}]
     return add_notes(table, *notes, *_mark_notes(table.rows, outside), *lost_notes(main_cells), dash=DASH)
 
 
 def _mark_notes(rows: Iterable[Sequence[Cell]], outside: Sequence[str]) -> Iterator[str]:
-    """Yield the notes on bold, which names the policies `outside`, and on the dagger, if there are such marks."""
     cells = [cell for row in rows for cell in row]
     if any(cell.emphasis == "best" for cell in cells):
-        yield f"{BEST_NOTE}{', without ' if outside else ''}{' and '.join(outside)}."
+        yield f"Bold: the best of a column{', without ' if outside else ''}{' and '.join(outside)}."
     if any(cell.mark == LARGEST for cell in cells):
-        yield LARGEST_NOTE
+        yield f"{LARGEST}: the largest SBU of a column."
 
 
 def _cells_by_policy(cells: Sequence[Summary]) -> dict[str | None, dict[str, Summary]]:
@@ -154,9 +152,8 @@ def _metric_block(
 def _exact_cell(metric: Metric, cell: Summary | None) -> ExactCell:
     if cell is None:
         return ExactCell(Cell.dash("not run"))
-    if metric.needs_verdict and not has_verdict(cell):
-        return ExactCell(metric_cell(metric, cell))
-    return ExactCell(metric_cell(metric, cell), exact_value(cell.number(metric)))
+    is_known = has_verdict(cell) or not metric.needs_verdict
+    return ExactCell(metric_cell(metric, cell), exact_value(cell.number(metric)) if is_known else None)
 
 
 def _marked_column(
@@ -166,10 +163,9 @@ def _marked_column(
     policies: Iterable[str | None],
     competing: set[str | None],
 ) -> Column:
-    """Return the column with the best in bold, and of SBU the largest with a dagger.
+    """Return the column with the best in bold, and of SBU the largest with a dagger, by exact values.
 
-    Exact values are compared, so that two values that print alike need not share a mark. With fewer than two different
-    values among those that compete, none is marked.
+    With fewer than two different values among those that compete, none is marked.
     """
     entries = dict(zip(policies, column, strict=True))
     ranked = {
@@ -195,10 +191,7 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of runs beside the benchmark, out of every mean and mark (paper Table 6), a row per cell.
-
-    Cells that the roster does not call auxiliary are left out.
-    """
+    """Return the table of the cells that the roster calls auxiliary, out of every mean and mark (paper Table 6)."""
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(
         "Auxiliary results, outside every mean",

@@ -1,20 +1,16 @@
-"""Tables by task: success and safety (paper Table 12), the specifications that apply (Table 23), and what tags remove.
-
-Violations in successes are counted with the applicability registry and without it (paper Section 3.2).
-"""
+"""Tables by task: success and safety (paper Table 12), active specifications (Table 23), and what tags remove."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from safevla_bench.judging.metrics import Summary, TaskRates
-from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import INACTIVE, NO_VERDICT, Bools, Scores, SpecColumn
 from safevla_bench.report.tables.cells import Roster
@@ -31,17 +27,13 @@ from safevla_bench.report.tables.columns import (
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.tasks import inactive_reason
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.text import format_fixed
 
 Task = tuple[str, str]
 """Benchmark and task id."""
 
 
 def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of SR, Safety and SBU by policy, suite and task with Wilson intervals; each suite's total below.
-
-    Rates by task and cells must be of the same scores.
-    """
+    """Return the table of SR, Safety and SBU by policy, suite and task, each suite's total below."""
     return tabulate(
         "Results by task",
         [row for cell in cells for row in (*_list_tasks(cell, task_rates), cell)],
@@ -51,7 +43,7 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
             text_column("Task", lambda row: row.task_id if isinstance(row, TaskRates) else "all"),
             COUNT,
             *(Column(metric.heading, metric.meaning, partial(_task_cell, metric)) for metric in (SR, SAFETY, SBU)),
-            *lost_columns(cells, emphasis=""),
+            *lost_columns(cells),
         ),
         name="tasks",
         notes=(WILSON, *lost_notes(cells)),
@@ -60,15 +52,8 @@ def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster
 
 
 def _list_tasks(cell: Summary, task_rates: Iterable[TaskRates]) -> list[TaskRates]:
-    """Return the tasks of a cell, those that end in a number by that number."""
-
-    def number_key(task: TaskRates) -> tuple[str, int]:
-        name = task.task_id.rstrip("0123456789")
-        return name, int(task.task_id.removeprefix(name) or 0)
-
-    return sorted(
-        (task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)), key=number_key
-    )
+    of_cell = [task for task in task_rates if (task.policy, task.suite) == (cell.policy, cell.suite)]
+    return sorted(of_cell, key=lambda task: (len(task.task_id), task.task_id))  # task_9 before task_10
 
 
 def _task_policy_cell(row: TaskRates | Summary, roster: Roster) -> Cell:
@@ -84,17 +69,13 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
-    """Return the table of how many scored specifications apply to each task by the registry.
+    """Return the table of how many scored specifications apply to each task by the registry, and the mean of a suite.
 
-    Each suite ends in a row with the mean of its tasks. Raises `UnknownTaskError` or `RegistryError` as
-    `Registry.task_tags` does.
+    Raises `UnknownTaskError` or `RegistryError` as `Registry.task_tags` does.
     """
-    by_suite: dict[str, list[_ActiveRow]] = {}
-    for task in dict.fromkeys(all_tasks):
-        by_suite.setdefault(task[0], []).append(_active_row(task, ruleset))
     return tabulate(
         "Specifications that apply to each task",
-        [row for suite, tasks in by_suite.items() for row in (*tasks, _mean_row(suite, tasks))],
+        [_active_row(task, ruleset) for task in dict.fromkeys(all_tasks)],
         (
             text_column("Suite", lambda row: row.suite),
             text_column("Task", lambda row: row.task),
@@ -107,24 +88,19 @@ def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
 
 
 class _ActiveRow(NamedTuple):
-    suite: Cell
+    suite: str
     task: str
     template: str
-    active: Cell
+    active: int
     inactive: str
 
 
 def _active_row(task: Task, ruleset: Ruleset) -> _ActiveRow:
     tags = ruleset.tags(*task)
     reasons = {spec.spec_id: inactive_reason(spec, tags) for spec in ruleset.library.safe}
-    active = Cell.count(sum(not reason for reason in reasons.values()))
     why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
-    return _ActiveRow(Cell(task[0]), task[1], template_name(ruleset.registry, task), active, why or "none")
-
-
-def _mean_row(suite: str, rows: Sequence[_ActiveRow]) -> _ActiveRow:
-    average = Fraction(sum(int(row.active.text) for row in rows), len(rows))
-    return _ActiveRow(Cell(suite, emphasis="total"), "mean", "", Cell(format_fixed(average, 1), float(average)), "")
+    active = sum(not reason for reason in reasons.values())
+    return _ActiveRow(*task, template_name(ruleset.registry, task), active, why or "none")
 
 
 def template_name(registry: Registry, task: Task) -> str:
@@ -138,10 +114,10 @@ def template_name(registry: Registry, task: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """The effect of the registry on a clause in successes of a template; None = all templates, any scored clause."""
+    """The effect of the registry on a clause in successes of a template; "" = any scored clause."""
 
-    template: str | None
-    spec: SpecColumn | None
+    template: str
+    spec_id: str
     why: str
     successes: int
     on: int
@@ -152,64 +128,46 @@ class _Effect:
 def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, str], str]) -> Table:
     """Return the table of violations in successes by template and specification, with the registry and without.
 
-    Without the registry, every specification whose signals the record holds is judged. A pair of template and
-    specification has a row if a success violates it without the registry. Diagnostics have a row where the registry
-    removes a violation. Tilt in the body's frame stands beside tilt in the world's frame, which replaced it. The rows
-    "any scored" leave both out. Both scores must be of the same episodes in the same order. Raises `KeyError` if a task
-    has no template.
+    Without it, every specification whose signals the record holds is judged. Tilt in the body's frame stands beside
+    tilt in the world's frame, which replaced it; "any scored" leaves it out. Both scores must be of the same episodes
+    in the same order. Raises `KeyError` if a task has no template.
     """
     assert on.episode_id == off.episode_id
     names = [templates[task] for task in zip(on.benchmark, on.task_id, strict=True)]
     counted = on.success & on.is_counted & on.is_judged
     rows: list[_Effect] = []
-    for template in [*dict.fromkeys(names), None]:
-        successes = counted & np.array([template in (None, name) for name in names], dtype=np.bool_)
-        effects = (_spec_effect(on, off, successes, template, k) for k in range(len(on.specs)))
-        rows += [effect for effect in effects if _has_row(effect)]
+    for template in [*dict.fromkeys(names), "all"]:
+        successes = counted & np.array([template in ("all", name) for name in names], dtype=np.bool_)
+        columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
+        effects = [(on.specs[k], _spec_effect(on, off, successes, template, k)) for k in columns]
+        rows += [effect for spec, effect in effects if effect.off and (effect.removed or _is_compared(spec))]
         flags = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
-        rows.append(_Effect(template, None, "", *(int(flag.sum()) for flag in flags)))
+        rows.append(_Effect(template, "", "", *(int(flag.sum()) for flag in flags)))
     return tabulate(
         "What the applicability registry removes",
         rows,
-        _EFFECTS,
+        (
+            text_column("Template", lambda row: Cell(row.template, emphasis="" if row.spec_id else "total")),
+            text_column("Specification", lambda row: row.spec_id or "any scored"),
+            Column("Successes", value=lambda row: row.successes),
+            Column("With the registry", "successes that violate it", lambda row: row.on),
+            Column("Without", "the same as if there were no tags", lambda row: row.off),
+            Column("Removed", "violations where it does not apply", lambda row: row.removed),
+            text_column("Why it does not apply", lambda row: row.why),
+        ),
         name="applicability",
         notes=("In successful episodes only.",),
-        dash=DASH,
     )
 
 
-def _spec_effect(on: Scores, off: Scores, successes: Bools, template: str | None, column: int) -> _Effect:
+def _is_compared(spec: SpecColumn) -> bool:
+    """Return whether a clause is scored, or one that a scored one replaced (paper Section 3.2)."""
+    return spec.is_scored or spec.canonical_family == "held_object_tilt_body"
+
+
+def _spec_effect(on: Scores, off: Scores, successes: Bools, template: str, column: int) -> _Effect:
     broken = off.is_violated[column] & successes
     removed = broken & (on.state[column] == INACTIVE)
     why = "; ".join(dict.fromkeys(on.reasons[k] for k in on.reason[column, removed]))
     flags = successes, on.is_violated[column] & successes, broken, removed
-    return _Effect(template, on.specs[column], why, *(int(flag.sum()) for flag in flags))
-
-
-_REPLACED = ("held_object_tilt_body",)
-"""Clauses that a scored one replaced when the registry was introduced (paper Section 3.2)."""
-
-
-def _has_row(effect: _Effect) -> bool:
-    spec = effect.spec
-    assert spec is not None
-    is_relevant = spec.is_scored or effect.removed or spec.canonical_family in _REPLACED
-    return bool(effect.off and is_relevant and spec.tier != "alternate")
-
-
-def _share_cell(count: int, effect: _Effect) -> Cell:
-    return rate_cell(Rate.of(count, effect.successes)) if effect.successes else Cell.dash("no success")
-
-
-_EFFECTS = (
-    text_column("Template", lambda effect: Cell(effect.template or "all", emphasis="" if effect.spec else "total")),
-    text_column("Specification", lambda effect: effect.spec.spec_id if effect.spec else "any scored"),
-    text_column("Tier", lambda effect: effect.spec.tier if effect.spec else "safe"),
-    Column("Successes", value=lambda effect: effect.successes),
-    Column("With the registry", "successes that violate it", lambda effect: effect.on),
-    Column("With %", value=lambda effect: _share_cell(effect.on, effect)),
-    Column("Without", "the same as if there were no tags", lambda effect: effect.off),
-    Column("Without %", value=lambda effect: _share_cell(effect.off, effect)),
-    Column("Removed", "violations where it does not apply", lambda effect: effect.removed),
-    text_column("Why it does not apply", lambda effect: effect.why),
-)
+    return _Effect(template, on.specs[column].spec_id, why, *(int(flag.sum()) for flag in flags))

@@ -1,4 +1,4 @@
-"""Side by side: only what started alike is put together, on one scale."""
+"""Side by side: only what started alike is put together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from report.scenes import run, trace_chart
+from report.scenes import run
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report import cases
-from safevla_bench.report.cases import SharedState, find_shared_states
-from safevla_bench.report.charts import common_area, draw_sparkline
 from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.episode_table import build_episode_table
+from safevla_bench.report.page import SharedState, find_shared_states
 from safevla_bench.trajectory.batch import Batch
 
 RULESET = load_ruleset()
@@ -60,35 +58,6 @@ def test_episodes_that_did_not_start_alike_under_several_policies_do_not_meet(ch
     assert shared_states(with_starts(changes)) == []
 
 
-def test_the_two_that_are_drawn_are_the_furthest_apart_in_severity(states):
-    for state in states:
-        severities = [float(entry.vsi) for entry in state.entries]
-        assert {float(entry.vsi) for entry in state.drawn_pair} == {min(severities), max(severities)}
-        assert state.drawn_pair[0].policy != state.drawn_pair[1].policy
-
-
 def test_the_states_where_policies_differ_most_come_first(states):
     verdict_counts = [len({entry.kind[1] for entry in state.entries}) for state in states]
     assert verdict_counts == sorted(verdict_counts, reverse=True)
-
-
-def test_both_halves_share_one_scale():
-    calm, rough = trace_chart([1.0, 50.0]), trace_chart([1.0, 900.0])
-    area = common_area([calm, rough])
-    assert draw_sparkline(calm, area).limit_y == draw_sparkline(rough, area).limit_y
-    assert draw_sparkline(calm).limit_y != draw_sparkline(rough).limit_y
-
-
-def test_a_pair_of_clauses_has_a_side_of_each_policy_with_one_limit(states):
-    for state in states:
-        assert state.clause_pairs
-        for _, sides in state.clause_pairs:
-            assert len(sides) == 2
-            assert len({side.spark.limit_y for side in sides if side.spark}) == 1
-
-
-def test_beyond_a_number_of_states_the_rest_is_only_listed(monkeypatch):
-    monkeypatch.setattr(cases, "MOST_PAIRED", 1)
-    states = shared_states(ALIKE)
-    assert [len(state.drawn_pair) for state in states] == [2, 0, 0]
-    assert len(states[1].entries) == 3
