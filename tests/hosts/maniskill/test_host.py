@@ -1,4 +1,4 @@
-"""The host maniskill: what it takes, and what its records mean; some of it without the simulator."""
+"""The host maniskill: what it takes, what its records mean, and its planners; some of it without the simulator."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from safevla_bench.errors import HostError
+from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts.maniskill import host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
+from safevla_bench.policies.maniskill import CONTROL, ExpertPolicy
 from safevla_bench.tasks.loader import registry
 
-CONTROL = "pd_joint_delta_pos"
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=5)
 
 
@@ -46,6 +46,14 @@ def test_what_it_cannot_do_is_refused_before_anything_is_simulated(call, problem
         call()
 
 
+def test_planners_are_refused_where_they_are_of_no_use():
+    policy = ExpertPolicy({"PickCube-v1": lambda env, seed: None})
+    with pytest.raises(PolicyError, match="move joints"):
+        policy.reset(first_task("pd_ee_delta_pose"), 0)
+    with pytest.raises(PolicyError, match="no planner"):
+        policy.reset(host.ManiskillHost(CONTROL).tasks(host.SUITE)[9], 0)
+
+
 @simulated
 def test_torques_are_what_the_motion_takes():
     """By inverse dynamics without gravity, which ManiSkill's arms do not feel: within 5 % of the largest."""
@@ -76,3 +84,22 @@ def test_the_stand_ins_of_visuals_are_taken_back():
     real = sapien.render.RenderMaterial
     host.make_env("PegInsertionSide-v1").close()
     assert sapien.render.RenderMaterial is real
+
+
+@simulated
+def test_the_planner_solves_its_task_and_its_plan_repeats():
+    from safevla_bench.policies import make_policy
+
+    plans = []
+    for _ in range(2):
+        task = first_task()
+        with closing(host.ManiskillHost(CONTROL).make(task, Wants(privileged=True))) as env:
+            policy, seen, success, actions = make_policy("maniskill:expert"), env.reset(SEED), False, []
+            policy.reset(task, 0)
+            while not success and len(actions) < 150:
+                actions.append(policy.act(seen))
+                seen, success = env.step(actions[-1])
+            policy.close()
+        assert success
+        plans.append(np.array(actions))
+    assert plans[0].tobytes() == plans[1].tobytes()

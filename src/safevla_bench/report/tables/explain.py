@@ -9,11 +9,20 @@ from dataclasses import dataclass
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
 from safevla_bench.explain.bodies import BodyViolation
-from safevla_bench.explain.exposure import ANY_LIMIT, FAILED, NEAR, SUCCEEDED, VIOLATED, CellOnset, SpecOnset
+from safevla_bench.explain.exposure import (
+    ANY_LIMIT,
+    FAILED,
+    NEAR,
+    SUCCEEDED,
+    VIOLATED,
+    CellExposure,
+    CellOnset,
+    SpecOnset,
+)
 from safevla_bench.judging.metrics import SpecSummary, Summary
 from safevla_bench.judging.rates import Rate, interval_bounds
 from safevla_bench.judging.scores import Scores
-from safevla_bench.report.tables.columns import COUNT, DASH, POLICY, SUITE, WILSON, rate_cell
+from safevla_bench.report.tables.columns import COUNT, DASH, POLICY, SUITE, WILSON, mean_cell, rate_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, format_compact, format_significant
 

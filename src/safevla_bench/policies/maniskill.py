@@ -1,0 +1,110 @@
+"""`maniskill:expert`: ManiSkill's own motion planners for its tasks, from privileged state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from typing import Any
+
+import numpy as np
+
+from safevla_bench.errors import PolicyError
+from safevla_bench.hosts.maniskill import host
+from safevla_bench.interface.policy import Action, Observation, Wants
+from safevla_bench.interface.task import Task
+
+EXPERT, CONTROL = "expert", "pd_joint_delta_pos"
+UNIT_RAD = 0.1
+"""Turn of a joint that an action of 1 commands."""
+_USE = f"Use it with --host maniskill --host-arg control={CONTROL}."
+
+
+class _Twin:
+    """An environment as the planners want it, which takes positions of joints and keeps what it was asked for."""
+
+    control_mode = "pd_joint_pos"
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.unwrapped = self
+        self.actions: list[Action] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, **_: object) -> None:
+        """Stay: the start is drawn already."""
+
+    def step(self, action: Action) -> Any:
+        """Move the joints to an action's positions [7] in rad, and the fingers."""
+        joints = self._env.agent.robot.get_qpos()[0, :7].numpy()
+        units = np.append((action[:7] - joints) / UNIT_RAD, action[7])
+        self.actions.append(np.clip(units, -1.0, 1.0).astype(np.float64))
+        return self._env.step(self.actions[-1].astype(np.float32))
+
+
+class ExpertPolicy:
+    """ManiSkill's planner for the task, which plans in a scene of its own from the same seed; its actions are then
+    taken one by one. It draws nothing, so the seed changes nothing.
+    """
+
+    wants = Wants(privileged=True)
+
+    def __init__(self, planners: Mapping[str, Callable[..., Any]]) -> None:
+        self._planners = planners
+        self._task: Task | None = None
+        self._twins: dict[str, Any] = {}
+        self._actions: list[Action] = []
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Forget the plan; raises `PolicyError` if ManiSkill has no planner for the task, or actions are not joints."""
+        if task.name not in self._planners:
+            raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_USE)
+        if task.still != host.still_action(CONTROL):
+            problem = f"ManiSkill's planners move joints, and an action has {len(task.still)} numbers"
+            raise PolicyError(problem, remedy=_USE)
+        self._task, self._actions = task, []
+
+    def act(self, observation: Observation) -> Action:
+        """Return the plan's next action, [8], its last again once it is over; raises `PolicyError` without a reset, or
+        without the host's own reading of the start.
+        """
+        if self._task is None or host.START not in observation.extra:
+            raise PolicyError("policy 'maniskill' needs the start that ManiSkill drew", remedy=_USE)
+        if not self._actions:
+            seed, settled = map(int, observation.extra[host.START])
+            self._actions = self._plan(self._task, seed, settled)
+        return self._actions.pop(0) if len(self._actions) > 1 else self._actions[0]
+
+    def _plan(self, task: Task, seed: int, settled: int) -> list[Action]:
+        if task.name not in self._twins:
+            self._twins[task.name] = host.make_env(task.name, CONTROL)
+        env, still = self._twins[task.name], np.array(task.still)
+        host.start(env, seed)
+        for _ in range(settled):
+            env.step(still.astype(np.float32))
+        twin = _Twin(env)
+        with redirect_stdout(io.StringIO()):  # why a plan failed, in a word
+            self._planners[task.name](twin, seed=seed)
+        return twin.actions or [still]
+
+    def close(self) -> None:
+        for env in self._twins.values():
+            env.close()
+        self._twins.clear()
+
+
+def make(arg: str | None) -> ExpertPolicy:
+    """Return the expert; raises `PolicyError` unless `expert` stands after the colon, and `HostError` or `PolicyError`
+    if ManiSkill or what its planners need is not installed.
+    """
+    if arg != EXPERT:
+        raise PolicyError(f"policy 'maniskill' has no {arg!r}", remedy="Write maniskill:expert.")
+    host.import_maniskill()
+    try:
+        from mani_skill.examples.motionplanning.panda.run import MP_SOLUTIONS
+    except ImportError as error:
+        problem = f"policy 'maniskill' needs the package mplib: {error}"
+        raise PolicyError(problem, remedy="make maniskill   (in a checkout)") from error
+    return ExpertPolicy(MP_SOLUTIONS)
