@@ -79,10 +79,10 @@ def test_a_host_may_ask_for_so_many_substeps_apart_in_a_row_across_blocks_too(to
         released = released or away >= apart
     resting = filter_of((TABLE, BOWL_A), apart=apart)
     edges = sorted({0, len(touching), *(cut for cut in cuts if cut < len(touching))})
-    kept = []
+    counts = []
     for start, end in zip(edges, edges[1:]):
-        kept += counted(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
-    assert kept == expected
+        counts += counted(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
+    assert counts == expected
 
 
 def test_dropped_pairs_are_the_resting_and_mechanical_bodies_once_each():
@@ -117,7 +117,7 @@ def plain(first, substeps):
 @given(first=LISTS, substeps=st.lists(LISTS, min_size=1, max_size=12), cut=st.integers(0, 12))
 def test_the_filter_is_the_rule_wherever_blocks_are_cut(first, substeps, cut):
     judged, blocks = filter_of(*first), [block for block in (substeps[:cut], substeps[cut:]) if block]
-    assert [kept for block in blocks for kept in counted(judged, *block)] == plain(first, substeps)
+    assert [is_counted for block in blocks for is_counted in counted(judged, *block)] == plain(first, substeps)
 
 
 def test_the_rule_itself_sees_a_wrong_filter():

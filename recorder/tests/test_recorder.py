@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recorder_builders import header
 from safevla_recorder.errors import HostError
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
@@ -12,7 +13,7 @@ ROLES = {"table": "furniture", "box": "target", "left": "robot", "right": "robot
 SHAPES = {("table", 0): "table", ("box", 0): "box", ("hand", 1): "left", ("hand", 2): "right"}
 TABLE, BOX, LEFT, RIGHT = SHAPES
 UPRIGHT = (1.0, 0.0, 0.0, 0.0)
-HEADER = {"episode_id": "e", "benchmark": "b", "task_id": "t", "success": True, "dt": 0.02, "target_object": "box"}
+HEADER = header(dt=0.02, target_object="box")
 
 
 def scene(**changes):

@@ -36,7 +36,7 @@ class Simulation:
     """What robosuite's MjSim is, as far as forward dynamics go."""
 
     def __init__(self):
-        self.model, self.data = Held(), Held()
+        self.model, self.data = Holder(), Holder()
         self.model._model = mujoco.MjModel.from_xml_string(MODEL)
         self.data._data = mujoco.MjData(self.model._model)
 
@@ -52,16 +52,16 @@ def _log_elsewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its warnings to a file in the current folder
 
 
-class Held:
+class Holder:
     pass
 
 
 def visit_another_state(m, d):
     """Compute the kinematics elsewhere and come back, as controllers by inverse kinematics do."""
-    kept = d.qpos.copy()
+    positions = d.qpos.copy()
     d.qpos[0] += 0.1
     mujoco.mj_kinematics(m, d)
-    d.qpos[:] = kept
+    d.qpos[:] = positions
 
 
 CHANGES = {
@@ -91,7 +91,7 @@ CHANGES = {
 def run(simulation, change, hook=None, substeps=40):
     """Three calls a substep, as robosuite makes them, and `change` before one of them in some of the substeps."""
     model, data = simulation.model._model, simulation.data._data
-    seen = []
+    states = []
     for substep in range(substeps):
         if substep % 10 == 6:
             change(model, data)
@@ -103,8 +103,8 @@ def run(simulation, change, hook=None, substeps=40):
         if substep % 10 == 9:
             change(model, data)
         simulation.step()
-        seen.append({name: getattr(data, name).tobytes() for name in COMPARED})
-    return seen
+        states.append({name: getattr(data, name).tobytes() for name in COMPARED})
+    return states
 
 
 def count_calls(monkeypatch):
@@ -123,8 +123,8 @@ def count_calls(monkeypatch):
 def test_whatever_changes_between_two_calls_the_bits_are_those_of_the_full_calls(change):
     plain, fast = Simulation(), Simulation()
     skip_repeated_stages(fast)
-    expected, found = run(plain, change), run(fast, change)
-    for substep, (first, second) in enumerate(zip(expected, found)):
+    expected, results = run(plain, change), run(fast, change)
+    for substep, (first, second) in enumerate(zip(expected, results)):
         assert first == second, f"substep {substep}"
 
 
