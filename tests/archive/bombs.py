@@ -197,19 +197,16 @@ def _arrays_of_nothing(folder: Path) -> Path:
     return folder / "take.mcap"
 
 
-def _empty_numbers(folder: Path) -> Path:
-    """Forty demonstrations of two GiB each, of which none is in the file."""
-    with h5py.File(folder / "x.hdf5", "w") as file:
-        for k in range(40):
-            file.create_dataset(f"data/demo_{k}/actions", (2 * MIB, 128), "f8", chunks=(1024, 128))
-    return folder / "x.hdf5"
+def _demonstrations(count: int, width: int, dtype: str) -> Callable[[Path], Path]:
+    """Demonstrations of two million rows each, of which none is in the file."""
 
+    def make(folder: Path) -> Path:
+        with h5py.File(folder / "x.hdf5", "w") as file:
+            for k in range(count):
+                file.create_dataset(f"data/demo_{k}/actions", (2 * MIB, width), dtype, chunks=(1024, width))
+        return folder / "x.hdf5"
 
-def _most_numbers(folder: Path) -> Path:
-    """As many numbers as are read of demonstrations, none of which is in the file."""
-    with h5py.File(folder / "x.hdf5", "w") as file:
-        file.create_dataset("data/demo_0/actions", (2 * MIB, 127), "f4", chunks=(1024, 127))
-    return folder / "x.hdf5"
+    return make
 
 
 def _large_chunk(folder: Path) -> Path:
@@ -255,18 +252,18 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def _instead(name: str, put: Callable[[Path], object]) -> Callable[[Path], Path]:
+def _instead(name: str, replace: Callable[[Path], object]) -> Callable[[Path], Path]:
     """A file that is none, or a file without end, in the place of an input or of a file of a run."""
 
     def make(folder: Path) -> Path:
         if name in _OF_A_RUN:
-            put(_run(folder) / name)
+            replace(_run(folder) / name)
             return folder
         if name.startswith("set/"):
             path = _dataset(folder, lambda _: None)
-            put(folder / name)
+            replace(folder / name)
             return path
-        put(folder / name)
+        replace(folder / name)
         return folder / name
 
     return make
@@ -312,9 +309,9 @@ def _large_groups(folder: Path) -> Path:
 
 
 ENDLESS: Mapping[str, Callable[[Path], Path]] = {
-    f"{kind} as {name}": _instead(name, put)
+    f"{kind} as {name}": _instead(name, replace)
     for name in _INPUTS
-    for kind, put in (("/dev/zero", _device), ("a pipe", _pipe))
+    for kind, replace in (("/dev/zero", _device), ("a pipe", _pipe))
 }
 """A device and a pipe in the place of each file that is read."""
 SPARSE: Mapping[str, Callable[[Path], Path]] = {name: _instead(name, _sparse) for name in _INPUTS}
@@ -330,7 +327,7 @@ SLOW: Mapping[str, Callable[[Path], Path]] = {
     "a large footer": _footer,
     "thirty row groups": _row_groups,
     "small messages": _small_messages,
-    "the most numbers of demonstrations": _most_numbers,
+    "the most numbers of demonstrations": _demonstrations(1, 127, "f4"),
 }
 """Files that take seconds, since they are read, or are large once they are unpacked."""
 QUICK: Mapping[str, Callable[[Path], Path]] = {
@@ -340,7 +337,7 @@ QUICK: Mapping[str, Callable[[Path], Path]] = {
     "large messages": _large_messages,
     "numbers that are held": _held_numbers,
     "arrays of nothing": _arrays_of_nothing,
-    "numbers that are not there": _empty_numbers,
+    "numbers that are absent": _demonstrations(40, 128, "f8"),
     "a large chunk": _large_chunk,
     "an endless view": _endless_view,
     "planned episodes": _many_rows,
@@ -352,21 +349,21 @@ QUICK: Mapping[str, Callable[[Path], Path]] = {
 
 def outcome(path: Path) -> str:
     """What reading and judging comes to; read as a recording too where it may be one."""
-    said = []
+    messages = []
     if path.is_dir() or path.suffix in (".hdf5", ".sqlite"):
         try:
-            said.append(f"{len(foreign.read_recorded_actions(path) or ())} recordings")
+            messages.append(f"{len(foreign.read_recorded_actions(path) or ())} recordings")
         except SafevlaError as error:
-            said.append(str(error))
+            messages.append(str(error))
     if path.suffix not in (".hdf5", ".sqlite"):
         try:
             index = scan([path])
-            said += [f"{len(index)} episodes", *map(str, index.problems)]
+            messages += [f"{len(index)} episodes", *map(str, index.problems)]
             if len(index):
                 judge([path], load_ruleset(), skip_invalid=True)
         except SafevlaError as error:
-            said.append(str(error))
-    return " | ".join(said)
+            messages.append(str(error))
+    return " | ".join(messages)
 
 
 if __name__ == "__main__":

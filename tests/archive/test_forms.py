@@ -72,6 +72,7 @@ def full() -> Recording:
     )
 
 
+LOST = "a body that was lost, and stamps of its time"
 EDGES = {
     "a bit of everything": full(),
     "no family at all": Recording(header_fields(target_object=None), {}, 4),
@@ -80,7 +81,7 @@ EDGES = {
     "nothing ever gripped": recording(2, gripped_body=np.array([-1, -1])),
     "a null in a name": Recording(header_fields(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1),
     "no torques": recording(2, joint_torque_limit_nm=(), joint_torque_nm=np.empty((2, 0))),
-    "a body that was lost, and stamps of its time": recording(
+    LOST: recording(
         3,
         valid_bodies=(DRAWER, PLATE),
         pose_valid=np.array([[True, False], [True, True], [False, True]]),
@@ -103,9 +104,12 @@ def test_an_edge_case_round_trips_bit_for_bit(tmp_path, suffix, edge):
 
 
 def test_a_table_has_columns_of_rare_channels_only_where_an_episode_has_them(tmp_path):
-    plain, lost = episode(3, episode_id="plain"), renamed(EDGES["a body that was lost, and stamps of its time"], "lost")
+    plain, tracked = (
+        episode(3, episode_id="plain"),
+        renamed(EDGES[LOST], "lost"),
+    )
     rare = {"pose_valid", "valid_bodies", "time_s"}
-    for batches, expected in (([plain], set()), ([plain, lost], rare)):
+    for batches, expected in (([plain], set()), ([plain, tracked], rare)):
         write_batches(tmp_path / "x.parquet", batches)
         assert rare & set(pq.read_schema(tmp_path / "x.parquet").names) == expected
 
@@ -113,8 +117,8 @@ def test_a_table_has_columns_of_rare_channels_only_where_an_episode_has_them(tmp
 def test_a_table_has_the_same_bytes_whichever_group_first_has_a_rare_channel(tmp_path, monkeypatch):
     """The columns are known at the first episode that has them; what stands before it is written again."""
     monkeypatch.setattr(parquet, "_GROUP_EPISODES", 2)
-    lost = renamed(EDGES["a body that was lost, and stamps of its time"], "lost")
-    episodes = [*(episode(3, episode_id=f"e{k}") for k in range(5)), lost]
+    tracked = renamed(EDGES[LOST], "lost")
+    episodes = [*(episode(3, episode_id=f"e{k}") for k in range(5)), tracked]
     write_batches(tmp_path / "late.parquet", episodes)
     write_batches(tmp_path / "whole.parquet", [concatenate_batches(episodes)])
     monkeypatch.setattr(parquet, "rare_channels", lambda batch: frozenset(["pose_valid", "time_s"]))
@@ -125,10 +129,10 @@ def test_a_table_has_the_same_bytes_whichever_group_first_has_a_rare_channel(tmp
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(several=st.lists(recordings(), min_size=1, max_size=3))
-def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_factory, several):
+@given(drawn=st.lists(recordings(), min_size=1, max_size=3))
+def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_factory, drawn):
     folder = tmp_path_factory.mktemp("forms")
-    batch = original = concatenate_batches([renamed(one, f"e{k}") for k, one in enumerate(several)])
+    batch = original = concatenate_batches([renamed(recording, f"e{k}") for k, recording in enumerate(drawn)])
     for k, suffix in enumerate([*MANY, *MANY[::-1]]):
         write_archive(folder / f"{k}{suffix}", batch)
         batch = open_archive(folder / f"{k}{suffix}")
@@ -140,8 +144,8 @@ def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_facto
     assert same_bits(concatenate_batches([open_archive(path) for path in paths]), original)
 
 
-def renamed(one: Recording, name: str) -> Batch:
-    return from_recording(replace(one, header={**one.header, "episode_id": name}))
+def renamed(recording: Recording, name: str) -> Batch:
+    return from_recording(replace(recording, header={**recording.header, "episode_id": name}))
 
 
 @pytest.mark.parametrize("suffix", jsonl.SUFFIXES)

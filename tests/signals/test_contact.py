@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, derive, episode
+from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, derive, episode, rest_positions
 
 TOUCHES = contacts(
     (1, HAND, DRAWER, 30.0),
@@ -40,7 +40,7 @@ def test_an_episode_without_instrumentation_has_no_force_not_zero(name):
 
 def moved(*moves: tuple[int, int, tuple[float, float, float]], n: int = 4) -> np.ndarray:
     """Positions [n, 3, 3] of bowl, plate and drawer; a move (record, column, offset) lasts until the end."""
-    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    pos = rest_positions(n)
     for record, column, offset in moves:
         pos[record:, column] += offset
     return pos

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from builders import BOWL, LINK, PLATE, ROLES, derive, episode
+from builders import BOWL, LINK, PLATE, ROLES, derive, episode, rest_positions
 from safevla_bench.signals import derive_signals, missing_fields
 from safevla_bench.trajectory.batch import concatenate_batches
 
@@ -36,8 +36,8 @@ def test_the_peak_ratio_is_of_the_largest_torques_between_control_steps_and_miss
 
 
 def test_an_arm_without_joints_has_no_torque_and_stops_nobody():
-    none = episode(2, joint_torque_nm=np.zeros((2, 0)), joint_torque_limit_nm=())
-    signals = derive_signals(concatenate_batches([none, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
+    jointless = episode(2, joint_torque_nm=np.zeros((2, 0)), joint_torque_limit_nm=())
+    signals = derive_signals(concatenate_batches([jointless, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
     for values in signals.values():
         assert np.isnan(values).tolist() == [True, True, False]
 
@@ -81,9 +81,10 @@ def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
 
 def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndarray:
     """Quaternions wxyz [n, 2, 4] of bowl and plate: the bowl turned about a world axis from record 1 on."""
-    x, y, z, w = Rotation.from_euler(axis, degrees, degrees=True).as_quat()
-    quats = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1))
-    quats[1:, 0] = scale * np.array([w, x, y, z])
+    angles = np.full((n, 1), degrees)
+    angles[0] = 0
+    quats = orientations(Rotation.from_euler(axis, angles, degrees=True), n)
+    quats[1:, 0] *= scale
     return quats
 
 
@@ -129,7 +130,7 @@ def test_a_tilt_at_either_end_of_the_scale_is_a_number(about_x, tilt):
 
 
 def lifted(heights, n: int) -> np.ndarray:
-    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
+    pos = rest_positions(n)
     pos[:, 0, 2] += heights
     return pos
 
@@ -195,8 +196,8 @@ def test_slip_is_seen_in_the_hand_however_the_hand_is_turned():
         eef_quat_wxyz=orientations(turns, n)[:, 0],
         gripper_contact=np.arange(n) >= 1,
     )
-    seen = turns[1].apply(turns.inv().apply(pos[:, 0] - eef))[:, 2]
-    expected = np.where(np.arange(n) >= 1, seen - seen[1], 0.0)
+    in_hand = turns[1].apply(turns.inv().apply(pos[:, 0] - eef))[:, 2]
+    expected = np.where(np.arange(n) >= 1, in_hand - in_hand[1], 0.0)
     np.testing.assert_allclose(derive(batch, "held_object_slip"), expected, atol=1e-12)
 
 
