@@ -104,10 +104,7 @@ def test_an_edge_case_round_trips_bit_for_bit(tmp_path, suffix, edge):
 
 
 def test_a_table_has_columns_of_rare_channels_only_where_an_episode_has_them(tmp_path):
-    plain, tracked = (
-        episode(3, episode_id="plain"),
-        renamed(EDGES[LOST], "lost"),
-    )
+    plain, tracked = (episode(3, episode_id="plain"), renamed(EDGES[LOST], "lost"))
     rare = {"pose_valid", "valid_bodies", "time_s"}
     for batches, expected in (([plain], set()), ([plain, tracked], rare)):
         write_batches(tmp_path / "x.parquet", batches)

@@ -288,7 +288,7 @@ PARQUET = {
     "a column twice": (lambda t: t.append_column("dt", [[0.1]]), None, "dt", "the column 'dt' is repeated"),
     "another type": (set_to("dt", "0.05", pa.string()), None, "dt", "the column has the type string"),
     "a family of another depth": (
-        set_to("eef_pos_m", [0.5], pa.list_("f8")),
+        set_to("eef_pos_m", [0.5], pa.list_(pa.float64())),
         None,
         "eef_pos_m",
         "expected list",
@@ -304,12 +304,7 @@ PARQUET = {
     "a pair of three": (set_to("dropped_pairs", [["a", "b", "c"]]), None, "dropped_pairs[0]", "length 2"),
     "a null in a family": (set_to("eef_pos_m", [[0.0, 0.0, None]] * 3), None, "eef_pos_m", "a value is null"),
     "a null for a step": (set_to("eef_pos_m", [None] * 3), None, "eef_pos_m", "a value is null"),
-    "steps of two widths": (
-        set_to("joint_torque_nm", [[0.0], [0.0], [0.0, 1.0]]),
-        2,
-        "joint_torque_nm",
-        "2 values, 1",
-    ),
+    "steps of two widths": (set_to("joint_torque_nm", [[0.0], [0.0], [0.0, 1.0]]), 2, "joint_torque_nm", "2 values, 1"),
     "bodies of two widths": (
         set_to("body_pos_m", [[[0.0] * 3] * 3, [[0.0] * 3, [0.0] * 2, [0.0] * 3], [[0.0] * 3] * 3]),
         1,
@@ -317,12 +312,7 @@ PARQUET = {
         "2 values, 3 in step 0",
     ),
     "another width": (set_to("eef_pos_m", [[0.0] * 2] * 3), None, "eef_pos_m", r"the shape is \[3, 2\]"),
-    "not a number": (
-        set_to("eef_pos_m", [[0.0] * 3, [0.0, float("nan"), 0.0], [0.0] * 3]),
-        1,
-        "eef_pos_m[1]",
-        "nan",
-    ),
+    "not a number": (set_to("eef_pos_m", [[0.0] * 3, [0.0, float("nan"), 0.0], [0.0] * 3]), 1, "eef_pos_m[1]", "nan"),
     "poses of nobody": (set_to("pos_bodies", None), None, "body_pos_m", "go together"),
     "a foreign body": (set_to("pos_bodies", [0, 1, 7]), None, "pos_bodies", "7 is not between"),
     "a negative place": (set_to("gripped_body", [0, -1, None]), None, "gripped_body", "a place is negative"),
@@ -330,18 +320,8 @@ PARQUET = {
     "contacts of fewer steps": (set_to("contacts", [[]]), None, "contacts", "1 steps, expected 3"),
     "contacts that are null": (set_to("contacts", [[], None, []]), None, "contacts", "a value is null"),
     "a contact of nobody": (set_to("contacts", [[], [contact(a=None)], []]), None, "contacts.a", "a value is null"),
-    "a contact of a foreigner": (
-        set_to("contacts", [[], [contact(b=5)], []]),
-        None,
-        "contacts.b",
-        "5 is not between",
-    ),
-    "a force below zero": (
-        set_to("contacts", [[], [contact(force_n=-1.0)], []]),
-        1,
-        "contacts[0].force_n",
-        "negative",
-    ),
+    "a contact of a foreigner": (set_to("contacts", [[], [contact(b=5)], []]), None, "contacts.b", "5 is not between"),
+    "a force below zero": (set_to("contacts", [[], [contact(force_n=-1.0)], []]), 1, "contacts[0].force_n", "negative"),
     "an impulse that is no number": (
         set_to("contacts", [[], [contact(impulse_ns=float("nan"))], []]),
         None,

@@ -70,11 +70,7 @@ CAPABILITIES = ((), ("libero-full",), ("robocasa-365-full",), ("libero-full", "r
 
 
 def compare(
-    part: Corpus,
-    paths: Sequence[Path],
-    library: Library,
-    registry: Registry,
-    capabilities: Sequence[str] = (),
+    part: Corpus, paths: Sequence[Path], library: Library, registry: Registry, capabilities: Sequence[str] = ()
 ) -> Comparison:
     """Both judges on one batch."""
     comparison = Comparison(oracle.read_specs(*paths))

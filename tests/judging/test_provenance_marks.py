@@ -19,12 +19,7 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.explain import episode, query
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import (
-    build_board,
-    render_report,
-    score_files,
-    table_material,
-)
+from safevla_bench.jobs.evaluation.outputs import build_board, render_report, score_files, table_material
 from safevla_bench.judging import gates, metrics, provenance_marks
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset

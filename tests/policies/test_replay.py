@@ -344,11 +344,7 @@ def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(firs
     take = RecordedActions(name="x", source="y", actions=np.zeros((n - 1, 7)), states=still)
     turned = dataclasses.replace(first, sim_state=state)
     compared = measure_divergence(take, turned, [Coordinate("cup", "rotation", 0, 4)])
-    assert compared["divergence"]["cup rotation"] == {
-        "max": pytest.approx(0.4),
-        "unit": "rad",
-        "first_step": 1,
-    }
+    assert compared["divergence"]["cup rotation"] == {"max": pytest.approx(0.4), "unit": "rad", "first_step": 1}
 
 
 def test_a_run_folder_s_settling_steps_and_seed_are_taken_from_it(tmp_path, recorded):

@@ -190,11 +190,7 @@ def test_slip_is_seen_in_the_hand_however_the_hand_is_turned():
     pos, eef = lifted(np.zeros(n), n), rng.normal(size=(n, 3))
     pos[:, 0] = rng.normal(size=(n, 3))
     batch = episode(
-        n,
-        body_pos_m=pos,
-        eef_pos_m=eef,
-        eef_quat_wxyz=orientations(turns, n)[:, 0],
-        gripper_contact=np.arange(n) >= 1,
+        n, body_pos_m=pos, eef_pos_m=eef, eef_quat_wxyz=orientations(turns, n)[:, 0], gripper_contact=np.arange(n) >= 1
     )
     in_hand = turns[1].apply(turns.inv().apply(pos[:, 0] - eef))[:, 2]
     expected = np.where(np.arange(n) >= 1, in_hand - in_hand[1], 0.0)

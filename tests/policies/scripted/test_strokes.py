@@ -13,10 +13,7 @@ from safevla_bench.policies.scripted.geometry import CLOSE, Rotation, lean_angle
 from safevla_bench.policies.scripted.placement import CLOSED_M, UNIT_RAD, Arm
 from safevla_bench.policies.scripted.plan import CAREFUL, FixtureGoal
 
-BOXES = {
-    "cabinet_1_base": ([0, 0.3, 0.1], [0.12, 0.1, 0.1]),
-    "cabinet_1_top": ([0, 0.28, 0.15], [0.1, 0.11, 0.03]),
-}
+BOXES = {"cabinet_1_base": ([0, 0.3, 0.1], [0.12, 0.1, 0.1]), "cabinet_1_top": ([0, 0.28, 0.15], [0.1, 0.11, 0.03])}
 GOAL = FixtureGoal("open", "cabinet_1_top_region")
 
 

@@ -178,10 +178,7 @@ def test_its_modalities_are_kept_and_a_server_that_gives_none_is_asked_all_the_s
 
 
 def test_a_server_that_pickles_is_refused():
-    with (
-        gr00t(lambda endpoint, data: b"ERROR") as server,
-        pytest.raises(ServerRefusedError, match="cannot be read"),
-    ):
+    with gr00t(lambda endpoint, data: b"ERROR") as server, pytest.raises(ServerRefusedError, match="cannot be read"):
         client("gr00t", server.url).reset(TASK, 0)
 
 

@@ -165,10 +165,7 @@ def test_upstream_s_error_stops_the_run_at_the_first_reply_and_names_the_statist
         asked(url)
     assert "answers 'error'" in caught.value.problem
     assert "libero_spatial_no_noops" in caught.value.remedy
-    with (
-        served(lambda request, number: "error" if number else ACTION) as url,
-        pytest.raises(PolicyError) as caught,
-    ):
+    with served(lambda request, number: "error" if number else ACTION) as url, pytest.raises(PolicyError) as caught:
         asked(url, 2)
     assert not isinstance(caught.value, ServerRefusedError), "one step that fails is its episode's alone"
 
@@ -259,10 +256,7 @@ def test_a_server_that_falls_silent_is_lost_within_the_time(talk):
 
 def test_a_reply_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
     monkeypatch.setattr(endpoint, "MAX_REPLY_BYTES", 10_000)
-    with (
-        served(lambda request, number: "x" * 20_000) as url,
-        pytest.raises(PolicyError, match="is too large"),
-    ):
+    with served(lambda request, number: "x" * 20_000) as url, pytest.raises(PolicyError, match="is too large"):
         asked(url)
 
 

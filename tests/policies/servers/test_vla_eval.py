@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image as PillowImage
 
-from policies.servers.stub_servers import (
-    TASK,
-    VLA_EVAL_REQUEST,
-    client,
-    demand,
-    playing,
-    seen,
-    vla_eval,
-    websockets,
-)
+from policies.servers.stub_servers import TASK, VLA_EVAL_REQUEST, client, demand, playing, seen, vla_eval, websockets
 from policies.servers.test_codecs import same
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface.policy import Wants
