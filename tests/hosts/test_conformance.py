@@ -99,9 +99,9 @@ class Physical(FakeConformance):
 def at_rest(factor=1.0, impulse=1.0):
     """A bowl that rests on a drawer by one contact at four points, their forces times a factor."""
     weight_n = CUBE_KG * 9.81
-    held = replace(contacts((11, BOWL, DRAWER, factor * weight_n / 4)), net_force_n=np.array([factor * weight_n]))
-    held = replace(held, impulse_ns=np.array([impulse * weight_n * 0.05]))
-    return episode(contacts=held, forces=("force_n", "net_force_n"), dt=0.05)
+    touches = replace(contacts((11, BOWL, DRAWER, factor * weight_n / 4)), net_force_n=np.array([factor * weight_n]))
+    touches = replace(touches, impulse_ns=np.array([impulse * weight_n * 0.05]))
+    return episode(contacts=touches, forces=("force_n", "net_force_n"), dt=0.05)
 
 
 def turned(order=(0, 1, 2, 3), degrees=TURN_DEG):

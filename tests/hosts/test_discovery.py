@@ -25,7 +25,7 @@ def install_point(monkeypatch):
     def install(value: str, name: str = "broken", group: str = hosts.GROUP) -> None:
         point = EntryPoint(name=name, value=value, group=group)
         vars(point).update(dist=Distribution())
-        monkeypatch.setattr(plugins, "entry_points", lambda **named: EntryPoints([point]).select(**named))
+        monkeypatch.setattr(plugins, "entry_points", lambda **selection: EntryPoints([point]).select(**selection))
 
     return install
 

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from builders import bodies_of_role, posed_bodies
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts import make_host
@@ -44,8 +45,8 @@ def env_fixture(suite: str, index: int, wants: Wants | None = None):
 
     @pytest.fixture(scope="module")
     def env():
-        with closing(make_env(suite, index, wants)) as made:
-            yield made
+        with closing(make_env(suite, index, wants)) as environment:
+            yield environment
 
     return env
 
@@ -65,14 +66,6 @@ def pressing(steps: int) -> np.ndarray:
     actions[steps // 2 :, 1] += 0.7
     actions[:, 6] = np.where(np.arange(steps) // 15 % 2 == 1, 1.0, -1.0)
     return actions
-
-
-def bodies(batch, role: str) -> set[str]:
-    return {name for name, recorded in batch.body_roles(0).items() if recorded == role}
-
-
-def tracked(batch) -> list[str]:
-    return [batch.body_label(int(body)) for body in batch.body_pos_m.episode_poses(0)[0]]
 
 
 def contacts(batch) -> dict[tuple[int, str, str], tuple[float, float]]:
@@ -139,10 +132,10 @@ def plain_peaks(env: LiberoEnv, actions: np.ndarray):
         now = dict.fromkeys(())
         for pair, force in touching():
             now[pair] = None
-            ours = frozenset(names[geom] for geom in pair)
+            pair_of_bodies = frozenset(names[geom] for geom in pair)
             between_fingers = all(pair & group for group in fingers)
-            if pair not in resting and ours not in links and not between_fingers:
-                forces_of.setdefault((record[0], *sorted(ours)), []).append(force)
+            if pair not in resting and pair_of_bodies not in links and not between_fingers:
+                forces_of.setdefault((record[0], *sorted(pair_of_bodies)), []).append(force)
         resting.intersection_update(now)
 
     sim, step = domain.sim, domain.sim.step
@@ -181,13 +174,15 @@ def test_record_0_is_an_instant_without_impulse_and_rests_on_nothing(spatial):
 def test_roles_cover_the_robot_the_objects_and_the_furniture(spatial):
     spatial.reset(SEED)
     batch = spatial.recorded()
-    assert bodies(batch, "target") == {"akita_black_bowl_1"}
-    assert bodies(batch, "bystander") == {
+    assert bodies_of_role(batch, "target") == {"akita_black_bowl_1"}
+    assert bodies_of_role(batch, "bystander") == {
         "akita_black_bowl_2", "cookies_1", "glazed_rim_porcelain_ramekin_1", "plate_1",
     }  # fmt: skip
-    assert {"table", "world", "wooden_cabinet_1_base", "wooden_cabinet_1_cabinet_top"} <= bodies(batch, "furniture")
-    assert all(name.startswith(("robot0_", "gripper0_", "mount0_")) for name in bodies(batch, "robot"))
-    assert {"gripper0_leftfinger", "mount0_pedestal", "robot0_link0"} <= bodies(batch, "robot")
+    assert {"table", "world", "wooden_cabinet_1_base", "wooden_cabinet_1_cabinet_top"} <= bodies_of_role(
+        batch, "furniture"
+    )
+    assert all(name.startswith(("robot0_", "gripper0_", "mount0_")) for name in bodies_of_role(batch, "robot"))
+    assert {"gripper0_leftfinger", "mount0_pedestal", "robot0_link0"} <= bodies_of_role(batch, "robot")
 
 
 def test_movable_objects_and_fixture_links_are_tracked_in_the_simulators_numbers(spatial):
@@ -196,21 +191,20 @@ def test_movable_objects_and_fixture_links_are_tracked_in_the_simulators_numbers
     batch = spatial.recorded()
     domain = spatial._env.env
     links = {f"wooden_cabinet_1_cabinet_{level}" for level in ("top", "middle", "bottom")} | {"flat_stove_1_button"}
-    assert set(tracked(batch)) == set(domain.objects_dict) | links
+    assert set(posed_bodies(batch)) == set(domain.objects_dict) | links
     positions = batch.body_pos_m.episode_poses(0)[1][-1]
     data = domain.sim.data._data
-    for name, position in zip(tracked(batch), positions, strict=True):
+    for name, position in zip(posed_bodies(batch), positions, strict=True):
         body = domain.obj_body_id.get(name)
         expected = data.body(name).xipos if body is None else data.xpos[body]
         np.testing.assert_array_equal(position, expected)
-    quat_bodies = {batch.body_label(int(body)) for body in batch.body_quat_wxyz.episode_poses(0)[0]}
-    assert quat_bodies == set(domain.objects_dict)
+    assert set(posed_bodies(batch, "body_quat_wxyz")) == set(domain.objects_dict)
 
 
 def test_a_fixture_whose_joint_the_goal_names_is_not_tracked(microwave):
     microwave.reset(SEED)
     batch = microwave.recorded()
-    assert set(tracked(batch)) == {"porcelain_mug_1", "white_yellow_mug_1"}
+    assert set(posed_bodies(batch)) == {"porcelain_mug_1", "white_yellow_mug_1"}
     assert batch.body_roles(0)["microwave_1_microdoorroot"] == "furniture"
     assert batch.headers[0].target_object == "white_yellow_mug_1"
 
@@ -228,16 +222,16 @@ def test_targets_and_links_follow_the_goal(suite, index, target, links):
         env.reset(SEED)
         batch, movable = env.recorded(), set(env._env.env.objects_dict)
     assert batch.headers[0].target_object == target
-    assert bodies(batch, "target") == ({target} if target else set())
-    assert set(tracked(batch)) - movable == links
+    assert bodies_of_role(batch, "target") == ({target} if target else set())
+    assert set(posed_bodies(batch)) - movable == links
 
 
 def test_two_goals_of_two_objects_have_two_targets(two_goals):
     two_goals.reset(SEED)
     batch = two_goals.recorded()
     assert batch.headers[0].target_object == "alphabet_soup_1"
-    assert bodies(batch, "target") == {"alphabet_soup_1", "tomato_sauce_1"}
-    assert "basket_1" in bodies(batch, "bystander")
+    assert bodies_of_role(batch, "target") == {"alphabet_soup_1", "tomato_sauce_1"}
+    assert "basket_1" in bodies_of_role(batch, "bystander")
 
 
 def episode(env: LiberoEnv, seed: EpisodeSeed, steps: int = 8) -> bytes:
@@ -255,9 +249,9 @@ def episode(env: LiberoEnv, seed: EpisodeSeed, steps: int = 8) -> bytes:
 def test_the_same_seed_gives_the_same_bytes_after_other_episodes_and_in_a_fresh_environment(microwave):
     """Task 9 of libero-10 begins with an open microwave, so that it draws more at each reset (trap B)."""
     first = episode(microwave, SEED)
-    other = episode(microwave, EpisodeSeed(init_state_index=4, env_seed=7, wait_steps=10))
+    elsewhere = episode(microwave, EpisodeSeed(init_state_index=4, env_seed=7, wait_steps=10))
     reseeded = episode(microwave, EpisodeSeed(init_state_index=0, env_seed=8, wait_steps=10))
-    assert len({first, other, reseeded}) == 3
+    assert len({first, elsewhere, reseeded}) == 3
     assert episode(microwave, SEED) == first
     with closing(make_env("libero-10", 9)) as fresh:
         assert episode(fresh, SEED) == first
@@ -273,23 +267,23 @@ def test_the_hook_goes_with_the_episode(spatial):
 
 
 def test_privileged_state_is_read_only_and_sized(spatial):
-    seen = spatial.reset(SEED).privileged
+    scene = spatial.reset(SEED).privileged
     bowl = "akita_black_bowl_1"
-    assert seen.goal == (("on", bowl, "plate_1"),)
-    assert seen.movable == set(spatial._env.env.objects_dict)
-    assert 0.04 < seen.half_extents_m[bowl][0] < 0.07
-    assert seen.joint_pos.keys() >= {"wooden_cabinet_1_top_level", "flat_stove_1_button"}
-    assert "flat_stove_1_cook_region" in seen.sites_m
-    for array in (seen.body_pos_m[bowl], seen.body_quat_wxyz[bowl], seen.center_m[bowl], *seen.sites_m.values()):
+    assert scene.goal == (("on", bowl, "plate_1"),)
+    assert scene.movable == set(spatial._env.env.objects_dict)
+    assert 0.04 < scene.half_extents_m[bowl][0] < 0.07
+    assert scene.joint_pos.keys() >= {"wooden_cabinet_1_top_level", "flat_stove_1_button"}
+    assert "flat_stove_1_cook_region" in scene.sites_m
+    for array in (scene.body_pos_m[bowl], scene.body_quat_wxyz[bowl], scene.center_m[bowl], *scene.sites_m.values()):
         assert not array.flags.writeable
-    kept = seen.body_pos_m[bowl].copy()
+    before = scene.body_pos_m[bowl].copy()
     spatial.step(np.array([0, 0, -1, 0, 0, 0, -1.0]))
-    np.testing.assert_array_equal(seen.body_pos_m[bowl], kept)
+    np.testing.assert_array_equal(scene.body_pos_m[bowl], before)
 
 
 def test_nothing_is_rendered_that_no_policy_wants(spatial):
-    seen = spatial.reset(SEED)
-    assert not seen.images
+    observation = spatial.reset(SEED)
+    assert not observation.images
     assert spatial._env.env.sim._render_context_offscreen is None
 
 
@@ -419,7 +413,7 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
         eager.step(action)
     images = [eager.reset(SEED).images["agentview"]]
     assert eager._simulation().model._model is model, "the compiled model is kept"
-    kept = saved_model(model)
+    compiled = saved_model(model)
     images += [eager.step(action)[0].images["agentview"] for action in pressing(2)]
     with closing(install.make_control_env(str(tasks.bddl_file(eager.task)), replace(LOOKING, extra=()))) as bare:
         bare.env.object_property_initializers.clear()
@@ -428,7 +422,7 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
         raw = bare.set_init_state(tasks.load_init_states(eager.task)[0])
         for _ in range(SEED.wait_steps):
             raw, *_ = bare.step(np.array(STILL))
-        assert saved_model(bare.env.sim.model._model) == kept
+        assert saved_model(bare.env.sim.model._model) == compiled
         own = [raw["agentview_image"][::-1].copy()]
         for action in pressing(2):
             raw, *_ = bare.step(action)

@@ -28,8 +28,8 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def env():
     libero = make_host("libero")
-    with closing(libero.make(libero.tasks("libero-spatial")[0], Wants())) as made:
-        yield made
+    with closing(libero.make(libero.tasks("libero-spatial")[0], Wants())) as environment:
+        yield environment
 
 
 def play(env, change=None, *, fast=True):

@@ -60,10 +60,10 @@ def run_loop(env, episodes, steps):
     return results
 
 
-def same_results(one, other):
-    return [list(part) for part in one] == [list(part) for part in other] and all(
+def same_results(first, second):
+    return [list(part) for part in first] == [list(part) for part in second] and all(
         np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes()
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
         for key in a
     )
 
@@ -77,14 +77,14 @@ def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, name):
             rolled_env.step(action)
         rolled = rolled_env.recorded()
     recording = {"policy": "fixed", "out": tmp_path / "run", "seed": 0, "horizon": steps}
-    with closing(kitchen(index=1, name=name)) as env, sb.record(env, **recording) as given:
-        assert given is env
+    with closing(kitchen(index=1, name=name)) as env, sb.record(env, **recording) as recorded_env:
+        assert recorded_env is env
         run_loop(env, 1, steps)
     recorded = read_sources([tmp_path / "run"])[0]
-    ours, theirs = recorded.headers[0], rolled.headers[0]
-    assert ours.env_seed == 7001  # of the kitchen's own generator, which the host's 7 and the index 1 make
+    header, expected = recorded.headers[0], rolled.headers[0]
+    assert header.env_seed == 7001  # of the kitchen's own generator, which the host's 7 and the index 1 make
     told_by_plan = ("episode_id", "env_seed", "init_state_index", "policy", "seed", "horizon", "outcome")
-    assert ours == msgspec.structs.replace(theirs, **{field: getattr(ours, field) for field in told_by_plan})
+    assert header == msgspec.structs.replace(expected, **{field: getattr(header, field) for field in told_by_plan})
     meta = recorded.extra[0]["header"]["robocasa"]["ep_meta"]
     assert meta == rolled.extra[0]["header"]["robocasa"]["ep_meta"]
     assert same_bits(replace(recorded, headers=rolled.headers, extra=rolled.extra), rolled)
@@ -143,9 +143,9 @@ def test_an_episode_without_a_seed_can_be_shown_from_what_the_kitchen_says_of_it
     stage = make_host("robocasa").stage(task_of(), second)
     try:
         bodies, places = second.body_pos_m.episode_poses(0)
-        shown = stage.render(2, stage.aim(2, (), (30, 40)), (30, 40)).body_pos_m
+        drawn = stage.render(2, stage.aim(2, (), (30, 40)), (30, 40)).body_pos_m
         for column, body in enumerate(bodies):
-            np.testing.assert_allclose(shown[second.body_label(int(body))], places[2, column], atol=1e-6)
+            np.testing.assert_allclose(drawn[second.body_label(int(body))], places[2, column], atol=1e-6)
     finally:
         stage.close()
 
@@ -170,7 +170,7 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_from_each_seed_it_was_given
     assert ("after 1 earlier resets from seed 7001" in findings[1].said) == (seeds[1] is None)
 
 
-def test_where_no_seed_tells_an_episode_is_not_played_again(tmp_path):
+def test_an_episode_of_an_unknown_seed_is_not_played_again(tmp_path):
     """A generator that had drawn before the reset."""
     env = kitchen()
     env.rng.random()
@@ -198,13 +198,13 @@ def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
             with sb.record(env, policy=policy, out=tmp_path / policy, seed=0, horizon=3):
                 run_loop(env, 1, 3)
             env.close()
-    rolled, same, other = (load(tmp_path / name) for name in ("eval", "same", "other"))
+    rolled, same, elsewhere = (load(tmp_path / name) for name in ("eval", "same", "other"))
     compared = compare_policies([rolled, same])
     assert compared.paired
     assert compared.scopes[0].pairs == 2
     assert compare_policies([replace(same, name="again"), same]).paired
     with pytest.raises(RunError, match="not the same episodes"):
-        compare_policies([rolled, other])
+        compare_policies([rolled, elsewhere])
     moved = {key: scene._replace(style=scene.style + 1) for key, scene in rolled.kitchens.items()}
     with pytest.raises(RunError, match="differ in kitchen in 2 episodes"):
         compare_policies([rolled, replace(rolled, name="moved", kitchens=moved)])

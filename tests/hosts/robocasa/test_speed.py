@@ -22,8 +22,8 @@ def kitchen():
     task = next(task for task in make_host("robocasa").tasks("robocasa-365") if task.task_id == "CloseFridge")
     kind = install.task_class(task)
     start = kitchens.start("target", EpisodeSeed(0, 7, wait_steps=0), kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES)
-    with closing(install.kitchen(task, start, Wants())) as made:
-        yield made
+    with closing(install.kitchen(task, start, Wants())) as environment:
+        yield environment
 
 
 @pytest.mark.parametrize("steps", [0, 1])
