@@ -34,7 +34,7 @@ def scene(boxes, goal=(), *, movable=None, sites=None, pieces=None, turned=None)
     )
 
 
-def seen(privileged, eef=(-0.2, 0.0, 0.3), aperture=0.039) -> Observation:
+def observe(privileged, eef=(-0.2, 0.0, 0.3), aperture=0.039) -> Observation:
     return Observation(
         instruction="put it there",
         eef_pos_m=frozen(eef),
@@ -49,9 +49,9 @@ def _scene():
     return scene
 
 
-@pytest.fixture(name="seen")
-def _seen():
-    return seen
+@pytest.fixture(name="observe")
+def _observe():
+    return observe
 
 
 @pytest.fixture

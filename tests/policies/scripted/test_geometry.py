@@ -37,9 +37,9 @@ def test_turning_by_what_is_left_arrives(vector, yaw):
 @given(VECTORS, ANGLES)
 def test_the_proportional_term_never_adds_to_the_error(vector, yaw):
     start = Rotation.from_rotvec(vector)
-    left = remaining_turn(wxyz(start), yaw)
-    after = remaining_turn(wxyz(Rotation.from_rotvec(TURN_GAIN * left) * start), yaw)
-    assert np.linalg.norm(after) <= (1 - TURN_GAIN) * np.linalg.norm(left) + 1e-6
+    error = remaining_turn(wxyz(start), yaw)
+    after = remaining_turn(wxyz(Rotation.from_rotvec(TURN_GAIN * error) * start), yaw)
+    assert np.linalg.norm(after) <= (1 - TURN_GAIN) * np.linalg.norm(error) + 1e-6
 
 
 @given(ANGLES)
@@ -49,10 +49,10 @@ def test_the_yaw_of_a_downward_hand_is_the_yaw_it_was_made_with(yaw):
 
 @given(ANGLES, ANGLES)
 def test_fingers_open_along_the_direction_asked_for_with_the_least_turn(direction, near):
-    wanted = np.array([np.cos(direction), np.sin(direction)])
-    yaw = yaw_to_open_along(wanted, near)
+    along = np.array([np.cos(direction), np.sin(direction)])
+    yaw = yaw_to_open_along(along, near)
     opening = rotation_axes(wxyz(downward_hand(yaw)))[:, 1]
-    assert abs(abs(opening[:2] @ wanted) - 1) < 1e-9
+    assert abs(abs(opening[:2] @ along) - 1) < 1e-9
     assert abs(yaw - near) <= np.pi / 2 + 1e-9
 
 
@@ -79,11 +79,8 @@ def test_over_a_body_a_finger_stays_above_its_top_by_the_clearance(box):
 @given(st.floats(-0.2, 0.2), st.floats(-0.2, 0.2), st.floats(0, 0.05), st.floats(0, 0.05), st.floats(-3, 3))
 def test_more_clearance_never_lets_the_hand_lower(x, y, less, more, yaw):
     corners = np.array([[[a, b, c] for a in (-0.03, 0.03) for b in (-0.05, 0.05) for c in (0, 0.1)]])
-    rig, obstacle, place = (
-        geometry.hand_prisms(yaw, 0.02),
-        geometry.prisms_around(corners.reshape(1, 8, 3)),
-        np.array([[x, y]]),
-    )
+    obstacle, place = geometry.prisms_around(corners.reshape(1, 8, 3)), np.array([[x, y]])
+    rig = geometry.hand_prisms(yaw, 0.02)
     tight, wide = sorted((less, more))
     low, high = (geometry.lowest_heights(rig, place, obstacle, margin, margin)[0] for margin in (tight, wide))
     assert low <= high
@@ -94,17 +91,14 @@ def test_a_place_and_a_scene_that_move_together_ask_the_same_height(x, y, yaw):
     corners = np.array([[[a, b, c] for a in (-0.03, 0.03) for b in (-0.05, 0.05) for c in (0, 0.1)]]).reshape(1, 8, 3)
     obstacle, rig = geometry.prisms_around(corners), geometry.hand_prisms(yaw, 0.02)
     move = np.array([x, y, 0.0])
-    here = geometry.lowest_heights(rig, NEAR, obstacle, 0.01, 0.01)
-    there = geometry.lowest_heights(rig, NEAR + move[:2], obstacle.shift_by(move), 0.01, 0.01)
-    np.testing.assert_allclose(here, there)
+    before = geometry.lowest_heights(rig, NEAR, obstacle, 0.01, 0.01)
+    after = geometry.lowest_heights(rig, NEAR + move[:2], obstacle.shift_by(move), 0.01, 0.01)
+    np.testing.assert_allclose(before, after)
 
 
 def test_pieces_show_that_a_drawer_is_hollow_which_its_box_hides(scene):
     boxes = {"drawer": ([0, 0, 0], [0.11, 0.11, 0.06])}
-    hull, hollow = (
-        geometry.body_prisms(scene(boxes), "drawer"),
-        geometry.body_prisms(scene(boxes, pieces={"drawer": WALLS}), "drawer"),
-    )
+    hull, hollow = (geometry.body_prisms(scene(boxes, pieces=p), "drawer") for p in ({}, {"drawer": WALLS}))
     assert geometry.lowest_heights(FINGER, NEAR, hull, 0.005, 0.0) == pytest.approx([0.06])
     assert geometry.lowest_heights(FINGER, NEAR, hollow, 0.005, 0.0) == pytest.approx([-0.04])
 

@@ -26,12 +26,12 @@ UNIT_M = 0.05
 CAREFUL = STYLES["careful"]
 
 
-def scene(**given) -> Privileged:
+def scene(**fields) -> Privileged:
     nothing = {"body_pos_m": {}, "body_quat_wxyz": {}, "half_extents_m": {}, "center_m": {}, "joint_pos": {}}
-    return Privileged(**(nothing | {"sites_m": {}, "goal": (("wait",),), "movable": frozenset()} | given))
+    return Privileged(**(nothing | {"sites_m": {}, "goal": (("wait",),), "movable": frozenset()} | fields))
 
 
-def seen(privileged: Privileged | None = None, yaw: float = 0.0) -> Observation:
+def observe(privileged: Privileged | None = None, yaw: float = 0.0) -> Observation:
     return Observation(
         instruction="go",
         eef_pos_m=np.array([0.3, 0.0, 1.3]),
@@ -43,7 +43,7 @@ def seen(privileged: Privileged | None = None, yaw: float = 0.0) -> Observation:
     )
 
 
-def moved(now: Observation, action: np.ndarray) -> Observation:
+def move_robot(now: Observation, action: np.ndarray) -> Observation:
     """A robot that does at once what it is told."""
     yaw = MobileRobot(now, CAREFUL).yaw
     turn = np.array([[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]])
@@ -56,12 +56,12 @@ def moved(now: Observation, action: np.ndarray) -> Observation:
     return replace(now, eef_pos_m=now.eef_pos_m + way)
 
 
-def played(move, now: Observation, most: int = 1000) -> list[np.ndarray]:
+def play(move, now: Observation, most: int = 1000) -> list[np.ndarray]:
     actions: list[np.ndarray] = []
     try:
         actions.append(next(move))
         while len(actions) < most:
-            now = moved(now, actions[-1])
+            now = move_robot(now, actions[-1])
             actions.append(move.send(now))
     except StopIteration:
         return actions
@@ -70,9 +70,9 @@ def played(move, now: Observation, most: int = 1000) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0, -3.0])
 def test_the_base_arrives_where_it_is_driven_whatever_way_it_faces(yaw):
-    start = seen(yaw=yaw)
+    start = observe(yaw=yaw)
     robot = MobileRobot(start, CAREFUL)
-    actions = played(robot.drive(np.array([0.6, -0.4]), 1.0, speed=0.5), start)
+    actions = play(robot.drive(np.array([0.6, -0.4]), 1.0, speed=0.5), start)
     assert np.linalg.norm(robot.place_m - [0.6, -0.4]) < 0.05
     assert abs(robot.yaw - 1.0) < 0.06
     assert all(np.abs(action[7:10]).max() <= 0.5 and not action[:6].any() for action in actions)
@@ -80,19 +80,19 @@ def test_the_base_arrives_where_it_is_driven_whatever_way_it_faces(yaw):
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0])
 def test_the_hand_arrives_where_it_reaches_in_world_axes(yaw):
-    start = seen(yaw=yaw)
+    start = observe(yaw=yaw)
     robot = MobileRobot(start, CAREFUL)
-    actions = played(robot.reach(np.array([0.5, 0.2, 1.0]), OPEN, speed=0.4), start)
+    actions = play(robot.reach(np.array([0.5, 0.2, 1.0]), OPEN, speed=0.4), start)
     assert np.linalg.norm(robot.hand_m - [0.5, 0.2, 1.0]) < 0.02
     assert all(np.linalg.norm(action[:3]) <= 0.4 + 1e-9 and not action[7:11].any() for action in actions)
 
 
 def test_a_hand_that_is_stopped_gives_up_before_its_patience_ends():
-    move = MobileRobot(seen(), CAREFUL).reach(np.array([2.0, 0.0, 1.3]), OPEN, speed=0.5)
+    move = MobileRobot(observe(), CAREFUL).reach(np.array([2.0, 0.0, 1.3]), OPEN, speed=0.5)
     actions = [next(move)]
     while len(actions) < 100:
         try:
-            actions.append(move.send(seen()))
+            actions.append(move.send(observe()))
         except StopIteration:
             break
     assert len(actions) < 40
@@ -100,28 +100,28 @@ def test_a_hand_that_is_stopped_gives_up_before_its_patience_ends():
 
 def test_a_hand_takes_the_nearer_of_two_ways_to_open_its_fingers():
     for across in (np.array([0.0, 1.0, 0.0]), np.array([0.0, -1.0, 0.0])):
-        facing = MobileRobot(seen(), CAREFUL).face(np.array([0.0, 0.0, -1.0]), across)
-        assert (facing * to_rotation(seen().eef_quat_wxyz).inv()).magnitude() < 1e-6
+        facing = MobileRobot(observe(), CAREFUL).face(np.array([0.0, 0.0, -1.0]), across)
+        assert (facing * to_rotation(observe().eef_quat_wxyz).inv()).magnitude() < 1e-6
 
 
 def test_a_goal_without_a_script_is_waited_out():
-    acting = make_policy("scripted:careful")
+    policy = make_policy("scripted:careful")
     task = make_host("robocasa").tasks("robocasa-365")[0]
-    acting.reset(task, 0)
+    policy.reset(task, 0)
     for _ in range(3):
-        np.testing.assert_array_equal(acting.act(seen()), task.still)
+        np.testing.assert_array_equal(policy.act(observe()), task.still)
 
 
 def test_a_script_begins_anew_after_a_reset_and_ends_in_stillness():
     site = {"goal": np.array([0.2, 0.0, 0.0]), "goal_ahead": np.array([1.2, 0.0, 0.0])}
-    acting, task = make_policy("scripted:hasty"), make_host("robocasa").tasks("robocasa-365")[4]
+    policy, task = make_policy("scripted:hasty"), make_host("robocasa").tasks("robocasa-365")[4]
     runs = []
     for _ in range(2):
-        acting.reset(task, 0)
-        now, actions = seen(scene(goal=(("at", "sink"),), sites_m=site)), []
+        policy.reset(task, 0)
+        now, actions = observe(scene(goal=(("at", "sink"),), sites_m=site)), []
         for _ in range(120):
-            actions.append(acting.act(now))
-            now = moved(now, actions[-1])
+            actions.append(policy.act(now))
+            now = move_robot(now, actions[-1])
         runs.append(np.array(actions))
     np.testing.assert_array_equal(*runs)
     np.testing.assert_array_equal(runs[0][-1], task.still)
@@ -129,10 +129,10 @@ def test_a_script_begins_anew_after_a_reset_and_ends_in_stillness():
 
 
 def test_without_privileged_state_there_is_an_error():
-    acting = make_policy("scripted:careful")
-    acting.reset(make_host("robocasa").tasks("robocasa-365")[0], 0)
+    policy = make_policy("scripted:careful")
+    policy.reset(make_host("robocasa").tasks("robocasa-365")[0], 0)
     with pytest.raises(PolicyError, match="privileged"):
-        acting.act(replace(seen(), privileged=None))
+        policy.act(replace(observe(), privileged=None))
 
 
 def drawer() -> Privileged:
@@ -155,33 +155,33 @@ def drawer() -> Privileged:
 
 @pytest.mark.parametrize("style", ["careful", "hasty"])
 def test_opening_closes_the_fingers_at_the_handle_and_then_drives_back(style):
-    now = seen(drawer())
-    actions = played(open_drawers(MobileRobot(now, STYLES[style])), now)
+    now = observe(drawer())
+    actions = play(open_drawers(MobileRobot(now, STYLES[style])), now)
     grips = [action[6] for action in actions]
     first, last = grips.index(CLOSE), len(grips) - 1 - grips[::-1].index(CLOSE)
-    held = np.array(actions[first : last + 1])
-    assert (held[:, 6] == CLOSE).all()
-    pulled = held[held[:, 11] > 0][:, 7].sum() + held[held[:, 11] < 0][:, 0].sum()
+    pull = np.array(actions[first : last + 1])
+    assert (pull[:, 6] == CLOSE).all()
+    pulled = pull[pull[:, 11] > 0][:, 7].sum() + pull[pull[:, 11] < 0][:, 0].sum()
     assert pulled * UNIT_M < -0.5
     assert grips[-1] == OPEN
 
 
 @pytest.mark.parametrize("style", ["careful", "hasty"])
 def test_no_script_asks_for_more_than_the_robot_takes(style):
-    now = seen(drawer(), yaw=0.3)
+    now = observe(drawer(), yaw=0.3)
     far = replace(now, eef_pos_m=np.array([-3.0, 2.0, 0.1]), eef_quat_wxyz=np.array([0.5, 0.5, -0.5, 0.5]))
     for start in (now, far):
-        actions = played(open_drawers(MobileRobot(start, STYLES[style])), start, most=3000)
+        actions = play(open_drawers(MobileRobot(start, STYLES[style])), start, most=3000)
         assert np.abs(actions).max() <= 1.0
 
 
 def test_a_base_that_is_stopped_gives_up_unless_it_insists():
     def steps(insist: bool) -> int:
-        move = MobileRobot(seen(), CAREFUL).drive(np.array([2.0, 0.0]), 0.0, speed=0.5, insist=insist)
+        move = MobileRobot(observe(), CAREFUL).drive(np.array([2.0, 0.0]), 0.0, speed=0.5, insist=insist)
         next(move)
         for count in range(1, 200):
             try:
-                move.send(seen())
+                move.send(observe())
             except StopIteration:
                 return count
         raise AssertionError("the move does not end")
@@ -197,19 +197,19 @@ def joint(kind="hinge", axis=(0.0, 0.0, 1.0), anchor=(0.0, 0.0, 1.5), low=-1.57,
     return Joint(kind=kind, axis=np.array(axis), anchor_m=np.array(anchor), low=low, high=high, bodies=bodies)
 
 
-def boxes(*given) -> Boxes:
+def boxes(*pieces) -> Boxes:
     """From (centre, half extents), with the body's axes."""
-    centers, halves = (np.array(vector, dtype=float) for vector in zip(*given, strict=True))
-    return Boxes(center_m=centers, half_extents_m=halves, quat_wxyz=np.tile([1.0, 0, 0, 0], (len(given), 1)))
+    centers, halves = (np.array(vector, dtype=float) for vector in zip(*pieces, strict=True))
+    return Boxes(center_m=centers, half_extents_m=halves, quat_wxyz=np.tile([1.0, 0, 0, 0], (len(pieces), 1)))
 
 
-def kitchen(pieces: dict[str, Boxes], turned: Rotation | None = None, **given) -> Privileged:
+def kitchen(pieces: dict[str, Boxes], turned: Rotation | None = None, **fields) -> Privileged:
     quat = np.roll((turned or Rotation.identity()).as_quat(), 1)
     nothing = {"half_extents_m": {}, "center_m": {}, "joint_pos": {}, "sites_m": {}, "goal": (("open", "cab"),)}
     where = {name: np.array([1.0, 2.0, 0.5]) for name in pieces}
     turns = dict.fromkeys(pieces, quat)
     return Privileged(
-        body_pos_m=where, body_quat_wxyz=turns, pieces=pieces, movable=frozenset(), **(nothing | given)
+        body_pos_m=where, body_quat_wxyz=turns, pieces=pieces, movable=frozenset(), **(nothing | fields)
     )  # fmt: skip
 
 
@@ -243,8 +243,8 @@ def cup(half_m: float) -> tuple[MobileRobot, np.ndarray]:
     scene = kitchen({"cup": boxes(floor, *walls)}, half_extents_m={"cup": half}, center_m={"cup": np.zeros(3)})
     still = np.array([1.0, 0, 0, 0])
     pose = {"base_pos_m": np.zeros(3), "base_quat_wxyz": still, "eef_pos_m": np.zeros(3), "eef_quat_wxyz": still}
-    shown = Observation(instruction="", gripper_qpos=np.zeros(2), privileged=scene, **pose)
-    return MobileRobot(shown, CAREFUL), middle
+    observation = Observation(instruction="", gripper_qpos=np.zeros(2), privileged=scene, **pose)
+    return MobileRobot(observation, CAREFUL), middle
 
 
 def test_a_narrow_object_is_held_around_its_middle_and_a_wide_one_by_a_wall_at_its_side():

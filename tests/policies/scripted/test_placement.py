@@ -62,12 +62,12 @@ def test_a_neighbour_beside_a_flat_box_makes_the_hand_shift_or_skew_and_stay_low
 def test_neighbours_only_ever_raise_a_grasp(scene):
     rng = np.random.default_rng(0)
     for _ in range(20):
-        other = ([*rng.uniform(-0.2, 0.0, 2), 0.05], [0.03, 0.03, 0.05])
-        crowded, free = scene({"bowl": BOWL, "other": other}), scene({"bowl": BOWL})
+        neighbour = ([*rng.uniform(-0.2, 0.0, 2), 0.05], [0.03, 0.03, 0.05])
+        crowded, free = scene({"bowl": BOWL, "neighbour": neighbour}), scene({"bowl": BOWL})
         assert best(crowded, "bowl").blocked_m[0] >= best(free, "bowl").blocked_m[0] >= 0
 
 
-def test_there_is_always_a_grasp_to_try_even_where_everything_is_blocked(scene):
+def test_a_grasp_is_offered_even_if_everything_is_blocked(scene):
     crowd = {f"wall_{k}": ([-0.1 + x, y, 0.2], [0.05, 0.05, 0.2]) for k, (x, y) in enumerate(np.eye(2) * 0.1)}
     grasps = rank_grasps(scene({"bowl": BOWL, **crowd}), "bowl", geometry.obstacles_except(scene(crowd)), 0.0, 0.02)
     assert len(grasps) > 1

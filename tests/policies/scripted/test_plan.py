@@ -171,6 +171,6 @@ def test_what_is_not_a_placement_is_left_out(scene, predicate):
 
 
 def test_a_destination_is_a_body_or_a_region(scene):
-    shown = scene(TABLE, sites=REGIONS)
-    assert target_point(shown, Placement("bowl", "plate")).tolist() == [0.3, 0]
-    assert target_point(shown, Placement("bowl", "basket_region")).tolist() == [0.1, 0.2]
+    setting = scene(TABLE, sites=REGIONS)
+    assert target_point(setting, Placement("bowl", "plate")).tolist() == [0.3, 0]
+    assert target_point(setting, Placement("bowl", "basket_region")).tolist() == [0.1, 0.2]

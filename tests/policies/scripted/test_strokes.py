@@ -18,53 +18,53 @@ GOAL = FixtureGoal("open", "cabinet_1_top_region")
 
 
 @pytest.fixture
-def shown(scene, seen):
+def start(scene, observe):
     setting = scene(BOXES, [("open", GOAL.name)], movable=(), sites={GOAL.name: [0, 0.3, 0.15]})
-    return seen(replace(setting, joint_pos={"cabinet_1_top_level": 0.0}))
+    return observe(replace(setting, joint_pos={"cabinet_1_top_level": 0.0}))
 
 
-def played(shown, obeys: bool = True):
+def play(start, obeys: bool = True):
     """The waypoints of the stroke, and what is seen at each step of it, by a hand that goes where it is told or not."""
-    waypoints = plan_stroke(shown.privileged, GOAL, 0.0, CAREFUL)
-    moves, seen, run = follow_waypoints(Arm(shown, CAREFUL), waypoints), shown, []
+    waypoints = plan_stroke(start.privileged, GOAL, 0.0, CAREFUL)
+    moves, observation, run = follow_waypoints(Arm(start, CAREFUL), waypoints), start, []
     action = next(moves)
     while len(run) < 1500:
         if obeys:
-            turn = Rotation.from_rotvec(UNIT_RAD * action[3:6]) * to_rotation(seen.eef_quat_wxyz)
-            place = seen.eef_pos_m + 0.05 * action[:3]
-            seen = replace(seen, eef_pos_m=place, eef_quat_wxyz=np.roll(turn.as_quat(), 1))
-        run.append((seen, action[6]))
+            turn = Rotation.from_rotvec(UNIT_RAD * action[3:6]) * to_rotation(observation.eef_quat_wxyz)
+            place = observation.eef_pos_m + 0.05 * action[:3]
+            observation = replace(observation, eef_pos_m=place, eef_quat_wxyz=np.roll(turn.as_quat(), 1))
+        run.append((observation, action[6]))
         try:
-            action = moves.send(seen)
+            action = moves.send(observation)
         except StopIteration:
             return waypoints, run
     raise AssertionError("the stroke does not end")
 
 
-def test_a_hand_that_obeys_goes_through_every_waypoint_and_turns_upright_above_the_last(shown):
-    waypoints, run = played(shown)
-    off = np.array([[np.linalg.norm(seen.eef_pos_m - goal.place_m) for seen, _ in run] for goal in waypoints])
+def test_a_hand_that_obeys_goes_through_every_waypoint_and_turns_upright_above_the_last(start):
+    waypoints, run = play(start)
+    off = np.array([[np.linalg.norm(state.eef_pos_m - goal.place_m) for state, _ in run] for goal in waypoints])
     reached = [int(np.flatnonzero(distances < 0.012)[0]) for distances in off]
     assert reached == sorted(reached)
     assert lean_angle(run[-1][0].eef_quat_wxyz) < LEVEL_RAD - 0.2
 
 
-def test_the_fingers_are_given_time_to_close_before_the_hand_pulls(shown):
-    waypoints, run = played(shown)
+def test_the_fingers_are_given_time_to_close_before_the_hand_pulls(start):
+    waypoints, run = play(start)
     (hold,) = {tuple(goal.place_m) for goal in waypoints if goal.wait_steps and goal.aperture_m == CLOSED_M}
-    closed = [seen for seen, grip in run if grip == CLOSE and np.linalg.norm(seen.eef_pos_m - hold) < 0.012]
+    closed = [state for state, grip in run if grip == CLOSE and np.linalg.norm(state.eef_pos_m - hold) < 0.012]
     assert len(closed) > CAREFUL.dwell_steps
 
 
-def test_a_hand_that_gets_nowhere_is_through_all_the_same(shown):
-    assert played(shown, obeys=False)
+def test_a_hand_that_gets_nowhere_is_through_all_the_same(start):
+    assert play(start, obeys=False)
 
 
 @pytest.mark.parametrize("style", ["careful", "hasty"])
-def test_a_goal_to_open_moves_the_arm_within_bounds_and_is_tried_again(shown, style, task):
-    acting = make_policy(f"scripted:{style}")
-    acting.reset(task, 0)
-    actions = np.array([acting.act(shown) for _ in range(700)])
+def test_a_goal_to_open_moves_the_arm_within_bounds_and_is_tried_again(start, style, task):
+    policy = make_policy(f"scripted:{style}")
+    policy.reset(task, 0)
+    actions = np.array([policy.act(start) for _ in range(700)])
     assert (np.abs(actions) <= 1).all()
     assert np.abs(actions[0, :3]).max() > 0
     again = np.flatnonzero((actions[1:] == actions[0]).all(axis=1))

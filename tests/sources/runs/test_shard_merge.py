@@ -84,7 +84,7 @@ def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbe
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("changes", "message"),
     [
         ({"seed": 1}, "seed: that has 0, this has 1"),
         ({"max_steps": 6}, "max_steps: that has 5, this has 6"),
@@ -92,9 +92,9 @@ def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbe
         ({"episodes": 3}, "shard.whole: that has 12, this has 18"),
     ],
 )
-def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, other, message):
+def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, changes, message):
     stranger = tmp_path / "stranger"
-    roll_out(replace(REQUEST, **other, shard=Shard(3, 3)), stranger)
+    roll_out(replace(REQUEST, **changes, shard=Shard(3, 3)), stranger)
     with pytest.raises(RunError, match="of another plan") as raised:
         merge_shards([*shards[:2], stranger], tmp_path / "merged")
     assert message in str(raised.value)
