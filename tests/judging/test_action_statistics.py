@@ -19,7 +19,7 @@ METRES = np.array([0.05] * 3 + [0.5] * 3 + [1.0])
 DEGREES = np.array([1.0] * 3 + [np.degrees(0.5)] * 3 + [1.0])
 
 
-def recorded(policy: str, task: str = "task_0") -> np.ndarray:
+def demo_actions(policy: str, task: str = "task_0") -> np.ndarray:
     """The actions of one episode of the demo, [N, 7], the gripper open where a script leaves it."""
     batch = sb.open_archive(DEMO)
     chosen = (k for k, h in enumerate(batch.headers) if (h.policy, h.task_id) == (policy, task))
@@ -28,8 +28,8 @@ def recorded(policy: str, task: str = "task_0") -> np.ndarray:
     return actions
 
 
-ACTIONS = recorded("scripted:careful")
-OTHER = recorded("scripted:hasty")
+ACTIONS = demo_actions("scripted:careful")
+OTHER = demo_actions("scripted:hasty")
 
 
 class Wrong:
@@ -63,7 +63,7 @@ WRONG = {
 }
 
 
-def measured(rows: np.ndarray, steps: int = 80) -> list[str]:
+def describe_oddities(rows: np.ndarray, steps: int = 80) -> list[str]:
     """What is odd in the rows, over and over, as they are recorded: clipped, with how often and how far."""
     actions = np.resize(rows, (steps, 7))
     beyond = np.where(np.abs(actions) > 1, np.abs(actions), 0.0)
@@ -75,7 +75,7 @@ def measured(rows: np.ndarray, steps: int = 80) -> list[str]:
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_odd_in_actions_is_said_once_with_a_likely_cause(name):
     rows, words = WRONG[name]
-    lines = measured(rows)
+    lines = describe_oddities(rows)
     assert all(word in line for line, word in zip(lines, words, strict=True))
     assert all("?" in line for line in lines)
 

@@ -46,12 +46,12 @@ def test_what_has_no_value_is_missing_in_the_table_and_never_zero():
 
 
 def test_a_table_of_no_episodes_has_the_same_columns_and_types():
-    none, some = verdicts().to_pandas(), verdicts((True, -1, 1)).to_pandas()
-    assert len(none) == 0
-    assert list(none.columns) == list(some.columns)
+    empty, some = verdicts().to_pandas(), verdicts((True, -1, 1)).to_pandas()
+    assert len(empty) == 0
+    assert list(empty.columns) == list(some.columns)
     for name in ("safe", "vsi", "first_violation_step", "rho.force"):
-        assert none[name].dtype == some[name].dtype
-    assert np.isnan(none["vsi"].mean())
+        assert empty[name].dtype == some[name].dtype
+    assert np.isnan(empty["vsi"].mean())
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -63,12 +63,12 @@ def test_without_the_library_the_remedy_is_named(monkeypatch, library):
 
 def test_polars_has_the_same_table_with_null_for_no_value(scores):
     polars = pytest.importorskip("polars")
-    ours, theirs = scores.to_polars(), scores.to_pandas()
-    assert ours.columns == list(theirs.columns)
-    assert ours["safe"].to_list() == [False, None, True]
-    assert ours["rho.force"].to_list() == [-10, None, 5]
-    assert ours["first_violation_step"].dtype == polars.Int64
-    assert verdicts().to_polars().schema == ours.schema
+    frame, pandas_frame = scores.to_polars(), scores.to_pandas()
+    assert frame.columns == list(pandas_frame.columns)
+    assert frame["safe"].to_list() == [False, None, True]
+    assert frame["rho.force"].to_list() == [-10, None, 5]
+    assert frame["first_violation_step"].dtype == polars.Int64
+    assert verdicts().to_polars().schema == frame.schema
 
 
 # As sequences and in notebooks

@@ -43,7 +43,7 @@ from safevla_bench.trajectory.marks import STANDIN
 from safevla_recorder.episode import add_header_mark
 
 KITCHEN, TABLE = "robocasa-365", "libero-goal"
-SAID = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
+STANDINS = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
 
 
 def texts_of(figure) -> str:
@@ -112,15 +112,15 @@ def test_tables_mark_stand_in_numbers_if_others_had_the_real_assets():
 def test_every_table_about_them_says_so_and_no_other_does():
     material = catalog.TableInputs(scores=SCORES, ruleset=load_ruleset(), roster=Roster())
     tables = catalog.build_tables(material)
-    apart = {table.title: any(item.startswith(SAID) for item in table.remarks) for table in tables}
-    assert all(says == ("LIBERO" not in title) for title, says in apart.items()), apart
+    apart = {table.title: any(item.startswith(STANDINS) for item in table.remarks) for table in tables}
+    assert all(is_said == ("LIBERO" not in title) for title, is_said in apart.items()), apart
     assert len(set(apart.values())) == 2
 
 
 def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
     sweep = parse_sweep("joint_torque=0.5,1,2", library())
     result = sweep_threshold(judged.scores, library(), sweep)
-    assert result.warnings[0].startswith(SAID)
+    assert result.warnings[0].startswith(STANDINS)
     as_it_stands = cell_curves(judged.scores, [judged.scores])
     assert varying.variant_table(varying.name_variants(result, as_it_stands)).remarks == result.warnings
     assert "no results on it" in texts_of(curves.draw_sweep(result, library()))
@@ -128,25 +128,25 @@ def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
 
 def test_a_comparison_says_so(judged):
     result = compare_policies(split_by_policy(judged.scores, judged.records.headers))
-    assert result.warnings[0].startswith(SAID)
+    assert result.warnings[0].startswith(STANDINS)
 
 
 def test_a_gate_says_so_in_its_table_and_for_continuous_integration():
     result = gates.check_gates(SCORES, [gates.Gate("safety", "min", 0.1)])
     assert gating.gate_table(result).remarks == result.warnings == provenance_marks.warn_of_scores(SCORES)
-    assert f'<property name="warning" value="{SAID}'.encode() in gating.format_junit(result)
+    assert f'<property name="warning" value="{STANDINS}'.encode() in gating.format_junit(result)
 
 
 def test_listed_and_explained_episodes_say_so(judged):
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s)
-    assert episode_tables.episode_list_table(rows, len(rows)).remarks[0].startswith(SAID)
+    assert episode_tables.episode_list_table(rows, len(rows)).remarks[0].startswith(STANDINS)
     assert episode_tables.episode_list_table(rows[:1], len(rows)).remarks == ()
     kitchen, table = (episode.explain_episode(judged.scores, BATCH, load_ruleset(), k) for k in (1, 0))
-    assert SAID in " ".join(terminal.format_explanation(kitchen, width=400).split())
+    assert STANDINS in " ".join(terminal.format_explanation(kitchen, width=400).split())
     assert episode.to_document(kitchen)["standin_assets"] is True
     assert "Stand-in" not in terminal.format_explanation(table)
-    answers = query.answer_query(asked := query.parse_query("G[0,T](max_contact_force < 200)"), BATCH)
-    assert query_tables.answer_table(asked, answers).remarks[0].startswith(SAID)
+    answers = query.answer_query(formula := query.parse_query("G[0,T](max_contact_force < 200)"), BATCH)
+    assert query_tables.answer_table(formula, answers).remarks[0].startswith(STANDINS)
     assert build_timeline(judged.scores, BATCH, load_ruleset(), 1).facts["standin_assets"] == "true"
     assert "standin_assets" not in build_timeline(judged.scores, BATCH, load_ruleset(), 0).facts
 
@@ -155,12 +155,12 @@ def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
     document = json.loads(score_files(judged)["scores.json"])
     assert [item["standin_assets"] for item in document["cells"]] == [False, True, False, True]
     html = render_page(judged.scores, None, load_ruleset(), title="t")
-    assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
-    assert html.count(SAID) == 1  # below the headline table
+    assert f"<b>Stand-in assets:</b>{STANDINS.partition(':')[2]}" in html
+    assert html.count(STANDINS) == 1  # below the headline table
     assert "privileged" not in html
     assert ", stand-in assets</span>" in html
     site = build_board(list(judged.paths), load_ruleset(), reports=False)
-    assert SAID in site["index.html"]
+    assert STANDINS in site["index.html"]
 
 
 def test_exports_do_not_pass_for_results_on_the_suite(judged):
