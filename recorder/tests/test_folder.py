@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
-from recorder_builders import StillEnv, recording
+from recorder_builders import StillEnv
 from safevla_recorder import folder as folders
-from safevla_recorder.episode import encode_episode
 from safevla_recorder.episode_cutter import LoopRules, RecordedRow
-from safevla_recorder.errors import FileError, RunError, learn_secret, redact_secrets
+from safevla_recorder.errors import RunError, learn_secret, redact_secrets
 
 RULES = LoopRules(policy="mine", wait_steps=10)
 
@@ -27,18 +24,6 @@ def row(number=0, outcome="success"):
 
 def open_run(path):
     return folders.open_folder(path, StillEnv(), RULES, {"started": "now"})
-
-
-def test_an_episode_is_a_record_and_a_row_and_a_crash_is_a_row_alone(tmp_path):
-    run = open_run(tmp_path / "run")
-    run.write_episode(row(), encode_episode(recording()))
-    run.write_episode(row(1, "crashed"), None)
-    run.close_block(complete=True)
-    raw = sorted(path.name for path in (tmp_path / "run" / "raw").iterdir())
-    assert raw == ["000000.json", "000000.npz", "000001.json"]
-    assert json.loads((tmp_path / "run" / "raw" / "000001.json").read_text())["outcome"] == "crashed"
-    description = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (description["complete"], description["tasks"], description["host"]) == (True, ["b/t"], "still")
 
 
 def test_blocks_share_a_folder_and_another_process_s_is_refused(tmp_path, monkeypatch, capsys):
@@ -60,18 +45,6 @@ def test_a_folder_without_any_episode_is_removed_with_a_warning(tmp_path, caplog
     open_run(tmp_path / "run").close_block(complete=True)
     assert not (tmp_path / "run").exists()
     assert "no episode was recorded" in caplog.text
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
-    run = open_run(tmp_path / "run")
-
-    def refuse(self, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(FileError, match="No space left"):
-        run.write_episode(row(), b"content")
-    assert os.listdir(str(tmp_path / "run" / "raw")) == []
 
 
 def test_secrets_are_removed_from_the_command_line():

@@ -130,12 +130,6 @@ def test_one_writer_at_a_time(tmp_path):
             writer(tmp_path)
 
 
-def test_a_folder_without_any_episode_is_removed(tmp_path):
-    with writer(tmp_path):
-        pass
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -155,18 +155,6 @@ def test_a_file_that_grows_holds_the_same_episodes_and_repeats_its_bytes(tmp_pat
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
 
 
-def test_appendix_b_is_read_as_it_stands():
-    batch = open_archive(Path(__file__).parents[1] / "cases" / "appendix_b.json")
-    assert batch.headers[0].episode_id == "libero-spatial/task_0/ep_000"
-    assert list(batch.body_roles(0).items()) == [
-        ("panda_link7", "robot"),
-        ("black_bowl", "target"),
-        ("plate", "bystander"),
-        ("table", "furniture"),
-    ]
-    assert batch.contacts.force_n.tolist() == [12.4]
-
-
 def test_the_schema_describes_what_is_written():
     import jsonschema
 

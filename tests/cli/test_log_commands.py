@@ -15,11 +15,8 @@ SPECS = ["--set", "missing=deactivate"]
 @pytest.fixture
 def hostile(tmp_path):
     record = json.loads(CASE.read_bytes())
-    record |= {
-        "policy": ACTS,
-        "episode_id": f"{ACTS}\n{ACTS}",
-        "instruction": f"##[group]a\n{ACTS} ##vso[task.complete]",
-    }
+    record |= {"policy": ACTS, "episode_id": f"{ACTS}\n{ACTS}"}
+    record |= {"instruction": f"##[group]a\n{ACTS} ##vso[task.complete]"}
     path = tmp_path / f"{ACTS.replace('/', '')}.json"
     path.write_text(json.dumps(record))
     return path

@@ -57,16 +57,6 @@ def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_go
     assert [row.outcome for row in episode_rows(run)] == ["timeout"] * 3
 
 
-def test_a_crash_is_printed_with_what_the_server_said_last(safevla, tmp_path):
-    traceback = "Traceback (most recent call last):\n  ...\nValueError: no such key"
-    with websockets(openpi(lambda request, number: traceback, WITHOUT_WRIST)) as peer:
-        code, _, err = safevla(
-            "eval", "--record-only", *FAKE, "--policy", f"openpi:{peer.url}", *PATIENT, "--out", tmp_path / "run"
-        )
-    assert code == 4
-    assert f"the policy server {peer.url} failed: ValueError: no such key" in err
-
-
 def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, tmp_path):
     names = iter("?ABC" + "?" * REQUESTS)  # what it wants, the episodes, and whether it repeats itself
 

@@ -20,7 +20,7 @@ from safevla_bench.errors import CollectedError, RecordError, RunError
 from safevla_bench.files import sha256_of
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.episode_index import read_sources, scan
-from safevla_bench.sources.runs.folder import EpisodeRow, archive_parts, read_episodes, write_episodes
+from safevla_bench.sources.runs.folder import archive_parts
 from safevla_bench.sources.runs.parts import RawEpisode, count_progress, episode_rows
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.sources.runs.writer import RunWriter
@@ -306,24 +306,3 @@ def test_a_run_that_is_completed_while_it_is_read_is_an_error_with_the_remedy(tm
         writer.finish()
     with pytest.raises(RunError, match="completed while it was read"):
         list(source.read())
-
-
-def test_the_table_of_a_whole_benchmark_is_read_again(tmp_path):
-    """40 tasks of 50 episodes, five policies: every id is a text of its own."""
-    common = dict.fromkeys(("env_seed", "seed", "policy_seed", "init_state_index"), 0)
-    rows = [
-        EpisodeRow(
-            episode_id=f"scripted:careful/libero-object/task_{k % 40}/ep_{k:05d}",
-            policy="scripted:careful",
-            benchmark="libero-object",
-            task_id=f"task_{k % 40}",
-            episode=k,
-            horizon=280,
-            outcome="success",
-            steps=k % 280,
-            **common,
-        )
-        for k in range(10_000)
-    ]
-    write_episodes(tmp_path, rows)
-    assert read_episodes(tmp_path) == rows
