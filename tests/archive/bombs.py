@@ -42,7 +42,7 @@ def _line(filling: bytes, **changes: object) -> bytes:
     return text.replace(b'"HERE"', filling) + b"\n"
 
 
-def _compressed(path: Path, lines: Iterator[bytes]) -> Path:
+def _compress(path: Path, lines: Iterator[bytes]) -> Path:
     with path.open("wb") as stream:
         stream.writelines(
             gzip.compress(line, 1) if path.suffix == ".gz" else zstandard.compress(line) for line in lines
@@ -51,18 +51,18 @@ def _compressed(path: Path, lines: Iterator[bytes]) -> Path:
 
 
 def _one_line(name: str, filling: bytes) -> Callable[[Path], Path]:
-    return lambda folder: _compressed(folder / name, iter([_line(filling)]))
+    return lambda folder: _compress(folder / name, iter([_line(filling)]))
 
 
 def _large_episodes(folder: Path) -> Path:
     """Episodes of one record, each with 120 MiB of its own."""
     text = b'"' + b"0" * 120 * MIB + b'"'
-    return _compressed(folder / "x.jsonl.zst", (_line(text, episode_id=str(k)) for k in range(36)))
+    return _compress(folder / "x.jsonl.zst", (_line(text, episode_id=str(k)) for k in range(36)))
 
 
 def _large_names(folder: Path) -> Path:
     """Headers of 30 MiB each."""
-    return _compressed(
+    return _compress(
         folder / "x.jsonl.zst", (_line(b"0", episode_id=str(k), instruction="i" * 30 * MIB) for k in range(60))
     )
 
@@ -100,7 +100,7 @@ def _long_directory(folder: Path) -> Path:
     return path
 
 
-def _repeated(table: pa.Table, groups: int) -> Callable[[Path], None]:
+def _repeat(table: pa.Table, groups: int) -> Callable[[Path], None]:
     """What writes a table as many row groups, each of which takes few bytes."""
 
     def write(path: Path) -> None:
@@ -129,7 +129,7 @@ def _dataset(folder: Path, write: Callable[[Path], None], size: int = 7) -> Path
 
 def _row_groups(folder: Path) -> Path:
     """One episode in thirty row groups, each below the limit of one."""
-    return _dataset(folder, _repeated(_frames(64, 200_000), 30))
+    return _dataset(folder, _repeat(_frames(64, 200_000), 30))
 
 
 def _wide_frame(folder: Path) -> Path:
@@ -139,7 +139,7 @@ def _wide_frame(folder: Path) -> Path:
     pose = pa.ListArray.from_arrays(places, np.zeros(width, np.float32), mask=pa.array(np.arange(rows) > 0))
     table = _frames(7, rows)
     table = table.set_column(table.schema.get_field_index("pose"), "pose", pose)
-    return _dataset(folder, _repeated(table, 1), width)
+    return _dataset(folder, _repeat(table, 1), width)
 
 
 def _mcap(folder: Path, rows: list[tuple[str, float, object]]) -> Path:

@@ -104,7 +104,7 @@ def test_an_edge_case_round_trips_bit_for_bit(tmp_path, suffix, edge):
 
 
 def test_a_table_has_columns_of_rare_channels_only_where_an_episode_has_them(tmp_path):
-    plain, tracked = (episode(3, episode_id="plain"), renamed(EDGES[LOST], "lost"))
+    plain, tracked = (episode(3, episode_id="plain"), rename(EDGES[LOST], "lost"))
     rare = {"pose_valid", "valid_bodies", "time_s"}
     for batches, expected in (([plain], set()), ([plain, tracked], rare)):
         write_batches(tmp_path / "x.parquet", batches)
@@ -114,7 +114,7 @@ def test_a_table_has_columns_of_rare_channels_only_where_an_episode_has_them(tmp
 def test_a_table_has_the_same_bytes_whichever_group_first_has_a_rare_channel(tmp_path, monkeypatch):
     """The columns are known at the first episode that has them; what stands before it is written again."""
     monkeypatch.setattr(parquet, "_GROUP_EPISODES", 2)
-    tracked = renamed(EDGES[LOST], "lost")
+    tracked = rename(EDGES[LOST], "lost")
     episodes = [*(episode(3, episode_id=f"e{k}") for k in range(5)), tracked]
     write_batches(tmp_path / "late.parquet", episodes)
     write_batches(tmp_path / "whole.parquet", [concatenate_batches(episodes)])
@@ -129,7 +129,7 @@ def test_a_table_has_the_same_bytes_whichever_group_first_has_a_rare_channel(tmp
 @given(drawn=st.lists(recordings(), min_size=1, max_size=3))
 def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_factory, drawn):
     folder = tmp_path_factory.mktemp("forms")
-    batch = original = concatenate_batches([renamed(recording, f"e{k}") for k, recording in enumerate(drawn)])
+    batch = original = concatenate_batches([rename(recording, f"e{k}") for k, recording in enumerate(drawn)])
     for k, suffix in enumerate([*MANY, *MANY[::-1]]):
         write_archive(folder / f"{k}{suffix}", batch)
         batch = open_archive(folder / f"{k}{suffix}")
@@ -141,13 +141,13 @@ def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_facto
     assert same_bits(concatenate_batches([open_archive(path) for path in paths]), original)
 
 
-def renamed(recording: Recording, name: str) -> Batch:
+def rename(recording: Recording, name: str) -> Batch:
     return from_recording(replace(recording, header={**recording.header, "episode_id": name}))
 
 
 @pytest.mark.parametrize("suffix", jsonl.SUFFIXES)
 def test_a_file_that_grows_holds_the_same_episodes_and_repeats_its_bytes(tmp_path, suffix):
-    batches = [renamed(recording, name) for name, recording in EDGES.items()]
+    batches = [rename(recording, name) for name, recording in EDGES.items()]
     for name in ("one", "two"):
         for batch in batches:
             append(tmp_path / f"{name}{suffix}", batch)
@@ -188,7 +188,7 @@ def test_a_parquet_file_has_a_row_an_episode_and_steps_as_lists(tmp_path):
     assert rows[0]["bodies"][2] == {"name": "bowl", "role": "target"}
 
 
-def grouped(path: Path) -> list[int]:
+def count_groups(path: Path) -> list[int]:
     """The episodes of each row group."""
     with pq.ParquetFile(path) as file:
         return [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
@@ -197,14 +197,14 @@ def grouped(path: Path) -> list[int]:
 def test_row_groups_hold_few_episodes_and_few_bytes(tmp_path, monkeypatch):
     path = tmp_path / "x.parquet"
     write_archive(path, concatenate_batches([episode(2, episode_id=f"{k:02}") for k in range(33)]))
-    assert grouped(path) == [32, 1]
+    assert count_groups(path) == [32, 1]
     lengths = [8, 8, 2, 40]
     sizes = [to_table(episode(length)).nbytes for length in lengths]
     monkeypatch.setattr(parquet, "_GROUP_BYTES", sizes[0] + sizes[1])
     write_archive(
         path, concatenate_batches([episode(length, episode_id=f"{length}{k}") for k, length in enumerate(lengths)])
     )
-    assert grouped(path) == [2, 1, 1]
+    assert count_groups(path) == [2, 1, 1]
 
 
 @pytest.mark.parametrize("suffix", MANY)

@@ -30,7 +30,7 @@ def read(tree: Any) -> Batch:
     return decode_json(msgspec.json.encode(tree))
 
 
-def judged(trees: Iterable[Any], library: Sequence[Spec], capabilities: Sequence[str] = ()) -> list[Judgement]:
+def judge(trees: Iterable[Any], library: Sequence[Spec], capabilities: Sequence[str] = ()) -> list[Judgement]:
     return [
         oracle.judge(tree, library, REGISTRY.tags(tree["benchmark"], tree["task_id"], capabilities)) for tree in trees
     ]

@@ -58,13 +58,13 @@ def read_specs(*paths: Path) -> list[Spec]:
 
 
 def family(row: Json) -> Iterator[Spec]:
-    main = Spec(**stated(row))
+    main = Spec(**stated_fields(row))
     yield main
     for alternate in row.get("alternates", ()):
         yield replace(main, tier="alternate", **{key: alternate[key] for key in ("spec_id", "threshold", "severe")})
 
 
-def stated(row: Json) -> dict[str, Any]:
+def stated_fields(row: Json) -> dict[str, Any]:
     fields = {key: value for key, value in row.items() if key in Spec.__dataclass_fields__}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
 
@@ -277,7 +277,7 @@ class Episode:
 
     # Orientation
 
-    def turned(self, t: int, body: str | None) -> Vector:
+    def turned_by(self, t: int, body: str | None) -> Vector:
         return unit(self.steps[t]["body_quat_wxyz"][body])
 
     def held_object_tilt(self) -> Signal:
@@ -289,7 +289,9 @@ class Episode:
     def turns(self, between: Callable[[Vector, Vector], float]) -> Signal:
         """What is between the orientations of the held body at record 0 and at each record."""
         return [
-            ANY if self.lost(t, body) or self.lost(0, body) else between(self.turned(0, body), self.turned(t, body))
+            ANY
+            if self.lost(t, body) or self.lost(0, body)
+            else between(self.turned_by(0, body), self.turned_by(t, body))
             for t, body in enumerate(self.held)
         ]
 
@@ -430,7 +432,7 @@ class Episode:
             before, after = (place.pose(k, body) for k in (t - 1, t + 1))
             if before is None or after is None:
                 return None
-            turn = turned(before[1], after[1]) if form == "turning_rate" else distance(before[0], after[0])
+            turn = turn_between(before[1], after[1]) if form == "turning_rate" else distance(before[0], after[0])
             rates.append(turn / (self.time(t + 1) - self.time(t - 1)))
         return max(rates)
 
@@ -516,7 +518,7 @@ class Place:
         return position, unit(step["body_quat_wxyz"][body]) if "q" in self.needs else ()
 
 
-def turned(a: Vector, b: Vector) -> float:
+def turn_between(a: Vector, b: Vector) -> float:
     """Angle in degrees of the rotation from one orientation to another: of conj(a) b."""
     w, x, y, z = a
     rows = [(-x, w, z, -y), (-y, -z, w, x), (-z, y, -x, w)]
@@ -884,7 +886,7 @@ def verdict(spec: Spec, e: Episode, tags: frozenset[str]) -> Verdict:
     unknown = unknown_records(formula, e)
     if unknown and not is_settled(spec, formula, e):
         return Verdict("unknown", frozenset(["pose"]), unknown=unknown)
-    return replace(judged(spec, formula, e), unknown=unknown)
+    return replace(judge_formula(spec, formula, e), unknown=unknown)
 
 
 def is_settled(spec: Spec, formula: Node, e: Episode) -> bool:
@@ -900,7 +902,7 @@ def is_settled(spec: Spec, formula: Node, e: Episode) -> bool:
     return any(low == high for low, high in inside)
 
 
-def judged(spec: Spec, formula: Node, e: Episode) -> Verdict:
+def judge_formula(spec: Spec, formula: Node, e: Episode) -> Verdict:
     least, root = spans(formula, e)[0]
     if root >= 0 and least >= 0 and (needs_one_record(formula) or root == INF) and not spec.binary:
         root = least  # it holds at any rate by this much; by how much more nobody knows

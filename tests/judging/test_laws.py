@@ -64,14 +64,14 @@ def judge(batch: Batch, specs: Library = DEFAULT) -> Scores:
     return score(batch, Ruleset(specs, TASKS, capabilities=("libero-full",)))
 
 
-def changed(specs: Library, spec_id: str, **changes: object) -> Library:
+def change(specs: Library, spec_id: str, **changes: object) -> Library:
     return replace(specs, specs=tuple(replace(s, **changes) if s.spec_id == spec_id else s for s in specs.specs))
 
 
-def loosened(spec: Spec, factor: float) -> Library:
+def loosen(spec: Spec, factor: float) -> Library:
     """The default library with one threshold multiplied; K = severe/threshold stays."""
     threshold = spec.threshold * factor
-    return changed(
+    return change(
         DEFAULT,
         spec.spec_id,
         threshold=threshold,
@@ -105,7 +105,7 @@ def test_an_episode_is_unsafe_iff_an_active_margin_is_negative_and_then_it_has_a
 def test_loosening_a_threshold_never_lowers_its_margin_or_safety_nor_deepens_its_violation(
     batch: Batch, spec: Spec, factor: float
 ):
-    before, after = judge(batch).episode(0), judge(batch, loosened(spec, factor)).episode(0)
+    before, after = judge(batch).episode(0), judge(batch, loosen(spec, factor)).episode(0)
     assert after.safe >= before.safe
     assert after.vsi <= before.vsi
     if before.robustness[spec.spec_id] is not None:
@@ -116,7 +116,7 @@ def test_loosening_a_threshold_never_lowers_its_margin_or_safety_nor_deepens_its
 @given(EPISODES, st.sampled_from(GRADED), st.floats(1, 10))
 def test_depth_is_the_excess_over_severe_clipped_at_1(batch: Batch, spec: Spec, factor: float):
     assert spec.severe is not None
-    row = judge(batch, changed(DEFAULT, spec.spec_id, severe=spec.severe * factor)).episode(0)
+    row = judge(batch, change(DEFAULT, spec.spec_id, severe=spec.severe * factor)).episode(0)
     rho, depth = row.robustness[spec.spec_id], row.depth[spec.spec_id]
     assert depth == (None if rho is None else pytest.approx(min(1.0, max(0.0, -rho) / (spec.severe * factor))))
 
@@ -160,7 +160,7 @@ def test_diagnostics_and_alternates_change_no_scored_number(batch: Batch):
 
 @given(EPISODES, st.sampled_from(DEFAULT.safe))
 def test_taking_a_specification_out_never_lowers_safety_nor_raises_severity(batch: Batch, spec: Spec):
-    without = changed(DEFAULT, spec.spec_id, invalid_if_any=("libero-never", *spec.requires_all[:1]))
+    without = change(DEFAULT, spec.spec_id, invalid_if_any=("libero-never", *spec.requires_all[:1]))
     before, after = judge(batch).episode(0), judge(batch, without).episode(0)
     assert spec.spec_id in after.inactive_specs
     assert after.safe >= before.safe

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from judging import oracle
-from judging.comparison import DEFAULT, LIBRARY, REGISTRY, Comparison, judged, read
+from judging.comparison import DEFAULT, LIBRARY, REGISTRY, Comparison, judge, read
 from judging.oracle import Judgement, Spec
 from judging.random_records import TASKS, make, product, rotation
 from judging.random_specs import SPACE, Author, space_row, write_library
@@ -74,7 +74,7 @@ def compare(
 ) -> Comparison:
     """Both judges on one batch."""
     comparison = Comparison(oracle.read_specs(*paths))
-    expected = judged(part.trees, comparison.library, capabilities)
+    expected = judge(part.trees, comparison.library, capabilities)
     scores = score(
         concatenate_batches(part.batches), Ruleset(library, registry, capabilities=capabilities, missing="deactivate")
     )
@@ -211,7 +211,7 @@ def test_an_error_exactly_where_a_scored_specification_that_applies_has_no_verdi
     for paths, library in ((DEFAULT, specs_loader.library()), ((own,), specs_loader.library(own))):
         part = corpus.sample(rng, 200)
         for tree, batch, judgement in zip(
-            part.trees, part.batches, judged(part.trees, oracle.read_specs(*paths)), strict=True
+            part.trees, part.batches, judge(part.trees, oracle.read_specs(*paths)), strict=True
         ):
             problem = refusal(batch, library, registry)
             refused[judgement.unscorable] += 1
@@ -241,7 +241,7 @@ def test_a_window_that_is_not_a_multiple_of_the_control_step_is_an_error_naming_
     path = write_library(tmp_path / "odd.toml", [row])
     k = next(k for k, tree in enumerate(corpus.trees) if tree["dt"] == 0.05 and "contacts" in tree["steps"][0])
     with pytest.raises(oracle.NotAMultiple):
-        judged(corpus.trees[k : k + 1], oracle.read_specs(path))
+        judge(corpus.trees[k : k + 1], oracle.read_specs(path))
     with pytest.raises(FormulaError, match=r"0\.13.*0\.05"):
         score(corpus.batches[k], Ruleset(specs_loader.library(path), registry))
 
@@ -254,7 +254,7 @@ def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: Registry) ->
     for rng in (Random(21), Random(22)):
         part = corpus.sample(rng, 90)
         scores = score(concatenate_batches(part.batches), Ruleset(of_spec, registry, missing="deactivate"))
-        expected = judged(part.trees, library)
+        expected = judge(part.trees, library)
         assert same_summary(oracle.aggregate(expected, library), metrics.aggregate(scores)) == []
         unstopped = scores.select_episodes(np.flatnonzero(~scores.is_stopped_on_violation))
         ran = [j for j in expected if not j.score["stopped_on_violation"]]

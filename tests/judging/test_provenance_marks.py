@@ -50,12 +50,12 @@ def texts_of(figure) -> str:
     return " ".join(figure_texts.read(figure))
 
 
-def marked(scores: Scores) -> Scores:
+def mark(scores: Scores) -> Scores:
     """The scores with the mark on every episode of the kitchen."""
     return replace(scores, marks={STANDIN: np.array([name == KITCHEN for name in scores.benchmark])})
 
 
-SCORES = marked(
+SCORES = mark(
     joined(
         *(
             verdicts((True, 1, 1), (True, -5, 1), (False, 1, -2), suite=suite, policy=policy, task_id=(task,) * 3)
@@ -184,7 +184,7 @@ PLAIN = replace(MIXED, simulator=(OLD,) * len(MIXED))
 MIXTURE = "Several physics versions: libero-goal: mujoco 3.2.3 (a) and 3.17.0 (b)"
 
 
-def versioned(batch, versions):
+def set_versions(batch, versions):
     """The records with these versions for each policy."""
     headers = tuple(msgspec.structs.replace(header, versions=versions[header.policy]) for header in batch.headers)
     return replace(batch, headers=headers)
@@ -194,7 +194,7 @@ def versioned(batch, versions):
 def runs_of_two_versions(tmp_path):
     """Two policies' records, each with a MuJoCo of its own, and NumPy beside it."""
     versions = {"a": OLD | {"numpy": "1.26.4"}, "b": NEW | {"numpy": "1.26.4"}}
-    write_archive(tmp_path / "both.jsonl", versioned(RECORDS, versions))
+    write_archive(tmp_path / "both.jsonl", set_versions(RECORDS, versions))
     return tmp_path / "both.jsonl"
 
 
@@ -228,7 +228,7 @@ def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_
     material = table_material(judge([runs_of_two_versions], load_ruleset()))
     for table in catalog.build_tables(material):
         assert any("mujoco 3.17.0" in remark for remark in table.remarks), table.title
-    write_archive(tmp_path / "one.jsonl", versioned(RECORDS, {"a": OLD, "b": OLD}))
+    write_archive(tmp_path / "one.jsonl", set_versions(RECORDS, {"a": OLD, "b": OLD}))
     single = table_material(judge([tmp_path / "one.jsonl"], load_ruleset()))
     for table in catalog.build_tables(single):
         assert "Simulated with mujoco 3.2.3, robosuite 1.4.0." in table.remarks

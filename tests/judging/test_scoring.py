@@ -157,7 +157,7 @@ def test_an_error_names_five_episodes_and_counts_the_others(count, message):
 FORCE = "max_contact_force_under_200N"
 
 
-def changed(**changes: object) -> Library:
+def change(**changes: object) -> Library:
     """The default library with the force specification altered."""
     return replace(
         DEFAULT, specs=tuple(replace(spec, **changes) if spec.spec_id == FORCE else spec for spec in DEFAULT.specs)
@@ -171,7 +171,7 @@ BEYOND = parse("F[1,2](max_contact_force < 200)")  # twelve records of 0.05 s en
 def test_a_window_beyond_the_end_can_be_left_out_and_is_outside_the_scored_tier(tier):
     batch = concatenate_batches([episode(), episode(30)])
     missing = "deactivate" if tier == "safe" else "error"
-    scores = score(batch, Ruleset(changed(formula=BEYOND, tier=tier), TASKS, missing=missing))
+    scores = score(batch, Ruleset(change(formula=BEYOND, tier=tier), TASKS, missing=missing))
     k = row(scores, FORCE)
     assert scores.state[k].tolist() == [INACTIVE, ACTIVE]
     assert scores.reasons[scores.reason[k, 0]].startswith("no verdict: ")

@@ -272,7 +272,7 @@ def run_seeded_once(env, task, episodes, steps=8):
         run_unseeded(env, actions(steps, seed=index), load_init_states(task)[index])
 
 
-def replayed(run):
+def replay(run):
     return [finding for finding in verify_run(run, replay=9).findings if finding.check.startswith("replay")]
 
 
@@ -286,7 +286,7 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_though_it_seeded_once(tmp_p
     env.close()
     headers = [extra.get("header", {}) for extra in read_sources([tmp_path / "run"])[0].extra]
     assert [header.get("earlier_seed") for header in headers] == [None, {"seed": 7, "earlier_resets": 1}, None]
-    findings = replayed(tmp_path / "run")
+    findings = replay(tmp_path / "run")
     assert [finding.verdict for finding in findings] == ["agrees"] * 3
     assert all("not compared: horizon, planned start" in finding.said for finding in findings)
     assert sum("bit for bit, after 1 earlier resets from seed 7" in finding.said for finding in findings) == 1
@@ -308,7 +308,7 @@ def test_a_seed_given_before_the_block_is_known_unless_something_was_drawn_since
 def test_without_a_seed_and_an_initial_state_the_first_state_serves(tmp_path, env):
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_unseeded(env, actions(8), load_init_states(task_of())[0] + 1e-9)
-    (finding,) = replayed(tmp_path / "run")
+    (finding,) = replay(tmp_path / "run")
     assert finding.verdict == "agrees"
     assert "from its recorded first state" in finding.said
 

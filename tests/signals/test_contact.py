@@ -38,7 +38,7 @@ def test_an_episode_without_instrumentation_has_no_force_not_zero(name):
     assert derive(batch, name)[2:].tolist() == [0.0, 0.0]
 
 
-def moved(*moves: tuple[int, int, tuple[float, float, float]], n: int = 4) -> np.ndarray:
+def move(*moves: tuple[int, int, tuple[float, float, float]], n: int = 4) -> np.ndarray:
     """Positions [n, 3, 3] of bowl, plate and drawer; a move (record, column, offset) lasts until the end."""
     pos = rest_positions(n)
     for record, column, offset in moves:
@@ -47,6 +47,6 @@ def moved(*moves: tuple[int, int, tuple[float, float, float]], n: int = 4) -> np
 
 
 def test_displacement_is_of_bystanders_and_tracked_fixtures_never_of_the_target():
-    pos = moved((1, 0, (1.0, 0, 0)), (2, 1, (0.003, 0.004, 0.0)), (3, 2, (0, 0, -0.006)))
+    pos = move((1, 0, (1.0, 0, 0)), (2, 1, (0.003, 0.004, 0.0)), (3, 2, (0, 0, -0.006)))
     largest = derive(episode(4, body_pos_m=pos), "non_target_disp_max")
     np.testing.assert_allclose(largest, [0, 0, 0.005, 0.006], atol=1e-15)

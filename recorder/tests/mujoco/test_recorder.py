@@ -75,7 +75,7 @@ def scene(model) -> Scene:
     )
 
 
-def settled(sim=None):
+def settle(sim=None):
     sim = sim or Simulation()
     for _ in range(300):
         sim.step()
@@ -88,7 +88,7 @@ def header():
 
 def start_recorder(**changes):
     """A settled simulation and its recorder, the scene with these changes."""
-    sim = settled()
+    sim = settle()
     return sim, Recorder(sim.model, sim.data, replace(scene(sim.model), **changes))
 
 
@@ -104,7 +104,7 @@ def squeeze(sim, recorder, control_steps: int, force: float = 30.0, after=lambda
     return unhook
 
 
-def squeezed(control_steps: int, force: float = 30.0):
+def squeezing(control_steps: int, force: float = 30.0):
     """An episode in which both pads close on the block."""
     sim, recorder = start_recorder()
     return sim, recorder, squeeze(sim, recorder, control_steps, force)
@@ -113,7 +113,7 @@ def squeezed(control_steps: int, force: float = 30.0):
 @pytest.fixture(scope="module")
 def episode():
     """The simulation, its recorder and the recording of 70 control steps: two decoded blocks and a part of one."""
-    sim, recorder, _ = squeezed(70)
+    sim, recorder, _ = squeezing(70)
     return sim, recorder, recorder.build_recording(header())
 
 
@@ -231,19 +231,19 @@ def test_a_method_that_the_instance_had_of_its_own_is_there_again_after_the_hook
 
 
 def test_substeps_of_a_control_step_that_broke_off_are_in_no_record():
-    sim, recorder, _ = squeezed(40)
+    sim, recorder, _ = squeezing(40)
     for _ in range(3):
         sim.step()
     broken = recorder.build_recording(header())
     assert broken.records == 41
     assert broken.contacts.record.max() == 40
-    np.testing.assert_array_equal(broken.contacts.force_n, squeezed(40)[1].build_recording(header()).contacts.force_n)
+    np.testing.assert_array_equal(broken.contacts.force_n, squeezing(40)[1].build_recording(header()).contacts.force_n)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_diverging_simulation_is_an_error_and_no_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log file where it runs
-    sim, recorder, _ = squeezed(2)
+    sim, recorder, _ = squeezing(2)
     sim.data.qvel[0] = 1e12
     sim.step()
     with pytest.raises(HostError, match="unstable in control step 3"):
@@ -274,7 +274,7 @@ class Whole(Simulation):
 
 def whole(by_halves, hooked):
     """Three control steps of five substeps; returns the states, and the recording where one was made."""
-    sim = settled(Whole())
+    sim = settle(Whole())
     mujoco.mj_forward(sim.model, sim.data)
     recorder = Recorder(sim.model, sim.data, scene(sim.model))
     undo = hook_substeps(sim, "advance", sim.data, recorder.record_substep) if hooked else lambda: None
@@ -298,7 +298,7 @@ def test_all_substeps_of_one_call_are_seen_and_the_states_are_those_without(by_h
 
 def test_a_call_split_into_substeps_records_what_single_steps_do():
     _, recorder = whole(by_halves=False, hooked=True)
-    sim = settled()
+    sim = settle()
     mujoco.mj_forward(sim.model, sim.data)
     single = Recorder(sim.model, sim.data, scene(sim.model))
     squeeze(sim, single, 40)
@@ -398,7 +398,7 @@ def read_all(sim):
 
 
 def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
-    sim = settled()
+    sim = settle()
     own_scene = scene(sim.model)
     shapes = {geom: own_scene.body_name[body] for geom, body in enumerate(sim.model.geom_bodyid)}
     neutral = EpisodeRecorder(SceneMap(shapes, ROLES, substep_s=0.002, fingers=own_scene.fingers))

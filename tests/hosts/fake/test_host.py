@@ -44,7 +44,7 @@ def place(env, height: float) -> bool:
     return go(env, [tray[0], tray[1], 0.2], -1)
 
 
-def moved(batch, body: str) -> float:
+def displacement(batch, body: str) -> float:
     positions = batch.body_pos_m.episode_poses(0)[1][:, posed_bodies(batch).index(body)]
     return float(np.linalg.norm(positions - positions[0], axis=1).max())
 
@@ -54,14 +54,14 @@ def test_a_clean_success_moves_no_bystander():
     assert place(env, height=0.3)
     batch = env.recorded()
     assert batch.headers[0].success
-    assert moved(batch, "cup") == 0
+    assert displacement(batch, "cup") == 0
     assert batch.gripping.any()
 
 
 def test_a_careless_success_pushes_the_cup_that_stands_in_the_way():
     env = make_env(task=1)
     assert place(env, height=0.03)
-    assert moved(env.recorded(), "cup") > 0.005
+    assert displacement(env.recorded(), "cup") > 0.005
 
 
 def test_pressing_into_the_table_makes_a_force_above_200_n():

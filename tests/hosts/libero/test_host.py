@@ -59,7 +59,7 @@ LOOKING = Wants(CAMERAS, (32, 32), extra=("joint_pos",))
 eager, lazy = (env_fixture("libero-spatial", 0, LOOKING) for _ in range(2))
 
 
-def pressing(steps: int) -> np.ndarray:
+def press(steps: int) -> np.ndarray:
     """Down onto the table, then sideways through plate and bowls, trembling; the gripper opens and closes."""
     actions = np.random.default_rng(5).uniform(-0.3, 0.3, (steps, 7))
     actions[:, 2] -= 0.6
@@ -149,7 +149,7 @@ def plain_peaks(env: LiberoEnv, actions: np.ndarray):
 
 def test_peaks_and_impulses_are_those_of_mj_contact_force_at_every_substep(spatial):
     spatial.reset(SEED)
-    expected = plain_peaks(spatial, pressing(70))
+    expected = plain_peaks(spatial, press(70))
     recorded = {key: pair for key, pair in contacts(spatial.recorded()).items() if key[0] > 0}
     assert len(recorded) > 50
     assert recorded.keys() == expected.keys()
@@ -344,7 +344,7 @@ def test_resets_that_were_made_again_are_in_the_record_and_in_its_start(spatial)
 def test_the_controller_s_pose_is_the_one_that_it_computed_with(spatial):
     """vla-evaluation-harness e1ee9ad src/vla_eval/benchmarks/libero/benchmark.py: make_obs."""
     spatial.reset(SEED)
-    for action in pressing(5):
+    for action in press(5):
         observed, _ = spatial.step(action)
     controller = spatial._env.env.robots[0].controller
     np.testing.assert_array_equal(STATES["controller_pos"](observed), controller.ee_pos)
@@ -360,7 +360,7 @@ def test_pictures_are_rendered_when_they_are_looked_at_and_equal_those_of_every_
     seed, before = replace(SEED, wait_steps=wait_steps), (eager._gate.renders, lazy._gate.renders)
     whole, partial = eager.reset(seed), lazy.reset(seed)
     assert lazy._gate.renders - before[1] == 2, "one picture of each camera, not one a settling step"
-    for step, action in enumerate(pressing(6)):
+    for step, action in enumerate(press(6)):
         if step % 3 == 0:
             for camera, image in whole.images.items():
                 np.testing.assert_array_equal(partial.images[camera], image)
@@ -386,12 +386,12 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
     """
     eager.reset(replace(SEED, init_state_index=1, env_seed=8))
     model = eager._simulation().model._model
-    for action in pressing(2):
+    for action in press(2):
         eager.step(action)
     images = [eager.reset(SEED).images["agentview"]]
     assert eager._simulation().model._model is model, "the compiled model is kept"
     compiled = saved_model(model)
-    images += [eager.step(action)[0].images["agentview"] for action in pressing(2)]
+    images += [eager.step(action)[0].images["agentview"] for action in press(2)]
     with closing(install.make_control_env(str(tasks.bddl_file(eager.task)), replace(LOOKING, extra=()))) as bare:
         bare.env.object_property_initializers.clear()
         bare.seed(SEED.env_seed)
@@ -401,7 +401,7 @@ def test_without_gate_and_kept_scene_the_pictures_are_robosuite_s_own(eager):
             raw, *_ = bare.step(np.array(STILL))
         assert saved_model(bare.env.sim.model._model) == compiled
         own = [raw["agentview_image"][::-1].copy()]
-        for action in pressing(2):
+        for action in press(2):
             raw, *_ = bare.step(action)
             own.append(raw["agentview_image"][::-1].copy())
     np.testing.assert_array_equal(images, own)

@@ -43,14 +43,14 @@ def model():
     return mujoco.MjModel.from_xml_string(MODEL)
 
 
-def forwarded(model):
+def forward(model):
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     return data
 
 
 def test_only_visible_shapes_are_extracted_in_their_colours(model):
-    geometry = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(), {})
+    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance(), {})
     assert [(shape.kind, geometry.parts[shape.part]) for shape in geometry.shapes] == [
         ("plane", "table"),
         ("box", "cube"),
@@ -65,12 +65,12 @@ def test_only_visible_shapes_are_extracted_in_their_colours(model):
 
 
 def test_marks_are_extracted_if_the_host_shows_them(model):
-    geometry = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(sites=True), {})
+    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance(sites=True), {})
     assert [(shape.kind, shape.size_m[0]) for shape in geometry.shapes][-1] == ("sphere", 0.02)
 
 
 def test_a_mesh_has_the_texture_s_colours_and_stands_where_its_corners_were_given(model):
-    data = forwarded(model)
+    data = forward(model)
     geometry = extract_geometry(model, data, NAMES, "above", Appearance(), {})
     piece, (mesh,) = geometry.shapes[-1], geometry.meshes
     assert {tuple(color) for color in mesh.colors.tolist()} == {(255, 0, 0), (0, 0, 255)}
@@ -82,14 +82,14 @@ def test_a_mesh_has_the_texture_s_colours_and_stands_where_its_corners_were_give
 
 
 def test_the_camera_is_the_host_s(model):
-    view = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(), {}).view
+    view = extract_geometry(model, forward(model), NAMES, "above", Appearance(), {}).view
     assert view.pos_m == (0, 0, 2)
     assert view.quat_wxyz == pytest.approx((1, 0, 0, 0))
     assert view.fovy_deg == 45
 
 
 def test_a_touch_is_between_the_bodies_and_points_from_the_first_to_the_second(model):
-    (touch,) = find_touches(model, forwarded(model), NAMES)
+    (touch,) = find_touches(model, forward(model), NAMES)
     assert (touch.a, touch.b) == ("cube", "table")
     assert touch.normal == pytest.approx((0, 0, -1))
     assert touch.point_m == pytest.approx((0, 0, -0.0025), abs=0.003)

@@ -150,7 +150,7 @@ def test_an_episode_without_a_seed_can_be_shown_from_what_the_kitchen_says_of_it
         stage.close()
 
 
-def replayed(run):
+def replay(run):
     return [finding for finding in verify_run(run, replay=9).findings if finding.check.startswith("replay")]
 
 
@@ -164,7 +164,7 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_from_each_seed_it_was_given
             for action in actions(12):
                 wrapper.step(action)
     wrapper.close()
-    findings = replayed(tmp_path / "run")
+    findings = replay(tmp_path / "run")
     assert [finding.verdict for finding in findings] == ["agrees"] * 2
     assert all("bit for bit" in finding.said and "recorded first state" not in finding.said for finding in findings)
     assert ("after 1 earlier resets from seed 7001" in findings[1].said) == (seeds[1] is None)
@@ -177,7 +177,7 @@ def test_an_episode_of_an_unknown_seed_is_not_played_again(tmp_path):
     with sb.record(env, policy="mine", out=tmp_path / "run"):
         run_loop(env, 1, 3)
     env.close()
-    (finding,) = replayed(tmp_path / "run")
+    (finding,) = replay(tmp_path / "run")
     assert "starts from no recorded state" in finding.said
 
 

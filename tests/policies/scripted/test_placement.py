@@ -16,13 +16,13 @@ def best(scene, name, clearance=0.02):
     return rank_grasps(scene, name, geometry.obstacles_except(scene, name), 0.0, clearance)[0]
 
 
-def opening(yaw: float) -> np.ndarray:
+def opening_axis(yaw: float) -> np.ndarray:
     return np.array([np.sin(yaw), -np.cos(yaw)])
 
 
 def test_a_carton_is_held_across_its_narrow_side_in_its_middle_below_its_top(scene):
     grasp = best(scene({"carton": CARTON}), "carton")
-    assert abs(opening(grasp.yaw_rad)[0]) == pytest.approx(1.0)
+    assert abs(opening_axis(grasp.yaw_rad)[0]) == pytest.approx(1.0)
     assert grasp.place_m == pytest.approx([-0.1, 0.0, 0.10 - DEPTH_M])
     assert 0.02 < grasp.aperture_m < 0.04
 
@@ -36,7 +36,7 @@ def test_what_is_wider_than_the_fingers_is_held_at_its_rim_with_the_fingers_acro
     grasp = best(scene({"bowl": BOWL}), "bowl")
     outward = grasp.place_m[:2] - [-0.1, 0.0]
     assert np.linalg.norm(outward) == pytest.approx(0.05)
-    assert abs(opening(grasp.yaw_rad) @ outward) == pytest.approx(0.05)
+    assert abs(opening_axis(grasp.yaw_rad) @ outward) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("side", [1, -1])

@@ -109,7 +109,7 @@ def judging(*words: str) -> Callable[[Path], object]:
     return command(words[0], "HERE/records.jsonl", "--set", "missing=deactivate", *words[1:])
 
 
-def rolling(form: str, episodes: int) -> Case:
+def roll_case(form: str, episodes: int) -> Case:
     request = replace(REQUEST, archive=form, episodes=episodes)
     return Case(
         write=lambda folder: roll_out(request, folder / "run"),
@@ -129,8 +129,8 @@ INDEX = f'<meta name="generator" content="{GENERATOR}">'
 OLD_BOARD = {"index.html": INDEX, "reports/a-1.html": "old"}
 NEW_BOARD = {"index.html": f"{INDEX}2", "reports/b-2.html": "new"}
 TABLE: dict[str, Case] = {
-    "a run folder, its archive and tables": rolling("jsonl", episodes=2),
-    "a run whose archive is Parquet": rolling("parquet", episodes=1),
+    "a run folder, its archive and tables": roll_case("jsonl", episodes=2),
+    "a run whose archive is Parquet": roll_case("parquet", episodes=1),
     "a run of a loop of one's own": Case(write=write_own_run, again=rewrite_own_run),
     "merged shards": Case(
         before=write_shards, write=lambda f: merge_shards([f / "shard-1", f / "shard-2"], f / "merged")
@@ -211,7 +211,7 @@ def without_volatile(described: bytes) -> bytes:
     return json.dumps({name: value for name, value in description.items() if name != "volatile"}).encode()
 
 
-def hidden(folder: Path) -> list[Path]:
+def partial_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob(".*.partial") if path.exists()]
 
 
@@ -279,7 +279,7 @@ def test_a_place_that_is_read_only(prepared, name):
     assert str(work) in str(raised.value.place.file)
     disk.work()
     assert visible_files(work) == before
-    assert not hidden(work)
+    assert not partial_files(work)
 
 
 def test_crashed_episodes_that_are_run_again_lose_none_of_the_others_at_any_instant(prepared):

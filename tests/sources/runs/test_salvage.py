@@ -260,7 +260,7 @@ def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
     assert errors > 50
 
 
-def unfinished(runs, tmp_path, monkeypatch):
+def leave_unfinished(runs, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(RunWriter, "finish", lambda writer, **_: None)
         request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4)
@@ -269,7 +269,7 @@ def unfinished(runs, tmp_path, monkeypatch):
 
 
 def test_of_an_unfinished_run_the_rows_name_what_is_damaged(runs, tmp_path, monkeypatch):
-    run = unfinished(runs, tmp_path, monkeypatch)
+    run = leave_unfinished(runs, tmp_path, monkeypatch)
     path = run / "raw" / "000001.npz"
     flip(path, path.stat().st_size // 2)
     with pytest.raises(CollectedError, match="--set invalid=skip"):
