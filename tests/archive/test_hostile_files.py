@@ -384,20 +384,20 @@ def test_a_text_that_would_take_python_too_much_memory_is_refused(tmp_path, monk
     assert raised.value.remedy
 
 
-def test_a_file_of_empty_lines_is_not_read_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("safevla_bench.archive.jsonl.MAX_BLANK_LINES", 1000)
+@pytest.mark.parametrize(
+    ("limit", "most", "content", "outcomes", "message"),
+    [
+        ("MAX_BLANK_LINES", 1000, b"\n" * 100_000, 2, "lines are empty"),
+        ("MAX_BAD_LINES", 100, b"0\n" * 1_000_000, 102, "the rest is not read"),
+    ],
+)
+def test_a_file_of_empty_or_bad_lines_is_not_read_for_ever(
+    tmp_path, monkeypatch, limit, most, content, outcomes, message
+):
+    monkeypatch.setattr(f"safevla_bench.archive.jsonl.{limit}", most)
     path = tmp_path / "x.jsonl.gz"
-    path.write_bytes(gzip.compress(line("0") + b"\n" * 100_000))
-    good, bad = read_episodes([path])
-    assert len(good) == 1
-    assert "lines are empty" in str(bad)
-
-
-def test_a_file_of_bad_lines_is_not_told_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("safevla_bench.archive.jsonl.MAX_BAD_LINES", 100)
-    path = tmp_path / "x.jsonl.gz"
-    path.write_bytes(gzip.compress(line("0") + b"0\n" * 1_000_000))
-    outcomes = list(read_episodes([path]))
-    assert len(outcomes) == 102
-    assert outcomes[-1].place.file == str(path)
-    assert "the rest is not read" in str(outcomes[-1])
+    path.write_bytes(gzip.compress(line("0") + content))
+    first, *errors = read_episodes([path])
+    assert (len(first), 1 + len(errors)) == (1, outcomes)
+    assert errors[-1].place.file == str(path)
+    assert message in str(errors[-1])

@@ -28,8 +28,9 @@ def test_what_a_search_cannot_do_is_said(safevla, tmp_path):
     assert "one policy" in safevla.refuses("search", *RUN, "--policy", "noop", *out)
     missing = safevla.refuses("eval", "--suite", f"found:{tmp_path}/no.json", "--policy", "noop", *out)
     assert "is no suite of found starts" in missing
-    several = safevla.refuses("eval", "--suite", "found:a.json", "--suite", "fake", "--policy", "noop", *out)
-    assert "is run alone" in several
+    for more in (("--suite", "fake"), ("--host", "libero")):
+        err = safevla.refuses("eval", "--suite", "found:a.json", *more, "--policy", "noop", *out)
+        assert "a suite of found starts is run alone" in err
 
 
 def test_words_and_seeds_are_settings_of_a_search_and_of_nothing_else(safevla, tmp_path, monkeypatch):
@@ -41,12 +42,3 @@ def test_words_and_seeds_are_settings_of_a_search_and_of_nothing_else(safevla, t
     assert json.loads((tmp_path / "run/run.json").read_text())["search"]["policy_seeds"] == 2
     safevla.refuses("search", *RUN, "--set", "policy_seeds=many", "--out", "other")
     safevla.refuses("score", "run", *words)
-
-
-def test_a_found_suite_is_not_run_on_another_host(safevla, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    safevla.ok("search", *RUN, "--budget", "64", "--out", "edge")
-    error = safevla.refuses(
-        "eval", "--host", "libero", "--suite", "found:edge/found/edge.json", "--policy", "noop", "--out", "again"
-    )
-    assert "a suite of found starts is run alone" in error

@@ -128,15 +128,7 @@ def product(a, b):
         ("test_a_body_that_was_turned_reads_so", turned(order=(1, 2, 3, 0)), "quaternions are w, x, y, z"),
         ("test_a_body_that_was_turned_reads_so", turned(degrees=-TURN_DEG), "80.0° off"),
     ],
-    ids=[
-        "weight",
-        "hundredths of a newton",
-        "a substep counted 25 times",
-        "nothing",
-        "turn",
-        "x, y, z, w",
-        "clockwise",
-    ],
+    ids=["weight", "centinewtons", "25 substeps", "nothing", "turn", "x, y, z, w", "clockwise"],
 )
 def test_the_rules_of_physics_see_wrong_units_and_quaternions(rule, batch, failure):
     author = type("Author", (Physical,), {"batch": batch})()

