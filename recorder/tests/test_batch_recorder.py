@@ -92,7 +92,7 @@ def test_each_world_is_recorded_as_by_a_recorder_of_its_own(seed, apart, are_vec
     recorders.assert_same()
 
 
-def test_what_is_not_told_is_not_recorded_and_what_is_declared_is_named():
+def test_what_is_not_given_is_not_recorded_and_what_is_declared_is_named():
     recorder = BatchRecorder(scene(fingers=None), (), num_envs=2)
     recorder.begin(None, poses={}, state=np.zeros((2, 1)))
     recorder.substep()
@@ -180,7 +180,7 @@ def test_a_step_that_was_refused_can_be_made_again():
         ),
     ],
 )
-def test_what_is_told_otherwise_than_in_record_0_is_an_error_that_names_it(call, problem):
+def test_what_differs_from_record_0_is_an_error_that_names_it(call, problem):
     with pytest.raises(HostError, match=problem):
         call(start_recorder())
 

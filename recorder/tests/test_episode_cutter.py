@@ -65,7 +65,7 @@ def read_extra(content):
     return file.get("label_cost"), json.loads(file["extra"].tobytes())["header"].get("labels")
 
 
-def test_costs_of_each_step_are_kept_by_name_and_minus_one_stands_where_there_is_none():
+def test_costs_of_each_step_are_kept_by_name_and_minus_one_stands_for_an_unknown_one():
     for step_costs, names, rows in (
         ([0, np.float32(2.5), True], ["cost"], [[0.0], [2.5], [1.0]]),
         ([{"b": 1.0, "a": 2}, {"a": 0.0}, {"b": np.array([4.0])}], ["a", "b"], [[2.0, 1.0], [0.0, -1.0], [-1.0, 4.0]]),

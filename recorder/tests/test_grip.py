@@ -1,4 +1,4 @@
-"""Grip: both finger groups touch the same body that is no robot, at the end of the control step."""
+"""Grip: both finger groups touch the same body that is not a robot, at the end of the control step."""
 
 from __future__ import annotations
 

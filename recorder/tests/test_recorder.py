@@ -57,7 +57,7 @@ def test_peaks_impulses_and_grip_follow_the_rules_of_static_contacts():
     assert squeeze().dropped_pairs() == (("box", "table"), ("left", "right"))
 
 
-def test_what_is_not_told_is_not_recorded():
+def test_what_is_not_given_is_not_recorded():
     recording = squeeze({"fingers": None}).build_recording(HEADER)
     absent = ("eef_pos_m", "eef_quat_wxyz", "joint_torque_nm", "sim_state", "gripper_contact", "gripped_body")
     assert [name for name in absent if getattr(recording, name) is not None] == []
@@ -163,7 +163,7 @@ def test_a_scene_that_cannot_be_is_an_error(change, problem):
         scene(**change)
 
 
-def test_what_is_told_differently_later_is_an_error_that_names_it():
+def test_what_differs_from_record_0_later_is_an_error_that_names_it():
     recorder = EpisodeRecorder(scene())
     for call in (recorder.dropped_pairs, lambda: recorder.substep([]), lambda: recorder.step([0], poses={})):
         with pytest.raises(HostError, match="no episode has begun"):

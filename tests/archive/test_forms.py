@@ -208,7 +208,7 @@ def test_row_groups_hold_few_episodes_and_few_bytes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", MANY)
-def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_are_forgotten(tmp_path, suffix):
+def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_leave_memory(tmp_path, suffix):
     episodes = [episode(3, episode_id=f"{k:02}") for k in range(40)]
     alive: list[weakref.ref[object]] = []
 

@@ -205,7 +205,7 @@ def test_half_a_surrogate_pair_is_refused(half):
         refuse(splice(path, inner) if path else inner.encode(), "half a surrogate pair")
 
 
-def test_bytes_that_are_no_text_are_refused():
+def test_bytes_that_are_not_text_are_refused():
     for path, _ in TEXTS:
         line = splice(path, '"\ud800"')  # a surrogate as three bytes of would-be UTF-8
         refuse(line, "not UTF-8 at byte")

@@ -74,7 +74,7 @@ def test_nothing_is_overwritten(convert, two, tmp_path):
         ("x/", "not an archive by its name"),
     ],
 )
-def test_what_cannot_be_written_is_said_and_leaves_nothing(convert, two, tmp_path, name, problem):
+def test_what_cannot_be_written_is_an_error_and_leaves_nothing(convert, two, tmp_path, name, problem):
     code, _, err = convert(two, f"{tmp_path}/{name}")
     assert (code, problem in err) == (2, True)
     assert "Traceback" not in err

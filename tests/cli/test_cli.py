@@ -52,7 +52,7 @@ def test_the_paper_s_example_is_judged_torque_included_and_its_robot_is_named(sa
     assert robot in safevla.ok("tables", EXAMPLE)
 
 
-def test_what_was_changed_of_the_limits_is_the_first_thing_said(safevla, tmp_path):
+def test_changed_limits_are_the_first_sentence(safevla, tmp_path):
     changes = "--library paper-text --set joint_torque=1.5"
     out = safevla.ok("score", EXAMPLE, *changes.split(), "--out", tmp_path)
     assert out.startswith(f"Judged with {changes}. No safety limit was broken")
@@ -156,7 +156,7 @@ def test_eval_runs_judges_and_reports(safevla, tmp_path):
 
 
 @pytest.mark.parametrize(("tasks", "ended"), [("0,2", 1), ("2", 0)])
-def test_crashed_episodes_are_told_and_exit_with_4(safevla, tmp_path, tasks, ended):
+def test_crashed_episodes_are_reported_and_exit_with_4(safevla, tmp_path, tasks, ended):
     code, _, err = safevla("eval", *FAKE, "--task", tasks, "--policy", "noop", "--out", tmp_path / "run")
     assert code == 4
     for words in ("1 episode crashed, in no rate", "--resume --out", "fake simulator crashed"):

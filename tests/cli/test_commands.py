@@ -55,7 +55,7 @@ def test_help_has_at_most_twelve_options_and_says_where_the_others_are(safevla, 
     assert all(names.split()[0] in safevla.ok(command, "--help-all") for names, _ in all_options)
 
 
-def test_what_judging_options_mean_is_said_once(safevla):
+def test_what_judging_options_mean_is_explained_once(safevla):
     out = safevla.ok("help", "judging")
     assert all(name in out for name in ("--library", "--rules", "--set"))
     assert "safevla help judging" in safevla.ok("score", "--help")

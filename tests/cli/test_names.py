@@ -91,7 +91,7 @@ def test_names_survive_ray(safevla):
     assert Path("cluster", part).read_bytes() == Path("here", part).read_bytes()
 
 
-def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):
+def test_a_replay_has_a_name_of_its_own(safevla):
     safevla("eval", "--record-only", *FAKE, "--policy", f"mine={SPEC}", "--policy-arg", "strength=0.3", "--out", "run")
     assert "again" in safevla.ok("eval", "--record-only", "--policy", "again=replay:run", "--out", "played")
     assert policies_of(safevla, "run", "played") == ["mine", "again"]

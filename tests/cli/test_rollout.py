@@ -214,7 +214,7 @@ def test_the_time_to_expect_stands_before_its_bounds():
 
 
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
-def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, monkeypatch, mode):
+def test_a_policy_that_gives_what_no_simulator_takes_is_reported(safevla, tmp_path, monkeypatch, mode):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wild.py").write_text("class Policy:\n    def act(self, observation):\n        return [9.0] * 7\n")
     plan = [*FAKE, "--task", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]

@@ -21,7 +21,7 @@ def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_pri
     assert "safevla search" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
 
 
-def test_what_a_search_cannot_do_is_said(safevla, tmp_path):
+def test_what_a_search_cannot_do_is_an_error(safevla, tmp_path):
     out = ("--out", tmp_path / "run")
     assert "Missing option '--out'" in safevla.refuses("search", *RUN).replace("missing", "Missing")
     assert "--suite" in safevla.refuses("search", "--host", "fake", "--policy", "noop", *out)

@@ -228,5 +228,5 @@ def test_with_a_key_a_server_of_ours_tells_it_to_nobody(run_command, tmp_path, m
         ("ws://127.0.0.1:8000/p", "ws://127.0.0.1:8000/p"),
     ],
 )
-def test_addresses_are_told_without_what_is_not_a_place(text, redacted):
+def test_addresses_are_printed_without_user_query_and_fragment(text, redacted):
     assert redact_secrets(text) == redacted

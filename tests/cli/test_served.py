@@ -35,7 +35,7 @@ def test_a_dry_run_asks_no_server(safevla):
     safevla.ok("eval", *FAKE, "--policy", "openpi:127.0.0.1:1", *QUICK, "--dry-run")
 
 
-def test_when_the_server_goes_away_what_is_done_is_told_with_the_command_that_goes_on(safevla, tmp_path):
+def test_when_the_server_goes_away_progress_is_printed_with_the_command_that_goes_on(safevla, tmp_path):
     remaining = [2]
 
     def refuse(connection, request):
@@ -104,7 +104,7 @@ def test_the_report_says_whether_the_server_answers_the_same_twice_and_what_that
     assert "mine: 0 of 4 repeated requests had another answer" in safevla.ok("score", repeatable)
 
 
-def test_of_a_policy_without_a_server_or_a_server_that_fails_nothing_is_said_of_repeats(safevla, tmp_path):
+def test_without_a_server_or_with_one_that_fails_repeats_are_not_mentioned(safevla, tmp_path):
     assert "repeated requests" not in safevla.ok("eval", *FAKE, "--policy", "random", "--out", tmp_path / "run")
     count = iter(range(99))
 

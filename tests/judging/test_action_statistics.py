@@ -73,7 +73,7 @@ def describe_oddities(rows: np.ndarray, steps: int = 80) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_odd_in_actions_is_said_once_with_a_likely_cause(name):
+def test_what_is_odd_in_actions_is_described_once_with_a_likely_cause(name):
     rows, words = WRONG[name]
     lines = describe_oddities(rows)
     assert all(word in line for line, word in zip(lines, words, strict=True))
@@ -91,12 +91,12 @@ def test_an_evaluation_says_what_is_odd_in_a_policy_s_actions(name):
 
 
 @pytest.mark.parametrize("policy", ["scripted:careful", "scripted:hasty", "random", "noop"])
-def test_nothing_is_said_of_sane_policies(policy):
+def test_sane_policies_have_no_warning(policy):
     run = sb.evaluate(policy, "fake", tasks=[0, 1], episodes=1, max_steps=40)
     assert [warn_of_scores(run.scores[k : k + 1]) for k in range(len(run))] == [()] * len(run)
 
 
-def test_nothing_is_said_of_any_episode_of_the_demo():
+def test_no_episode_of_the_demo_has_a_warning():
     batch = sb.open_archive(DEMO)
     warnings = [warn_of_scores(sb.score(select_episodes(batch, [k]), sb.load_ruleset())) for k in range(len(batch))]
     assert warnings == [()] * len(batch)

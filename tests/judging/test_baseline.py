@@ -26,7 +26,7 @@ def _extremes(*force):
     return np.array([force, [NAN] * len(force), [NAN] * len(force)])
 
 
-def test_without_noop_or_if_it_is_safe_there_is_no_floor_and_no_word():
+def test_without_noop_or_if_it_is_safe_there_is_no_floor_and_no_warning():
     for scores in (verdicts((True, -40.0, -3.0)), noop((False, 5.0, 1.0)), verdicts(), noop()):
         result = measure_baseline(scores)
         assert (result.floors, notices.baseline_warnings(result)) == ((), ())

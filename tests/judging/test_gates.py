@@ -305,7 +305,7 @@ def test_nothing_scored_never_passes_even_if_crashes_are_allowed(per, confidence
         assert report.outcomes[0].reason == "no episode was scored"
 
 
-def test_what_was_not_judged_cannot_be_told_to_be_safe():
+def test_what_was_not_judged_is_not_safe():
     silent = replace(scores(0, 9), state=np.full((1, 9), INACTIVE, dtype=np.int8))
     report = estimate_gates(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
     assert [outcome.verdict for outcome in report.outcomes] == ["undecided", "undecided", "undecided", "passed"]

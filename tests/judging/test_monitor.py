@@ -107,7 +107,7 @@ def test_after_every_record_the_monitor_says_what_score_says_of_the_prefix(name,
 
 @settings(max_examples=20)
 @given(batch=EPISODES)
-def test_a_signal_that_does_not_look_ahead_has_its_value_as_soon_as_its_record_is_there(batch):
+def test_a_signal_that_does_not_look_ahead_has_its_value_with_its_record(batch):
     whole = signals.derive_signals(batch, SIGNALS)
     cut = signals.derive_signals(prefix(batch, (int(batch.starts[-1]) + 1) // 2), SIGNALS)
     lacking = {name for name in SIGNALS if signals.missing_fields(batch, [name])}
@@ -136,7 +136,7 @@ def test_any_formula_is_followed_by_a_running_minimum_or_by_judging_the_prefix(t
     follow(batch, replace(library(), specs=(replace(base, stl=text, formula=formula),)))
 
 
-def test_violations_are_told_when_they_happen_with_their_cost():
+def test_violations_are_reported_when_they_happen_with_their_cost():
     batch = episode(4, contacts=contacts((2, HAND, 4, 450.0)))
     standings = follow(batch, library())
     assert [standing.safe for standing in standings] == [True, True, False, False]

@@ -257,7 +257,7 @@ def test_a_gate_and_a_report_of_several_versions_say_so(runs_of_two_versions):
     assert ", across physics versions" in page
 
 
-def test_a_tool_that_knows_no_versions_is_said_nothing_of():
+def test_records_without_versions_have_no_warning():
     assert provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(SCORES)) == ""
     unknown = replace(SCORES, marks={}, simulator=({},) * len(SCORES))
     assert provenance_marks.warn_of_scores(unknown) == ()

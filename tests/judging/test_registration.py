@@ -174,7 +174,7 @@ def test_an_episode_that_is_not_the_planned_one_is_found_in_the_table_of_episode
     assert "1 episode is not among the registered ones" in sentence
 
 
-def test_a_registration_that_was_changed_in_run_json_is_none(copy):
+def test_a_registration_that_was_changed_in_run_json_is_reported(copy):
     description = read_description(copy)
     description[REGISTERED]["seed"] = 5
     (copy / "run.json").write_bytes(dump_json(description))

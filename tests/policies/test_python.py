@@ -125,7 +125,7 @@ class TestCurrentFolder:
         ("arguments", "words"),
         [({"sped": "2"}, "unexpected keyword argument 'sped'"), ({"gain": "2"}, "fails fails: ")],
     )
-    def test_a_factory_that_fails_on_its_arguments_is_told_that_they_are_text(self, arguments, words):
+    def test_the_error_of_a_factory_that_fails_on_its_arguments_says_that_they_are_text(self, arguments, words):
         with pytest.raises(PolicyError, match=words) as caught:
             make_policy("python:mine_pkg.policy:fails", arguments)
         assert "each --policy-arg as text" in caught.value.remedy

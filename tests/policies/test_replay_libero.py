@@ -134,8 +134,8 @@ class Policy:
 
 
 @pytest.mark.parametrize("first", [4, pytest.param(8, marks=pytest.mark.long)])
-def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch, first):
-    """Open at rest, and closing: its target is no part of a state."""
+def test_the_gripper_goes_on_from_its_last_command(tmp_path, monkeypatch, first):
+    """Open at rest, and closing: its target is not a part of a state."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "closing.py").write_text(CLOSES)
     whole = play(tmp_path / "whole", "python:closing:Policy", max_steps=24)

@@ -264,7 +264,7 @@ def test_a_target_that_is_the_first_body_of_the_batch_is_a_target():
     assert derive(batch, "transport").tolist() == [False, True, True]
 
 
-def test_a_grip_of_what_is_no_target_is_foreign_and_one_of_nothing_known_is_none():
+def test_a_grip_of_what_is_not_a_target_is_foreign_and_one_of_nothing_known_is_not():
     held, contact = np.array([-1, BOWL, PLATE, PLATE, -1]), np.array([True, True, True, False, False])
     batch = [episode(5, gripper_contact=contact, gripped_body=held), episode(2, gripper_contact=np.ones(2, bool))]
     np.testing.assert_array_equal(derive(batch, "foreign_grip"), [0, 0, 1, 0, 0, np.nan, np.nan])

@@ -100,7 +100,7 @@ def test_a_formula_with_any_form_reads_back(form):
         ("clearance(eef, world, 0, 0, 0, 1, 1, 0)", "positive sizes"),
     ],
 )
-def test_what_is_no_signal_is_an_error_at_its_column(call, message):
+def test_what_is_not_a_signal_is_an_error_at_its_column(call, message):
     with pytest.raises(FormulaError, match=message) as caught:
         parse_formula(f"G({call} < 1)")
     assert caught.value.column == 3

@@ -59,7 +59,7 @@ def test_a_thrown_ball_has_landed_after_settling_that_had_enough_steps():
 
 
 @pytest.mark.parametrize(("up_m_s", "is_warned"), [(0.04, False), (0.06, True)])
-def test_what_moves_when_an_episode_begins_is_told(up_m_s, is_warned, caplog):
+def test_objects_that_move_when_an_episode_begins_are_reported(up_m_s, is_warned, caplog):
     warn_if_moving(*throw_ball(up_m_s), "throwing")
     assert ("ball still moves at 0.06 m/s when the episode begins" in caplog.text) == is_warned
 

@@ -259,7 +259,7 @@ def test_reset_and_steps_print_and_log_nothing(spatial, capfd, caplog):
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_still_flies_when_an_episode_begins_is_told(spatial, two_goals, caplog):
+def test_objects_that_still_fly_when_an_episode_begins_are_reported(spatial, two_goals, caplog):
     spatial.reset(SEED)
     assert "still moves" not in caplog.text
     two_goals.reset(replace(SEED, wait_steps=2))

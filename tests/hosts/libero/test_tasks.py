@@ -165,7 +165,7 @@ def test_placements_differ_by_seed_and_index_and_repeat():
     assert seeds[7, 3] == drawn_reset_seed(EpisodeSeed(3, 7, 0))
 
 
-def test_initial_states_that_another_packaging_cannot_read_are_unknown_and_that_is_told(monkeypatch, caplog):
+def test_initial_states_that_another_packaging_cannot_read_are_unknown_with_a_warning(monkeypatch, caplog):
     task = make_host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
     assert np.array_equal(find_init_states(bddl_file(task)), load_init_states(task))
 

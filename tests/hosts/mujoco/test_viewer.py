@@ -128,7 +128,7 @@ class TestLibero:
 
 @pytest.mark.robocasa
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_kitchen_is_the_one_that_the_record_names_whatever_the_host_was_told():
+def test_a_kitchen_is_the_one_that_the_record_names_whatever_the_host_s_arguments():
     task, batch = recorded(RobocasaHost(split="pretrain"), "robocasa-365", 1, wait_steps=2, steps=4)
     stage = RobocasaHost(split="target").stage(task, batch)
     for record in range(5):

@@ -114,7 +114,7 @@ class Holding:
         return getattr(self.env, name)
 
 
-def test_a_wrapped_kitchen_tells_the_seed_of_each_reset_and_none_where_the_generator_has_gone_on(tmp_path):
+def test_a_wrapped_kitchen_has_the_seed_of_each_reset_unless_the_generator_has_gone_on(tmp_path):
     wrapper = Holding(kitchen())
     with sb.record(wrapper, policy="mine", out=tmp_path / "run"):
         for seed in (5, None, 6):
@@ -187,7 +187,7 @@ def load(folder):
 
 
 def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
-    """By split, layout, style and the seed of the generator, which a rollout tells too; others are no pairs."""
+    """By split, layout, style and the seed of the generator, which a rollout tells too; others are not pairs."""
     request = Request(
         host="robocasa", suites=("robocasa-365",), tasks=(task_of().index,), episodes=2, policies=("noop",), max_steps=3
     )
@@ -210,7 +210,7 @@ def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
         compare_policies([rolled, replace(rolled, name="moved", kitchens=moved)])
 
 
-def test_a_task_whose_goal_is_not_known_is_recorded_once_it_is_said(tmp_path):
+def test_a_task_of_an_unknown_goal_is_recorded_once_the_goal_is_given(tmp_path):
     env = kitchen()
     type(env).__name__, name = "PickPlaceSomething", type(env).__name__
     try:

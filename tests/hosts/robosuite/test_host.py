@@ -98,7 +98,7 @@ def test_each_task_is_one_of_robosuite_s_and_has_its_horizon():
 
 @pytest.mark.robocasa
 @pytest.mark.parametrize("name", ["PickPlaceCan", "NutAssemblyRound"])
-def test_objects_that_a_task_throws_away_are_no_bystanders_and_their_fall_is_left_out(name):
+def test_objects_that_a_task_throws_away_are_not_bystanders_and_their_fall_is_left_out(name):
     with open_env(name) as env:
         for _ in range(FALL_STEPS):
             env.step(STILL)
@@ -136,14 +136,14 @@ def test_success_is_robosuite_s_own():
     ("name", "targets", "bystanders"),
     [("PickPlace", {"Milk", "Bread", "Cereal", "Can"}, set()), ("ToolHang", {"frame", "tool"}, {"stand"})],
 )
-def test_all_things_of_a_task_are_targets_and_the_stand_to_hang_a_tool_on_is_none(name, targets, bystanders):
+def test_all_objects_of_a_task_are_targets_but_not_the_stand_that_a_tool_hangs_on(name, targets, bystanders):
     with open_env(name) as env:
         batch = env.recorded()
     assert (bodies_of_role(batch, "target"), bodies_of_role(batch, "bystander")) == (targets, bystanders)
 
 
 @pytest.mark.robocasa
-def test_episodes_are_told_apart_by_index_and_seed_and_none_starts_at_a_recorded_state():
+def test_episodes_differ_by_index_and_seed_and_cannot_start_at_a_recorded_state():
     with open_env("Stack") as env:
         starts = []
         for index, seed in ((0, 7), (1, 7), (0, 8), (0, 7)):

@@ -143,7 +143,7 @@ def openpi(answer: Callable[[dict, int], object], expected: object = OPENPI_REQU
 
 
 def chunk(count: int, first: float = 0.0) -> dict[str, object]:
-    """A reply of `count` actions that can be told apart."""
+    """A reply of `count` actions that differ."""
     return {"actions": np.linspace(first, first + 0.5, count)[:, None] * np.ones(7), "server_timing": {"infer_ms": 1.0}}
 
 

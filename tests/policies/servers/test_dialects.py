@@ -124,7 +124,7 @@ def test_starvla_s_server_of_pi0_gets_openpi_s_keys_and_answers_under_data():
     assert requests[0]["observation/state"].dtype == np.float32
 
 
-def test_an_error_of_starvla_s_is_told():
+def test_an_error_of_starvla_s_is_reported():
     failed = pytest.raises(PolicyError, match="failed: CUDA out of memory")
     with starvla("CUDA out of memory", [], "starvla-libero") as policy, failed:
         policy.act(observe())

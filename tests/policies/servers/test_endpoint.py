@@ -43,7 +43,7 @@ def test_what_is_not_a_map_says_nothing(greeting):
     assert sanitize_greeting(greeting) == {}
 
 
-def test_a_long_greeting_is_cut_and_can_still_be_told_from_another():
+def test_a_long_greeting_is_cut_and_still_differs_from_another():
     first, second = ({"short": 1, **{f"k{n}": letter * 190 for n in range(40)}} for letter in "ab")
     assert len(json.dumps(sanitize_greeting(first), separators=(",", ":"))) <= MAX_BYTES
     assert sanitize_greeting(first)["short"] == 1
@@ -59,7 +59,7 @@ ANY = st.recursive(
 
 @settings(max_examples=30)
 @given(st.dictionaries(st.text() | st.integers(), ANY))
-def test_whatever_is_said_is_json_of_bounded_size_and_fitting_it_again_changes_nothing(greeting):
+def test_any_greeting_becomes_json_of_bounded_size_and_fitting_it_again_changes_nothing(greeting):
     bounded = sanitize_greeting(greeting)
     encoded = msgspec.json.encode(bounded)  # as run.json holds it; other encoders write some floats a byte longer
     assert len(encoded) <= MAX_BYTES

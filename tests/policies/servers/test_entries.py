@@ -141,7 +141,7 @@ def test_parts_of_a_reply_that_differ_in_steps_cannot_be_read():
         dialects.load_dialect("gr00t-libero").read_actions({**answer, "action.gripper": np.ones((1, 3, 1))})
 
 
-def test_a_host_that_does_not_show_a_base_is_told_so():
+def test_a_host_that_does_not_show_a_base_is_an_error():
     dialect = dialects.load_dialect("openpi-robocasa")
     observed = observation(dialect)
     still = replace(observed, base_pos_m=None, base_quat_wxyz=None)

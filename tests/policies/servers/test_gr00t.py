@@ -210,7 +210,7 @@ def test_a_server_with_a_memory_has_it_reset_by_the_first_request_of_an_episode_
     assert options_sent[4]["session_ids"] != options_sent[0]["session_ids"]
 
 
-def test_a_complaint_of_video_that_both_forms_bring_is_told_of_the_form_that_was_sent_first():
+def test_of_two_complaints_about_video_that_about_the_form_sent_first_is_reported():
     def act(data):
         return {"error": "no video.ego" if "video.image" in data["observation"] else "no state"}
 

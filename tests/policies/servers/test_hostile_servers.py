@@ -87,7 +87,7 @@ HANDSHAKES = {
 
 
 @pytest.mark.parametrize("talk", HANDSHAKES.values(), ids=HANDSHAKES)
-def test_a_handshake_that_is_none_ends_in_time_with_what_to_do(talk):
+def test_what_is_not_a_handshake_ends_in_time_with_a_remedy(talk):
     with raw(talk) as address, pytest.raises(ServerUnreachableError, match=r"within 0\.5 s") as caught:
         meet(address, connect_s=SOON)
     assert len(str(caught.value)) < 10_000
@@ -210,7 +210,7 @@ def test_values_are_counted_as_they_are():
     assert not has_more_values(420, large)
 
 
-def test_of_a_traceback_of_megabytes_the_end_is_told():
+def test_of_a_traceback_of_megabytes_the_end_is_reported():
     text = "Traceback (most recent call last):\n" + "  a line\n" * MIB + "ValueError: " + "x" * MIB
     for handle in (
         openpi(lambda request, number: text),
@@ -279,7 +279,7 @@ def whole(answer: object) -> list[bytes]:
         (lambda request: whole({"error": "x" * 10 * MIB}), "failed: x"),
     ],
 )
-def test_a_reply_over_zeromq_that_is_none_is_refused(parts, words):
+def test_what_is_not_a_reply_over_zeromq_is_refused(parts, words):
     with replying(parts) as url, pytest.raises(PolicyError, match=words) as caught:
         meet(url, "gr00t")
     assert caught.value.remedy

@@ -67,7 +67,7 @@ def test_a_request_has_the_names_for_one_arm():
     np.testing.assert_array_equal(sent["state"]["ee_joint_state"], np.float32([1]))
 
 
-def test_what_its_model_raised_is_told():
+def test_what_its_model_raised_is_reported():
     failed = pytest.raises(PolicyError, match="KeyError: 'left_ee_pose'")
     with server([], "KeyError: 'left_ee_pose'") as peer, playing("xpolicylab", peer.url) as policy, failed:
         policy.act(observe())

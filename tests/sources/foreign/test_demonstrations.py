@@ -67,7 +67,7 @@ def test_a_robomimic_file_says_its_task_in_env_args(tmp_path):
     assert read_demonstrations(path)[0].task_label == "Lift"
 
 
-def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_none(tmp_path):
+def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_left_out(tmp_path):
     take = read_demonstrations(demonstrations(tmp_path / "a.hdf5"))[0]
     assert dict(take.fixtures) == {
         "flat_stove_1_main": (0.1, 0.2, 0.9, 0.0, 0.0, 0.0, 1.0),

@@ -56,7 +56,7 @@ def test_lerobot_s_episodes_are_counted_one_by_one(tmp_path):
     assert results.remarks == ()
 
 
-def test_a_count_that_does_not_fit_is_said(tmp_path):
+def test_a_count_that_does_not_fit_is_a_remark(tmp_path):
     results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 5}))
     assert results.remarks == ("the file counts 5 episodes, but lists 4",)
 

@@ -201,7 +201,7 @@ def test_two_runs_never_write_into_one_folder_at_a_time(tmp_path):
     assert not (tmp_path / "run" / ".lock").exists()
 
 
-def test_an_unfinished_run_is_continued_only_when_asked_and_the_command_is_said(tmp_path):
+def test_an_unfinished_run_is_continued_only_when_asked_and_the_command_is_named(tmp_path):
     with RunWriter(tmp_path / "a run", DESCRIPTION) as writer:
         fill(writer, (0,))
     with pytest.raises(RunError, match="1 of 3 episodes done") as raised:

@@ -1,4 +1,4 @@
-"""Policies of one name are told apart by what run.json says of them, and never merged."""
+"""Policies of one name are distinguished by what run.json says of them, and never merged."""
 
 from __future__ import annotations
 
