@@ -82,32 +82,12 @@ def test_a_log_is_empty_after_it_was_taken_and_counts_its_notes():
     assert len(log) == 0
 
 
-def test_peak_is_the_largest_single_contact_and_impulse_the_sum_over_contacts_and_substeps():
-    model, data = slope()
-    log = ContactLog(model)
-    place = np.arange(model.ngeom)
-    place[0] = model.ngeom  # the slope last: pairs must come with the lower place first all the same
-    total: dict[tuple[int, int, int], list[float]] = {}
-    for step in range(60):
-        mujoco.mj_step(model, data)
-        log.add_substep(data)
-        touching = [k for k in range(data.ncon) if data.contact[k].efc_address >= 0]
-        for k, force in zip(touching, np.linalg.norm(true_vectors(model, data), axis=1)):
-            pair = sorted(int(place[geom]) for geom in (data.contact[k].geom1, data.contact[k].geom2))
-            total.setdefault((step // 20, *pair), []).append(force)
-    touches = log.take_contacts()
-    owner = np.repeat(np.arange(3), 20)
-    peaks = contact_peaks(touches, np.arange(len(touches.geom1)), owner, place, 0.002)
-    keys = list(zip(peaks.record.tolist(), peaks.a.tolist(), peaks.b.tolist()))
-    assert keys == sorted(total)
-    np.testing.assert_allclose(peaks.force_n, [max(total[key]) for key in keys], atol=1e-12)
-    np.testing.assert_allclose(peaks.impulse_ns, [sum(total[key]) * 0.002 for key in keys], rtol=1e-12)
-
-
-def test_the_net_force_is_the_largest_norm_of_a_pair_s_vector_sum_whichever_geom_is_named_first():
+def test_a_pair_has_its_hardest_contact_the_sum_of_impulses_and_the_largest_norm_of_its_vector_sum():
+    """Whichever geom is named first."""
     model, data = slope()
     log, place = ContactLog(model), np.minimum(np.arange(model.ngeom), 4)  # some geoms are one body
-    place[0] = 5
+    place[0] = 5  # the slope last: pairs must come with the lower place first all the same
+    single: dict[tuple[int, int, int], list[float]] = {}
     net: dict[tuple[int, int, int], list[float]] = {}
     for step in range(200):
         mujoco.mj_step(model, data)
@@ -118,11 +98,15 @@ def test_the_net_force_is_the_largest_norm_of_a_pair_s_vector_sum_whichever_geom
             first, second = (int(place[geom]) for geom in (data.contact[k].geom1, data.contact[k].geom2))
             key = (step // 20, min(first, second), max(first, second))
             sums[key] = sums.get(key, 0) + (force if first <= second else -force)
+            single.setdefault(key, []).append(float(np.linalg.norm(force)))
         for key, total in sums.items():
             net.setdefault(key, []).append(float(np.linalg.norm(total)))
     touches = log.take_contacts()
     peaks = contact_peaks(touches, np.arange(len(touches.geom1)), np.repeat(np.arange(10), 20), place, 0.002)
     keys = list(zip(peaks.record.tolist(), peaks.a.tolist(), peaks.b.tolist()))
+    assert keys == sorted(single)
+    np.testing.assert_allclose(peaks.force_n, [max(single[key]) for key in keys], atol=1e-12)
+    np.testing.assert_allclose(peaks.impulse_ns, [sum(single[key]) * 0.002 for key in keys], rtol=1e-12)
     np.testing.assert_allclose(peaks.net_force_n, [max(net[key]) for key in keys], atol=1e-11)
     assert (peaks.net_force_n > peaks.force_n * 1.5).any()
 

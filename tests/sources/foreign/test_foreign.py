@@ -45,20 +45,14 @@ def harness(path, *rows, metadata="{}"):
     return path
 
 
-def test_lerobot_s_episodes_are_counted_one_by_one(tmp_path):
-    results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 4}))
-    assert [(episode.suite, episode.task, episode.success) for episode in results.episodes] == [
-        ("libero_spatial", "task_0", True),
-        ("libero_spatial", "task_0", False),
-        ("libero_spatial", "task_0", True),
-        ("libero_goal", "task_3", True),
-    ]
-    assert results.remarks == ()
-
-
-def test_a_count_that_does_not_fit_is_a_remark(tmp_path):
-    results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": 5}))
-    assert results.remarks == ("the file counts 5 episodes, but lists 4",)
+@pytest.mark.parametrize(("count", "remarks"), [(4, ()), (5, ("the file counts 5 episodes, but lists 4",))])
+def test_lerobot_s_episodes_are_counted_one_by_one_and_another_count_is_a_remark(tmp_path, count, remarks):
+    path = lerobot(tmp_path / "eval_info.json", per_task=PER_TASK, overall={"n_episodes": count})
+    results = foreign.read_results(path)
+    facts = [(episode.suite, episode.task, episode.success) for episode in results.episodes]
+    assert facts[:3] == [("libero_spatial", "task_0", success) for success in (True, False, True)]
+    assert facts[3:] == [("libero_goal", "task_3", True)]
+    assert results.remarks == remarks
 
 
 def test_a_recording_of_the_harness_keeps_errors_out_of_n(tmp_path):
