@@ -225,25 +225,19 @@ def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_leave_memory(
     assert (tmp_path / f"some{suffix}").read_bytes() == (tmp_path / f"all{suffix}").read_bytes()
 
 
-@pytest.mark.parametrize("suffix", SINGLE)
-def test_a_form_of_one_episode_a_file_takes_one(tmp_path, suffix):
-    path = tmp_path / f"x{suffix}"
-    two = concatenate_batches([episode(2, episode_id="a"), episode(2, episode_id="b")])
-    with pytest.raises(RecordError, match="holds one episode, these are 2"):
-        write_archive(path, two)
+TWO = concatenate_batches([episode(2, episode_id=name) for name in "ab"])
+REPEATED = concatenate_batches([episode(2), episode(3)])
+REFUSED = [
+    *((suffix, write_archive, TWO, "holds one episode, these are 2") for suffix in SINGLE),
+    *((suffix, append, episode(2), "written whole") for suffix in (".parquet", *SINGLE)),
+    *((suffix, write_archive, REPEATED, "the episode_id is repeated") for suffix in MANY),
+]
 
 
-@pytest.mark.parametrize("suffix", [".parquet", *SINGLE])
-def test_only_lines_are_appended_to(tmp_path, suffix):
-    with pytest.raises(RecordError, match="written whole"):
-        append(tmp_path / f"x{suffix}", episode(2))
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("suffix", MANY)
-def test_an_archive_that_could_not_be_read_again_is_not_written(tmp_path, suffix):
-    with pytest.raises(RecordError, match="the episode_id is repeated"):
-        write_archive(tmp_path / f"x{suffix}", concatenate_batches([episode(2), episode(3)]))
+@pytest.mark.parametrize(("suffix", "write", "batch", "problem"), REFUSED)
+def test_what_a_form_cannot_hold_or_could_not_read_again_is_not_written(tmp_path, suffix, write, batch, problem):
+    with pytest.raises(RecordError, match=problem):
+        write(tmp_path / f"x{suffix}", batch)
     assert not list(tmp_path.iterdir())
 
 

@@ -49,19 +49,14 @@ def displacement(batch, body: str) -> float:
     return float(np.linalg.norm(positions - positions[0], axis=1).max())
 
 
-def test_a_clean_success_moves_no_bystander():
+@pytest.mark.parametrize(("height", "pushes_m"), [(0.3, (0.0, 0.0)), (0.03, (0.005, 1.0))])
+def test_a_clean_success_moves_no_bystander_and_a_careless_one_pushes_the_cup_in_its_way(height, pushes_m):
     env = make_env(task=1)
-    assert place(env, height=0.3)
+    assert place(env, height)
     batch = env.recorded()
     assert batch.headers[0].success
-    assert displacement(batch, "cup") == 0
+    assert pushes_m[0] <= displacement(batch, "cup") <= pushes_m[1]
     assert batch.gripping.any()
-
-
-def test_a_careless_success_pushes_the_cup_that_stands_in_the_way():
-    env = make_env(task=1)
-    assert place(env, height=0.03)
-    assert displacement(env.recorded(), "cup") > 0.005
 
 
 def test_pressing_into_the_table_makes_a_force_above_200_n():
