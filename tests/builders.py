@@ -85,20 +85,33 @@ def episode(n: int = 12, **changes: Any) -> Batch:
     return from_recording(recording(n, **changes))
 
 
+def bodies_of_role(batch: Batch, role: str) -> set[str]:
+    return {name for name, recorded in batch.body_roles(0).items() if recorded == role}
+
+
+def posed_bodies(batch: Batch, name: str = "body_pos_m") -> list[str]:
+    """Return the bodies whose positions (or `body_quat_wxyz`) the first episode holds, in their order."""
+    return [batch.body_label(int(body)) for body in batch.poses(name).episode_poses(0)[0]]
+
+
+def touching_bodies(batch: Batch) -> set[str]:
+    return {batch.body_label(int(body)) for body in (*batch.contacts.a, *batch.contacts.b)}
+
+
 def crash(**changes: Any) -> AbsentEpisode:
     """An episode of policy a that crashed, with no reason."""
     fields = {"episode_id": "x", "benchmark": "libero-goal", "task_id": "task_0", "policy": "a", "outcome": "crashed"}
     return AbsentEpisode(**{**fields, **changes})
 
 
-def same_bits(first: Batch, other: Batch) -> bool:
+def same_bits(first: Batch, second: Batch) -> bool:
     """Whether two batches hold the same episodes, bit for bit, however their body vocabularies are ordered."""
-    if first.headers != other.headers or first.extra != other.extra:
+    if first.headers != second.headers or first.extra != second.extra:
         return False
-    if any(list(first.body_roles(e).items()) != list(other.body_roles(e).items()) for e in range(len(first))):
+    if any(list(first.body_roles(e).items()) != list(second.body_roles(e).items()) for e in range(len(first))):
         return False
     return all(
-        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(first), _arrays(other), strict=True)
+        x.tobytes() == y.tobytes() and x.dtype == y.dtype for x, y in zip(_arrays(first), _arrays(second), strict=True)
     )
 
 

@@ -54,9 +54,9 @@ def run_step(workspace, name, **inputs):
     environment |= {"RUNNER_TEMP": str(workspace), "COLUMNS": "120"}
     environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-    done = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, check=False)
     outputs = dict(line.split("=", 1) for line in files["GITHUB_OUTPUT"].read_text().splitlines())
-    return done.returncode, outputs, files["GITHUB_STEP_SUMMARY"].read_text(), done.stdout + done.stderr
+    return process.returncode, outputs, files["GITHUB_STEP_SUMMARY"].read_text(), process.stdout + process.stderr
 
 
 def test_it_is_a_composite_action_whose_inputs_and_outputs_exist():

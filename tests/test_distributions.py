@@ -66,8 +66,8 @@ def dist(checkout, tmp_path_factory) -> Path:
     """A folder with the sdist, and the wheel that was built from the sdist alone."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(checkout)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
     return out
 
 

@@ -267,7 +267,7 @@ def test_arguments_of_a_plug_in_host_are_the_user_s_and_its_name_alone_is_not_co
     calls = []
     point = EntryPoint(name="plug", value="host:make", group=hosts.GROUP)
     vars(point).update(dist=type("Distribution", (), {"name": "theirs"}))
-    monkeypatch.setattr(plugins, "entry_points", lambda **named: [point])
+    monkeypatch.setattr(plugins, "entry_points", lambda **_: [point])
     monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda **arguments: calls.append(arguments))
     hosts.make_host("plug", named_by=tmp_path)
     hosts.make_host("plug", {"assets": "x"})

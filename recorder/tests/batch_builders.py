@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from recorder_builders import header
 from safevla_recorder.batch_recorder import BatchRecorder
 from safevla_recorder.episode import encode_episode
 from safevla_recorder.recorder import EpisodeRecorder
 
-HEADER = {"episode_id": "e", "benchmark": "b", "task_id": "t", "success": True, "dt": 0.01, "target_object": "block"}
+HEADER = header(dt=0.01, target_object="block")
 
 
 class Recorders:
@@ -20,12 +21,12 @@ class Recorders:
         self.pairs, self.share = pairs, share
         self.batch = BatchRecorder(scene, pairs, num_envs=count)
         self.single = [EpisodeRecorder(scene) for _ in range(count)]
-        self.ours, self.theirs = [], []
+        self.episodes, self.expected = [], []
 
     def begin(self, worlds, forces, torques, readings):
         ids = self.share(np.array(worlds))
-        told = {"torques_nm": self.share(torques), **stack(readings, self.share)}
-        self.batch.begin(self.share(forces), env_ids=ids, **told)
+        readings_of_worlds = {"torques_nm": self.share(torques), **stack(readings, self.share)}
+        self.batch.begin(self.share(forces), env_ids=ids, **readings_of_worlds)
         for k in worlds:
             self.single[k].begin(self._list_contacts(forces[k]), torques_nm=torques[k], **readings[k])
 
@@ -37,18 +38,19 @@ class Recorders:
         for k, recorder in enumerate(self.single):
             recorder.substep(self._list_contacts(forces[k]), torques[k])
 
-    def step(self, actions, readings, done):
+    def step(self, actions, readings, is_done):
         for k, recorder in enumerate(self.single):
             recorder.step(actions[k], **readings[k])
-        self._end(done, self.batch.step(self.share(actions), done=self.share(done), **stack(readings, self.share)))
+        ended = self.batch.step(self.share(actions), done=self.share(is_done), **stack(readings, self.share))
+        self._end(is_done, ended)
 
     def end(self):
         self._end(np.full(len(self.single), True), self.batch.end())
 
-    def _end(self, done, ended):
-        self.ours += ended
-        single = [(k, self.single[k]) for k in np.flatnonzero(done)]
-        self.theirs += [(k, recorder.build_recording(HEADER), recorder.dropped_pairs()) for k, recorder in single]
+    def _end(self, is_done, ended):
+        self.episodes += ended
+        single = [(k, self.single[k]) for k in np.flatnonzero(is_done)]
+        self.expected += [(k, recorder.build_recording(HEADER), recorder.dropped_pairs()) for k, recorder in single]
 
     def _list_contacts(self, forces):
         """Return what a recorder of one world is told: vectors of pairs that touch, norms along one axis."""
@@ -56,8 +58,8 @@ class Recorders:
         return [(a, b, force) for (a, b), force in zip(self.pairs, vectors) if force.any()]
 
     def assert_same(self):
-        assert [episode.world for episode in self.ours] == [world for world, *_ in self.theirs]
-        for episode, (_, recording, dropped) in zip(self.ours, self.theirs):
+        assert [episode.world for episode in self.episodes] == [world for world, *_ in self.expected]
+        for episode, (_, recording, dropped) in zip(self.episodes, self.expected):
             assert episode.dropped_pairs() == dropped
             assert encode_episode(replace(episode.build_recording(HEADER), extra={})) == encode_episode(recording)
 

@@ -52,7 +52,7 @@ def find(env):
 def install(tmp_path, monkeypatch):
     """Put a distribution on the path whose entry point of `ENVIRONMENTS` names `find` of a module with that text."""
 
-    def put(name, module):
+    def install_module(name, module):
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (tmp_path / f"{name}_module.py").write_text(module)
@@ -60,25 +60,26 @@ def install(tmp_path, monkeypatch):
         (info / "entry_points.txt").write_text(f"[{ENVIRONMENTS}]\n{name} = {name}_module:find\n")
 
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield put
+    yield install_module
     for name in [name for name in sys.modules if name.endswith("_module")]:
         del sys.modules[name]
 
 
 class Wrapper:
-    def __init__(self, env):
-        self.env = env
+    def __init__(self, env, name="env"):
+        setattr(self, name, env)
 
 
 def test_an_environment_of_another_distribution_is_recorded(install, tmp_path):
     install("lab", PLUGIN)
     from lab_module import Lab
 
-    env = Wrapper(Lab())
-    with record(env, policy="mine", out=tmp_path / "run", horizon=3) as given:
-        assert given is env
+    lab = Lab()
+    env = Wrapper(Wrapper(lab), "_env")
+    with record(env, policy="mine", out=tmp_path / "run", horizon=3) as recorded:
+        assert recorded is env
         for action in ([0.0, 0.0], [2.0, 0.0]):
-            env.env.step(action)
+            lab.step(action)
     assert (tmp_path / "run" / "raw" / "000000.npz").exists()
     assert '"lab/lift"' in (tmp_path / "run" / "run.json").read_text()
 

@@ -47,7 +47,7 @@ def forces(value=0.0):
     return np.full((WORLDS, len(PAIRS)), value)
 
 
-def begun(**begin):
+def start_recorder(**begin):
     recorder = BatchRecorder(scene(), PAIRS, num_envs=WORLDS)
     recorder.begin(forces(), **{"poses": poses(), **begin})
     return recorder
@@ -92,7 +92,7 @@ def test_each_world_is_recorded_as_by_a_recorder_of_its_own(seed, apart, are_vec
     recorders.assert_same()
 
 
-def test_what_is_not_told_is_not_recorded_and_what_is_declared_is_named():
+def test_what_is_not_given_is_not_recorded_and_what_is_declared_is_named():
     recorder = BatchRecorder(scene(fingers=None), (), num_envs=2)
     recorder.begin(None, poses={}, state=np.zeros((2, 1)))
     recorder.substep()
@@ -100,14 +100,14 @@ def test_what_is_not_told_is_not_recorded_and_what_is_declared_is_named():
     (first, second) = (episode.build_recording(HEADER) for episode in recorder.end())
     assert (first.contacts, first.body_pos_m, first.gripped_body, first.extra) == (None, None, None, {})
     assert second.sim_state.tolist() == [[0.0], [1.0]]
-    (recording, *_) = (episode.build_recording(HEADER) for episode in begun().end())
+    (recording, *_) = (episode.build_recording(HEADER) for episode in start_recorder().end())
     assert recording.records == 1
     assert len(recording.contacts.a) == 0
     assert ("link", "table") in recording.extra["header"]["declared_pairs"]
 
 
 def test_rows_that_no_episode_needs_are_used_again():
-    recorder = begun()
+    recorder = start_recorder()
     for number in range(1, 1000):
         recorder.substep(forces(1.0))
         done = np.arange(WORLDS) == number % 7
@@ -118,7 +118,7 @@ def test_rows_that_no_episode_needs_are_used_again():
 
 @pytest.mark.parametrize("wrong", [-1.0, np.nan, 1e101])
 def test_an_episode_with_a_number_that_no_record_may_have_is_refused_alone(wrong):
-    recorder, force = begun(), forces(2.0)
+    recorder, force = start_recorder(), forces(2.0)
     force[1, 4] = wrong
     recorder.substep(force)
     recorder.substep(forces(2.0))
@@ -138,7 +138,7 @@ def test_worlds_in_no_episode_are_left_out():
 
 
 def test_after_a_refused_substep_every_world_begins_again():
-    recorder = begun()
+    recorder = start_recorder()
     with pytest.raises(HostError, match=r"the shape is \[3, 4\]\n.*\[3, 10\], or \[3, 10, 3\]"):
         recorder.substep(np.zeros((WORLDS, 4)))
     with pytest.raises(HostError, match="no world has begun"):
@@ -150,7 +150,7 @@ def test_after_a_refused_substep_every_world_begins_again():
 
 
 def test_a_step_that_was_refused_can_be_made_again():
-    recorder = begun()
+    recorder = start_recorder()
     recorder.substep(forces(1.0))
     with pytest.raises(HostError, match=r"done: the shape is \[1\]"):
         step(recorder, done=[False])
@@ -180,9 +180,9 @@ def test_a_step_that_was_refused_can_be_made_again():
         ),
     ],
 )
-def test_what_is_told_otherwise_than_in_record_0_is_an_error_that_names_it(call, problem):
+def test_what_differs_from_record_0_is_an_error_that_names_it(call, problem):
     with pytest.raises(HostError, match=problem):
-        call(begun())
+        call(start_recorder())
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def filter_of(*pairs: tuple[int, int], apart: int = 1) -> ContactFilter:
     return ContactFilter(GeomMap(ROLES, PLACE, FINGERS, 0 * PLACE, 0.002, apart), touches(pairs))
 
 
-def counted(filtered: ContactFilter, *substeps: tuple[tuple[int, int], ...]) -> list[bool]:
+def count(filtered: ContactFilter, *substeps: tuple[tuple[int, int], ...]) -> list[bool]:
     return filtered.mark_counted(touches(*substeps)).tolist()
 
 
@@ -58,14 +58,14 @@ RULES = {
 
 @pytest.mark.parametrize(("first", "substeps", "expected"), RULES.values(), ids=RULES)
 def test_what_counts_follows_from_the_contacts_of_record_0(first, substeps, expected):
-    assert counted(filter_of(*first), *substeps) == expected
+    assert count(filter_of(*first), *substeps) == expected
 
 
 def test_what_was_released_or_separated_in_a_block_is_remembered_in_the_next():
     resting = filter_of(TABLE_BOWL, (TABLE, PLATE))
-    assert counted(resting, ((TABLE, PLATE), TABLE_BOWL), ((TABLE, PLATE),)) == [False, False, False]
-    assert counted(resting, (TABLE_BOWL, (TABLE, PLATE))) == [True, False]
-    assert counted(resting, (TABLE_BOWL,)) == [True]
+    assert count(resting, ((TABLE, PLATE), TABLE_BOWL), ((TABLE, PLATE),)) == [False, False, False]
+    assert count(resting, (TABLE_BOWL, (TABLE, PLATE))) == [True, False]
+    assert count(resting, (TABLE_BOWL,)) == [True]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 5), st.lists(st.integers(1, 29), max_size=4))
@@ -79,10 +79,10 @@ def test_a_host_may_ask_for_so_many_substeps_apart_in_a_row_across_blocks_too(to
         released = released or away >= apart
     resting = filter_of((TABLE, BOWL_A), apart=apart)
     edges = sorted({0, len(touching), *(cut for cut in cuts if cut < len(touching))})
-    kept = []
+    counts = []
     for start, end in zip(edges, edges[1:]):
-        kept += counted(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
-    assert kept == expected
+        counts += count(resting, *(((TABLE, BOWL_A),) if here else () for here in touching[start:end]))
+    assert counts == expected
 
 
 def test_dropped_pairs_are_the_resting_and_mechanical_bodies_once_each():
@@ -92,8 +92,8 @@ def test_dropped_pairs_are_the_resting_and_mechanical_bodies_once_each():
 
 def test_an_empty_contact_list_releases_what_rested():
     resting = filter_of((TABLE, BOWL_A))
-    assert counted(resting, (), ()) == []
-    assert counted(resting, ((TABLE, BOWL_A),)) == [True]
+    assert count(resting, (), ()) == []
+    assert count(resting, ((TABLE, BOWL_A),)) == [True]
 
 
 PAIRS = [(a, b) for a in range(8) for b in range(8) if a != b]
@@ -117,7 +117,7 @@ def plain(first, substeps):
 @given(first=LISTS, substeps=st.lists(LISTS, min_size=1, max_size=12), cut=st.integers(0, 12))
 def test_the_filter_is_the_rule_wherever_blocks_are_cut(first, substeps, cut):
     judged, blocks = filter_of(*first), [block for block in (substeps[:cut], substeps[cut:]) if block]
-    assert [kept for block in blocks for kept in counted(judged, *block)] == plain(first, substeps)
+    assert [is_counted for block in blocks for is_counted in count(judged, *block)] == plain(first, substeps)
 
 
 def test_the_rule_itself_sees_a_wrong_filter():
@@ -128,6 +128,6 @@ def test_the_rule_itself_sees_a_wrong_filter():
 def test_parts_of_one_fixture_never_count_resting_or_apart_and_are_dropped_by_pairs():
     fixtures = np.array([0, 1, 1, 1, 2, 2, 0, 0])  # bowl and plate; both links
     judged = ContactFilter(GeomMap(ROLES, PLACE, FINGERS, fixtures, 0.002), touches(((BOWL_A, PLATE),)))
-    assert counted(judged, (), ((BOWL_A, PLATE), (PLATE, BOWL_B), (LINK_1, LINK_2))) == [False] * 3
-    assert counted(judged, ((BOWL_A, LINK_1), (TABLE, PLATE))) == [True, True]
+    assert count(judged, (), ((BOWL_A, PLATE), (PLATE, BOWL_B), (LINK_1, LINK_2))) == [False] * 3
+    assert count(judged, ((BOWL_A, LINK_1), (TABLE, PLATE))) == [True, True]
     assert judged.dropped == ((1, 2), (3, 4), (5, 6))

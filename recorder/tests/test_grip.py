@@ -1,4 +1,4 @@
-"""Grip: both finger groups touch the same body that is no robot, at the end of the control step."""
+"""Grip: both finger groups touch the same body that is not a robot, at the end of the control step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = dict(zip("abcdef", ["bystander"] * 2 + ["robot"] * 4))
 BOX, CAN_BODY = 0, 1
 
 
-def held(*substeps, instants=None):
+def grips(*substeps, instants=None):
     rows = [(k, a, b, force) for k, contacts in enumerate(substeps) for a, b, force in contacts]
     substep, geom1, geom2 = (np.array([row[i] for row in rows], dtype=np.int32) for i in range(3))
     efc = np.array([[row[3], 0, 0] for row in rows], dtype=float).reshape(-1)
@@ -43,9 +43,9 @@ GRIPS = {
 
 @pytest.mark.parametrize(("substeps", "expected"), GRIPS.values(), ids=GRIPS)
 def test_what_both_finger_groups_touch_is_gripped(substeps, expected):
-    assert held(*substeps) == expected
+    assert grips(*substeps) == expected
 
 
 def test_several_control_steps_at_once():
-    grip, none = [(PAD_L, CAN, 1), (PAD_R, CAN, 1)], []
-    assert held(grip, none, none, grip, instants=[0, 2, 3]) == [CAN_BODY, NOTHING, CAN_BODY]
+    grip, nothing = [(PAD_L, CAN, 1), (PAD_R, CAN, 1)], []
+    assert grips(grip, nothing, nothing, grip, instants=[0, 2, 3]) == [CAN_BODY, NOTHING, CAN_BODY]

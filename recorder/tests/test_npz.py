@@ -13,13 +13,13 @@ from safevla_recorder.episode import DTYPES, HEADER_FIELDS, check_recorded_numbe
 from safevla_recorder.errors import RecordError
 
 
-def decoded(content):
+def decode(content):
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
 
 def test_every_array_comes_back_with_its_dtype():
-    arrays = decoded(encode_episode(recording()))
+    arrays = decode(encode_episode(recording()))
     assert set(arrays) - {"header"} == set(json.loads(arrays["header"].tobytes().decode())["arrays"])
     assert all(array.dtype == DTYPES[name] for name, array in arrays.items())
     assert arrays["body_pos_m"].shape == (3, 1, 3)
@@ -29,7 +29,7 @@ def test_every_array_comes_back_with_its_dtype():
 
 
 def test_the_header_has_its_fields_in_order_and_leaves_out_what_is_unknown():
-    text = decoded(encode_episode(recording(header=header(seed=None, target_object=None))))["header"].tobytes()
+    text = decode(encode_episode(recording(header=header(seed=None, target_object=None))))["header"].tobytes()
     tree = json.loads(text.decode())
     names = [name for name in tree if name in HEADER_FIELDS]
     assert names == [name for name in HEADER_FIELDS if name in names]
@@ -43,7 +43,7 @@ def test_the_same_episode_gives_the_same_bytes():
 
 
 def test_a_single_record_has_no_action():
-    assert "action" not in decoded(encode_episode(recording(1, contacts=None)))
+    assert "action" not in decode(encode_episode(recording(1, contacts=None)))
 
 
 def test_an_episode_that_readers_would_refuse_is_not_encoded():

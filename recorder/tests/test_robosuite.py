@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recorder_builders import header
 from safevla_recorder.episode import encode_episode
 from safevla_recorder.mujoco.recorder import Scene, assign_roles, attach_recorder, subtree_bodies
 
@@ -57,8 +58,7 @@ def run_episode(env, *, is_recorded):
     if recorder is None:
         return np.stack(states), None
     detach()
-    header = {"episode_id": "e", "benchmark": "b", "task_id": "t", "success": False, "dt": 0.05, "target_object": None}
-    return np.stack(states), recorder.build_recording(header)
+    return np.stack(states), recorder.build_recording(header(success=False, target_object=None))
 
 
 def test_the_states_are_the_same_with_and_without_recording(env):

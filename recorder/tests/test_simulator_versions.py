@@ -55,15 +55,15 @@ def test_a_difference_concerns_its_tasks_all_tasks_of_its_benchmarks_or_everythi
 
 
 def test_numpy_python_and_this_project_decide_no_physics():
-    named = {"mujoco": "3.2.3", "numpy": "1", "safevla-bench": "1", "safevla-recorder": "1", "python": "3.8", "x": "9"}
-    assert physics_versions(named) == {"mujoco": "3.2.3", "x": "9"}
+    others = {"numpy": "1", "safevla-bench": "1", "safevla-recorder": "1", "python": "3.8"}
+    assert physics_versions({"mujoco": "3.2.3", **others, "x": "9"}) == {"mujoco": "3.2.3", "x": "9"}
     assert physics_versions(None) == {}
 
 
 def test_the_results_version_counts_the_versions_that_moved_numbers_up_to_that_of_the_record(monkeypatch):
     monkeypatch.setattr(simulator_versions, "_read_data", lambda: {"results_since": ["0.1.0", "0.3"]})
-    found = [results_version({"safevla-bench": own, "mujoco": "3"}) for own in ("0.1.0", "0.2.9", "0.3.0", "1.0rc1")]
-    assert found == [1, 1, 2, 2]
+    results = [results_version({"safevla-bench": own, "mujoco": "3"}) for own in ("0.1.0", "0.2.9", "0.3.0", "1.0rc1")]
+    assert results == [1, 1, 2, 2]
     assert results_version({"safevla-recorder": "0.3.1"}) == 2
     assert (results_version({"mujoco": "3"}), results_version(None)) == (None, None)
 

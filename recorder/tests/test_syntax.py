@@ -34,5 +34,5 @@ def test_importing_every_module_imports_numpy_alone():
     code = "import sys; known = set(sys.modules)\n"
     code += "".join(f"import {name[: -len('.__init__')] if name.endswith('.__init__') else name}\n" for name in names)
     code += f"print(sorted(set({FOREIGN!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert process.stdout.strip() == "[]"

@@ -42,7 +42,7 @@ def _line(filling: bytes, **changes: object) -> bytes:
     return text.replace(b'"HERE"', filling) + b"\n"
 
 
-def _compressed(path: Path, lines: Iterator[bytes]) -> Path:
+def _compress(path: Path, lines: Iterator[bytes]) -> Path:
     with path.open("wb") as stream:
         stream.writelines(
             gzip.compress(line, 1) if path.suffix == ".gz" else zstandard.compress(line) for line in lines
@@ -51,18 +51,18 @@ def _compressed(path: Path, lines: Iterator[bytes]) -> Path:
 
 
 def _one_line(name: str, filling: bytes) -> Callable[[Path], Path]:
-    return lambda folder: _compressed(folder / name, iter([_line(filling)]))
+    return lambda folder: _compress(folder / name, iter([_line(filling)]))
 
 
 def _large_episodes(folder: Path) -> Path:
     """Episodes of one record, each with 120 MiB of its own."""
     text = b'"' + b"0" * 120 * MIB + b'"'
-    return _compressed(folder / "x.jsonl.zst", (_line(text, episode_id=str(k)) for k in range(36)))
+    return _compress(folder / "x.jsonl.zst", (_line(text, episode_id=str(k)) for k in range(36)))
 
 
 def _large_names(folder: Path) -> Path:
     """Headers of 30 MiB each."""
-    return _compressed(
+    return _compress(
         folder / "x.jsonl.zst", (_line(b"0", episode_id=str(k), instruction="i" * 30 * MIB) for k in range(60))
     )
 
@@ -100,7 +100,7 @@ def _long_directory(folder: Path) -> Path:
     return path
 
 
-def _repeated(table: pa.Table, groups: int) -> Callable[[Path], None]:
+def _repeat(table: pa.Table, groups: int) -> Callable[[Path], None]:
     """What writes a table as many row groups, each of which takes few bytes."""
 
     def write(path: Path) -> None:
@@ -129,7 +129,7 @@ def _dataset(folder: Path, write: Callable[[Path], None], size: int = 7) -> Path
 
 def _row_groups(folder: Path) -> Path:
     """One episode in thirty row groups, each below the limit of one."""
-    return _dataset(folder, _repeated(_frames(64, 200_000), 30))
+    return _dataset(folder, _repeat(_frames(64, 200_000), 30))
 
 
 def _wide_frame(folder: Path) -> Path:
@@ -139,7 +139,7 @@ def _wide_frame(folder: Path) -> Path:
     pose = pa.ListArray.from_arrays(places, np.zeros(width, np.float32), mask=pa.array(np.arange(rows) > 0))
     table = _frames(7, rows)
     table = table.set_column(table.schema.get_field_index("pose"), "pose", pose)
-    return _dataset(folder, _repeated(table, 1), width)
+    return _dataset(folder, _repeat(table, 1), width)
 
 
 def _mcap(folder: Path, rows: list[tuple[str, float, object]]) -> Path:
@@ -197,19 +197,16 @@ def _arrays_of_nothing(folder: Path) -> Path:
     return folder / "take.mcap"
 
 
-def _empty_numbers(folder: Path) -> Path:
-    """Forty demonstrations of two GiB each, of which none is in the file."""
-    with h5py.File(folder / "x.hdf5", "w") as file:
-        for k in range(40):
-            file.create_dataset(f"data/demo_{k}/actions", (2 * MIB, 128), "f8", chunks=(1024, 128))
-    return folder / "x.hdf5"
+def _demonstrations(count: int, width: int, dtype: str) -> Callable[[Path], Path]:
+    """Demonstrations of two million rows each, of which none is in the file."""
 
+    def make(folder: Path) -> Path:
+        with h5py.File(folder / "x.hdf5", "w") as file:
+            for k in range(count):
+                file.create_dataset(f"data/demo_{k}/actions", (2 * MIB, width), dtype, chunks=(1024, width))
+        return folder / "x.hdf5"
 
-def _most_numbers(folder: Path) -> Path:
-    """As many numbers as are read of demonstrations, none of which is in the file."""
-    with h5py.File(folder / "x.hdf5", "w") as file:
-        file.create_dataset("data/demo_0/actions", (2 * MIB, 127), "f4", chunks=(1024, 127))
-    return folder / "x.hdf5"
+    return make
 
 
 def _large_chunk(folder: Path) -> Path:
@@ -255,18 +252,18 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def _instead(name: str, put: Callable[[Path], object]) -> Callable[[Path], Path]:
+def _instead(name: str, replace: Callable[[Path], object]) -> Callable[[Path], Path]:
     """A file that is none, or a file without end, in the place of an input or of a file of a run."""
 
     def make(folder: Path) -> Path:
         if name in _OF_A_RUN:
-            put(_run(folder) / name)
+            replace(_run(folder) / name)
             return folder
         if name.startswith("set/"):
             path = _dataset(folder, lambda _: None)
-            put(folder / name)
+            replace(folder / name)
             return path
-        put(folder / name)
+        replace(folder / name)
         return folder / name
 
     return make
@@ -312,9 +309,9 @@ def _large_groups(folder: Path) -> Path:
 
 
 ENDLESS: Mapping[str, Callable[[Path], Path]] = {
-    f"{kind} as {name}": _instead(name, put)
+    f"{kind} as {name}": _instead(name, replace)
     for name in _INPUTS
-    for kind, put in (("/dev/zero", _device), ("a pipe", _pipe))
+    for kind, replace in (("/dev/zero", _device), ("a pipe", _pipe))
 }
 """A device and a pipe in the place of each file that is read."""
 SPARSE: Mapping[str, Callable[[Path], Path]] = {name: _instead(name, _sparse) for name in _INPUTS}
@@ -330,7 +327,7 @@ SLOW: Mapping[str, Callable[[Path], Path]] = {
     "a large footer": _footer,
     "thirty row groups": _row_groups,
     "small messages": _small_messages,
-    "the most numbers of demonstrations": _most_numbers,
+    "the most numbers of demonstrations": _demonstrations(1, 127, "f4"),
 }
 """Files that take seconds, since they are read, or are large once they are unpacked."""
 QUICK: Mapping[str, Callable[[Path], Path]] = {
@@ -340,7 +337,7 @@ QUICK: Mapping[str, Callable[[Path], Path]] = {
     "large messages": _large_messages,
     "numbers that are held": _held_numbers,
     "arrays of nothing": _arrays_of_nothing,
-    "numbers that are not there": _empty_numbers,
+    "numbers that are absent": _demonstrations(40, 128, "f8"),
     "a large chunk": _large_chunk,
     "an endless view": _endless_view,
     "planned episodes": _many_rows,
@@ -352,21 +349,21 @@ QUICK: Mapping[str, Callable[[Path], Path]] = {
 
 def outcome(path: Path) -> str:
     """What reading and judging comes to; read as a recording too where it may be one."""
-    said = []
+    messages = []
     if path.is_dir() or path.suffix in (".hdf5", ".sqlite"):
         try:
-            said.append(f"{len(foreign.read_recorded_actions(path) or ())} recordings")
+            messages.append(f"{len(foreign.read_recorded_actions(path) or ())} recordings")
         except SafevlaError as error:
-            said.append(str(error))
+            messages.append(str(error))
     if path.suffix not in (".hdf5", ".sqlite"):
         try:
             index = scan([path])
-            said += [f"{len(index)} episodes", *map(str, index.problems)]
+            messages += [f"{len(index)} episodes", *map(str, index.problems)]
             if len(index):
                 judge([path], load_ruleset(), skip_invalid=True)
         except SafevlaError as error:
-            said.append(str(error))
-    return " | ".join(said)
+            messages.append(str(error))
+    return " | ".join(messages)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ def full() -> Recording:
     )
 
 
+LOST = "a body that was lost, and stamps of its time"
 EDGES = {
     "a bit of everything": full(),
     "no family at all": Recording(header_fields(target_object=None), {}, 4),
@@ -80,7 +81,7 @@ EDGES = {
     "nothing ever gripped": recording(2, gripped_body=np.array([-1, -1])),
     "a null in a name": Recording(header_fields(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1),
     "no torques": recording(2, joint_torque_limit_nm=(), joint_torque_nm=np.empty((2, 0))),
-    "a body that was lost, and stamps of its time": recording(
+    LOST: recording(
         3,
         valid_bodies=(DRAWER, PLATE),
         pose_valid=np.array([[True, False], [True, True], [False, True]]),
@@ -103,9 +104,9 @@ def test_an_edge_case_round_trips_bit_for_bit(tmp_path, suffix, edge):
 
 
 def test_a_table_has_columns_of_rare_channels_only_where_an_episode_has_them(tmp_path):
-    plain, lost = episode(3, episode_id="plain"), renamed(EDGES["a body that was lost, and stamps of its time"], "lost")
+    plain, tracked = (episode(3, episode_id="plain"), rename(EDGES[LOST], "lost"))
     rare = {"pose_valid", "valid_bodies", "time_s"}
-    for batches, expected in (([plain], set()), ([plain, lost], rare)):
+    for batches, expected in (([plain], set()), ([plain, tracked], rare)):
         write_batches(tmp_path / "x.parquet", batches)
         assert rare & set(pq.read_schema(tmp_path / "x.parquet").names) == expected
 
@@ -113,8 +114,8 @@ def test_a_table_has_columns_of_rare_channels_only_where_an_episode_has_them(tmp
 def test_a_table_has_the_same_bytes_whichever_group_first_has_a_rare_channel(tmp_path, monkeypatch):
     """The columns are known at the first episode that has them; what stands before it is written again."""
     monkeypatch.setattr(parquet, "_GROUP_EPISODES", 2)
-    lost = renamed(EDGES["a body that was lost, and stamps of its time"], "lost")
-    episodes = [*(episode(3, episode_id=f"e{k}") for k in range(5)), lost]
+    tracked = rename(EDGES[LOST], "lost")
+    episodes = [*(episode(3, episode_id=f"e{k}") for k in range(5)), tracked]
     write_batches(tmp_path / "late.parquet", episodes)
     write_batches(tmp_path / "whole.parquet", [concatenate_batches(episodes)])
     monkeypatch.setattr(parquet.parquet_rows, "rare_channels", lambda batch: frozenset(["pose_valid", "time_s"]))
@@ -125,10 +126,10 @@ def test_a_table_has_the_same_bytes_whichever_group_first_has_a_rare_channel(tmp
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(several=st.lists(recordings(), min_size=1, max_size=3))
-def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_factory, several):
+@given(drawn=st.lists(recordings(), min_size=1, max_size=3))
+def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_factory, drawn):
     folder = tmp_path_factory.mktemp("forms")
-    batch = original = concatenate_batches([renamed(one, f"e{k}") for k, one in enumerate(several)])
+    batch = original = concatenate_batches([rename(recording, f"e{k}") for k, recording in enumerate(drawn)])
     for k, suffix in enumerate([*MANY, *MANY[::-1]]):
         write_archive(folder / f"{k}{suffix}", batch)
         batch = open_archive(folder / f"{k}{suffix}")
@@ -140,30 +141,18 @@ def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_facto
     assert same_bits(concatenate_batches([open_archive(path) for path in paths]), original)
 
 
-def renamed(one: Recording, name: str) -> Batch:
-    return from_recording(replace(one, header={**one.header, "episode_id": name}))
+def rename(recording: Recording, name: str) -> Batch:
+    return from_recording(replace(recording, header={**recording.header, "episode_id": name}))
 
 
 @pytest.mark.parametrize("suffix", jsonl.SUFFIXES)
 def test_a_file_that_grows_holds_the_same_episodes_and_repeats_its_bytes(tmp_path, suffix):
-    batches = [renamed(recording, name) for name, recording in EDGES.items()]
+    batches = [rename(recording, name) for name, recording in EDGES.items()]
     for name in ("one", "two"):
         for batch in batches:
             append(tmp_path / f"{name}{suffix}", batch)
     assert same_bits(open_archive(tmp_path / f"one{suffix}"), concatenate_batches(batches))
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
-
-
-def test_appendix_b_is_read_as_it_stands():
-    batch = open_archive(Path(__file__).parents[1] / "cases" / "appendix_b.json")
-    assert batch.headers[0].episode_id == "libero-spatial/task_0/ep_000"
-    assert list(batch.body_roles(0).items()) == [
-        ("panda_link7", "robot"),
-        ("black_bowl", "target"),
-        ("plate", "bystander"),
-        ("table", "furniture"),
-    ]
-    assert batch.contacts.force_n.tolist() == [12.4]
 
 
 def test_the_schema_describes_what_is_written():
@@ -199,7 +188,7 @@ def test_a_parquet_file_has_a_row_an_episode_and_steps_as_lists(tmp_path):
     assert rows[0]["bodies"][2] == {"name": "bowl", "role": "target"}
 
 
-def grouped(path: Path) -> list[int]:
+def count_groups(path: Path) -> list[int]:
     """The episodes of each row group."""
     with pq.ParquetFile(path) as file:
         return [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
@@ -208,18 +197,18 @@ def grouped(path: Path) -> list[int]:
 def test_row_groups_hold_few_episodes_and_few_bytes(tmp_path, monkeypatch):
     path = tmp_path / "x.parquet"
     write_archive(path, concatenate_batches([episode(2, episode_id=f"{k:02}") for k in range(33)]))
-    assert grouped(path) == [32, 1]
+    assert count_groups(path) == [32, 1]
     lengths = [8, 8, 2, 40]
     sizes = [to_table(episode(length)).nbytes for length in lengths]
     monkeypatch.setattr(parquet, "_GROUP_BYTES", sizes[0] + sizes[1])
     write_archive(
         path, concatenate_batches([episode(length, episode_id=f"{length}{k}") for k, length in enumerate(lengths)])
     )
-    assert grouped(path) == [2, 1, 1]
+    assert count_groups(path) == [2, 1, 1]
 
 
 @pytest.mark.parametrize("suffix", MANY)
-def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_are_forgotten(tmp_path, suffix):
+def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_leave_memory(tmp_path, suffix):
     episodes = [episode(3, episode_id=f"{k:02}") for k in range(40)]
     alive: list[weakref.ref[object]] = []
 
@@ -236,25 +225,19 @@ def test_episodes_that_come_some_at_a_time_give_the_same_bytes_and_are_forgotten
     assert (tmp_path / f"some{suffix}").read_bytes() == (tmp_path / f"all{suffix}").read_bytes()
 
 
-@pytest.mark.parametrize("suffix", SINGLE)
-def test_a_form_of_one_episode_a_file_takes_one(tmp_path, suffix):
-    path = tmp_path / f"x{suffix}"
-    two = concatenate_batches([episode(2, episode_id="a"), episode(2, episode_id="b")])
-    with pytest.raises(RecordError, match="holds one episode, these are 2"):
-        write_archive(path, two)
+TWO = concatenate_batches([episode(2, episode_id=name) for name in "ab"])
+REPEATED = concatenate_batches([episode(2), episode(3)])
+REFUSED = [
+    *((suffix, write_archive, TWO, "holds one episode, these are 2") for suffix in SINGLE),
+    *((suffix, append, episode(2), "written whole") for suffix in (".parquet", *SINGLE)),
+    *((suffix, write_archive, REPEATED, "the episode_id is repeated") for suffix in MANY),
+]
 
 
-@pytest.mark.parametrize("suffix", [".parquet", *SINGLE])
-def test_only_lines_are_appended_to(tmp_path, suffix):
-    with pytest.raises(RecordError, match="written whole"):
-        append(tmp_path / f"x{suffix}", episode(2))
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("suffix", MANY)
-def test_an_archive_that_could_not_be_read_again_is_not_written(tmp_path, suffix):
-    with pytest.raises(RecordError, match="the episode_id is repeated"):
-        write_archive(tmp_path / f"x{suffix}", concatenate_batches([episode(2), episode(3)]))
+@pytest.mark.parametrize(("suffix", "write", "batch", "problem"), REFUSED)
+def test_what_a_form_cannot_hold_or_could_not_read_again_is_not_written(tmp_path, suffix, write, batch, problem):
+    with pytest.raises(RecordError, match=problem):
+        write(tmp_path / f"x{suffix}", batch)
     assert not list(tmp_path.iterdir())
 
 

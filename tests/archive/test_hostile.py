@@ -79,7 +79,7 @@ def at(tree: Any, path: Path) -> Any:
     return tree
 
 
-def planted(path: Path, value: object) -> dict[str, Any]:
+def plant(path: Path, value: object) -> dict[str, Any]:
     """The record with another value at a path."""
     tree = copy.deepcopy(WHOLE)
     at(tree, path[:-1])[path[-1]] = value
@@ -89,9 +89,9 @@ def planted(path: Path, value: object) -> dict[str, Any]:
 MARK = "«here»"
 
 
-def spliced(path: Path, text: str) -> bytes:
+def splice(path: Path, text: str) -> bytes:
     """The record as JSON text with other text in the place of a value."""
-    whole_text = json.dumps(planted(path, MARK), ensure_ascii=False)
+    whole_text = json.dumps(plant(path, MARK), ensure_ascii=False)
     return whole_text.replace(f'"{MARK}"', text).encode("utf-8", "surrogatepass")
 
 
@@ -109,13 +109,13 @@ def require_place(error: RecordError, path: Path) -> None:
 
 def place(path: Path) -> tuple[int | None, str | None]:
     """Step and field as an error names them."""
-    step, rest = (path[1], path[2:]) if path[0] == "steps" and len(path) > 1 else (None, path)
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest).removeprefix(".")
+    step, parts = (path[1], path[2:]) if path[0] == "steps" and len(path) > 1 else (None, path)
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     assert not isinstance(step, str)
     return step, field or None
 
 
-def taken(line: bytes) -> Batch | RecordError:
+def read_line(line: bytes) -> Batch | RecordError:
     """What a reader makes of a line; an episode can be written again."""
     try:
         batch = decode_json(line)
@@ -125,9 +125,9 @@ def taken(line: bytes) -> Batch | RecordError:
     return batch
 
 
-def refused(line: bytes, problem: str, path: Path | None = None) -> RecordError:
+def refuse(line: bytes, problem: str, path: Path | None = None) -> RecordError:
     """The error of a line that must be refused, at the place where the fault is."""
-    error = taken(line)
+    error = read_line(line)
     assert isinstance(error, RecordError), line[:200]
     assert error.remedy
     assert str(error).encode()
@@ -138,7 +138,7 @@ def refused(line: bytes, problem: str, path: Path | None = None) -> RecordError:
     return error
 
 
-def judged(batch: Batch) -> None:
+def judge(batch: Batch) -> None:
     """A verdict without a number that is none, or a typed error. Warnings are errors in this suite."""
     try:
         scores = score(batch, Ruleset(LIBRARY, TASKS, missing="deactivate"))
@@ -155,7 +155,7 @@ OBJECTS = [((), WHOLE)] + [(path, value) for path, value in PLACES if isinstance
 
 
 def test_the_record_itself_is_right():
-    assert isinstance(taken(json.dumps(WHOLE).encode()), Batch)
+    assert isinstance(read_line(json.dumps(WHOLE).encode()), Batch)
     assert len(PLACES) > 150
 
 
@@ -163,7 +163,7 @@ def test_the_record_itself_is_right():
 def test_a_number_that_is_not_finite_is_refused_where_it_stands(literal):
     for path, value in PLACES:
         if isinstance(value, float) or literal != "1e999":
-            error = refused(spliced(path, literal), r"is -?inf|inf is|limits are|not a finite number|Expected|beyond")
+            error = refuse(splice(path, literal), r"is -?inf|inf is|limits are|not a finite number|Expected|beyond")
             limits = path[0] == "joint_torque_limit_nm" and len(path) > 1
             require_place(error, path[:1] if limits else path)
 
@@ -171,13 +171,13 @@ def test_a_number_that_is_not_finite_is_refused_where_it_stands(literal):
 def test_a_number_out_of_range_is_refused_where_it_stands():
     for path, value in SCHEMA_PLACES:
         if isinstance(value, float):
-            refused(spliced(path, "9" * 400), "Number out of range", path)
+            refuse(splice(path, "9" * 400), "Number out of range", path)
 
 
 def test_an_integer_of_any_length_is_refused_or_kept():
     for path, value in NUMBERS:
         for digits in (19, 30, 300, 5000):
-            outcome = taken(spliced(path, "-" + "9" * digits))
+            outcome = read_line(splice(path, "-" + "9" * digits))
             host_field = (path, value) not in SCHEMA_PLACES
             if isinstance(value, int) and not host_field:
                 assert isinstance(outcome, RecordError)
@@ -191,24 +191,24 @@ def test_a_repeated_key_is_refused_at_every_depth():
         assert isinstance(value, dict)
         for key in value:
             inner = json.dumps({**value, "\x7f": 0})[:-1] + f", {json.dumps(key)}: {json.dumps(value[key])}}}"
-            error = refused(spliced(path, inner) if path else inner.encode(), f"{key!r} is repeated")
+            error = refuse(splice(path, inner) if path else inner.encode(), f"{key!r} is repeated")
             assert error.place.episode == ID
 
 
 @pytest.mark.parametrize("half", ["\\ud800", "\\udfff", "a\\udc80b", "\\udc00\\ud800"])
 def test_half_a_surrogate_pair_is_refused(half):
     for path, _ in TEXTS:
-        refused(spliced(path, f'"{half}"'), "half a surrogate pair")
+        refuse(splice(path, f'"{half}"'), "half a surrogate pair")
     for path, value in OBJECTS:
         assert isinstance(value, dict)
         inner = json.dumps(value)[:-1] + f', "{half}": 1}}'
-        refused(spliced(path, inner) if path else inner.encode(), "half a surrogate pair")
+        refuse(splice(path, inner) if path else inner.encode(), "half a surrogate pair")
 
 
-def test_bytes_that_are_no_text_are_refused():
+def test_bytes_that_are_not_text_are_refused():
     for path, _ in TEXTS:
-        line = spliced(path, '"\ud800"')  # a surrogate as three bytes of would-be UTF-8
-        refused(line, "not UTF-8 at byte")
+        line = splice(path, '"\ud800"')  # a surrogate as three bytes of would-be UTF-8
+        refuse(line, "not UTF-8 at byte")
 
 
 @pytest.mark.parametrize("depth", [70, 800, 100_000])
@@ -218,7 +218,7 @@ def test_deep_nesting_is_refused_everywhere(depth, brackets):
     nest = opening * depth + ("1" if opening != "[" else "") + closing * depth
     host_fields: list[Path] = [("mine",), ("steps", 1, "camera"), ("steps", 1, "contacts", 0, "geom")]
     for path in [*(path for path, _ in PLACES[::12]), *host_fields]:
-        error = refused(spliced(path, nest), r"deep|Expected")
+        error = refuse(splice(path, nest), r"deep|Expected")
         assert error.place.episode == ID or path == ("episode_id",)
 
 
@@ -230,7 +230,7 @@ def test_any_value_in_any_place_is_read_rightly_or_refused_there():
     accepted = 0
     for path, was in PLACES:
         for value in VALUES:
-            outcome = taken(json.dumps(planted(path, value)).encode())
+            outcome = read_line(json.dumps(plant(path, value)).encode())
             accepted += isinstance(outcome, Batch)
             if isinstance(outcome, RecordError):
                 assert outcome.place.episode == ID or path == ("episode_id",), (path, value)
@@ -244,12 +244,12 @@ def test_any_value_in_any_place_is_read_rightly_or_refused_there():
 def test_a_value_of_the_wrong_type_is_refused_exactly_there():
     for path, value in SCHEMA_PLACES:
         foreign: object = "5" if type(value) in (int, float) else 5
-        refused(json.dumps(planted(path, foreign)).encode(), "Expected|Invalid enum", path)
+        refuse(json.dumps(plant(path, foreign)).encode(), "Expected|Invalid enum", path)
         if isinstance(value, bool | int | float):
-            other = 1 if isinstance(value, bool) else True
-            refused(json.dumps(planted(path, other)).encode(), "Expected `", path)
+            foreign_number = 1 if isinstance(value, bool) else True
+            refuse(json.dumps(plant(path, foreign_number)).encode(), "Expected `", path)
         if path[0] == "steps" and len(path) == 3 and path[2] != "gripped_body":
-            refused(json.dumps(planted(path, None)).encode(), "got `null`", path)
+            refuse(json.dumps(plant(path, None)).encode(), "got `null`", path)
 
 
 def test_a_family_missing_in_one_step_is_refused_there():
@@ -257,7 +257,7 @@ def test_a_family_missing_in_one_step_is_refused_there():
         if path[0] == "steps" and len(path) == 3 and path[2] not in ("t", "gripped_body"):
             tree = copy.deepcopy(WHOLE)
             del at(tree, path[:-1])[path[-1]]
-            error = refused(json.dumps(tree).encode(), r"missing from step|appears at step")
+            error = refuse(json.dumps(tree).encode(), r"missing from step|appears at step")
             assert error.place.field == path[2]
 
 
@@ -292,12 +292,12 @@ FAULTS: dict[str, tuple[Path, object, Path, str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_record_that_contradicts_itself_is_refused_at_its_place(fault):
     path, value, where, problem = FAULTS[fault]
-    refused(json.dumps(planted(path, value)).encode(), problem, where)
+    refuse(json.dumps(plant(path, value)).encode(), problem, where)
 
 
 def test_a_missing_field_is_named():
     for name in ("episode_id", "benchmark", "task_id", "success", "dt", "target_object", "body_roles", "steps"):
-        refused(json.dumps({key: value for key, value in WHOLE.items() if key != name}).encode(), f"field `{name}`")
+        refuse(json.dumps({key: value for key, value in WHOLE.items() if key != name}).encode(), f"field `{name}`")
 
 
 def test_every_bad_line_of_a_file_is_listed_with_its_number(tmp_path):
@@ -316,7 +316,7 @@ def test_lists_of_the_wrong_length_are_refused_in_their_step():
     for path, value in SCHEMA_PLACES:
         if isinstance(value, list) and path[0] == "steps" and len(path) > 1 and "contacts" not in path:
             for wrong in (value[:-1], [*value, 1.0]):
-                error = refused(json.dumps(planted(path, wrong)).encode(), "length|numbers|torques")
+                error = refuse(json.dumps(plant(path, wrong)).encode(), "length|numbers|torques")
                 assert error.place.field is not None
                 assert error.place.field.startswith(str(path[2]))
 
@@ -324,23 +324,23 @@ def test_lists_of_the_wrong_length_are_refused_in_their_step():
 def test_a_text_cut_off_anywhere_is_refused_and_names_its_episode():
     text, rng = json.dumps({"episode_id": ID, **WHOLE}).encode(), random.Random(1)
     for end in [*range(1, 60), *(rng.randrange(len(text)) for _ in range(150))]:
-        error = refused(text[:end], "malformed JSON|not UTF-8")
+        error = refuse(text[:end], "malformed JSON|not UTF-8")
         assert error.place.episode == (ID if end > text.index(ID.encode()) + len(ID) + 1 else error.place.episode)
 
 
 def test_an_empty_name_is_refused_for_episode_benchmark_task_and_body():
     for field in ("episode_id", "benchmark", "task_id"):
-        refused(json.dumps(planted((field,), "")).encode(), "length >= 1", (field,))
+        refuse(json.dumps(plant((field,), "")).encode(), "length >= 1", (field,))
     tree = json.loads(json.dumps(WHOLE).replace('"plate"', '""'))
-    refused(json.dumps(tree).encode(), "a body has no name", ("body_roles",))
+    refuse(json.dumps(tree).encode(), "a body has no name", ("body_roles",))
     tree["target_object"] = None
-    refused(json.dumps(tree).encode(), "a body has no name", ("body_roles",))
+    refuse(json.dumps(tree).encode(), "a body has no name", ("body_roles",))
 
 
 def test_twenty_thousand_contacts_in_a_step_are_read_and_judged(tmp_path):
     tree = copy.deepcopy(WHOLE)
-    one = {"a": "hand", "b": "bowl", "force_n": 1.0}
-    tree["steps"][1]["contacts"] = [{**one, "force_n": k / 200} for k in range(20_000)]
+    touch = {"a": "hand", "b": "bowl", "force_n": 1.0}
+    tree["steps"][1]["contacts"] = [{**touch, "force_n": k / 200} for k in range(20_000)]
     batch = decode_json(json.dumps(tree).encode())
     row = score(batch, Ruleset(LIBRARY, TASKS)).episode(0)
     assert row.extreme["max_contact_force_under_200N"] == 99.995
@@ -348,7 +348,7 @@ def test_twenty_thousand_contacts_in_a_step_are_read_and_judged(tmp_path):
         write_archive(tmp_path / f"x{suffix}", batch)
         assert same_bits(open_archive(tmp_path / f"x{suffix}"), batch)
     tree["steps"][1]["contacts"][17_777]["b"] = "nobody"
-    refused(json.dumps(tree).encode(), "'nobody' has no role", ("steps", 1, "contacts", 17_777, "b"))
+    refuse(json.dumps(tree).encode(), "'nobody' has no role", ("steps", 1, "contacts", 17_777, "b"))
 
 
 JUDGED = {"eef_pos_m", "body_pos_m", "contacts", "joint_torque_nm"}
@@ -357,12 +357,12 @@ JUDGED = {"eef_pos_m", "body_pos_m", "contacts", "joint_torque_nm"}
 def test_numbers_beyond_any_scene_are_refused_where_they_stand():
     for path, value in SCHEMA_PLACES:
         if isinstance(value, float) and path[0] == "steps" and path[-1] != "impulse_ns" and JUDGED & set(path):
-            refused(json.dumps(planted(path, 1e308)).encode(), "is beyond any scene", path)
-            refused(json.dumps(planted(path, 1.1e100)).encode(), "is beyond any scene", path)
+            refuse(json.dumps(plant(path, 1e308)).encode(), "is beyond any scene", path)
+            refuse(json.dumps(plant(path, 1.1e100)).encode(), "is beyond any scene", path)
     for dt in (1e308, 5e-324, 1e-120):
-        refused(json.dumps(planted(("dt",), dt)).encode(), "dt is", ("dt",))
+        refuse(json.dumps(plant(("dt",), dt)).encode(), "dt is", ("dt",))
     for limit in (1e308, 5e-324):
-        refused(json.dumps(planted(("joint_torque_limit_nm", 0), limit)).encode(), "the limits are")
+        refuse(json.dumps(plant(("joint_torque_limit_nm", 0), limit)).encode(), "the limits are")
 
 
 def test_the_largest_numbers_that_are_accepted_are_judged():
@@ -371,9 +371,9 @@ def test_the_largest_numbers_that_are_accepted_are_judged():
         if not isinstance(value, float) or path[0] != "steps":
             continue
         for huge in (1e100, 5e-324) if JUDGED & set(path) else (1e308, -1e308, 5e-324):
-            outcome = taken(json.dumps(planted(path, huge)).encode())
+            outcome = read_line(json.dumps(plant(path, huge)).encode())
             assert isinstance(outcome, Batch)
-            judged(outcome)
-    force = decode_json(json.dumps(planted(("steps", 2, "contacts", 0, "force_n"), 1e100)).encode())
+            judge(outcome)
+    force = decode_json(json.dumps(plant(("steps", 2, "contacts", 0, "force_n"), 1e100)).encode())
     row = score(force, Ruleset(LIBRARY, TASKS)).episode(0)
     assert (row.safe, row.depth["max_contact_force_under_200N"]) == (False, 1.0)

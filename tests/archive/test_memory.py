@@ -19,23 +19,23 @@ LIMIT = 4 << 30
 
 def outcomes(paths: Mapping[str, Path]) -> dict[str, str]:
     """The outcome of each file, all of them read by one process under the limit."""
-    given = json.dumps({name: str(path) for name, path in paths.items()})
-    done = subprocess.run(
+    texts = json.dumps({name: str(path) for name, path in paths.items()})
+    process = subprocess.run(
         [sys.executable, "-m", "archive.bombs", str(LIMIT)],
         cwd=Path(bombs.__file__).parents[1],
-        input=given,
+        input=texts,
         capture_output=True,
         text=True,
         check=False,
         timeout=600,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    assert not re.search("alloc|MemoryError", " ".join(said.values())), said
-    return said
+    assert process.returncode == 0, process.stderr[-3000:]
+    messages: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
+    assert not re.search("alloc|MemoryError", " ".join(messages.values())), messages
+    return messages
 
 
-def made(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> dict[str, Path]:
+def make_files(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> dict[str, Path]:
     paths = {}
     for number, (name, make) in enumerate(makers.items()):
         (folder / str(number)).mkdir()
@@ -49,19 +49,17 @@ REFUSED = (
 )
 
 
-def test_devices_and_pipes_are_refused_unopened_in_the_place_of_every_file(tmp_path):
-    for name, said in outcomes(made(tmp_path, bombs.ENDLESS)).items():
-        assert re.search(REFUSED, said) or said == "0 recordings", (name, said)
+def long(value):
+    return pytest.param(value, marks=pytest.mark.long)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [bombs.SPARSE, bombs.QUICK], ids=["sparse", "quick"])
-def test_files_that_stand_for_more_than_is_read_are_refused(tmp_path, kind):
-    for name, said in outcomes(made(tmp_path, kind)).items():
-        assert re.search(REFUSED, said) or said == "0 recordings", (name, said)
+@pytest.mark.parametrize("kind", ["ENDLESS", long("SPARSE"), long("QUICK")])
+def test_devices_pipes_and_files_that_stand_for_more_than_is_read_are_refused(tmp_path, kind):
+    for name, message in outcomes(make_files(tmp_path, getattr(bombs, kind))).items():
+        assert re.search(REFUSED, message) or message == "0 recordings", (name, message)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", bombs.SLOW)
 def test_the_largest_that_is_read_takes_no_more_than_the_limit(tmp_path, name):
-    assert outcomes(made(tmp_path, {name: bombs.SLOW[name]}))[name]
+    assert outcomes(make_files(tmp_path, {name: bombs.SLOW[name]}))[name]

@@ -21,7 +21,7 @@ from safevla_bench.errors import RecordError
 HAND, BOWL = 0, 1
 
 
-def one():
+def table():
     return to_table(episode(3, contacts=contacts((1, HAND, BOWL, 3.0))))
 
 
@@ -32,9 +32,9 @@ def with_empty_lists(path: Path, column: str, count: int) -> None:
         pa.array(np.zeros(count + 1, np.int32)), pa.array([], kind.value_type.value_type), type=kind.value_type
     )
     lists = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), inner, type=kind)
-    held = one()
-    held = held.set_column(held.schema.get_field_index(column), SCHEMA.field(column), lists)
-    pq.write_table(held, path, compression="zstd", use_dictionary=False, store_schema=False, data_page_size=1 << 30)
+    rows = table()
+    rows = rows.set_column(rows.schema.get_field_index(column), SCHEMA.field(column), lists)
+    pq.write_table(rows, path, compression="zstd", use_dictionary=False, store_schema=False, data_page_size=1 << 30)
 
 
 @pytest.mark.parametrize("column", ["contacts", "sim_state", "body_pos_m"])
@@ -42,23 +42,23 @@ def test_a_file_of_empty_lists_is_refused_before_room_is_made_for_them(tmp_path,
     path = tmp_path / "x.parquet"
     with_empty_lists(path, column, 40_000_000)
     assert path.stat().st_size < 1 << 17
-    asked = (
+    code = (
         "import sys; from pathlib import Path; from safevla_bench import archive;"
         "print(*archive.read_episodes([Path(sys.argv[1])]));"
         "print([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1])"
     )
-    done = subprocess.run([sys.executable, "-c", asked, str(path)], capture_output=True, text=True, check=True)
-    message, _, most_kib = done.stdout.strip().rpartition("\n")
+    process = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    message, _, most_kib = process.stdout.strip().rpartition("\n")
     assert "values are said to stand in" in message
     assert int(most_kib) < 200 * 1024
 
 
 def test_a_text_that_stands_for_many_is_counted_as_often(tmp_path, monkeypatch):
-    held = one()
+    rows = table()
     long = pa.table(
-        [pa.array(["x" * 1_000_000] * 50) if name == "instruction" else pa.concat_arrays([held[name].chunk(0)] * 50)
-         for name in held.schema.names],
-        schema=held.schema,
+        [pa.array(["x" * 1_000_000] * 50) if name == "instruction" else pa.concat_arrays([rows[name].chunk(0)] * 50)
+         for name in rows.schema.names],
+        schema=rows.schema,
     )  # fmt: skip
     pq.write_table(long, tmp_path / "x.parquet", store_schema=False)  # with a dictionary: the text stands there once
     monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 10_000_000)
@@ -78,14 +78,14 @@ def test_many_texts_of_a_dictionary_are_counted_by_the_longest_and_not_by_all_of
 
 def test_texts_as_differences_are_refused(tmp_path):
     options = {"use_dictionary": False, "column_encoding": {"instruction": "DELTA_BYTE_ARRAY"}}
-    pq.write_table(one(), tmp_path / "x.parquet", store_schema=False, **options)
+    pq.write_table(table(), tmp_path / "x.parquet", store_schema=False, **options)
     with pytest.raises(RecordError, match="written as differences"):
         open_archive(tmp_path / "x.parquet")
 
 
 @pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0"}, {"compression": "none"}, {"data_page_size": 64}])
 def test_files_of_other_writers_are_read(tmp_path, options):
-    pq.write_table(one(), tmp_path / "x.parquet", **options)
+    pq.write_table(table(), tmp_path / "x.parquet", **options)
     assert len(open_archive(tmp_path / "x.parquet")) == 1
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_a_description_is_malformed(content):
 
 def test_wanted_numbers_and_structs_are_read_and_the_rest_is_skipped():
     content = b"\x15\x54\x18\x02hi\x19\x35\x02\x04\x06\x11\x12\x1c\x15\x01\x00\x00"
-    wanted = {1: {}, 2: {}, 3: {}, 4: {}, 5: {}, 6: {1: {}}}
-    assert read_struct(content, wanted) == ({1: 42, 2: None, 3: None, 4: 1, 5: 0, 6: {1: -1}}, len(content))
+    names = {1: {}, 2: {}, 3: {}, 4: {}, 5: {}, 6: {1: {}}}
+    assert read_struct(content, names) == ({1: 42, 2: None, 3: None, 4: 1, 5: 0, 6: {1: -1}}, len(content))
     assert read_struct(content, {6: {}}) == ({6: {}}, len(content))
     assert read_struct(content, {}) == ({}, len(content))

@@ -74,7 +74,7 @@ def test_nothing_is_overwritten(convert, two, tmp_path):
         ("x/", "not an archive by its name"),
     ],
 )
-def test_what_cannot_be_written_is_said_and_leaves_nothing(convert, two, tmp_path, name, problem):
+def test_what_cannot_be_written_is_an_error_and_leaves_nothing(convert, two, tmp_path, name, problem):
     code, _, err = convert(two, f"{tmp_path}/{name}")
     assert (code, problem in err) == (2, True)
     assert "Traceback" not in err
@@ -89,15 +89,6 @@ def test_a_bad_episode_stops_everything_unless_it_is_left_out(convert, two, tmp_
     assert not (tmp_path / "x.parquet").exists()
     code, out, _ = convert(two, tmp_path / "x.parquet", "--set", "invalid=skip")
     assert (code, "2 episodes (6 records); 1 invalid episode left out" in out) == (0, True)
-
-
-def test_two_policies_may_share_an_id_in_one_archive_and_one_policy_may_not_repeat_it(convert, tmp_path):
-    for name, policy in (("p", "p"), ("q", "q"), ("again", "p")):
-        write_archive(tmp_path / f"{name}.npz", episode(2, policy=policy))
-    assert convert(tmp_path / "p.npz", tmp_path / "q.npz", tmp_path / "x.parquet")[0] == 0
-    assert [header.policy for header in open_archive(tmp_path / "x.parquet").headers] == ["p", "q"]
-    code, _, err = convert(tmp_path / "p.npz", tmp_path / "again.npz", tmp_path / "y.parquet")
-    assert (code, "the episode_id is repeated" in err) == (2, True)
 
 
 def test_sources_without_episodes_are_an_error(convert, tmp_path):

@@ -65,8 +65,7 @@ def test_without_a_browser_the_address_is_printed(safevla, run_folder, addresses
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("empty", "holds no run"), ("notes.txt", "there is no folder"), ("mine", "port")],
+    ("name", "words"), [("empty", "holds no run"), ("notes.txt", "there is no folder"), ("mine", "port")]
 )
 def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named(
     safevla, run_folder, addresses, tmp_path, name, words

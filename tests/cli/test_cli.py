@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from builders import HAND, LINK, contacts, episode
-from folders import change_description
 from safevla_bench import __version__, cli
 from safevla_bench.archive import append
 from safevla_bench.archive.jsonl import encode_json
@@ -53,7 +52,7 @@ def test_the_paper_s_example_is_judged_torque_included_and_its_robot_is_named(sa
     assert robot in safevla.ok("tables", EXAMPLE)
 
 
-def test_what_was_changed_of_the_limits_is_the_first_thing_said(safevla, tmp_path):
+def test_changed_limits_are_the_first_sentence(safevla, tmp_path):
     changes = "--library paper-text --set joint_torque=1.5"
     out = safevla.ok("score", EXAMPLE, *changes.split(), "--out", tmp_path)
     assert out.startswith(f"Judged with {changes}. No safety limit was broken")
@@ -157,7 +156,7 @@ def test_eval_runs_judges_and_reports(safevla, tmp_path):
 
 
 @pytest.mark.parametrize(("tasks", "ended"), [("0,2", 1), ("2", 0)])
-def test_crashed_episodes_are_told_and_exit_with_4(safevla, tmp_path, tasks, ended):
+def test_crashed_episodes_are_reported_and_exit_with_4(safevla, tmp_path, tasks, ended):
     code, _, err = safevla("eval", *FAKE, "--task", tasks, "--policy", "noop", "--out", tmp_path / "run")
     assert code == 4
     for words in ("1 episode crashed, in no rate", "--resume --out", "fake simulator crashed"):
@@ -168,21 +167,13 @@ def test_crashed_episodes_are_told_and_exit_with_4(safevla, tmp_path, tasks, end
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
 
 
-def test_what_is_only_recorded_is_scored_the_same_and_said_to_be_partial_if_it_is(safevla, tmp_path):
+def test_what_is_only_recorded_is_scored_the_same(safevla, tmp_path):
     out, plan = tmp_path / "run", (*FAKE, "--task", "0", "--policy", "random")
     assert "safevla score" in safevla.ok("eval", "--record-only", *plan, "--out", out)
     assert not (out / "scores.json").exists()
     assert "interrupted" not in safevla.ok("score", out, "--out", tmp_path / "scored")
     safevla.ok("eval", *plan, "--out", tmp_path / "whole")
     assert scores_of(tmp_path / "scored") == scores_of(tmp_path / "whole")
-    change_description(out, complete=False)
-    assert "An interrupted run is among these" in safevla.ok("score", out, "--out", tmp_path / "part")
-
-
-def test_a_run_folder_in_the_way_is_not_touched(safevla, tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
-    assert "not empty" in safevla.refuses("eval", *FAKE, "--policy", "noop", "--out", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):

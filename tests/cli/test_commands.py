@@ -45,17 +45,17 @@ def test_shared_options_stand_in_sections_of_their_own(safevla, command):
 def test_help_has_at_most_twelve_options_and_says_where_the_others_are(safevla, command):
     context = click.Context(cli.safevla.get_command(click.Context(cli.safevla), command), info_name=command)
     options = [name for names in context.command.option_sections(context, common=True).values() for name in names]
-    everything = [name for names in context.command.option_sections(context).values() for name in names]
+    all_options = [name for names in context.command.option_sections(context).values() for name in names]
     assert 1 <= len(options) <= 12
     assert {name.split()[0] for name in context.command.common} <= {
-        spelling.split()[0].rstrip(",") for names, _ in everything for spelling in names.split(" / ")
+        spelling.split()[0].rstrip(",") for names, _ in all_options for spelling in names.split(" / ")
     }
     out = safevla.ok(command, "--help")
-    assert (f"{len(everything) - len(options)} more options: " in out) == (len(options) < len(everything))
-    assert all(names.split()[0] in safevla.ok(command, "--help-all") for names, _ in everything)
+    assert (f"{len(all_options) - len(options)} more options: " in out) == (len(options) < len(all_options))
+    assert all(names.split()[0] in safevla.ok(command, "--help-all") for names, _ in all_options)
 
 
-def test_what_judging_options_mean_is_said_once(safevla):
+def test_what_judging_options_mean_is_explained_once(safevla):
     out = safevla.ok("help", "judging")
     assert all(name in out for name in ("--library", "--rules", "--set"))
     assert "safevla help judging" in safevla.ok("score", "--help")
@@ -129,7 +129,7 @@ def test_the_shell_completes_commands_without_importing_them():
         "finally: print('LOADED', sorted(name for name in ('numpy', 'matplotlib', 'pyarrow') if name in sys.modules))"
     )
     environment = {"_SAFEVLA_COMPLETE": "bash_complete", "COMP_WORDS": "safevla sc", "COMP_CWORD": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         env={"PYTHONPATH": ":".join(sys.path), **environment},
         capture_output=True,

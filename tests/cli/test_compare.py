@@ -108,13 +108,6 @@ def test_seeds_that_differ_are_paired_on_request_only(safevla, tmp_path):
     safevla.ok("compare", *sources, "--across-seeds")
 
 
-def test_records_without_an_initial_state_cannot_be_paired(safevla, tmp_path):
-    path = tmp_path / "episodes.jsonl"
-    for policy in ("a", "b"):
-        append(path, episode(episode_id=f"{policy}0", policy=policy))
-    assert "do not say from which initial state" in safevla.refuses("compare", path)
-
-
 def test_a_crash_in_a_run_folder_keeps_its_initial_state(fake):
     absent = scan([fake / "one"]).absent
     assert [(row.task_id, row.init_state_index, row.seed) for row in absent] == [("task_2", 0, 0), ("task_2", 1, 0)]
@@ -184,10 +177,10 @@ def test_the_cost_that_a_gate_limits_is_the_sum_of_what_the_monitor_charges_each
 
 
 def charge(episode):
-    first, *rest = records(episode)
+    first, *others = records(episode)
     monitor = Monitor()
     monitor.start(first)
-    return sum(monitor.observe(record).cost for record in rest)
+    return sum(monitor.observe(record).cost for record in others)
 
 
 def test_a_gate_on_the_cost_needs_to_know_the_most_that_an_episode_can_cost(safevla, tmp_path):

@@ -14,7 +14,7 @@ from safevla_bench.jobs.doctor.machine import failed_check, passed_check, warned
 
 
 @pytest.fixture
-def examined(monkeypatch, safevla):
+def examine(monkeypatch, safevla):
     """Run `doctor` where these are the findings; returns exit code and stdout."""
 
     def run(findings, *options):
@@ -28,8 +28,8 @@ GOOD, BAD = passed_check("Python", "3.11"), failed_check("b", "bad", "mend")
 ODD = warned_check("GL", "missing: libGL", "apt-get install libgl1")
 
 
-def test_no_error_exits_0_and_names_the_next_command(examined):
-    assert examined([GOOD, ODD]) == (
+def test_no_error_exits_0_and_names_the_next_command(examine):
+    assert examine([GOOD, ODD]) == (
         OK,
         "ok       Python: 3.11\n"
         "warning  GL: missing: libGL\n"
@@ -39,14 +39,14 @@ def test_no_error_exits_0_and_names_the_next_command(examined):
     )
 
 
-def test_an_error_exits_2(examined):
-    code, out = examined([BAD, BAD, ODD])
+def test_an_error_exits_2(examine):
+    code, out = examine([BAD, BAD, ODD])
     assert code == USER_ERROR
     assert out.endswith("\n2 errors, 1 warning. Mend what is an error, then ask again.\n")
 
 
-def test_json_holds_every_finding(examined):
-    code, out = examined([GOOD, BAD], "--format", "json")
+def test_json_holds_every_finding(examine):
+    code, out = examine([GOOD, BAD], "--format", "json")
     assert code == USER_ERROR
     assert json.loads(out) == {
         "ok": False,
@@ -57,8 +57,8 @@ def test_json_holds_every_finding(examined):
     }
 
 
-def test_what_a_simulator_says_cannot_command_the_terminal(examined):
-    assert "\x1b" not in examined([failed_check("b", "\x1b[31mred", "\x1b]0;title\x07")])[1]
+def test_what_a_simulator_says_cannot_command_the_terminal(examine):
+    assert "\x1b" not in examine([failed_check("b", "\x1b[31mred", "\x1b]0;title\x07")])[1]
 
 
 def test_a_policy_server_is_shown_and_the_command_that_it_prints_is_one(safevla):

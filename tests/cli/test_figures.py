@@ -72,7 +72,7 @@ def checkpoints(tmp_path_factory):
     return folder
 
 
-def test_a_series_is_drawn_and_told_in_numbers_and_words(safevla, checkpoints, tmp_path):
+def test_a_series_is_drawn_and_summarised_in_numbers_and_words(safevla, checkpoints, tmp_path):
     runs = (f"1000={checkpoints / 'early.parquet'}", f"20k={checkpoints / 'late.parquet'}")
     options = ("--which", "margins", "--format", "svg", "--series")
     style = ("--style", "across=Training steps")
@@ -85,16 +85,8 @@ def test_a_series_is_drawn_and_told_in_numbers_and_words(safevla, checkpoints, t
     assert "above 1000" in text
 
 
-@pytest.mark.parametrize(
-    ("names", "problem"),
-    [
-        (("1000", "1000"), "two runs have the label '1000'"),
-        (("1000", "1k"), "two runs have the label 1000"),
-        (("base", "1000"), "no number in the name 'base'"),
-        (("a1", "b1"), "'a1' is a series of one run"),
-    ],
-)
-def test_what_makes_no_series_is_an_error_before_anything_is_written(safevla, checkpoints, tmp_path, names, problem):
-    runs = [f"{name}={checkpoints / file}.parquet" for name, file in zip(names, ("early", "late"), strict=True)]
-    assert problem in safevla.refuses("figures", "--series", *runs, "--out", tmp_path / "out")
+def test_what_makes_no_series_is_an_error_before_anything_is_written(safevla, checkpoints, tmp_path):
+    runs = [f"base={checkpoints / 'early.parquet'}", f"1000={checkpoints / 'late.parquet'}"]
+    err = safevla.refuses("figures", "--series", *runs, "--out", tmp_path / "out")
+    assert "no number in the name 'base'" in err
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ RUN = ("--host", "fake", "--suite", "fake", "--task", "0", "--episodes", "2", "-
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -38,25 +38,14 @@ def test_a_run_with_and_one_without_a_filter_are_compared_on_the_same_starts(saf
 
 
 def test_filters_and_delays_may_be_of_one_policy_alone(safevla, tmp_path):
-    named = ("--policy", "raw=random", "--policy", "random")
-    safevla.ok("eval", *RUN, *named, "--filter", "random=speed-cap:share=0.2", "--delay", "raw=2", "--out", "run")
+    roster = ("--policy", "raw=random", "--policy", "random")
+    safevla.ok("eval", *RUN, *roster, "--filter", "random=speed-cap:share=0.2", "--delay", "raw=2", "--out", "run")
     rows = policies(tmp_path / "run")
     assert (rows["random"]["filter"], rows["raw"]["delay"]) == ("speed-cap:share=0.2", "2")
     assert "filter" not in rows["raw"]
     assert "delay" not in rows["random"]
     assert "With random, " in safevla.ok("compare", "run")
     safevla.ok("eval", "--resume", "--out", "run")
-
-
-def test_a_registered_run_with_another_filter_is_not_as_registered(safevla):
-    safevla.ok("eval", *RUN, "--policy", "random", "--filter", "identity", "--dry-run", "--freeze", "plan.json")
-    assert "This is the run that was registered" in _tables(safevla, "as")
-    assert "Not as registered" in _tables(safevla, "other", "--filter", "speed-cap")
-
-
-def _tables(safevla, out, *more):
-    safevla.ok("eval", "--registered", "plan.json", *more, "--out", out)
-    return safevla.ok("tables", out)
 
 
 def test_runs_that_differ_in_their_delay_make_a_series(safevla, tmp_path):

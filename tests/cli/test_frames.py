@@ -75,9 +75,9 @@ def read_picture(path) -> np.ndarray:
         return np.asarray(image)
 
 
-def is_near(colour, other) -> bool:
+def is_near(colour, second) -> bool:
     """Whether the colours are the same, but for JPEG."""
-    return bool(np.abs(np.array(colour, dtype=int) - other).max() < 12)
+    return bool(np.abs(np.array(colour, dtype=int) - second).max() < 12)
 
 
 def kinds_of(run) -> list[str]:
@@ -163,9 +163,9 @@ def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_
 
 def test_every_file_beside_the_index_is_in_it(run):
     render(run, FrameStyle())
-    other = msgspec.structs.replace(read_frames(run)[0], episode_id="gone", file="gone-initial.jpg")
-    (run / FRAMES / other.file).write_bytes(b"a picture")
-    write_frames(run, [*read_frames(run), other])
+    stale = msgspec.structs.replace(read_frames(run)[0], episode_id="gone", file="gone-initial.jpg")
+    (run / FRAMES / stale.file).write_bytes(b"a picture")
+    write_frames(run, [*read_frames(run), stale])
     render(run, FrameStyle())
     assert set(kinds_of(run)) == {"initial", "final"}
     assert files_of(run) == {frame.file for frame in read_frames(run)}

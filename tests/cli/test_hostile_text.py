@@ -243,7 +243,7 @@ def test_a_text_is_only_ever_shown(name: str, run_once: Callable[[str, str], Out
     assert len(bad.files) >= len(good.files)
     for path, text in bad.texts.items():
         suffix = Path(path).suffix
-        FORMS[suffix](text, "\n".join(other for name, other in good.texts.items() if Path(name).suffix == suffix))
+        FORMS[suffix](text, "\n".join(plain for name, plain in good.texts.items() if Path(name).suffix == suffix))
 
 
 def test_no_script_runs_even_if_the_pages_own_policy_is_switched_off(

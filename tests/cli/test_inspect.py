@@ -143,16 +143,6 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
     ]
 
 
-def test_stl_tells_a_missing_signal_as_that(safevla, tmp_path):
-    path = tmp_path / "e.jsonl"
-    append(path, episode(contacts=None))
-    query = ("show", path, "--formula", "G[0,T](max_contact_force < 200)")
-    out = safevla.ok(*query)
-    assert "signal missing" in out
-    assert "not recorded: contacts" in out
-    assert safevla.json(*query)[0]["rho"] is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

@@ -15,17 +15,14 @@ SPECS = ["--set", "missing=deactivate"]
 @pytest.fixture
 def hostile(tmp_path):
     record = json.loads(CASE.read_bytes())
-    record |= {
-        "policy": ACTS,
-        "episode_id": f"{ACTS}\n{ACTS}",
-        "instruction": f"##[group]a\n{ACTS} ##vso[task.complete]",
-    }
+    record |= {"policy": ACTS, "episode_id": f"{ACTS}\n{ACTS}"}
+    record |= {"instruction": f"##[group]a\n{ACTS} ##vso[task.complete]"}
     path = tmp_path / f"{ACTS.replace('/', '')}.json"
     path.write_text(json.dumps(record))
     return path
 
 
-def acting(text: str) -> list[str]:
+def find_commands(text: str) -> list[str]:
     """The lines that GitHub's or Azure's runner takes for commands; GitHub's trims them first."""
     return [line for line in text.splitlines() if line.strip().startswith("::") or "##[" in line or "##vso[" in line]
 
@@ -50,12 +47,12 @@ def test_no_name_is_a_command_to_a_ci_log(safevla, hostile, command, tmp_path, m
     name, *options = command
     words = [hostile, *(["1"] if options[:1] == ["NUMBER"] else []), *[word for word in options if word != "NUMBER"]]
     _, out, err = safevla(name, *words, *(["--out", tmp_path / "out"] if name == "score" else []))
-    assert acting(out + err) == []
+    assert find_commands(out + err) == []
     assert "error file=a.py" in out + err or name == "tables"
 
 
 def test_an_error_that_quotes_a_name_of_several_lines_is_not_a_command(safevla):
     code, out, err = safevla("score", "a\n  ::error::x\n##[error]x")
     assert code == 2
-    assert acting(out + err) == []
+    assert find_commands(out + err) == []
     assert ": :error::x" in err

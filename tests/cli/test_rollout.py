@@ -11,7 +11,6 @@ from safevla_bench import policies
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
 from safevla_bench.jobs.evaluation import rollouts
-from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout.episode import run_serially
 from safevla_bench.rollout.plan import CostRange, RunEstimate
 from safevla_bench.sources.runs.parts import episode_rows
@@ -61,7 +60,7 @@ def test_what_is_done_can_be_scored_and_is_left_alone_without_resume(safevla, tm
 
 
 @pytest.mark.parametrize(
-    ("other", "difference"),
+    ("options", "difference"),
     [
         (["--seed", 1], "seed: the run has 0, asked is 1"),
         (["--task", "0"], "tasks"),
@@ -71,13 +70,13 @@ def test_what_is_done_can_be_scored_and_is_left_alone_without_resume(safevla, tm
         ([], 'versions.numpy: the run has "1.0"'),
     ],
 )
-def test_what_changes_results_cannot_be_changed_by_resuming(safevla, tmp_path, unfinished, other, difference):
+def test_what_changes_results_cannot_be_changed_by_resuming(safevla, tmp_path, unfinished, options, difference):
     path = tmp_path / "run" / "run.json"
     description = json.loads(path.read_text())
-    if not other:
+    if not options:
         description["versions"]["numpy"] = "1.0"
         path.write_text(json.dumps(description))
-    assert difference in safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path / "run", *other)
+    assert difference in safevla.refuses("eval", "--record-only", "--resume", "--out", tmp_path / "run", *options)
 
 
 def test_resuming_without_a_run_needs_the_whole_request_and_begins_it(safevla, tmp_path):
@@ -194,18 +193,6 @@ def test_a_task_without_tags_costs_no_rollout(safevla, tmp_path, monkeypatch):
     safevla.ok(*command, "--set", "applicability=off")
 
 
-def test_records_in_parquet_are_judged_alike(safevla, tmp_path):
-    for form in ("jsonl", "parquet"):
-        request = Request(host="fake", suites=("fake",), tasks=(0, 1), policies=("random",), max_steps=6, archive=form)
-        rollouts.roll_out(request, tmp_path / form)
-        safevla.ok("score", tmp_path / form)
-    assert [path.name for path in (tmp_path / "parquet" / "archive").iterdir()] == ["part-00000.parquet"]
-    jsonl, parquet = (json.loads((tmp_path / form / "scores.json").read_bytes()) for form in ("jsonl", "parquet"))
-    (source,), (other_source,) = jsonl.pop("sources"), parquet.pop("sources")
-    assert jsonl == parquet
-    assert {name for name in source if source[name] != other_source[name]} == {"archive", "archive_sha256"}
-
-
 # --dry-run
 
 
@@ -227,7 +214,7 @@ def test_the_time_to_expect_stands_before_its_bounds():
 
 
 @pytest.mark.parametrize("mode", [(), ("--record-only",)])
-def test_a_policy_that_gives_what_no_simulator_takes_is_told(safevla, tmp_path, monkeypatch, mode):
+def test_a_policy_that_gives_what_no_simulator_takes_is_reported(safevla, tmp_path, monkeypatch, mode):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wild.py").write_text("class Policy:\n    def act(self, observation):\n        return [9.0] * 7\n")
     plan = [*FAKE, "--task", "0", "--episodes", 2, "--policy", "python:wild:Policy", "--out", tmp_path / "run"]

@@ -21,15 +21,16 @@ def test_what_a_search_finds_is_run_on_another_policy_by_the_command_that_it_pri
     assert "a search made this run" in safevla.refuses("eval", "--resume", "--out", "Edge of cup")
 
 
-def test_what_a_search_cannot_do_is_said(safevla, tmp_path):
+def test_what_a_search_cannot_do_is_an_error(safevla, tmp_path):
     out = ("--out", tmp_path / "run")
     assert "Missing option '--out'" in safevla.refuses("search", *RUN).replace("missing", "Missing")
     assert "--suite" in safevla.refuses("search", "--host", "fake", "--policy", "noop", *out)
     assert "one policy" in safevla.refuses("search", *RUN, "--policy", "noop", *out)
     missing = safevla.refuses("eval", "--suite", f"found:{tmp_path}/no.json", "--policy", "noop", *out)
     assert "is no suite of found starts" in missing
-    several = safevla.refuses("eval", "--suite", "found:a.json", "--suite", "fake", "--policy", "noop", *out)
-    assert "is run alone" in several
+    for more in (("--suite", "fake"), ("--host", "libero")):
+        err = safevla.refuses("eval", "--suite", "found:a.json", *more, "--policy", "noop", *out)
+        assert "a suite of found starts is run alone" in err
 
 
 def test_words_and_seeds_are_searched(safevla, tmp_path, monkeypatch):

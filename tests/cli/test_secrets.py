@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.servers.stub_servers import Gr00tServer, chunk, openpi, vla_eval, websockets
+from policies.servers.stub_servers import chunk, gr00t, openpi, vla_eval, websockets
 from safevla_bench import cli
 from safevla_bench.policies.servers import serve
 from safevla_bench.policies.servers.codecs import OPENPI
@@ -29,7 +29,7 @@ import numpy as np
 
 
 class Policy:
-    def __init__(self, at, **given):
+    def __init__(self, at, **arguments):
         self.at = Path(at)
 
     def act(self, observation):
@@ -40,7 +40,7 @@ class Policy:
 
 
 @pytest.fixture
-def everything(capfd, tmp_path, caplog, monkeypatch):
+def run_command(capfd, tmp_path, caplog, monkeypatch):
     """Run a command as it was typed; returns its exit code. What it left behind is searched at the end."""
     caplog.set_level(logging.DEBUG)
     logging.getLogger("websockets").setLevel(logging.WARNING)  # those of the server that the test itself runs
@@ -81,43 +81,43 @@ ADDRESSES = [f"ws://user:{SECRET}@h:1", f"ws://{SECRET}@h", f"ws://h:1/?token={S
 
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("policy", ["openpi", "vla-eval", "gr00t"])
-def test_in_an_address(everything, tmp_path, address, policy):
+def test_in_an_address(run_command, tmp_path, address, policy):
     address = address.replace("ws:", "tcp:") if policy == "gr00t" else address
     for more in ([], ["--dry-run"], ["--workers", "2"]):
-        assert everything("eval", *FAKE, "--policy", f"{policy}:{address}", *more, "--out", tmp_path / "run") == 2
-    assert everything("serve", "--policy", f"{policy}:{address}", "--port", "0") == 2
+        assert run_command("eval", *FAKE, "--policy", f"{policy}:{address}", *more, "--out", tmp_path / "run") == 2
+    assert run_command("serve", "--policy", f"{policy}:{address}", "--port", "0") == 2
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_in_the_address_of_an_entry_s_server(everything, tmp_path, address):
+def test_in_the_address_of_an_entry_s_server(run_command, tmp_path, address):
     for server in (address, f"libero-spatial={address}", f"nowhere={address}"):
         arguments = ["--entry", "pi0.5@libero", "--suite", "libero-spatial", "--server", server]
         for more in ([], ["--dry-run"]):
-            assert everything("eval", "--record-only", *arguments, *more, "--out", tmp_path / "run") == 2
+            assert run_command("eval", "--record-only", *arguments, *more, "--out", tmp_path / "run") == 2
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_in_what_is_typed_wrongly(everything, tmp_path, address):
+def test_in_what_is_typed_wrongly(run_command, tmp_path, address):
     out = ["--out", tmp_path / "run"]
-    assert everything("eval", *FAKE, "--policy", "noop", "--policy-arg", f"openpi:{address}:replan=1", *out) == 2
-    assert everything("eval", *FAKE, "--policy", "noop", address, *out) == 2
-    assert everything("eval", *FAKE, "--policy", "noop", "--workers", address, *out) == 2
-    assert everything("eval", *FAKE, "--policy", address, *out) == 2
-    assert everything("eval", *FAKE, "--policy", "noop", f"--{address}", *out) == 2
+    assert run_command("eval", *FAKE, "--policy", "noop", "--policy-arg", f"openpi:{address}:replan=1", *out) == 2
+    assert run_command("eval", *FAKE, "--policy", "noop", address, *out) == 2
+    assert run_command("eval", *FAKE, "--policy", "noop", "--workers", address, *out) == 2
+    assert run_command("eval", *FAKE, "--policy", address, *out) == 2
+    assert run_command("eval", *FAKE, "--policy", "noop", f"--{address}", *out) == 2
     (tmp_path / "key").write_text(f'host = "fake"\nsuite = ["fake"]\npolicy = ["openpi:{address}"]\n')
-    assert everything("eval", "--config", tmp_path / "key", *out) == 2
+    assert run_command("eval", "--config", tmp_path / "key", *out) == 2
 
 
 @pytest.mark.parametrize("name", ["api_key", "token", "hf_token", "password", "client-secret", "Authorization"])
-def test_as_an_argument(everything, tmp_path, name, monkeypatch):
+def test_as_an_argument(run_command, tmp_path, name, monkeypatch):
     (tmp_path / "looks.py").write_text(LOOKS)
     monkeypatch.syspath_prepend(str(tmp_path))
     for policy in ("noop", "python:looks:Policy", "openpi:ws://h:1"):
         arguments = [*FAKE, "--policy", policy, f"--policy-arg={name}={SECRET}", "--out", tmp_path / "run"]
-        assert everything("eval", *arguments) == 2
-        assert everything("eval", *arguments, "--dry-run") == 2
-        assert everything("serve", "--policy", policy, f"--policy-arg={name}={SECRET}") == 2
-    assert everything("eval", *FAKE, "--policy", "noop", f"--host-arg={name}={SECRET}", "--out", tmp_path / "run") == 2
+        assert run_command("eval", *arguments) == 2
+        assert run_command("eval", *arguments, "--dry-run") == 2
+        assert run_command("serve", "--policy", policy, f"--policy-arg={name}={SECRET}") == 2
+    assert run_command("eval", *FAKE, "--policy", "noop", f"--host-arg={name}={SECRET}", "--out", tmp_path / "run") == 2
 
 
 def test_names_of_arguments_that_hold_no_secret_are_free():
@@ -125,7 +125,7 @@ def test_names_of_arguments_that_hold_no_secret_are_free():
 
 
 @pytest.mark.parametrize("source", ["default", "file"])
-def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, monkeypatch, source):
+def test_in_the_environment_or_a_file_while_all_goes_well(run_command, tmp_path, monkeypatch, source):
     key_options = plant_key(tmp_path, monkeypatch, source)
     (tmp_path / "looks.py").write_text(LOOKS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -135,20 +135,20 @@ def test_in_the_environment_or_a_file_while_all_goes_well(everything, tmp_path, 
         policy = f"openpi:{peer.url}"
         key_options = [word.replace("--policy-arg=", f"--policy-arg={policy}:") for word in [*key_options, *QUICK]]
         arguments = ["--policy", policy, "--policy", "python:looks:Policy", *key_options, at]
-        assert everything("eval", *FAKE, *arguments, "--dry-run") == 0
+        assert run_command("eval", *FAKE, *arguments, "--dry-run") == 0
         workers = "2" if source == "default" else "1"
-        assert everything("eval", *FAKE, *arguments, "--record-only", "--workers", workers, "--out", run) == 0
+        assert run_command("eval", *FAKE, *arguments, "--record-only", "--workers", workers, "--out", run) == 0
         assert set(peer.headers) == {f"Api-Key {SECRET}"}
     assert list(tmp_path.glob("title-*"))
     if source == "default":
         for words in (["score", run, "--out", run], ["episodes", run], ["verify", run]):
-            assert everything(*words) in (0, 1)
+            assert run_command(*words) in (0, 1)
 
 
-def test_in_the_environment_of_the_doctor(everything, monkeypatch):
+def test_in_the_environment_of_the_doctor(run_command, monkeypatch):
     for name in ("SAFEVLA_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, SECRET)
-    assert everything("doctor", "--quick") in (0, 2)
+    assert run_command("doctor", "--quick") in (0, 2)
 
 
 def plant_key(place: Path, monkeypatch, source: str) -> list[str]:
@@ -193,31 +193,28 @@ def refuse(connection, request):
         ("vla-eval", closing, {}, "1"),
     ],
 )
-def test_where_a_server_repeats_it(everything, tmp_path, monkeypatch, kind, handle, options, workers):
+def test_where_a_server_repeats_it(run_command, tmp_path, monkeypatch, kind, handle, options, workers):
     monkeypatch.setenv("SAFEVLA_API_KEY", SECRET)
     with websockets(handle, **options) as peer:
         arguments = [*FAKE, "--policy", f"{kind}:{peer.url}", *QUICK, "--workers", workers, "--out", tmp_path / "run"]
-        assert everything("eval", *arguments) in (2, 4)
+        assert run_command("eval", *arguments) in (2, 4)
 
 
-def test_where_a_zeromq_server_repeats_it(everything, tmp_path, monkeypatch):
+def test_where_a_zeromq_server_repeats_it(run_command, tmp_path, monkeypatch):
     monkeypatch.setenv("SAFEVLA_API_KEY", SECRET)
     for answer in (lambda endpoint, request: {"error": f"bad {SECRET}"}, lambda endpoint, request: [SECRET]):
-        server = Gr00tServer(answer, token=SECRET)
-        try:
+        with gr00t(answer, token=SECRET) as server:
             arguments = [*FAKE, "--policy", f"gr00t:{server.url}", *QUICK, "--out", tmp_path / server.url[-5:]]
-            assert everything("eval", *arguments) in (2, 4)
-        finally:
-            server.close()
+            assert run_command("eval", *arguments) in (2, 4)
 
 
-def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, monkeypatch):
+def test_with_a_key_a_server_of_ours_tells_it_to_nobody(run_command, tmp_path, monkeypatch):
     from policies.servers.test_serve import served
     from safevla_bench.policies import make_policy
 
     monkeypatch.setenv("SAFEVLA_API_KEY", "another-key")
     with served(lambda: make_policy("noop"), key=SECRET) as url:
-        assert everything("eval", *FAKE, "--policy", f"openpi:{url}", *QUICK, "--out", tmp_path / "run") in (2, 4)
+        assert run_command("eval", *FAKE, "--policy", f"openpi:{url}", *QUICK, "--out", tmp_path / "run") in (2, 4)
     assert SECRET not in repr(serve.ServedPolicy("noop", lambda: make_policy("noop")).metadata())
 
 
@@ -231,5 +228,5 @@ def test_with_a_key_a_server_of_ours_tells_it_to_nobody(everything, tmp_path, mo
         ("ws://127.0.0.1:8000/p", "ws://127.0.0.1:8000/p"),
     ],
 )
-def test_addresses_are_told_without_what_is_not_a_place(text, redacted):
+def test_addresses_are_printed_without_user_query_and_fragment(text, redacted):
     assert redact_secrets(text) == redacted

@@ -58,21 +58,8 @@ def test_a_replay_that_was_asked_for_and_cannot_be_made_exits_2(safevla, run):
 
 def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
     run = tmp_path / "dropped"
-    arguments = [
-        "--host",
-        "fake",
-        "--suite",
-        "fake",
-        "--task",
-        "0",
-        "--episodes",
-        3,
-        "--policy",
-        "noop",
-        "--max-steps",
-        3,
-    ]
-    safevla("eval", "--record-only", *arguments, "--out", run)
+    plan = "--host fake --suite fake --task 0 --episodes 3 --policy noop --max-steps 3"
+    safevla("eval", "--record-only", *plan.split(), "--out", run)
     drop_episodes(run, {"noop/fake/task_0/ep_001"})
     safevla.ok("score", run, "--out", run)
     assert safevla("verify", run)[0] == 1

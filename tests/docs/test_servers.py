@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.servers.stub_servers import TASK, seen
+from policies.servers.stub_servers import TASK, observe
 from safevla_bench.hosts import protocols
 from safevla_bench.policies import GROUP, make_policy
 from safevla_bench.policies.servers import KINDS, entries
@@ -35,7 +35,7 @@ def test_the_example_runs(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_policy", raising=False)
     policy = make_policy("python:my_policy:Policy", {"gain": "2"})
     policy.reset(TASK, 0)
-    assert policy.act(seen()).tolist() == [0, 0, 0.2, 0, 0, 0, -1]
+    assert policy.act(observe()).tolist() == [0, 0, 0.2, 0, 0, 0, -1]
 
 
 def test_the_protocols_and_entries_are_those_that_there_are():

@@ -124,14 +124,14 @@ def assert_judged(batch: Batch, tree: dict[str, Any]) -> None:
         assert rho is None or math.isfinite(rho), rho
     if simple(tree):
         agreement = comparison.Comparison(ORACLE)
-        agreement.batch(comparison.judged([tree], ORACLE), results)
+        agreement.batch(comparison.judge([tree], ORACLE), results)
         assert not agreement.differences, agreement.differences[:3]
 
 
 def assert_oracle_refuses(tree: dict[str, Any]) -> None:
     """The oracle knows no verdict either: the task has no entry."""
     try:
-        comparison.judged([tree], ORACLE)
+        comparison.judge([tree], ORACLE)
     except (KeyError, IndexError, ValueError):
         return
     raise AssertionError("the oracle gives a verdict, the judge refuses")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hosts.hand import Hand
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.fake import host
@@ -14,7 +15,8 @@ ROLES = {"gripper": "robot", "cup": "bystander"}
 STILL, CLOSE = np.array([0, 0, 0, 0, 0, 0, -1.0]), np.array([0, 0, 0, 0, 0, 0, 1.0])
 
 
-class FakeConformance(HostConformance):
+class FakeConformance(Hand, HostConformance):
+    close = CLOSE
     factory = "safevla_bench.hosts.fake.host:FakeHost"
     trials = (Trial("fake", 0, roles=ROLES), Trial("fake", 1, roles=ROLES))
     other_wants = (Wants(privileged=True), Wants(cameras=(host.CAMERA,), image_size=(32, 48)))
@@ -41,14 +43,12 @@ class FakeConformance(HostConformance):
 
     def hold(self, env, seed):
         self.over_the_block(env, seed)
-        for _ in range(3):
-            env.step(CLOSE)
+        self.act(env, CLOSE, 3)
         return "block"
 
     def move_object(self, env, seed):
         body = self.hold(env, seed)
-        for _ in range(4):
-            env.step(np.array([0.5, 0, 1, 0, 0, 0, 1.0]))
+        self.act(env, [0.5, 0, 1, 0, 0, 0, 1], 4)
         return body
 
     def upright(self, task, episode, camera, size):
@@ -57,8 +57,3 @@ class FakeConformance(HostConformance):
         row, column = ((0.5 + episode.body_pos_m.episode_poses(0)[1][0, 0, :2]) * size).astype(int)
         image[row - 2 : row + 3, column - 2 : column + 3] = 255
         return image
-
-    def close_on_nothing(self, env, seed):
-        env.reset(seed)
-        for _ in range(5):
-            env.step(CLOSE)

@@ -26,15 +26,15 @@ from safevla_recorder.mujoco.recorder import Recorder
 SEED = EpisodeSeed(init_state_index=3, env_seed=7, wait_steps=10)
 
 
-def digest(env, seen, reward, done) -> str:
+def digest(env, observation, reward, is_done) -> str:
     data, total = env.sim.data._data, hashlib.sha256()
     arrays = [data.qpos, data.qvel, data.ctrl, data.qacc_warmstart, np.array([data.time])]
-    for array in (*arrays, np.float64(reward), np.bool_(done)):
+    for array in (*arrays, np.float64(reward), np.bool_(is_done)):
         total.update(np.ascontiguousarray(array).tobytes())
-    for name in sorted(seen):
-        total.update(name.encode() + np.ascontiguousarray(seen[name]).tobytes())
-    kind, keys, position, *rest = np.random.get_state()
-    total.update(f"{kind}{position}{rest}".encode() + keys.tobytes())
+    for name in sorted(observation):
+        total.update(name.encode() + np.ascontiguousarray(observation[name]).tobytes())
+    kind, keys, position, *further = np.random.get_state()
+    total.update(f"{kind}{position}{further}".encode() + keys.tobytes())
     return total.hexdigest()
 
 

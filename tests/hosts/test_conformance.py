@@ -98,9 +98,9 @@ class Physical(FakeConformance):
 def at_rest(factor=1.0, impulse=1.0):
     """A bowl that rests on a drawer by one contact at four points, their forces times a factor."""
     weight_n = CUBE_KG * 9.81
-    held = replace(contacts((11, BOWL, DRAWER, factor * weight_n / 4)), net_force_n=np.array([factor * weight_n]))
-    held = replace(held, impulse_ns=np.array([impulse * weight_n * 0.05]))
-    return episode(contacts=held, forces=("force_n", "net_force_n"), dt=0.05)
+    touches = replace(contacts((11, BOWL, DRAWER, factor * weight_n / 4)), net_force_n=np.array([factor * weight_n]))
+    touches = replace(touches, impulse_ns=np.array([impulse * weight_n * 0.05]))
+    return episode(contacts=touches, forces=("force_n", "net_force_n"), dt=0.05)
 
 
 def turned(order=(0, 1, 2, 3), degrees=TURN_DEG):
@@ -127,15 +127,7 @@ def product(a, b):
         ("test_a_body_that_was_turned_reads_so", turned(order=(1, 2, 3, 0)), "quaternions are w, x, y, z"),
         ("test_a_body_that_was_turned_reads_so", turned(degrees=-TURN_DEG), "80.0° off"),
     ],
-    ids=[
-        "weight",
-        "hundredths of a newton",
-        "a substep counted 25 times",
-        "nothing",
-        "turn",
-        "x, y, z, w",
-        "clockwise",
-    ],
+    ids=["weight", "centinewtons", "25 substeps", "nothing", "turn", "x, y, z, w", "clockwise"],
 )
 def test_the_rules_of_physics_see_wrong_units_and_quaternions(rule, batch, failure):
     author = type("Author", (Physical,), {"batch": batch})()

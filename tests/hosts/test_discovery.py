@@ -25,7 +25,7 @@ def install_point(monkeypatch):
     def install(value: str, name: str = "broken", group: str = hosts.GROUP) -> None:
         point = EntryPoint(name=name, value=value, group=group)
         vars(point).update(dist=Distribution())
-        monkeypatch.setattr(plugins, "entry_points", lambda **named: EntryPoints([point]).select(**named))
+        monkeypatch.setattr(plugins, "entry_points", lambda **selection: EntryPoints([point]).select(**selection))
 
     return install
 
@@ -63,7 +63,7 @@ def test_the_tags_of_a_host_are_the_file_that_its_distribution_names(install_poi
 
 
 @pytest.mark.parametrize("value", ["no_such_module:TAGS", "safevla_bench.hosts:GROUP", "safevla_bench.hosts:make_host"])
-def test_tags_that_are_no_file_name_their_distribution(install_point, value):
+def test_tags_that_are_not_a_file_name_their_distribution(install_point, value):
     install_point(value, "mine", hosts.REGISTRIES)
     with pytest.raises(PluginError, match=r"the registry of host 'mine'.*\n.*broken-simulator"):
         hosts.registry_files("mine")
@@ -105,7 +105,7 @@ def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, sta
 
 
 @pytest.mark.parametrize("wait_action", [(0.0, 0.0), (0.0, 0.0, float("nan"))])
-def test_a_settling_action_that_is_none_of_the_task_is_refused(wait_action):
+def test_a_settling_action_that_the_task_cannot_take_is_refused(wait_action):
     task = Task("suite", "task_0", 0, "name", "do it", (0.0, 0.0, 0.0), 5)
     with pytest.raises(HostError, match="suite task_0 cannot settle by") as caught:
         hosts.check_start(task, EpisodeSeed(0, 0, 2, wait_action=wait_action))

@@ -30,7 +30,7 @@ def read(tree: Any) -> Batch:
     return decode_json(msgspec.json.encode(tree))
 
 
-def judged(trees: Iterable[Any], library: Sequence[Spec], capabilities: Sequence[str] = ()) -> list[Judgement]:
+def judge(trees: Iterable[Any], library: Sequence[Spec], capabilities: Sequence[str] = ()) -> list[Judgement]:
     return [
         oracle.judge(tree, library, REGISTRY.tags(tree["benchmark"], tree["task_id"], capabilities)) for tree in trees
     ]
@@ -70,104 +70,106 @@ class Comparison:
 
     library: Sequence[Spec]
     differences: list[str] = field(default_factory=list)
-    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    met: Counter[tuple[str, str]] = field(default_factory=Counter)
     flips: int = 0
     ties: int = 0
 
-    def batch(self, expected: Sequence[Judgement], got: Sequence[EpisodeScore]) -> None:
-        assert len(expected) == len(got)
-        for judgement, episode in zip(expected, got, strict=True):
+    def batch(self, expected: Sequence[Judgement], actual: Sequence[EpisodeScore]) -> None:
+        assert len(expected) == len(actual)
+        for judgement, episode in zip(expected, actual, strict=True):
             self.count(judgement)
             self.episode(judgement, episode)
 
     def count(self, expected: Judgement) -> None:
         for spec_id, v in expected.verdicts.items():
             state = v.state if v.state != "judged" else "violated" if v.violated else "satisfied"
-            self.seen[spec_id, "decided by a Boolean"] += v.violated and v.rho is None
-            self.seen[spec_id, state] += 1
-            self.seen[spec_id, "at the threshold"] += v.rho == 0
-            self.seen[spec_id, f"{state} on the rest"] += bool(v.unknown)
+            self.met[spec_id, "decided by a Boolean"] += v.violated and v.rho is None
+            self.met[spec_id, state] += 1
+            self.met[spec_id, "at the threshold"] += v.rho == 0
+            self.met[spec_id, f"{state} on the rest"] += bool(v.unknown)
 
-    def episode(self, expected: Judgement, got: EpisodeScore) -> None:
-        score = msgspec.to_builtins(got)
+    def episode(self, expected: Judgement, actual: EpisodeScore) -> None:
+        score = msgspec.to_builtins(actual)
         assert score.keys() - {"unknown_records"} == expected.score.keys() - {"unknown_records"}
         wrong = [*self.values(expected, score), *self.verdicts(expected, score)]
-        self.differences += [f"{got.episode_id}: {line}" for line in wrong]
+        self.differences += [f"{actual.episode_id}: {line}" for line in wrong]
 
-    def values(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
+    def values(self, expected: Judgement, actual: dict[str, Any]) -> Iterator[str]:
         """What does not hang on a sign: identity, activity, and numbers to their slack."""
-        want = expected.score
+        score = expected.score
         for name in IDENTITY:
-            yield from unequal(name, want[name], got[name])
+            yield from unequal(name, score[name], actual[name])
         for name in ("active_specs", "vacuous_specs"):
-            yield from unequal(name, want[name], list(got[name]))
-        yield from unequal("inactive_specs", list(want["inactive_specs"]), list(got["inactive_specs"]))
-        for spec_id, reason in got["inactive_specs"].items():
+            yield from unequal(name, score[name], list(actual[name]))
+        yield from unequal("inactive_specs", list(score["inactive_specs"]), list(actual["inactive_specs"]))
+        for spec_id, reason in actual["inactive_specs"].items():
             yield from unreasonable(spec_id, expected.verdicts[spec_id], reason)
-        yield from unequal("unknown_records", want.get("unknown_records"), got.get("unknown_records"))
-        yield from unequal("diagnostics", set(want["diagnostics"]), set(got["diagnostics"]))
+        yield from unequal("unknown_records", score.get("unknown_records"), actual.get("unknown_records"))
+        yield from unequal("diagnostics", set(score["diagnostics"]), set(actual["diagnostics"]))
         by_id = {spec.spec_id: spec for spec in self.library}
         for name in ("robustness", "extreme", "depth"):
-            yield from unequal(f"{name} of", list(want[name]), list(got[name]))
-            for spec_id, value in want[name].items():
+            yield from unequal(f"{name} of", list(score[name]), list(actual[name]))
+            for spec_id, value in score[name].items():
                 spec = by_id[spec_id]
                 if not (spec.binary and name != "extreme"):
-                    rho = want["robustness"][spec_id]
+                    rho = score["robustness"][spec_id]
                     most = depth_slack(spec, rho) if name == "depth" else slack(spec, value or 0.0)
-                    yield from unlike(f"{name} {spec_id}", value, got[name][spec_id], most)
-        for spec_id, row in want["diagnostics"].items():
+                    yield from unlike(f"{name} {spec_id}", value, actual[name][spec_id], most)
+        for spec_id, row in score["diagnostics"].items():
             for name in ("robustness", "extreme") if not by_id[spec_id].binary else ("extreme",):
-                value = got["diagnostics"].get(spec_id, {}).get(name)
+                value = actual["diagnostics"].get(spec_id, {}).get(name)
                 most = slack(by_id[spec_id], row[name] or 0.0)
                 yield from unlike(f"diagnostics {spec_id} {name}", row[name], value, most)
 
-    def verdicts(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
+    def verdicts(self, expected: Judgement, actual: dict[str, Any]) -> Iterator[str]:
         """What hangs on a sign. One difference among them is excused where a margin is next to zero."""
-        wrong = list(self.signs(expected, got))
+        wrong = list(self.signs(expected, actual))
         if wrong and any(v.near for v in expected.verdicts.values()):
             self.flips += 1
         else:
             yield from wrong
 
-    def signs(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
-        want = expected.score
+    def signs(self, expected: Judgement, actual: dict[str, Any]) -> Iterator[str]:
+        score = expected.score
         judged_fields = ("safe", "sbu", "stopped_on_violation")
-        yield from unequal("no_verdict", kind(want["no_verdict"]), kind(got["no_verdict"]))
+        yield from unequal("no_verdict", kind(score["no_verdict"]), kind(actual["no_verdict"]))
         for name in (*judged_fields, "first_violation_step", "first_violation_spec"):
-            yield from unequal(name, want[name], got[name])
-        yield from unequal("violated_specs", want["violated_specs"], list(got["violated_specs"]))
+            yield from unequal(name, score[name], actual[name])
+        yield from unequal("violated_specs", score["violated_specs"], list(actual["violated_specs"]))
         for spec in self.library:
             if spec.binary and spec.tier == "safe":
                 for name in ("robustness", "depth"):
-                    yield from unequal(f"{name} {spec.spec_id}", want[name][spec.spec_id], got[name][spec.spec_id])
-        for spec_id, row in want["diagnostics"].items():
-            diagnosis = got["diagnostics"].get(spec_id, {})
+                    yield from unequal(f"{name} {spec.spec_id}", score[name][spec.spec_id], actual[name][spec.spec_id])
+        for spec_id, row in score["diagnostics"].items():
+            diagnosis = actual["diagnostics"].get(spec_id, {})
             names = ("violated", "robustness") if self.binary(spec_id) else ("violated",)
             for name in names:
                 yield from unequal(f"diagnostics {spec_id} {name}", row[name], diagnosis.get(name))
-        rated = {s: rho for s in self.library if (rho := want["robustness"].get(s.spec_id)) is not None}
-        most = max((slack(s, rho) for s, rho in rated.items() if rho == want["rho_min"]), default=0.0)
-        yield from unlike("rho_min", want["rho_min"], got["rho_min"], most)
-        yield from unlike("vsi", want["vsi"], got["vsi"], max((depth_slack(s, r) for s, r in rated.items()), default=0))
-        yield from self.worst(expected, got)
+        rated = {s: rho for s in self.library if (rho := score["robustness"].get(s.spec_id)) is not None}
+        most = max((slack(s, rho) for s, rho in rated.items() if rho == score["rho_min"]), default=0.0)
+        yield from unlike("rho_min", score["rho_min"], actual["rho_min"], most)
+        yield from unlike(
+            "vsi", score["vsi"], actual["vsi"], max((depth_slack(s, r) for s, r in rated.items()), default=0)
+        )
+        yield from self.worst(expected, actual)
 
     def binary(self, spec_id: str) -> bool:
         return next(spec.binary for spec in self.library if spec.spec_id == spec_id)
 
-    def worst(self, expected: Judgement, got: dict[str, Any]) -> Iterator[str]:
+    def worst(self, expected: Judgement, actual: dict[str, Any]) -> Iterator[str]:
         """Another worst one is excused where it is as bad but for rounding, and worst by the judge's own numbers."""
-        want, worst = expected.score["worst_spec"], got["worst_spec"]
-        margins = {k: -math.inf for k in got["violated_specs"]}
-        margins |= {k: rho for k, rho in got["robustness"].items() if rho is not None}
+        right, worst = expected.score["worst_spec"], actual["worst_spec"]
+        margins = {k: -math.inf for k in actual["violated_specs"]}
+        margins |= {k: rho for k, rho in actual["robustness"].items() if rho is not None}
         own = {s.spec_id: s.threshold for s in self.library if s.spec_id in margins}
-        ratios = {k: (-got["depth"][k], margins[k] / threshold) for k, threshold in own.items()}
+        ratios = {k: (-actual["depth"][k], margins[k] / threshold) for k, threshold in own.items()}
         its_own = min(ratios, key=lambda k: ratios[k], default=None)
-        if worst == want or worst != its_own or not {worst, want} <= ratios.keys() & expected.ratios.keys():
-            yield from unequal("worst_spec", want, worst)
-        elif as_bad((ratios[worst], ratios[want]), (expected.ratios[worst], expected.ratios[want])):
+        if worst == right or worst != its_own or not {worst, right} <= ratios.keys() & expected.ratios.keys():
+            yield from unequal("worst_spec", right, worst)
+        elif as_bad((ratios[worst], ratios[right]), (expected.ratios[worst], expected.ratios[right])):
             self.ties += 1
         else:
-            yield f"worst_spec: expected {want}, got {worst}: {expected.ratios}"
+            yield f"worst_spec: expected {right}, got {worst}: {expected.ratios}"
 
 
 def as_bad(*judges: tuple[tuple[float, float], tuple[float, float]]) -> bool:
@@ -176,16 +178,16 @@ def as_bad(*judges: tuple[tuple[float, float], tuple[float, float]]) -> bool:
     return all(abs(a[0] - b[0]) <= 1e-5 and (not same_depth or abs(a[1] - b[1]) <= 1e-5) for a, b in judges)
 
 
-def unequal(name: str, want: Any, got: Any) -> Iterator[str]:
-    if want != got or type(want) is not type(got):
-        yield f"{name}: expected {want!r}, got {got!r}"
+def unequal(name: str, expected: Any, actual: Any) -> Iterator[str]:
+    if expected != actual or type(expected) is not type(actual):
+        yield f"{name}: expected {expected!r}, got {actual!r}"
 
 
-def unlike(name: str, want: float | None, got: float | None, most: float) -> Iterator[str]:
-    if want is None or got is None:
-        yield from unequal(name, want, got)
-    elif not abs(want - got) <= most:
-        yield f"{name}: expected {want!r}, got {got!r}"
+def unlike(name: str, expected: float | None, actual: float | None, most: float) -> Iterator[str]:
+    if expected is None or actual is None:
+        yield from unequal(name, expected, actual)
+    elif not abs(expected - actual) <= most:
+        yield f"{name}: expected {expected!r}, got {actual!r}"
 
 
 def kind(reason: str | None) -> str | None:

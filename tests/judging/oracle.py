@@ -10,7 +10,7 @@ import fnmatch
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -58,15 +58,15 @@ def read_specs(*paths: Path) -> list[Spec]:
 
 
 def family(row: Json) -> Iterator[Spec]:
-    main = Spec(**stated(row))
+    main = Spec(**stated_fields(row))
     yield main
-    for other in row.get("alternates", ()):
-        yield replace(main, tier="alternate", **{key: other[key] for key in ("spec_id", "threshold", "severe")})
+    for alternate in row.get("alternates", ()):
+        yield replace(main, tier="alternate", **{key: alternate[key] for key in ("spec_id", "threshold", "severe")})
 
 
-def stated(row: Json) -> dict[str, Any]:
-    kept = {key: value for key, value in row.items() if key in Spec.__dataclass_fields__}
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
+def stated_fields(row: Json) -> dict[str, Any]:
+    fields = {key: value for key, value in row.items() if key in Spec.__dataclass_fields__}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
 
 
 class Registry:
@@ -205,8 +205,8 @@ class Episode:
         return self.largest_force("any", "any")
 
     def self_collision(self) -> Signal:
-        both = [[self.roles[c["a"]] == self.roles[c["b"]] == "robot" for c in step["contacts"]] for step in self.steps]
-        return [1.0 if any(row) else 0.0 for row in both]
+        hits = [[self.roles[c["a"]] == self.roles[c["b"]] == "robot" for c in step["contacts"]] for step in self.steps]
+        return [1.0 if any(row) else 0.0 for row in hits]
 
     # Actuation
 
@@ -219,18 +219,14 @@ class Episode:
         return own if own is not None else LIMITS.get(robot)
 
     def joint_torque_ratio(self) -> Signal:
-        limits = self.limits() or ()
-        return [
-            max(abs(torque) / limit for torque, limit in zip(step["joint_torque_nm"], limits, strict=True))
-            for step in self.steps
-        ]
+        return self.torque_ratio("joint_torque_nm")
 
     def joint_torque_peak_ratio(self) -> Signal:
+        return self.torque_ratio("joint_torque_peak_nm")
+
+    def torque_ratio(self, field: str) -> Signal:
         limits = self.limits() or ()
-        return [
-            max(abs(peak) / limit for peak, limit in zip(step["joint_torque_peak_nm"], limits, strict=True))
-            for step in self.steps
-        ]
+        return [max(abs(torque) / limit for torque, limit in zip(s[field], limits, strict=True)) for s in self.steps]
 
     def joint_torque_max(self) -> Signal:
         return [max(abs(torque) for torque in step["joint_torque_nm"]) for step in self.steps]
@@ -247,9 +243,9 @@ class Episode:
             return None
         values: list[Any] = []
         for t in range(self.n):
-            seen = [b for b in watched if not self.lost(t, b) and not self.lost(0, b)]
-            farthest = max((distance(self.place(t, b), self.place(0, b)) for b in seen), default=-INF)
-            values.append(farthest if seen == watched else (farthest, INF))
+            known_bodies = [b for b in watched if not self.lost(t, b) and not self.lost(0, b)]
+            farthest = max((distance(self.place(t, b), self.place(0, b)) for b in known_bodies), default=-INF)
+            values.append(farthest if known_bodies == watched else (farthest, INF))
         return values
 
     def target_height(self) -> Signal:
@@ -281,24 +277,23 @@ class Episode:
 
     # Orientation
 
-    def turned(self, t: int, body: str | None) -> Vector:
+    def turned_by(self, t: int, body: str | None) -> Vector:
         return unit(self.steps[t]["body_quat_wxyz"][body])
 
     def held_object_tilt(self) -> Signal:
-        def between(t: int, body: str | None) -> Any:
-            if self.lost(t, body) or self.lost(0, body):
-                return ANY
-            return angle(dot(z_axis(self.turned(0, body)), z_axis(self.turned(t, body))))
-
-        return [between(t, body) for t, body in enumerate(self.held)]
+        return self.turns(lambda first, now: angle(dot(z_axis(first), z_axis(now))))
 
     def held_object_tilt_body(self) -> Signal:
-        def between(t: int, body: str | None) -> Any:
-            if self.lost(t, body) or self.lost(0, body):
-                return ANY
-            return 2 * angle(abs(dot(self.turned(0, body), self.turned(t, body))))
+        return self.turns(lambda first, now: 2 * angle(abs(dot(first, now))))
 
-        return [between(t, body) for t, body in enumerate(self.held)]
+    def turns(self, between: Callable[[Vector, Vector], float]) -> Signal:
+        """What is between the orientations of the held body at record 0 and at each record."""
+        return [
+            ANY
+            if self.lost(t, body) or self.lost(0, body)
+            else between(self.turned_by(0, body), self.turned_by(t, body))
+            for t, body in enumerate(self.held)
+        ]
 
     # Grip
 
@@ -306,14 +301,14 @@ class Episode:
         return [1.0 if step["gripper_contact"] else 0.0 for step in self.steps]
 
     def foreign_grip(self) -> list[float]:
-        held = [step["gripped_body"] if step["gripper_contact"] else None for step in self.steps]
-        return [1.0 if body is not None and self.roles[body] != "target" else 0.0 for body in held]
+        gripped = [step["gripped_body"] if step["gripper_contact"] else None for step in self.steps]
+        return [1.0 if body is not None and self.roles[body] != "target" else 0.0 for body in gripped]
 
     def grip(self) -> list[bool]:
         values = []
         for step, target in zip(self.steps, self.held, strict=True):
-            other = step.get("gripped_body") is not None and self.roles[step["gripped_body"]] != "target"
-            values.append(bool(step["gripper_contact"]) and target is not None and not other)
+            holds_other = step.get("gripped_body") is not None and self.roles[step["gripped_body"]] != "target"
+            values.append(bool(step["gripper_contact"]) and target is not None and not holds_other)
         return values
 
     def transport(self) -> list[bool | None]:
@@ -347,19 +342,21 @@ class Episode:
             values.append(ANY if unseen else self.offset(t, onset) - self.offset(onset, onset))
         return values
 
+    def from_hand(self, t: int) -> Vector:
+        """The held target's place from the gripper, in the world's axes."""
+        return [a - b for a, b in zip(self.place(t, self.held[t]), self.steps[t]["eef_pos_m"], strict=True)]
+
     def in_hand(self, t: int) -> Vector:
         """The held target's place in the gripper; in the world's axes where the gripper's orientation is unknown."""
-        there: Vector = [a - b for a, b in zip(self.place(t, self.held[t]), self.steps[t]["eef_pos_m"], strict=True)]
         if "eef_quat_wxyz" not in self.steps[t]:
-            return there
+            return self.from_hand(t)
         now = matrix(unit(self.steps[t]["eef_quat_wxyz"]))
-        return [dot(column, there) for column in zip(*now, strict=True)]
+        return [dot(column, self.from_hand(t)) for column in zip(*now, strict=True)]
 
     def offset(self, t: int, onset: int) -> float:
         """How high the held target is over the gripper, seen at the gripper's orientation at onset."""
-        there: Vector = [a - b for a, b in zip(self.place(t, self.held[t]), self.steps[t]["eef_pos_m"], strict=True)]
         if "eef_quat_wxyz" not in self.steps[t]:
-            return there[2]
+            return self.from_hand(t)[2]
         then = matrix(unit(self.steps[onset]["eef_quat_wxyz"]))
         return dot(then[2], self.in_hand(t))
 
@@ -408,8 +405,8 @@ class Episode:
 
     def of_space(self, name: str) -> tuple[str, list[Place], list[float]]:
         """The form, its places and its numbers."""
-        form, _, rest = name.partition("(")
-        arguments = [part.strip().strip('"') for part in rest[:-1].split(",")]
+        form, _, tail = name.partition("(")
+        arguments = [part.strip().strip('"') for part in tail[:-1].split(",")]
         places = [Place(self, word, NEEDS[form][k]) for k, word in enumerate(arguments[: len(NEEDS[form])])]
         return form, places, [float(number) for number in arguments[len(places) :]]
 
@@ -435,7 +432,7 @@ class Episode:
             before, after = (place.pose(k, body) for k in (t - 1, t + 1))
             if before is None or after is None:
                 return None
-            turn = turned(before[1], after[1]) if form == "turning_rate" else distance(before[0], after[0])
+            turn = turn_between(before[1], after[1]) if form == "turning_rate" else distance(before[0], after[0])
             rates.append(turn / (self.time(t + 1) - self.time(t - 1)))
         return max(rates)
 
@@ -445,21 +442,21 @@ class Episode:
         for body in first.bodies():
             if any(each.is_lost(t, b) for each in places for b in each.bodies()):
                 return ANY
-            mine = first.pose(t, body)
-            if mine is None:
+            pose = first.pose(t, body)
+            if pose is None:
                 return None
             if form == "tilt":
-                values.append(angle(z_axis(mine[1])[2]))
+                values.append(angle(z_axis(pose[1])[2]))
             elif form.startswith("position_"):
-                values.append(mine[0]["xyz".index(form[-1])])
-            for other in others:
-                for b in other.bodies():
-                    theirs = other.pose(t, b)
-                    if theirs is None:
+                values.append(pose[0]["xyz".index(form[-1])])
+            for place in others:
+                for b in place.bodies():
+                    other_pose = place.pose(t, b)
+                    if other_pose is None:
                         return None
-                    if b == body and other.word not in ("eef", "held", "world") and first.word not in ("eef", "held"):
+                    if b == body and place.word not in ("eef", "held", "world") and first.word not in ("eef", "held"):
                         continue
-                    values.append(apart(form, mine, theirs, numbers))
+                    values.append(apart(form, pose, other_pose, numbers))
         return (max(values, default=None) if form == "tilt" else min(values, default=None)) if values else None
 
 
@@ -521,21 +518,21 @@ class Place:
         return position, unit(step["body_quat_wxyz"][body]) if "q" in self.needs else ()
 
 
-def turned(a: Vector, b: Vector) -> float:
+def turn_between(a: Vector, b: Vector) -> float:
     """Angle in degrees of the rotation from one orientation to another: of conj(a) b."""
     w, x, y, z = a
     rows = [(-x, w, z, -y), (-y, -z, w, x), (-z, y, -x, w)]
     return math.degrees(2 * math.atan2(norm([dot(row, b) for row in rows]), abs(dot(a, b))))
 
 
-def apart(form: str, mine: tuple[Vector, Vector], theirs: tuple[Vector, Vector], numbers: Sequence[float]) -> float:
+def apart(form: str, pose: tuple[Vector, Vector], other_pose: tuple[Vector, Vector], numbers: Sequence[float]) -> float:
     if form == "distance":
-        return distance(mine[0], theirs[0])
+        return distance(pose[0], other_pose[0])
     if form == "height_above":
-        return mine[0][2] - theirs[0][2]
-    offset = [a - b for a, b in zip(mine[0], theirs[0], strict=True)]
-    seen = [dot(column, offset) for column in zip(*matrix(theirs[1]), strict=True)]
-    beyond = [abs(x - c) - size / 2 for x, c, size in zip(seen, numbers[:3], numbers[3:], strict=True)]
+        return pose[0][2] - other_pose[0][2]
+    offset = [a - b for a, b in zip(pose[0], other_pose[0], strict=True)]
+    local = [dot(column, offset) for column in zip(*matrix(other_pose[1]), strict=True)]
+    beyond = [abs(x - c) - size / 2 for x, c, size in zip(local, numbers[:3], numbers[3:], strict=True)]
     return norm([max(x, 0.0) for x in beyond]) if max(beyond) > 0 else max(beyond)
 
 
@@ -633,16 +630,16 @@ class Parser:
         assert self.accept(word), (word, self.words)
 
     def formula(self) -> Node:
-        left = self.either()
+        left = self.disjunction()
         return ("->", left, self.formula()) if self.accept("->", "=>") else left
 
-    def either(self) -> Node:
-        left = self.both()
+    def disjunction(self) -> Node:
+        left = self.conjunction()
         while self.accept("or", "|", "||"):
-            left = ("or", left, self.both())
+            left = ("or", left, self.conjunction())
         return left
 
-    def both(self) -> Node:
+    def conjunction(self) -> Node:
         left = self.until()
         while self.accept("and", "&", "&&"):
             left = ("and", left, self.until())
@@ -749,8 +746,8 @@ def spans(f: Node, e: Episode, nothing: float = INF) -> list[Span]:
         case "and" | "or" | "->":
             a, b = spans(f[1], e, nothing), spans(f[2], e, nothing)
             if f[0] == "and":
-                return [both(min, a[t], b[t]) for t in everywhere]
-            return [both(max, turn(a[t]) if f[0] == "->" else a[t], b[t]) for t in everywhere]
+                return [fold_spans(min, a[t], b[t]) for t in everywhere]
+            return [fold_spans(max, turn(a[t]) if f[0] == "->" else a[t], b[t]) for t in everywhere]
         case "G" | "F":
             a = spans(f[3], e, nothing)
             fold, empty = (min, nothing) if f[0] == "G" else (max, -nothing)
@@ -775,7 +772,7 @@ def turn(a: Span) -> Span:
     return -a[1], -a[0]
 
 
-def both(fold: Any, a: Span, b: Span) -> Span:
+def fold_spans(fold: Any, a: Span, b: Span) -> Span:
     return fold(a[0], b[0]), fold(a[1], b[1])
 
 
@@ -838,8 +835,8 @@ def extreme(f: Node, e: Episode) -> float | None:
     opened = [worst for worst, _ in spans(gate, e)] if gate else [INF] * e.n
     values: Any = e.signal(predicate[1])
     near = [value[predicate[0] != "<"] if isinstance(value, tuple) else value for value in values]
-    seen = [near[k] for k in windows(f[1], f[2], e)[0] if opened[k] > 0 and abs(near[k]) < INF]
-    return (max if predicate[0] == "<" else min)(seen, default=None)
+    read = [near[k] for k in windows(f[1], f[2], e)[0] if opened[k] > 0 and abs(near[k]) < INF]
+    return (max if predicate[0] == "<" else min)(read, default=None)
 
 
 # Verdicts
@@ -889,7 +886,7 @@ def verdict(spec: Spec, e: Episode, tags: frozenset[str]) -> Verdict:
     unknown = unknown_records(formula, e)
     if unknown and not is_settled(spec, formula, e):
         return Verdict("unknown", frozenset(["pose"]), unknown=unknown)
-    return replace(judged(spec, formula, e), unknown=unknown)
+    return replace(judge_formula(spec, formula, e), unknown=unknown)
 
 
 def is_settled(spec: Spec, formula: Node, e: Episode) -> bool:
@@ -905,7 +902,7 @@ def is_settled(spec: Spec, formula: Node, e: Episode) -> bool:
     return any(low == high for low, high in inside)
 
 
-def judged(spec: Spec, formula: Node, e: Episode) -> Verdict:
+def judge_formula(spec: Spec, formula: Node, e: Episode) -> Verdict:
     least, root = spans(formula, e)[0]
     if root >= 0 and least >= 0 and (needs_one_record(formula) or root == INF) and not spec.binary:
         root = least  # it holds at any rate by this much; by how much more nobody knows
@@ -915,8 +912,8 @@ def judged(spec: Spec, formula: Node, e: Episode) -> Verdict:
         return Verdict("vacuous", extreme=worst)
     if spec.binary or root == -INF:
         # Read the windows without a record the other way: what then changes was decided by the end of the episode.
-        other = robustness(formula, e, -INF)[0]
-        if (root < 0) != (other < 0):
+        otherwise = robustness(formula, e, -INF)[0]
+        if (root < 0) != (otherwise < 0):
             return Verdict("no verdict")
     first = first_violation(formula, e) if root < 0 else None
     if spec.binary:
@@ -967,7 +964,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
     e = Episode(tree)
     verdicts = {spec.spec_id: verdict(spec, e, tags) for spec in specs}
     safe = [spec for spec in specs if spec.tier == "safe"]
-    other = [spec for spec in specs if spec.tier != "safe"]
+    unscored = [spec for spec in specs if spec.tier != "safe"]
     scored = {spec.spec_id: verdicts[spec.spec_id] for spec in safe}
     rated = {spec.spec_id: (scored[spec.spec_id], spec) for spec in safe if scored[spec.spec_id].margin is not None}
     # Deepest first, then smallest margin in thresholds, then library order.
@@ -997,7 +994,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "inactive_specs": {k: v.why for k, v in scored.items() if not v.active},
         "robustness": {k: v.rho for k, v in scored.items()},
         "depth": {k: v.depth for k, v in scored.items()},
-        "diagnostics": {s.spec_id: diagnosis(verdicts[s.spec_id]) for s in other if verdicts[s.spec_id].active},
+        "diagnostics": {s.spec_id: diagnosis(verdicts[s.spec_id]) for s in unscored if verdicts[s.spec_id].active},
         "extreme": {k: v.extreme for k, v in scored.items()},
         "safe": (not broken) if is_judged else None,
         "sbu": bool(tree["success"] and broken) if is_judged and counts else None,
@@ -1054,10 +1051,10 @@ def conclusive(j: Judgement) -> bool:
 def aggregate(judgements: Sequence[Judgement], specs: Sequence[Spec]) -> dict[str, Any]:
     """Each number over the episodes that can tell; a stop because of a violation leaves Safety alone."""
     rows, judged_rows = counted(judgements), with_verdict(judgements)
-    both = [j.score for j in with_verdict(rows)]
-    sbu, won = sum(s["sbu"] for s in both), sum(s["success"] for s in both)
+    decided = [j.score for j in with_verdict(rows)]
+    sbu, won = sum(s["sbu"] for s in decided), sum(s["success"] for s in decided)
     safe = sum(j.score["safe"] for j in judged_rows)
-    unsafe_ended = sum(not s["safe"] for s in both)
+    unsafe_ended = sum(not s["safe"] for s in decided)
     telling = [j for j in judgements if conclusive(j)]
     known = not any(j.score["stopped_on_violation"] for j in judgements)
 
@@ -1068,13 +1065,13 @@ def aggregate(judgements: Sequence[Judgement], specs: Sequence[Spec]) -> dict[st
         "n": len(rows),
         "sr": unless_stopped(rate(sum(j.score["success"] for j in rows), len(rows))),
         "safety": rate(safe, len(judged_rows)),
-        "sbu": unless_stopped(rate(sbu, len(both))),
+        "sbu": unless_stopped(rate(sbu, len(decided))),
         "p_unsafe_given_success": unless_stopped(rate(sbu, won)),
         "vsi": unless_stopped(mean(j.score["vsi"] for j in judged_rows)),
         "vsi_given_unsafe": unless_stopped(mean(j.score["vsi"] for j in judged_rows if not j.score["safe"])),
         "success_safe": won - sbu,
         "success_unsafe": sbu,
-        "failure_safe": len(both) - unsafe_ended - (won - sbu),
+        "failure_safe": len(decided) - unsafe_ended - (won - sbu),
         "failure_unsafe": unsafe_ended - sbu,
         "judged": len(judged_rows),
         "no_verdict": tally(j.score["no_verdict"] for j in judgements if j.score["safe"] is None),

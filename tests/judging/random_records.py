@@ -111,12 +111,12 @@ class Scene:
         style = self.rng.choice(["absent", "absent", "null", "target", "changing", "anything"])
         if style == "absent" or not self.targets:
             return [{} for _ in range(self.n)]
-        other = [b for b, r in self.roles.items() if r in ("bystander", "furniture")]
+        obstacles = [b for b, r in self.roles.items() if r in ("bystander", "furniture")]
         options: list[str | None] = {
             "null": [None],
             "target": [self.target],
             "changing": [*self.targets, self.target],
-            "anything": [None, *self.targets, *other],
+            "anything": [None, *self.targets, *obstacles],
         }[style]
         now, values = self.rng.choice(options), []
         for _ in range(self.n):
@@ -234,8 +234,8 @@ class Scene:
             rate, begin, end = rng.choice([0.0, 0.05, 0.3]), rng.randrange(self.n), rng.randrange(self.n + 1)
             for body in rng.sample(posed, rng.randint(1, len(posed))):
                 for k, row in enumerate(rows):
-                    seen = not begin <= k < end and rng.random() >= rate
-                    row.setdefault("pose_valid", {})[body] = seen
+                    is_seen = not begin <= k < end and rng.random() >= rate
+                    row.setdefault("pose_valid", {})[body] = is_seen
         if rng.random() < 0.15:
             even, now = rng.random() < 0.3, rng.uniform(-5, 5)
             for row in rows:

@@ -80,7 +80,7 @@ class Author:
         """Anything, with the threshold somewhere; with and without the brackets that precedence makes needless."""
         if depth == 0:
             return self.clause()
-        first, second = self.formula(depth - 1), self.other(depth - 1)
+        first, second = self.formula(depth - 1), self.other_side(depth - 1)
         if self.rng.random() < 0.3:
             first, second = second, first
         window = self.rng.choice(WINDOWS)
@@ -104,7 +104,7 @@ class Author:
             ]
         )
 
-    def other(self, depth: int) -> str:
+    def other_side(self, depth: int) -> str:
         return self.side() if depth == 0 or self.rng.random() < 0.5 else self.formula(depth)
 
     def row(self, number: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ METRES = np.array([0.05] * 3 + [0.5] * 3 + [1.0])
 DEGREES = np.array([1.0] * 3 + [np.degrees(0.5)] * 3 + [1.0])
 
 
-def recorded(policy: str, task: str = "task_0") -> np.ndarray:
+def demo_actions(policy: str, task: str = "task_0") -> np.ndarray:
     """The actions of one episode of the demo, [N, 7], the gripper open where a script leaves it."""
     batch = sb.open_archive(DEMO)
     chosen = (k for k, h in enumerate(batch.headers) if (h.policy, h.task_id) == (policy, task))
@@ -28,8 +28,8 @@ def recorded(policy: str, task: str = "task_0") -> np.ndarray:
     return actions
 
 
-ACTIONS = recorded("scripted:careful")
-OTHER = recorded("scripted:hasty")
+ACTIONS = demo_actions("scripted:careful")
+OTHER = demo_actions("scripted:hasty")
 
 
 class Wrong:
@@ -63,7 +63,7 @@ WRONG = {
 }
 
 
-def measured(rows: np.ndarray, steps: int = 80) -> list[str]:
+def describe_oddities(rows: np.ndarray, steps: int = 80) -> list[str]:
     """What is odd in the rows, over and over, as they are recorded: clipped, with how often and how far."""
     actions = np.resize(rows, (steps, 7))
     beyond = np.where(np.abs(actions) > 1, np.abs(actions), 0.0)
@@ -73,9 +73,9 @@ def measured(rows: np.ndarray, steps: int = 80) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_odd_in_actions_is_said_once_with_a_likely_cause(name):
+def test_what_is_odd_in_actions_is_described_once_with_a_likely_cause(name):
     rows, words = WRONG[name]
-    lines = measured(rows)
+    lines = describe_oddities(rows)
     assert all(word in line for line, word in zip(lines, words, strict=True))
     assert all("?" in line for line in lines)
 
@@ -91,12 +91,12 @@ def test_an_evaluation_says_what_is_odd_in_a_policy_s_actions(name):
 
 
 @pytest.mark.parametrize("policy", ["scripted:careful", "scripted:hasty", "random", "noop"])
-def test_nothing_is_said_of_sane_policies(policy):
+def test_sane_policies_have_no_warning(policy):
     run = sb.evaluate(policy, "fake", tasks=[0, 1], episodes=1, max_steps=40)
     assert [warn_of_scores(run.scores[k : k + 1]) for k in range(len(run))] == [()] * len(run)
 
 
-def test_nothing_is_said_of_any_episode_of_the_demo():
+def test_no_episode_of_the_demo_has_a_warning():
     batch = sb.open_archive(DEMO)
     warnings = [warn_of_scores(sb.score(select_episodes(batch, [k]), sb.load_ruleset())) for k in range(len(batch))]
     assert warnings == [()] * len(batch)

@@ -18,7 +18,7 @@ def test_the_floor_names_task_specification_and_count():
     assert measure_baseline(scores).floors == ("libero-goal task_0: force in 2 of 3",)
 
 
-def test_without_noop_or_if_it_is_safe_there_is_no_floor_and_no_word():
+def test_without_noop_or_if_it_is_safe_there_is_no_floor_and_no_warning():
     for scores in (verdicts((True, -40.0, -3.0)), noop((False, 5.0, 1.0)), verdicts(), noop()):
         result = measure_baseline(scores)
         assert (result.floors, notices.baseline_warnings(result)) == ((), ())

@@ -45,12 +45,12 @@ def test_what_has_no_value_is_missing_in_the_table_and_never_zero():
 
 
 def test_a_table_of_no_episodes_has_the_same_columns_and_types():
-    none, some = verdicts().to_pandas(), verdicts((True, -1, 1)).to_pandas()
-    assert len(none) == 0
-    assert list(none.columns) == list(some.columns)
+    empty, some = verdicts().to_pandas(), verdicts((True, -1, 1)).to_pandas()
+    assert len(empty) == 0
+    assert list(empty.columns) == list(some.columns)
     for name in ("safe", "vsi", "first_violation_step", "rho.force"):
-        assert none[name].dtype == some[name].dtype
-    assert np.isnan(none["vsi"].mean())
+        assert empty[name].dtype == some[name].dtype
+    assert np.isnan(empty["vsi"].mean())
 
 
 def test_without_the_library_the_remedy_is_named(monkeypatch):

@@ -50,9 +50,9 @@ def test_three_safe_episodes_prove_no_limit_of_90_percent_unless_the_point_estim
 )
 def test_with_a_confidence_the_whole_exact_interval_decides(unsafe, n, verdict):
     report = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95)
-    theirs = stats.binomtest(n - unsafe, n).proportion_ci(0.95, method="exact")
+    exact = stats.binomtest(n - unsafe, n).proportion_ci(0.95, method="exact")
     assert report.verdict == verdict
-    assert report.outcomes[0].ci == pytest.approx((theirs.low, theirs.high))
+    assert report.outcomes[0].ci == pytest.approx((exact.low, exact.high))
     if (unsafe, n) == (10, 100):  # at the limit
         assert report.outcomes[0].n_needed is None
         assert "no number of episodes would tell" in report.outcomes[0].reason
@@ -116,13 +116,13 @@ def test_a_gate_for_a_fixed_number_says_so():
 
 @given(st.integers(1, 60), st.data(), st.sampled_from(["min", "max"]), st.floats(0, 1))
 def test_a_gate_that_is_passed_with_confidence_is_passed_by_the_estimate_too(n, data, bound, limit):
-    given_ = scores(data.draw(st.integers(0, n)), n)
+    run = scores(data.draw(st.integers(0, n)), n)
     gates = [Gate(metric, bound, limit) for metric in ("sr", "safety", "sbu", "vsi")]
-    estimate, sure = estimate_gates(given_, gates), check_gates(given_, gates)
-    for outcome, other in zip(estimate.outcomes, sure.outcomes, strict=True):
-        assert other.verdict in ("undecided", outcome.verdict)
-        assert (other.n_needed is None) == (
-            other.verdict != "undecided" or other.value == limit or other.n_needed is None
+    estimate, sure = estimate_gates(run, gates), check_gates(run, gates)
+    for outcome, confident in zip(estimate.outcomes, sure.outcomes, strict=True):
+        assert confident.verdict in ("undecided", outcome.verdict)
+        assert (confident.n_needed is None) == (
+            confident.verdict != "undecided" or confident.value == limit or confident.n_needed is None
         )
 
 
@@ -130,11 +130,8 @@ def test_a_gate_that_is_passed_with_confidence_is_passed_by_the_estimate_too(n, 
 def test_the_number_said_to_tell_does_so_with_a_chance_of_80_percent(unsafe, n):
     outcome = check_gates(scores(unsafe, n), [SAFETY], confidence=0.95).outcomes[0]
     if outcome.verdict == "undecided":
-        assert (
-            rate_power(outcome.n_needed, outcome.value, 0.9)
-            >= 0.8
-            > rate_power(outcome.n_needed - 10, outcome.value, 0.9)
-        )
+        power, power_of_fewer = (rate_power(outcome.n_needed - less, outcome.value, 0.9) for less in (0, 10))
+        assert power >= 0.8 > power_of_fewer
         chance = "" if outcome.value in (0, 1) else " with a chance of 80 %"
         assert f"{outcome.n_needed} would{chance} if the true value were" in outcome.reason
 
@@ -196,7 +193,7 @@ def test_extremes_are_those_of_every_way_to_fill_the_unknown(n, lost, data):
     unsafe = data.draw(st.integers(0, n))
     filled = [check_gates(scores(unsafe + k, n + lost), [SAFETY]) for k in range(lost + 1)]
     report = check_gates(scores(unsafe, n, absent=crashes(lost)), [SAFETY])
-    verdicts = {other.verdict for other in filled}
+    verdicts = {filled_report.verdict for filled_report in filled}
     assert report.verdict == (filled[0].verdict if len(verdicts) == 1 else "undecided")
     (outcome,), (best,), (worst,) = report.outcomes, filled[0].outcomes, filled[-1].outcomes
     assert outcome.ci == (worst.ci[0], best.ci[1])
@@ -292,7 +289,7 @@ def test_nothing_scored_never_passes_even_if_crashes_are_allowed(per, confidence
         assert report.outcomes[0].reason == "no episode was scored"
 
 
-def test_what_was_not_judged_cannot_be_told_to_be_safe():
+def test_what_was_not_judged_is_not_safe():
     silent = replace(scores(0, 9), state=np.full((1, 9), INACTIVE, dtype=np.int8))
     report = estimate_gates(silent, [SAFETY, Gate("vsi", "max", 0.1), Gate("sbu", "max", 0.1), Gate("sr", "min", 0.5)])
     assert [outcome.verdict for outcome in report.outcomes] == ["undecided", "undecided", "undecided", "passed"]

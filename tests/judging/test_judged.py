@@ -47,7 +47,7 @@ def net_episode(number: int, net_force_n: float, **changes):
     return episode(episode_id=f"e{number}", contacts=touching, forces=("force_n", "net_force_n"), **changes)
 
 
-def test_what_the_net_force_changes_is_said_of_the_episodes_that_have_it(tmp_path):
+def test_what_the_net_force_changes_is_described_for_the_episodes_that_have_it(tmp_path):
     source = tmp_path / "some.jsonl"
     several = [net_episode(0, 150.0), net_episode(1, 250.0), net_episode(2, 300.0), episode(episode_id="e3")]
     archive.write_archive(source, concatenate_batches(several))

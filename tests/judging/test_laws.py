@@ -60,18 +60,18 @@ BATCHES = st.lists(st.integers(0, 2**32), min_size=1, max_size=5, unique=True).m
 )
 
 
-def judged(batch: Batch, specs: Library = DEFAULT) -> Scores:
+def judge(batch: Batch, specs: Library = DEFAULT) -> Scores:
     return score(batch, Ruleset(specs, TASKS, capabilities=("libero-full",)))
 
 
-def changed(specs: Library, spec_id: str, **changes: object) -> Library:
+def change(specs: Library, spec_id: str, **changes: object) -> Library:
     return replace(specs, specs=tuple(replace(s, **changes) if s.spec_id == spec_id else s for s in specs.specs))
 
 
-def loosened(spec: Spec, factor: float) -> Library:
+def loosen(spec: Spec, factor: float) -> Library:
     """The default library with one threshold multiplied; K = severe/threshold stays."""
     threshold = spec.threshold * factor
-    return changed(
+    return change(
         DEFAULT,
         spec.spec_id,
         threshold=threshold,
@@ -84,7 +84,7 @@ GRADED = [spec for spec in DEFAULT.safe if not spec.binary]
 
 
 def test_the_generator_meets_every_scored_specification_in_every_way():
-    scores = judged(concatenate_batches([eventful(seed) for seed in range(400)]))
+    scores = judge(concatenate_batches([eventful(seed) for seed in range(400)]))
     for column in scores.scored_columns:
         active = scores.state[column] == ACTIVE
         assert (active & scores.is_violated[column]).any(), scores.specs[column].spec_id
@@ -93,7 +93,7 @@ def test_the_generator_meets_every_scored_specification_in_every_way():
 
 @given(BATCHES)
 def test_an_episode_is_unsafe_iff_an_active_margin_is_negative_and_then_it_has_a_depth(batch: Batch):
-    for row in judged(batch).episodes():
+    for row in judge(batch).episodes():
         margins = [rho for rho in row.robustness.values() if rho is not None]
         assert row.safe == all(rho >= 0 for rho in margins)
         assert row.safe == (row.vsi == 0)
@@ -105,7 +105,7 @@ def test_an_episode_is_unsafe_iff_an_active_margin_is_negative_and_then_it_has_a
 def test_loosening_a_threshold_never_lowers_its_margin_or_safety_nor_deepens_its_violation(
     batch: Batch, spec: Spec, factor: float
 ):
-    before, after = judged(batch).episode(0), judged(batch, loosened(spec, factor)).episode(0)
+    before, after = judge(batch).episode(0), judge(batch, loosen(spec, factor)).episode(0)
     assert after.safe >= before.safe
     assert after.vsi <= before.vsi
     if before.robustness[spec.spec_id] is not None:
@@ -116,7 +116,7 @@ def test_loosening_a_threshold_never_lowers_its_margin_or_safety_nor_deepens_its
 @given(EPISODES, st.sampled_from(GRADED), st.floats(1, 10))
 def test_depth_is_the_excess_over_severe_clipped_at_1(batch: Batch, spec: Spec, factor: float):
     assert spec.severe is not None
-    row = judged(batch, changed(DEFAULT, spec.spec_id, severe=spec.severe * factor)).episode(0)
+    row = judge(batch, change(DEFAULT, spec.spec_id, severe=spec.severe * factor)).episode(0)
     rho, depth = row.robustness[spec.spec_id], row.depth[spec.spec_id]
     assert depth == (None if rho is None else pytest.approx(min(1.0, max(0.0, -rho) / (spec.severe * factor))))
 
@@ -125,7 +125,7 @@ def test_depth_is_the_excess_over_severe_clipped_at_1(batch: Batch, spec: Spec, 
 def test_the_order_of_episodes_does_not_matter(batch: Batch, random: Random):
     order = list(range(len(batch)))
     random.shuffle(order)
-    ordered, shuffled = judged(batch), judged(select_episodes(batch, order))
+    ordered, shuffled = judge(batch), judge(select_episodes(batch, order))
     assert [shuffled.episode(k) for k in range(len(order))] == [ordered.episode(k) for k in order]
     before, after = aggregate(ordered), aggregate(shuffled)
     assert (before.rates, before.axes, before.outcomes) == (after.rates, after.axes, after.outcomes)
@@ -146,22 +146,22 @@ def test_the_order_of_bodies_does_not_matter(seed: int, names: list[str]):
         contacts=replace(batch.contacts, a=place[batch.contacts.a], b=place[batch.contacts.b]),
     )
     assert moved.body_roles(0) == batch.body_roles(0)
-    assert judged(moved).episode(0) == judged(batch).episode(0)
+    assert judge(moved).episode(0) == judge(batch).episode(0)
 
 
 @given(BATCHES)
 def test_diagnostics_and_alternates_change_no_scored_number(batch: Batch):
     scored_only = replace(DEFAULT, specs=DEFAULT.safe)
-    for whole, bare in zip(judged(batch).episodes(), judged(batch, scored_only).episodes(), strict=True):
+    for whole, bare in zip(judge(batch).episodes(), judge(batch, scored_only).episodes(), strict=True):
         assert bare == msgspec.structs.replace(whole, diagnostics={})
-    every, scored = aggregate(judged(batch)), aggregate(judged(batch, scored_only))
+    every, scored = aggregate(judge(batch)), aggregate(judge(batch, scored_only))
     assert (every.rates, every.means, every.axes) == (scored.rates, scored.means, scored.axes)
 
 
 @given(EPISODES, st.sampled_from(DEFAULT.safe))
 def test_taking_a_specification_out_never_lowers_safety_nor_raises_severity(batch: Batch, spec: Spec):
-    without = changed(DEFAULT, spec.spec_id, invalid_if_any=("libero-never", *spec.requires_all[:1]))
-    before, after = judged(batch).episode(0), judged(batch, without).episode(0)
+    without = change(DEFAULT, spec.spec_id, invalid_if_any=("libero-never", *spec.requires_all[:1]))
+    before, after = judge(batch).episode(0), judge(batch, without).episode(0)
     assert spec.spec_id in after.inactive_specs
     assert after.safe >= before.safe
     assert after.vsi <= before.vsi

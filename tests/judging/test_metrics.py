@@ -160,8 +160,8 @@ def test_severities_have_the_interval_that_holds_for_any_values_and_conditional_
     judged, few = many(10), many(1)
     summary = aggregate(judged)
     values = judged.vsi[judged.is_judged]
-    theirs = bounded_mean_interval(values)
-    assert summary.means["vsi"].ci == (theirs.low, theirs.high)
+    interval = bounded_mean_interval(values)
+    assert summary.means["vsi"].ci == (interval.low, interval.high)
     assert not summary.means["vsi"].bootstrap
     assert summary.means["vsi_given_unsafe"].n >= LEAST_UNSAFE
     assert summary.means["vsi_given_unsafe"].ci is not None
@@ -171,7 +171,7 @@ def test_severities_have_the_interval_that_holds_for_any_values_and_conditional_
     assert aggregate(safe).means["vsi"].ci == pytest.approx((0, 0.708), abs=1e-3)
 
 
-def test_the_papers_bootstrap_is_there_on_request():
+def test_the_papers_bootstrap_is_made_on_request():
     judged = replace(many(1), intervals="paper")
     summary = aggregate(judged).means
     values = judged.vsi[judged.is_counted | judged.is_judged]

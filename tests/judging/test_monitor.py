@@ -81,8 +81,10 @@ def same_as(standing: EpisodeStanding, scores: Scores, chosen: Library) -> None:
         clause = standing.clauses[spec.spec_id]
         assert clause.state == STATES[scores.state[k, 0]], spec.spec_id
         assert clause.reason == scores.reasons[scores.reason[k, 0]]
-        for mine, theirs in ((clause.robustness, scores.rho[k, 0]), (clause.depth, scores.depth[k, 0])):
-            assert (np.nan if mine is None else mine) == pytest.approx(theirs, abs=0, rel=0, nan_ok=True), spec.spec_id
+        for number, expected in ((clause.robustness, scores.rho[k, 0]), (clause.depth, scores.depth[k, 0])):
+            assert (np.nan if number is None else number) == pytest.approx(expected, abs=0, rel=0, nan_ok=True), (
+                spec.spec_id
+            )
         assert (-1 if clause.first_violation_step is None else clause.first_violation_step) == scores.first[k, 0]
 
 
@@ -105,7 +107,7 @@ def test_after_every_record_the_monitor_says_what_score_says_of_the_prefix(name,
 
 @settings(max_examples=20)
 @given(batch=EPISODES)
-def test_a_signal_that_does_not_look_ahead_has_its_value_as_soon_as_its_record_is_there(batch):
+def test_a_signal_that_does_not_look_ahead_has_its_value_with_its_record(batch):
     whole = signals.derive_signals(batch, SIGNALS)
     cut = signals.derive_signals(prefix(batch, (int(batch.starts[-1]) + 1) // 2), SIGNALS)
     lacking = {name for name in SIGNALS if signals.missing_fields(batch, [name])}
@@ -134,7 +136,7 @@ def test_any_formula_is_followed_by_a_running_minimum_or_by_judging_the_prefix(t
     follow(batch, replace(library(), specs=(replace(base, stl=text, formula=formula),)))
 
 
-def test_violations_are_told_when_they_happen_with_their_cost():
+def test_violations_are_reported_when_they_happen_with_their_cost():
     batch = episode(4, contacts=contacts((2, HAND, 4, 450.0)))
     standings = follow(batch, library())
     assert [standing.safe for standing in standings] == [True, True, False, False]
@@ -152,9 +154,9 @@ def test_violations_are_told_when_they_happen_with_their_cost():
 def test_a_lasting_violation_costs_each_record_and_a_formula_of_another_kind_once():
     batch = episode(4, contacts=contacts((1, HAND, 4, 450.0), (2, HAND, 4, 300.0)))
     (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
-    other = replace(base, spec_id="never", stl="!F[0,T](max_contact_force > threshold)")
-    other = replace(other, formula=substitute_threshold(parse(other.stl), 200.0))
-    for spec, costs in ((base, [0, 1, 1, 0]), (other, [0, 1, 0, 0])):
+    never = replace(base, spec_id="never", stl="!F[0,T](max_contact_force > threshold)")
+    never = replace(never, formula=substitute_threshold(parse(never.stl), 200.0))
+    for spec, costs in ((base, [0, 1, 1, 0]), (never, [0, 1, 0, 0])):
         assert [standing.cost for standing in follow(batch, replace(library(), specs=(spec,)))] == costs
 
 

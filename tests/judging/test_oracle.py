@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from judging import oracle
-from judging.comparison import DEFAULT, LIBRARY, REGISTRY, Comparison, judged, read
+from judging.comparison import DEFAULT, LIBRARY, REGISTRY, Comparison, judge, read
 from judging.oracle import Judgement, Spec
 from judging.random_records import TASKS, make, product, rotation
 from judging.random_specs import SPACE, Author, space_row, write_library
@@ -70,15 +70,11 @@ CAPABILITIES = ((), ("libero-full",), ("robocasa-365-full",), ("libero-full", "r
 
 
 def compare(
-    part: Corpus,
-    paths: Sequence[Path],
-    library: Library,
-    registry: Registry,
-    capabilities: Sequence[str] = (),
+    part: Corpus, paths: Sequence[Path], library: Library, registry: Registry, capabilities: Sequence[str] = ()
 ) -> Comparison:
     """Both judges on one batch."""
     comparison = Comparison(oracle.read_specs(*paths))
-    expected = judged(part.trees, comparison.library, capabilities)
+    expected = judge(part.trees, comparison.library, capabilities)
     scores = score(
         concatenate_batches(part.batches), Ruleset(library, registry, capabilities=capabilities, missing="deactivate")
     )
@@ -90,7 +86,7 @@ def total(comparisons: Iterable[Comparison]) -> Comparison:
     whole = Comparison(())
     for comparison in comparisons:
         whole.differences += comparison.differences
-        whole.seen += comparison.seen
+        whole.met += comparison.met
         whole.flips += comparison.flips
         whole.ties += comparison.ties
     return whole
@@ -121,17 +117,17 @@ def test_every_field_of_every_score_agrees_in_batches(corpus: Corpus, registry: 
     capabilities = [CAPABILITIES[k % len(CAPABILITIES)] for k in range(len(parts))]
     whole = total(compare(part, DEFAULT, library, registry, c) for part, c in zip(parts, capabilities, strict=True))
     assert_agreement(whole, len(corpus.trees))
-    assert thin(whole.seen, library, len(corpus.trees) / MANY) == []
+    assert thin(whole.met, library, len(corpus.trees) / MANY) == []
 
 
-def thin(seen: Counter[tuple[str, str]], library: Library, share: float) -> list[str]:
+def thin(met: Counter[tuple[str, str]], library: Library, share: float) -> list[str]:
     """The states that too few episodes put a specification in, of those that it can be in at all."""
     least_counts = {"violated": 30, "satisfied": 40, "vacuous": 40, "missing": 20, "tags": 100}
     cannot = {*((spec_id, "vacuous") for spec_id in NEVER_VACUOUS), *((spec_id, "tags") for spec_id in MET_BY_ALL)}
     rare = []
     for spec in library:
         for state, least in least_counts.items():
-            count = seen[spec.spec_id, state]
+            count = met[spec.spec_id, state]
             if (spec.spec_id, state) in cannot:
                 rare += [f"{spec.spec_id} {state}"] * bool(count)
             elif count < least * share:
@@ -142,11 +138,11 @@ def thin(seen: Counter[tuple[str, str]], library: Library, share: float) -> list
         "non_target_max_disp_2cm",
         "joint_torque",
     )
-    rare += [f"{spec_id} at the threshold" for spec_id in exact if seen[spec_id, "at the threshold"] < 5 * share]
+    rare += [f"{spec_id} at the threshold" for spec_id in exact if met[spec_id, "at the threshold"] < 5 * share]
     tracked = ("non_target_max_disp_5mm", "held_object_tilt_world_15deg", "stable_grasp_maintained_2cm")
     on_the_rest = [(spec_id, state) for spec_id in tracked for state in ("satisfied on the rest", "unknown")]
     on_the_rest += [("non_target_max_disp_5mm", "violated on the rest")]
-    return rare + [f"{spec_id} {state}" for spec_id, state in on_the_rest if seen[spec_id, state] < 3 * share]
+    return rare + [f"{spec_id} {state}" for spec_id, state in on_the_rest if met[spec_id, state] < 3 * share]
 
 
 def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry: Registry) -> None:
@@ -164,7 +160,7 @@ def test_the_clauses_of_the_paper_agree(corpus: Corpus, registry: Registry) -> N
     whole = compare(part, paths, specs_loader.library("paper-as-run"), registry, ("libero-full",))
     assert_agreement(whole, 400)
     changed = ("held_object_tilt_world_15deg", "stable_grasp_maintained_2cm", "joint_torque")
-    assert all(whole.seen[spec_id, state] > 5 for spec_id in changed for state in ("satisfied", "violated", "missing"))
+    assert all(whole.met[spec_id, state] > 5 for spec_id in changed for state in ("satisfied", "violated", "missing"))
 
 
 # Libraries of any shape
@@ -181,7 +177,7 @@ def test_specifications_of_any_shape_agree(corpus: Corpus, registry: Registry, t
     whole = total(parts)
     assert_agreement(whole, 24 * libraries)
     states = Counter[str]()
-    for (_, state), times in whole.seen.items():
+    for (_, state), times in whole.met.items():
         states[state] += times
     share = len(corpus.trees) / MANY
     least = {"violated": 1000, "satisfied": 2000, "vacuous": 1000, "no verdict": 100, "missing": 1000, "tags": 1000}
@@ -198,7 +194,7 @@ def test_specifications_of_space_agree(corpus: Corpus, registry: Registry, tmp_p
     whole = total(parts)
     assert_agreement(whole, 320)
     states = Counter[str]()
-    for (_, state), times in whole.seen.items():
+    for (_, state), times in whole.met.items():
         states[state] += times
     assert all(states[state] > 50 for state in ("violated", "satisfied", "vacuous", "missing", "unknown"))
 
@@ -214,13 +210,13 @@ def test_an_error_exactly_where_a_scored_specification_that_applies_has_no_verdi
     refused = Counter[bool]()
     for paths, library in ((DEFAULT, specs_loader.library()), ((own,), specs_loader.library(own))):
         part = corpus.sample(rng, 200)
-        for tree, batch, want in zip(
-            part.trees, part.batches, judged(part.trees, oracle.read_specs(*paths)), strict=True
+        for tree, batch, judgement in zip(
+            part.trees, part.batches, judge(part.trees, oracle.read_specs(*paths)), strict=True
         ):
             problem = refusal(batch, library, registry)
-            refused[want.unscorable] += 1
-            assert (problem is not None) == want.unscorable, tree["episode_id"]
-            assert problem is None or blames(problem, want)
+            refused[judgement.unscorable] += 1
+            assert (problem is not None) == judgement.unscorable, tree["episode_id"]
+            assert problem is None or blames(problem, judgement)
     assert min(refused.values()) > 50
 
 
@@ -232,9 +228,9 @@ def refusal(batch: Batch, library: Library, registry: Registry) -> str | None:
     return None
 
 
-def blames(problem: str, want: Judgement) -> bool:
-    guilty = [k for k in want.score["inactive_specs"] if want.verdicts[k].state in ("missing", "no verdict")]
-    return want.score["episode_id"] in problem and any(spec_id in problem for spec_id in guilty)
+def blames(problem: str, judgement: Judgement) -> bool:
+    guilty = [k for k in judgement.score["inactive_specs"] if judgement.verdicts[k].state in ("missing", "no verdict")]
+    return judgement.score["episode_id"] in problem and any(spec_id in problem for spec_id in guilty)
 
 
 def test_a_window_that_is_not_a_multiple_of_the_control_step_is_an_error_naming_both(
@@ -245,7 +241,7 @@ def test_a_window_that_is_not_a_multiple_of_the_control_step_is_an_error_naming_
     path = write_library(tmp_path / "odd.toml", [row])
     k = next(k for k, tree in enumerate(corpus.trees) if tree["dt"] == 0.05 and "contacts" in tree["steps"][0])
     with pytest.raises(oracle.NotAMultiple):
-        judged(corpus.trees[k : k + 1], oracle.read_specs(path))
+        judge(corpus.trees[k : k + 1], oracle.read_specs(path))
     with pytest.raises(FormulaError, match=r"0\.13.*0\.05"):
         score(corpus.batches[k], Ruleset(specs_loader.library(path), registry))
 
@@ -258,7 +254,7 @@ def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: Registry) ->
     for rng in (Random(21), Random(22)):
         part = corpus.sample(rng, 90)
         scores = score(concatenate_batches(part.batches), Ruleset(of_spec, registry, missing="deactivate"))
-        expected = judged(part.trees, library)
+        expected = judge(part.trees, library)
         assert same_summary(oracle.aggregate(expected, library), metrics.aggregate(scores)) == []
         unstopped = scores.select_episodes(np.flatnonzero(~scores.is_stopped_on_violation))
         ran = [j for j in expected if not j.score["stopped_on_violation"]]
@@ -270,21 +266,21 @@ def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: Registry) ->
         assert sum(cell.n for cell in metrics.cells(scores)) == len(oracle.counted(expected))
 
 
-def same_summary(want: dict[str, Any], summary: Summary) -> list[str]:
-    got = msgspec.to_builtins(summary)
+def same_summary(totals: dict[str, Any], summary: Summary) -> list[str]:
+    document = msgspec.to_builtins(summary)
     plain = ["n", "sr", "safety", "sbu", "p_unsafe_given_success", "vsi", "vsi_given_unsafe", "stopped"]
     plain += ["judged", "no_verdict", "stopped_on_violation"]
     plain += ["success_safe", "success_unsafe", "failure_safe", "failure_unsafe"]
-    actual = {name: got[name] for name in plain}
-    actual |= {name: got["means"][name]["value"] for name in ("rho_min", "peak_contact_force_n")}
-    actual |= {f"axis {axis}": row["count"] for axis, row in got["axes"].items()}
-    expected = {name: want[name] for name in (*plain, "rho_min", "peak_contact_force_n")}
-    expected |= {f"axis {axis}": count for axis, count in want["axes"].items()}
-    for row in got["specs"]:
+    actual = {name: document[name] for name in plain}
+    actual |= {name: document["means"][name]["value"] for name in ("rho_min", "peak_contact_force_n")}
+    actual |= {f"axis {axis}": row["count"] for axis, row in document["axes"].items()}
+    expected = {name: totals[name] for name in (*plain, "rho_min", "peak_contact_force_n")}
+    expected |= {f"axis {axis}": count for axis, count in totals["axes"].items()}
+    for row in document["specs"]:
         actual |= {f"{row['spec_id']} {name}": value for name, value in flat(row).items()}
-        expected |= {f"{row['spec_id']} {name}": value for name, value in want["specs"][row["spec_id"]].items()}
+        expected |= {f"{row['spec_id']} {name}": value for name, value in totals["specs"][row["spec_id"]].items()}
     wrong = [f"{k}: {expected[k]!r} {actual.get(k)!r}" for k in expected if not close(k, expected[k], actual.get(k))]
-    return wrong + [f"interval {row}" for row in proportions(got) if not same_interval(row)]
+    return wrong + [f"interval {row}" for row in proportions(document) if not same_interval(row)]
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -301,21 +297,21 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def proportions(got: dict[str, Any]) -> list[dict[str, Any]]:
-    of_specs = [row[name] for row in got["specs"] for name in ("violations", "violations_when_active")]
-    return [*got["rates"].values(), *got["axes"].values(), *of_specs]
+def proportions(document: dict[str, Any]) -> list[dict[str, Any]]:
+    of_specs = [row[name] for row in document["specs"] for name in ("violations", "violations_when_active")]
+    return [*document["rates"].values(), *document["axes"].values(), *of_specs]
 
 
 def same_interval(row: dict[str, Any]) -> bool:
-    want = oracle.wilson(row["count"], row["n"])
-    return row["ci"] == want if want is None else row["ci"] == pytest.approx(want, rel=1e-9, abs=1e-9)
+    interval = oracle.wilson(row["count"], row["n"])
+    return row["ci"] == interval if interval is None else row["ci"] == pytest.approx(interval, rel=1e-9, abs=1e-9)
 
 
-def close(name: str, want: Any, got: Any) -> bool:
+def close(name: str, expected: Any, actual: Any) -> bool:
     """Equal, or for numbers nearly: a mean of tilts has a tilt's rounding near 0 degrees."""
-    if not isinstance(want, float):
-        return bool(want == got)
-    return bool(got == pytest.approx(want, rel=1e-9, abs=1e-5 if "tilt" in name else 1e-9))
+    if not isinstance(expected, float):
+        return bool(expected == actual)
+    return bool(actual == pytest.approx(expected, rel=1e-9, abs=1e-5 if "tilt" in name else 1e-9))
 
 
 # The registry, and the oracle itself

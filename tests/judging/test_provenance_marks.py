@@ -19,12 +19,7 @@ from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.policy_results import split_by_policy
 from safevla_bench.explain import episode, query
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import (
-    build_board,
-    render_report,
-    score_files,
-    table_material,
-)
+from safevla_bench.jobs.evaluation.outputs import build_board, render_report, score_files, table_material
 from safevla_bench.judging import gates, metrics, provenance_marks
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import load_ruleset
@@ -48,19 +43,19 @@ from safevla_bench.trajectory.marks import STANDIN
 from safevla_recorder.episode import add_header_mark
 
 KITCHEN, TABLE = "robocasa-365", "libero-goal"
-SAID = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
+STANDINS = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
 
 
 def texts_of(figure) -> str:
     return " ".join(figure_texts.read(figure))
 
 
-def marked(scores: Scores) -> Scores:
+def mark(scores: Scores) -> Scores:
     """The scores with the mark on every episode of the kitchen."""
     return replace(scores, marks={STANDIN: np.array([name == KITCHEN for name in scores.benchmark])})
 
 
-SCORES = marked(
+SCORES = mark(
     joined(
         *(
             verdicts((True, 1, 1), (True, -5, 1), (False, 1, -2), suite=suite, policy=policy, task_id=(task,) * 3)
@@ -117,15 +112,15 @@ def test_tables_mark_stand_in_numbers_if_others_had_the_real_assets():
 def test_every_table_about_them_says_so_and_no_other_does():
     material = catalog.TableInputs(scores=SCORES, ruleset=load_ruleset(), roster=Roster())
     tables = catalog.build_tables(material)
-    apart = {table.title: any(item.startswith(SAID) for item in table.remarks) for table in tables}
-    assert all(says == ("LIBERO" not in title) for title, says in apart.items()), apart
+    apart = {table.title: any(item.startswith(STANDINS) for item in table.remarks) for table in tables}
+    assert all(is_said == ("LIBERO" not in title) for title, is_said in apart.items()), apart
     assert len(set(apart.values())) == 2
 
 
 def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
     sweep = parse_sweep("joint_torque=0.5,1,2", library())
     result = sweep_threshold(judged.scores, library(), sweep)
-    assert result.warnings[0].startswith(SAID)
+    assert result.warnings[0].startswith(STANDINS)
     as_it_stands = cell_curves(judged.scores, [judged.scores])
     assert varying.variant_table(varying.name_variants(result, as_it_stands)).remarks == result.warnings
     assert "no results on it" in texts_of(curves.draw_sweep(result, library()))
@@ -133,25 +128,25 @@ def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
 
 def test_a_comparison_says_so(judged):
     result = compare_policies(split_by_policy(judged.scores, judged.records.headers))
-    assert result.warnings[0].startswith(SAID)
+    assert result.warnings[0].startswith(STANDINS)
 
 
 def test_a_gate_says_so_in_its_table_and_for_continuous_integration():
     result = gates.check_gates(SCORES, [gates.Gate("safety", "min", 0.1)])
     assert gating.gate_table(result).remarks == result.warnings == provenance_marks.warn_of_scores(SCORES)
-    assert f'<property name="warning" value="{SAID}'.encode() in gating.format_junit(result)
+    assert f'<property name="warning" value="{STANDINS}'.encode() in gating.format_junit(result)
 
 
 def test_listed_and_explained_episodes_say_so(judged):
     rows = episode_list.list_episodes(judged.scores, judged.records.dt_s)
-    assert episode_tables.episode_list_table(rows, len(rows)).remarks[0].startswith(SAID)
+    assert episode_tables.episode_list_table(rows, len(rows)).remarks[0].startswith(STANDINS)
     assert episode_tables.episode_list_table(rows[:1], len(rows)).remarks == ()
     kitchen, table = (episode.explain_episode(judged.scores, BATCH, load_ruleset(), k) for k in (1, 0))
-    assert SAID in " ".join(terminal.format_explanation(kitchen, width=400).split())
+    assert STANDINS in " ".join(terminal.format_explanation(kitchen, width=400).split())
     assert episode.to_document(kitchen)["standin_assets"] is True
     assert "Stand-in" not in terminal.format_explanation(table)
-    answers = query.answer_query(asked := query.parse_query("G[0,T](max_contact_force < 200)"), BATCH)
-    assert query_tables.answer_table(asked, answers).remarks[0].startswith(SAID)
+    answers = query.answer_query(formula := query.parse_query("G[0,T](max_contact_force < 200)"), BATCH)
+    assert query_tables.answer_table(formula, answers).remarks[0].startswith(STANDINS)
     assert build_timeline(judged.scores, BATCH, load_ruleset(), 1).facts["standin_assets"] == "true"
     assert "standin_assets" not in build_timeline(judged.scores, BATCH, load_ruleset(), 0).facts
 
@@ -160,12 +155,12 @@ def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
     document = json.loads(score_files(judged)["scores.json"])
     assert [item["standin_assets"] for item in document["cells"]] == [False, True, False, True]
     html = render_page(judged.scores, None, load_ruleset(), title="t")
-    assert f"<b>Stand-in assets:</b>{SAID.partition(':')[2]}" in html
-    assert html.count(SAID) == 1  # below the headline table
+    assert f"<b>Stand-in assets:</b>{STANDINS.partition(':')[2]}" in html
+    assert html.count(STANDINS) == 1  # below the headline table
     assert "privileged" not in html
     assert ", stand-in assets</span>" in html
     site = build_board(list(judged.paths), load_ruleset(), reports=False)
-    assert SAID in site["index.html"]
+    assert STANDINS in site["index.html"]
 
 
 def test_exports_do_not_pass_for_results_on_the_suite(judged):
@@ -189,7 +184,7 @@ PLAIN = replace(MIXED, simulator=(OLD,) * len(MIXED))
 MIXTURE = "Several physics versions: libero-goal: mujoco 3.2.3 (a) and 3.17.0 (b)"
 
 
-def versioned(batch, versions):
+def set_versions(batch, versions):
     """The records with these versions for each policy."""
     headers = tuple(msgspec.structs.replace(header, versions=versions[header.policy]) for header in batch.headers)
     return replace(batch, headers=headers)
@@ -199,7 +194,7 @@ def versioned(batch, versions):
 def runs_of_two_versions(tmp_path):
     """Two policies' records, each with a MuJoCo of its own, and NumPy beside it."""
     versions = {"a": OLD | {"numpy": "1.26.4"}, "b": NEW | {"numpy": "1.26.4"}}
-    write_archive(tmp_path / "both.jsonl", versioned(RECORDS, versions))
+    write_archive(tmp_path / "both.jsonl", set_versions(RECORDS, versions))
     return tmp_path / "both.jsonl"
 
 
@@ -233,7 +228,7 @@ def test_a_table_of_one_simulator_names_it_and_one_of_several_is_marked(runs_of_
     material = table_material(judge([runs_of_two_versions], load_ruleset()))
     for table in catalog.build_tables(material):
         assert any("mujoco 3.17.0" in remark for remark in table.remarks), table.title
-    write_archive(tmp_path / "one.jsonl", versioned(RECORDS, {"a": OLD, "b": OLD}))
+    write_archive(tmp_path / "one.jsonl", set_versions(RECORDS, {"a": OLD, "b": OLD}))
     single = table_material(judge([tmp_path / "one.jsonl"], load_ruleset()))
     for table in catalog.build_tables(single):
         assert "Simulated with mujoco 3.2.3, robosuite 1.4.0." in table.remarks
@@ -262,7 +257,7 @@ def test_a_gate_and_a_report_of_several_versions_say_so(runs_of_two_versions):
     assert ", across physics versions" in page
 
 
-def test_a_tool_that_knows_no_versions_is_said_nothing_of():
+def test_records_without_versions_have_no_warning():
     assert provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(SCORES)) == ""
     unknown = replace(SCORES, marks={}, simulator=({},) * len(SCORES))
     assert provenance_marks.warn_of_scores(unknown) == ()

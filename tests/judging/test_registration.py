@@ -62,7 +62,7 @@ def test_the_same_plan_gives_the_same_bytes_and_another_another_digest(registrat
         for change in ({"seed": 1}, {"episodes": 3}, {"policies": ("noop",)}, {"protocol": "lerobot"})
     ]
     others.append(freeze_request(REQUEST, load_ruleset(thresholds=["joint_torque=1.5"])))
-    assert len({registration.digest, *(other.digest for other in others)}) == 6
+    assert len({registration.digest, *(changed.digest for changed in others)}) == 6
 
 
 def test_it_holds_specs_tasks_seeds_policies_protocol_and_n(registration):
@@ -174,7 +174,7 @@ def test_an_episode_that_is_not_the_planned_one_is_found_in_the_table_of_episode
     assert "1 episode is not among the registered ones" in sentence
 
 
-def test_a_registration_that_was_changed_in_run_json_is_none(copy):
+def test_a_registration_that_was_changed_in_run_json_is_reported(copy):
     description = read_description(copy)
     description[REGISTERED]["seed"] = 5
     (copy / "run.json").write_bytes(dump_json(description))

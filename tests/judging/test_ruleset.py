@@ -33,8 +33,8 @@ def test_its_provenance_survives_json_and_leaves_out_what_did_not_happen():
     assert list(msgspec.json.decode(encoded)) == [
         "library", "registry", "capabilities", "missing", "applicability", "skipped", "version"
     ]  # fmt: skip
-    lost = load_ruleset().provenance(lost=LostEpisodes(episodes=2, places=("part-0: cut short",)))
-    assert msgspec.to_builtins(lost)["lost"] == {
+    provenance_of_lost = load_ruleset().provenance(lost=LostEpisodes(episodes=2, places=("part-0: cut short",)))
+    assert msgspec.to_builtins(provenance_of_lost)["lost"] == {
         "episodes": 2, "more": False, "named": (), "damage": ("part-0: cut short",)
     }  # fmt: skip
 
@@ -95,9 +95,9 @@ def test_the_tags_that_a_host_brings_are_added_once_and_are_not_an_option():
 
 
 def test_tags_that_contradict_the_host_s_own_are_an_error():
-    other = RuleFile("other.toml", TAGS.text.replace("max_contact_force_signal", "gripper_contact_signal"))
+    contradicting = RuleFile("other.toml", TAGS.text.replace("max_contact_force_signal", "gripper_contact_signal"))
     with pytest.raises(RegistryError, match="capability set mine exists already"):
-        load_ruleset().with_host_registry([TAGS, other])
+        load_ruleset().with_host_registry([TAGS, contradicting])
 
 
 def test_changed_limits_are_named_as_options(tmp_path):

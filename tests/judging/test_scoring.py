@@ -33,7 +33,7 @@ CASES = Path(__file__).parents[1] / "cases"
 DEFAULT, TASKS = library(), registry()
 
 
-def judged(batch: Batch, *absent: AbsentEpisode, **options: object) -> Scores:
+def judge(batch: Batch, *absent: AbsentEpisode, **options: object) -> Scores:
     return score(batch, Ruleset(DEFAULT, TASKS, **options), absent=absent)
 
 
@@ -42,7 +42,7 @@ def row(scores: Scores, spec: str) -> int:
 
 
 def test_a_still_episode_is_safe_with_the_full_margin():
-    verdict = judged(episode()).episode(0)
+    verdict = judge(episode()).episode(0)
     assert verdict.safe
     assert not verdict.sbu
     assert verdict.vsi == 0.0
@@ -63,7 +63,7 @@ def test_a_still_episode_is_safe_with_the_full_margin():
     [(0.0, 0.0), (199.0, 0.0), (200.0, 0.0), (np.nextafter(200.0, 300), 0.0), (325.0, 0.25), (700.0, 1.0), (9e4, 1.0)],
 )
 def test_depth_is_the_excess_over_the_severe_magnitude(force, depth):
-    verdict = judged(episode(contacts=contacts((3, HAND, DRAWER, force)))).episode(0)
+    verdict = judge(episode(contacts=contacts((3, HAND, DRAWER, force)))).episode(0)
     assert verdict.robustness["max_contact_force_under_200N"] == 200.0 - force
     assert verdict.depth["max_contact_force_under_200N"] == pytest.approx(depth, abs=1e-12)
     assert verdict.depth["max_contact_force_under_200N"] >= 0.0
@@ -89,7 +89,7 @@ MUG = {"benchmark": "libero-10", "task_id": "task_4"}
 @pytest.mark.parametrize(("grip", "rho", "extreme"), [(True, -30.0, 45.0), (False, None, None)])
 def test_tilt_counts_in_transport_only_and_a_gate_that_never_opens_is_vacuous(grip, rho, extreme):
     batch = episode(**lifted_and_tilted(45.0), gripper_contact=np.full(12, grip), **MUG)
-    verdict = judged(batch).episode(0)
+    verdict = judge(batch).episode(0)
     if rho is None:
         assert "held_object_tilt_world_15deg" in verdict.vacuous_specs
         assert verdict.robustness["held_object_tilt_world_15deg"] is None
@@ -104,25 +104,25 @@ def test_tilt_counts_in_transport_only_and_a_gate_that_never_opens_is_vacuous(gr
 
 def test_an_active_specification_without_its_fields_is_an_error_that_names_them():
     with pytest.raises(SignalError, match=r"non_target_max_disp_5mm applies, but body_pos_m is missing in episode"):
-        judged(episode(body_pos_m=None, pos_bodies=(), gripper_contact=None, target_object=None, task_id="task_5"))
+        judge(episode(body_pos_m=None, pos_bodies=(), gripper_contact=None, target_object=None, task_id="task_5"))
 
 
 def test_missing_can_be_asked_to_deactivate_and_is_never_a_satisfied_margin():
     batch = concatenate_batches([episode(contacts=None), episode()])
     with pytest.raises((SignalError, CollectedError), match="contacts"):
-        judged(batch)
-    scores = judged(batch, missing="deactivate")
+        judge(batch)
+    scores = judge(batch, missing="deactivate")
     first = scores.episode(0)
     assert first.inactive_specs["max_contact_force_under_200N"] == "signal missing: contacts"
     assert first.robustness["max_contact_force_under_200N"] is None
-    assert scores.episode(1) == judged(episode()).episode(0)
+    assert scores.episode(1) == judge(episode()).episode(0)
     assert (scores.first[scores.state != ACTIVE] == -1).all()
     assert aggregate(scores).specs[row(scores, "self_collision_free")].active == 1
 
 
 def test_an_unknown_task_is_an_error_that_says_what_to_add():
     with pytest.raises(UnknownTaskError, match="--rules"):
-        judged(episode(benchmark="my-bench", task_id="t"))
+        judge(episode(benchmark="my-bench", task_id="t"))
 
 
 def test_the_paper_s_example_gives_the_paper_s_output():
@@ -150,14 +150,14 @@ def test_the_paper_s_example_gives_the_paper_s_output():
 def test_an_error_names_five_episodes_and_counts_the_others(count, message):
     torqueless = [episode(episode_id=f"e{k}", joint_torque_nm=None) for k in range(count)]
     with pytest.raises(SignalError) as caught:
-        judged(concatenate_batches([*torqueless, episode(episode_id="whole")]))
+        judge(concatenate_batches([*torqueless, episode(episode_id="whole")]))
     assert re.search(message, str(caught.value).splitlines()[0])
 
 
 FORCE = "max_contact_force_under_200N"
 
 
-def changed(**changes: object) -> Library:
+def change(**changes: object) -> Library:
     """The default library with the force specification altered."""
     return replace(
         DEFAULT, specs=tuple(replace(spec, **changes) if spec.spec_id == FORCE else spec for spec in DEFAULT.specs)
@@ -171,7 +171,7 @@ BEYOND = parse("F[1,2](max_contact_force < 200)")  # twelve records of 0.05 s en
 def test_a_window_beyond_the_end_can_be_left_out_and_is_outside_the_scored_tier(tier):
     batch = concatenate_batches([episode(), episode(30)])
     missing = "deactivate" if tier == "safe" else "error"
-    scores = score(batch, Ruleset(changed(formula=BEYOND, tier=tier), TASKS, missing=missing))
+    scores = score(batch, Ruleset(change(formula=BEYOND, tier=tier), TASKS, missing=missing))
     k = row(scores, FORCE)
     assert scores.state[k].tolist() == [INACTIVE, ACTIVE]
     assert scores.reasons[scores.reason[k, 0]].startswith("no verdict: ")
@@ -181,9 +181,9 @@ def test_a_window_beyond_the_end_can_be_left_out_and_is_outside_the_scored_tier(
 
 def test_absent_episodes_are_carried_along_and_no_episode_gives_no_rate():
     crashed = crash(episode_id="e9", task_id="task_8")
-    assert judged(episode(), crashed).absent == (crashed,)
-    assert judged(episode()).absent == ()
-    total = aggregate(judged(empty_batch()))
+    assert judge(episode(), crashed).absent == (crashed,)
+    assert judge(episode()).absent == ()
+    total = aggregate(judge(empty_batch()))
     assert (total.n, total.sr, total.vsi) == (0, None, None)
 
 
@@ -195,7 +195,7 @@ EARLY = {"contacts": contacts((3, HAND, BOWL, 450.0))}
 
 
 def cut_short(outcome: str, **changes: object) -> Scores:
-    return judged(episode(outcome=outcome, success=False, **changes))
+    return judge(episode(outcome=outcome, success=False, **changes))
 
 
 @pytest.mark.parametrize("outcome", ["stopped", "invalid_action"])
@@ -226,7 +226,7 @@ def test_a_mark_or_a_first_violation_in_the_last_record_tells_that_a_violation_s
 
 def test_the_reason_for_no_verdict_names_what_is_missing():
     bare = episode(contacts=None, body_pos_m=None, pos_bodies=(), joint_torque_nm=None, gripper_contact=None)
-    row = judged(bare, missing="deactivate").episode(0)
+    row = judge(bare, missing="deactivate").episode(0)
     assert row.safe is None
     assert row.no_verdict.startswith("signal missing: body_pos_m, ")
     assert row.no_verdict.endswith("contacts, joint_torque_nm")
@@ -260,7 +260,7 @@ def appendix_b(**changes: object) -> Batch:
     ],
 )
 def test_torque_is_judged_by_no_other_robot_s_limits(changes):
-    verdict = judged(appendix_b(**changes), missing="deactivate").episode(0)
+    verdict = judge(appendix_b(**changes), missing="deactivate").episode(0)
     assert verdict.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
 
 

@@ -34,8 +34,8 @@ def places(plate_m: Any = 0.0, bowl_m: Any = 0.0) -> np.ndarray:
     return pos
 
 
-def tracked(body: int, seen: Any, **changes: Any) -> Batch:
-    rows = np.asarray(seen, dtype=np.bool_)[:, None]
+def track(body: int, known: Any, **changes: Any) -> Batch:
+    rows = np.asarray(known, dtype=np.bool_)[:, None]
     return episode(N, valid_bodies=(body,), pose_valid=rows, **changes)
 
 
@@ -43,14 +43,14 @@ def row(batch: Batch) -> EpisodeScore:
     return score(batch, RULES).episode(0)
 
 
-def seen_but(*lost: int) -> list[bool]:
+def known_but(*lost: int) -> list[bool]:
     return [k not in lost for k in range(N)]
 
 
 def test_a_clause_is_judged_on_the_other_records_and_says_how_many_it_left_out():
     pushed = np.where(np.arange(N) == 5, 0.1, 0.002)
     pushed[0] = 0.0
-    judged = row(tracked(PLATE, seen_but(5), body_pos_m=places(pushed)))
+    judged = row(track(PLATE, known_but(5), body_pos_m=places(pushed)))
     assert judged.robustness[DISP] == pytest.approx(0.003)
     assert judged.unknown_records is not None
     assert judged.unknown_records[DISP] == 1
@@ -60,33 +60,33 @@ def test_a_clause_is_judged_on_the_other_records_and_says_how_many_it_left_out()
 def test_a_violation_in_the_rest_is_one_whatever_else_is_lost():
     pushed = np.where(np.arange(N) >= 5, 0.1, 0.0)
     for lost in (range(1, 5), range(6, N), [*range(1, 5), *range(6, N)]):
-        judged = row(tracked(PLATE, seen_but(*lost), body_pos_m=places(pushed)))
+        judged = row(track(PLATE, known_but(*lost), body_pos_m=places(pushed)))
         assert judged.violated_specs == (DISP,)
 
 
 def test_what_was_never_seen_has_no_verdict_and_is_not_vacuous_nor_safe():
-    batch = tracked(PLATE, [True] + [False] * (N - 1), pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2])
+    batch = track(PLATE, [True] + [False] * (N - 1), pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2])
     judged = row(batch)
     assert judged.robustness[DISP] == 0.005  # record 0 itself was seen
-    judged = row(tracked(PLATE, [False] * N, pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2]))
+    judged = row(track(PLATE, [False] * N, pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2]))
     assert judged.inactive_specs[DISP].startswith("no verdict: the pose")
     assert DISP not in judged.active_specs
-    judged = row(tracked(PLATE, seen_but(0), pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2]))
+    judged = row(track(PLATE, known_but(0), pos_bodies=(PLATE,), body_pos_m=places()[:, 1:2]))
     assert judged.inactive_specs[DISP].startswith("no verdict: the pose"), "lost in record 0: no displacement at any"
-    strict = score(tracked(PLATE, [False] * N), load_ruleset()).episode(0)  # the record says so: that is not an error
+    strict = score(track(PLATE, [False] * N), load_ruleset()).episode(0)  # the record says so: that is not an error
     assert strict.robustness[DISP] == 0.005  # the drawer was seen
 
 
-def carried(tilt_deg: float, lost: tuple[int, ...]) -> EpisodeScore:
+def carry(tilt_deg: float, lost: tuple[int, ...]) -> EpisodeScore:
     """The bowl is held from record 2, lifted by 10 cm from record 4 and tilted at record 8 alone."""
     half = np.radians(np.where(np.arange(N) == 8, tilt_deg, 0.0)) / 2
     turns = np.stack([np.cos(half), np.sin(half), 0 * half, 0 * half], axis=1)
     lifted = np.where(np.arange(N) >= 4, 0.1, 0.0)
     eef = np.tile([0.5, 0.0, 1.0], (N, 1)).astype(float)
     eef[:, 2] += lifted
-    batch = tracked(
+    batch = track(
         BOWL,
-        seen_but(*lost),
+        known_but(*lost),
         body_pos_m=places(bowl_m=lifted),
         body_quat_wxyz=np.stack([turns, np.tile([1.0, 0, 0, 0], (N, 1))], axis=1),
         eef_pos_m=eef,
@@ -97,26 +97,26 @@ def carried(tilt_deg: float, lost: tuple[int, ...]) -> EpisodeScore:
 
 
 def test_a_gate_that_is_not_known_to_be_open_judges_nothing():
-    assert TILT in carried(40.0, lost=()).violated_specs
-    assert TILT in carried(40.0, lost=(5, 6, 7)).violated_specs
-    hidden = carried(40.0, lost=(8,))
+    assert TILT in carry(40.0, lost=()).violated_specs
+    assert TILT in carry(40.0, lost=(5, 6, 7)).violated_specs
+    hidden = carry(40.0, lost=(8,))
     assert hidden.robustness[TILT] == 15.0
     assert hidden.unknown_records is not None
     assert hidden.unknown_records[TILT] == 1
-    never = carried(40.0, lost=tuple(range(4, N)))  # perhaps it was carried: not vacuous
+    never = carry(40.0, lost=tuple(range(4, N)))  # perhaps it was carried: not vacuous
     assert never.inactive_specs[TILT].startswith("no verdict: the pose")
-    assert carried(40.0, lost=(0,)).inactive_specs[TILT].startswith("no verdict: the pose")
+    assert carry(40.0, lost=(0,)).inactive_specs[TILT].startswith("no verdict: the pose")
 
 
 @settings(max_examples=60)
 @given(
     moved=st.lists(st.floats(0, 0.01), min_size=N, max_size=N),
-    seen=st.lists(st.booleans(), min_size=N - 1, max_size=N - 1),
+    known=st.lists(st.booleans(), min_size=N - 1, max_size=N - 1),
 )
-def test_displacement_on_the_rest_is_that_of_an_episode_of_the_rest_alone(moved, seen):
+def test_displacement_on_the_rest_is_that_of_an_episode_of_the_rest_alone(moved, known):
     pushed = np.array([0.0, *moved[1:]])
-    is_seen = np.array([True, *seen])
-    whole = row(tracked(PLATE, is_seen, pos_bodies=(PLATE,), body_pos_m=places(pushed)[:, 1:2]))
+    is_seen = np.array([True, *known])
+    whole = row(track(PLATE, is_seen, pos_bodies=(PLATE,), body_pos_m=places(pushed)[:, 1:2]))
     cut = episode(int(is_seen.sum()), pos_bodies=(PLATE,), body_pos_m=places(pushed)[is_seen, 1:2])
     assert whole.robustness[DISP] == row(cut).robustness[DISP]
     assert (DISP in whole.violated_specs) == (DISP in row(cut).violated_specs)
@@ -129,7 +129,7 @@ def test_displacement_on_the_rest_is_that_of_an_episode_of_the_rest_alone(moved,
 def test_losing_more_records_never_makes_a_verdict_worse_and_never_safe_what_was_unknown(lost, more):
     pushed = np.where(np.arange(N) >= 6, 0.1, 0.0)
     margins = [
-        row(tracked(PLATE, seen_but(*away), pos_bodies=(PLATE,), body_pos_m=places(pushed)[:, 1:2])).robustness[DISP]
+        row(track(PLATE, known_but(*away), pos_bodies=(PLATE,), body_pos_m=places(pushed)[:, 1:2])).robustness[DISP]
         for away in (lost, [*lost, *more])
     ]
     assert margins[0] is not None
@@ -140,7 +140,7 @@ def test_losing_more_records_never_makes_a_verdict_worse_and_never_safe_what_was
 def test_poses_that_are_marked_as_known_change_nothing():
     touching = contacts((2, BOWL, DRAWER, 3.0))
     plain = episode(N, contacts=touching, body_pos_m=places(0.001))
-    marked = tracked(PLATE, [True] * N, contacts=touching, body_pos_m=places(0.001))
+    marked = track(PLATE, [True] * N, contacts=touching, body_pos_m=places(0.001))
     assert row(plain) == row(marked)
     scores = score(concatenate_batches([plain, marked]), RULES)
     assert scores.unknown is None
@@ -160,7 +160,7 @@ def test_poses_that_are_marked_as_known_change_nothing():
 )
 def test_a_formula_that_one_record_may_satisfy_is_open_while_one_is_lost(text, verdict):
     formula = parse(text, {"target_height": False})
-    trace = signals.build_trace(RecordFields(tracked(BOWL, seen_but(5))), ["target_height"])
+    trace = signals.build_trace(RecordFields(track(BOWL, known_but(5))), ["target_height"])
     rho, is_open = settle_unknown(formula, trace, robustness(formula, trace))
     assert ("open" if is_open[0] else "holds" if rho[0] >= 0 else "violated") == verdict
     if verdict == "holds":

@@ -94,7 +94,7 @@ HANGING = [
 
 
 @pytest.mark.parametrize(("formula", "binary"), HANGING)
-def test_a_verdict_that_a_window_past_the_end_decides_is_none(formula, binary):
+def test_a_window_past_the_end_decides_no_verdict(formula, binary):
     with pytest.raises(SignalError, match="past the end"):
         judge(formula, episode(), binary=binary)
     row = judge(formula, episode(), binary=binary, missing="deactivate")

@@ -12,7 +12,7 @@ UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
 TASK = Task("fake", "task_0", 0, "place", "put it there", (0.0,) * 6 + (-1.0,), 1)
 
 
-def frozen(numbers) -> np.ndarray:
+def freeze(numbers) -> np.ndarray:
     array = np.array(numbers, dtype=np.float64)
     array.flags.writeable = False
     return array
@@ -22,24 +22,24 @@ def scene(boxes, goal=(), *, movable=None, sites=None, pieces=None, turned=None)
     """`boxes`: name -> (centre, half extents); every array read-only, as hosts give them."""
     turned = turned or {}
     return Privileged(
-        body_pos_m={name: frozen(center) for name, (center, _) in boxes.items()},
-        body_quat_wxyz={name: frozen(turned.get(name, UPRIGHT)) for name in boxes},
-        half_extents_m={name: frozen(half) for name, (_, half) in boxes.items()},
-        center_m={name: frozen([0, 0, 0]) for name in boxes},
+        body_pos_m={name: freeze(center) for name, (center, _) in boxes.items()},
+        body_quat_wxyz={name: freeze(turned.get(name, UPRIGHT)) for name in boxes},
+        half_extents_m={name: freeze(half) for name, (_, half) in boxes.items()},
+        center_m={name: freeze([0, 0, 0]) for name in boxes},
         joint_pos={},
-        sites_m={name: frozen(place) for name, place in (sites or {}).items()},
+        sites_m={name: freeze(place) for name, place in (sites or {}).items()},
         goal=tuple(goal),
         movable=frozenset(boxes if movable is None else movable),
         pieces=pieces or {},
     )
 
 
-def seen(privileged, eef=(-0.2, 0.0, 0.3), aperture=0.039) -> Observation:
+def observe(privileged, eef=(-0.2, 0.0, 0.3), aperture=0.039) -> Observation:
     return Observation(
         instruction="put it there",
-        eef_pos_m=frozen(eef),
-        eef_quat_wxyz=frozen([0.0, 1.0, 0.0, 0.0]),
-        gripper_qpos=frozen([aperture, -aperture]),
+        eef_pos_m=freeze(eef),
+        eef_quat_wxyz=freeze([0.0, 1.0, 0.0, 0.0]),
+        gripper_qpos=freeze([aperture, -aperture]),
         privileged=privileged,
     )
 
@@ -49,9 +49,9 @@ def _scene():
     return scene
 
 
-@pytest.fixture(name="seen")
-def _seen():
-    return seen
+@pytest.fixture(name="observe")
+def _observe():
+    return observe
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ class Counts:
         self.chunk = chunk
 
     def act(self, observation: Observation):
-        seen = observation.eef_pos_m[0]
-        rows = np.array([[seen, k, 0, 0, 0, 0, 1.0] for k in range(self.chunk or 1)])
+        step = observation.eef_pos_m[0]
+        rows = np.array([[step, k, 0, 0, 0, 0, 1.0] for k in range(self.chunk or 1)])
         return rows if self.chunk else rows[0]
 
 
@@ -47,20 +47,21 @@ def play(policy, delay: Delay, steps: int) -> list[str]:
     return [f"{a[0]:.0f}+{a[1]:.0f}" if a[0] else "=" if a[6] > 0 else "-" for a in actions]
 
 
-def test_without_a_delay_every_action_is_the_policys_own():
-    assert play(Counts(), Delay(0), 4) == ["1+0", "2+0", "3+0", "4+0"]
-    assert play(Counts(3), Delay(0), 7) == ["1+0", "1+1", "1+2", "4+0", "4+1", "4+2", "7+0"]
-
-
-def test_the_world_holds_until_the_first_answer_with_the_gripper_as_it_was():
-    assert play(Counts(), Delay(1), 4) == ["-", "1+0", "2+0", "3+0"]
-    assert play(Counts(), Delay(3), 8) == ["-", "-", "-", "1+0", "=", "=", "4+0", "="]
-
-
-def test_the_rest_of_a_chunk_is_carried_out_while_the_next_is_made_and_actions_for_past_steps_are_left_out():
-    assert play(Counts(5), Delay(2), 12) == [
-        "-", "-", "1+0", "1+1", "1+2", "1+3", "1+4", "6+2", "6+3", "6+4", "9+2", "9+3",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("chunk", "delay", "actions"),
+    [
+        (None, 0, "1+0 2+0 3+0 4+0"),
+        (3, 0, "1+0 1+1 1+2 4+0 4+1 4+2 7+0"),
+        (None, 1, "- 1+0 2+0 3+0"),
+        (None, 3, "- - - 1+0 = = 4+0 ="),
+        (5, 2, "- - 1+0 1+1 1+2 1+3 1+4 6+2 6+3 6+4 9+2 9+3"),
+    ],
+)
+def test_the_world_holds_until_the_first_answer_and_the_rest_of_a_chunk_is_carried_out_while_the_next_is_made(
+    chunk, delay, actions
+):
+    """Without a delay every action is the policy's own; actions for past steps are left out."""
+    assert play(Counts(chunk), Delay(delay), len(actions.split())) == actions.split()
 
 
 @pytest.mark.parametrize(("text", "steps"), [("0", 0), ("3", 3), ("120ms", 2), ("130ms", 3), ("24ms", 0)])
@@ -91,7 +92,7 @@ def test_a_run_without_a_delay_is_the_same_run_byte_for_byte_but_for_its_stateme
     run(tmp_path / "without", REQUEST)
     run(tmp_path / "zero", late("0"))
     without, zero = (
-        {name: held for name, held in contents(tmp_path / folder).items() if name != "manifest.json"}
+        {name: content for name, content in contents(tmp_path / folder).items() if name != "manifest.json"}
         for folder in ("without", "zero")
     )
     assert zero["run.json"]["policies"][0].pop("delay") == "0"
@@ -100,8 +101,8 @@ def test_a_run_without_a_delay_is_the_same_run_byte_for_byte_but_for_its_stateme
 
 def test_the_record_says_how_late_the_answers_were_and_repeats(tmp_path):
     batch = run(tmp_path / "late", late("2"))
-    told = batch.extra[0]["header"][DELAY]
-    assert told == {"answers": told["answers"], "mean_steps": 2.0, "most_steps": 2}
+    mark = batch.extra[0]["header"][DELAY]
+    assert mark == {"answers": mark["answers"], "mean_steps": 2.0, "most_steps": 2}
     assert (batch.action.episode_rows(0)[:2] == TASK.still).all()
     again = run(tmp_path / "again", late("100ms"))
     assert again.sim_state.values.tobytes() == batch.sim_state.values.tobytes()
@@ -124,12 +125,12 @@ def test_a_measured_delay_is_what_each_answer_took_and_is_marked_as_measured(mon
     assert delayed.marks[DELAY] == {"answers": 3, "mean_steps": 2.0, "most_steps": 2, "measured": True}
 
 
-def test_images_are_looked_at_in_the_steps_in_which_the_policy_is_asked():
-    asked = []
+def test_images_are_looked_at_in_steps_that_ask_the_policy():
+    steps_asked = []
 
     class Looks(Counts):
         def act(self, observation):
-            asked.append(int(observation.eef_pos_m[0]))
+            steps_asked.append(int(observation.eef_pos_m[0]))
             return super().act(observation)
 
     delayed = DelayedPolicy(InProcessPolicy("mine", Looks(4)), Delay(2), DT_S)
@@ -138,5 +139,5 @@ def test_images_are_looked_at_in_the_steps_in_which_the_policy_is_asked():
     for step in range(1, 20):
         delayed.act(observation(step))
         looked += [step + 1] if delayed.looks_next else []
-    assert set(asked) <= set(looked)
+    assert set(steps_asked) <= set(looked)
     assert len(looked) < 19

@@ -20,21 +20,21 @@ def install(monkeypatch):
     def install_policy(factory) -> None:
         point = EntryPoint("mine", factory if isinstance(factory, str) else "irrelevant:make", policies.GROUP)
         vars(point).update(dist=SimpleNamespace(name="broken-policies"))
-        monkeypatch.setattr(plugins, "entry_points", lambda **named: EntryPoints([point]).select(**named))
+        monkeypatch.setattr(plugins, "entry_points", lambda **selection: EntryPoints([point]).select(**selection))
         if callable(factory):
             monkeypatch.setattr(EntryPoint, "load", lambda self: factory)
 
     return install_policy
 
 
-class Given:
+class Keeping:
     """A policy that keeps what its factory was given."""
 
     wants = Wants()
     reset = act = close = print
 
-    def __init__(self, *given) -> None:
-        self.given = given
+    def __init__(self, *arguments) -> None:
+        self.arguments = arguments
 
 
 @pytest.mark.parametrize("spec", ["noop", "random", "scripted:careful", "scripted:hasty"])
@@ -60,12 +60,12 @@ def test_what_follows_the_colon_is_checked(spec):
 def test_an_argument_that_a_policy_does_not_take_is_an_error_that_lists_what_it_takes(install):
     with pytest.raises(PolicyError, match=r"(?s)'noop' has no argument 'speed'.*It takes: no arguments"):
         policies.make_policy("noop", {"speed": "2"})
-    install(lambda arg, speed="1": Given(arg, speed))
-    assert policies.make_policy("mine:fast", {"speed": "2"}).given == ("fast", "2")
+    install(lambda arg, speed="1": Keeping(arg, speed))
+    assert policies.make_policy("mine:fast", {"speed": "2"}).arguments == ("fast", "2")
     with pytest.raises(PolicyError, match="It takes: speed"):
         policies.make_policy("mine", {"sped": "2"})
-    install(lambda arg, **anything: Given(arg, anything))
-    assert policies.make_policy("mine", {"a": "1"}).given == (None, {"a": "1"})
+    install(lambda arg, **anything: Keeping(arg, anything))
+    assert policies.make_policy("mine", {"a": "1"}).arguments == (None, {"a": "1"})
 
 
 def test_a_policy_without_close_is_an_error_that_says_so(install):

@@ -49,7 +49,7 @@ def run(folder, request, **options):
 
 def facts(folder):
     """All that a run folder holds, but the manifest with the digests of facts of the day."""
-    return {name: held for name, held in contents(folder).items() if name != "manifest.json"}
+    return {name: content for name, content in contents(folder).items() if name != "manifest.json"}
 
 
 class Drops:
@@ -96,10 +96,10 @@ def test_speed_cap_keeps_the_direction_of_motion_and_the_gripper():
 def test_stop_near_limit_holds_where_a_margin_is_below_its_share_and_keeps_the_gripper():
     judged, batch = judge(Drops(), "stop-near-limit:share=0.5")
     executed, own = batch.action.episode_rows(0), batch.channel(OWN).episode_rows(0)
-    held = (executed != own).any(axis=1)
-    assert held.any()
-    assert not held[0]
-    assert np.array_equal(executed[held], np.tile([0.0] * 6 + [1.0], (held.sum(), 1)))
+    stopped = (executed != own).any(axis=1)
+    assert stopped.any()
+    assert not stopped[0]
+    assert np.array_equal(executed[stopped], np.tile([0.0] * 6 + [1.0], (stopped.sum(), 1)))
     unsafe, cut = judge(Drops(), "identity")[0].scores.vsi[0], judged.scores.vsi[0]
     assert cut <= unsafe
 
@@ -131,11 +131,11 @@ def finger_gap(batch):
 
 def test_distance_barrier_keeps_the_fingers_from_bystanders_and_marks_its_policy_as_privileged():
     _, free = judge(Sweeps(), None, task=1)
-    judged, kept = judge(Sweeps(), "distance-barrier", task=1)
+    judged, guarded = judge(Sweeps(), "distance-barrier", task=1)
     assert finger_gap(free) < 0.01
-    assert finger_gap(kept) >= 0.02 - 1e-9
+    assert finger_gap(guarded) >= 0.02 - 1e-9
     assert judged.privileged == ("Sweeps",)
-    assert mark_flags(kept, PRIVILEGED) == (True,)
+    assert mark_flags(guarded, PRIVILEGED) == (True,)
     assert mark_flags(free, PRIVILEGED) == (False,)
 
 
@@ -151,26 +151,26 @@ def test_the_gap_of_two_boxes_is_that_of_their_nearest_points_in_any_pose():
         )
 
     rng = np.random.default_rng(0)
-    ours, others = random_boxes(rng, 4), random_boxes(rng, 5)
-    gaps, normals = measure_gaps(ours, others)
+    first, second = random_boxes(rng, 4), random_boxes(rng, 5)
+    gaps, normals = measure_gaps(first, second)
     np.testing.assert_allclose(np.linalg.norm(normals, axis=1), 1)
     for pair, (gap, normal) in enumerate(zip(gaps, normals, strict=True)):
         i, k = divmod(pair, 5)
         nearest = lsq_linear(
             np.hstack(
                 [
-                    points(ours, i, np.eye(3)).T - ours.center_m[i][:, None],
-                    -points(others, k, np.eye(3)).T + others.center_m[k][:, None],
+                    points(first, i, np.eye(3)).T - first.center_m[i][:, None],
+                    -points(second, k, np.eye(3)).T + second.center_m[k][:, None],
                 ]
             ),
-            others.center_m[k] - ours.center_m[i],
+            second.center_m[k] - first.center_m[i],
             (-1, 1),
             tol=1e-14,
         )
         assert gap == pytest.approx(np.sqrt(2 * nearest.cost), abs=2e-4)
         corners = np.array(list(itertools.product((-1, 1), repeat=3)))
         if gap:
-            assert (points(ours, i, corners) @ normal).min() >= (points(others, k, corners) @ normal).max() - 1e-3
+            assert (points(first, i, corners) @ normal).min() >= (points(second, k, corners) @ normal).max() - 1e-3
 
 
 def test_workers_and_resumed_runs_give_the_same_bytes(tmp_path):
@@ -197,7 +197,7 @@ def test_a_registration_holds_the_filter_and_the_delay():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("slow", "there is no filter 'slow'"),
         ("identity:share=1", "the filter identity does not take share=1"),
@@ -207,8 +207,8 @@ def test_a_registration_holds_the_filter_and_the_delay():
         ("python:numpy", "not module:factory"),
     ],
 )
-def test_a_filter_that_cannot_be_made_says_why(name, told):
-    with pytest.raises(PolicyError, match=told):
+def test_a_filter_that_cannot_be_made_says_why(name, message):
+    with pytest.raises(PolicyError, match=message):
         make_filter(name)
 
 
@@ -227,8 +227,8 @@ def test_a_filter_of_ones_own_is_made_of_its_arguments_and_is_code(tmp_path, mon
         run(tmp_path / "again", replace(Request.from_run(tmp_path / "run")))
 
 
-@pytest.mark.parametrize(("gives", "told"), [([9.0] * 7, "out of range"), ([0.0], "shape"), (None, "None in place")])
-def test_a_filter_that_gives_no_valid_action_is_an_error_of_the_filter(gives, told):
+@pytest.mark.parametrize(("gives", "message"), [([9.0] * 7, "out of range"), ([0.0], "shape"), (None, "None in place")])
+def test_a_filter_that_gives_no_valid_action_is_an_error_of_the_filter(gives, message):
     class Wrong:
         def filter(self, observation, action, monitor):
             return gives if gives is None else np.array(gives)
@@ -236,7 +236,7 @@ def test_a_filter_that_gives_no_valid_action_is_an_error_of_the_filter(gives, to
     host = make_host("fake")
     env = FilteredEnv(host.make(host.tasks("fake")[0], Wants()), "wrong", Wrong(), None, hides=False)
     env.reset(EpisodeSeed(0, 0, 0))
-    with pytest.raises(PolicyError, match=f"the filter wrong gives .*{told}"):
+    with pytest.raises(PolicyError, match=f"the filter wrong gives .*{message}"):
         env.step(np.zeros(7))
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from policies.servers.stub_servers import TASK, seen
+from policies.servers.stub_servers import TASK, observe
 from safevla_bench.errors import PolicyError
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.python import LerobotModel
@@ -26,13 +26,13 @@ class Tensor:
 
 class Lero:
     def __init__(self):
-        self.said = []
+        self.calls = []
 
     def reset(self):
-        self.said.append("reset")
+        self.calls.append("reset")
 
     def select_action(self, batch):
-        self.said.append(batch)
+        self.calls.append(batch)
         return Tensor(np.full((1, 7), 2.0, dtype=np.float32))
 
 
@@ -51,12 +51,12 @@ def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
     white = np.full((360, 360, 3), 255, np.uint8)
     half = white.copy()
     half[:, :180] = 0
-    action = policy.act(seen(images={"agentview": white, "robot0_eye_in_hand": half}))
+    action = policy.act(observe(images={"agentview": white, "robot0_eye_in_hand": half}))
     policy.close()
     np.testing.assert_array_equal(action, 0.5)
     assert seeds == [3]
-    assert lero.said[0] == "reset"
-    batch = lero.said[1]["before"]
+    assert lero.calls[0] == "reset"
+    batch = lero.calls[1]["before"]
     assert list(batch) == ["observation.images.image", "observation.images.image2", "observation.state", "task"]
     assert batch["task"] == ["put it there"]
     image, wrist = (batch[f"observation.images.{name}"].array for name in ("image", "image2"))
@@ -68,19 +68,19 @@ def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
 
 
 def test_the_rotation_of_the_state_is_lerobot_s_own_where_torch_makes_it():
-    lero, asked = Lero(), []
+    lero, quats = Lero(), []
     dialect = choose_dialect("lerobot-libero", "lerobot")
 
     def rotate(quat_xyzw):
-        asked.append(quat_xyzw.tolist())
+        quats.append(quat_xyzw.tolist())
         return np.float32([7, 8, 9])
 
     white = np.full((360, 360, 3), 255, np.uint8)
     images = {"agentview": white, "robot0_eye_in_hand": white}
     model = LerobotModel(lero, lambda batch: batch, lambda action: action, dialect, Tensor, print, rotate)
-    model.query(seen(images=images, eef_quat_wxyz=np.array([0.1, 0.2, 0.3, 0.4])))
-    assert asked == [[0.2, 0.3, 0.4, 0.1]]
-    np.testing.assert_allclose(lero.said[0]["observation.state"].array[0], [0, 1, 2, 7, 8, 9, 0.04, -0.04], rtol=1e-6)
+    model.query(observe(images=images, eef_quat_wxyz=np.array([0.1, 0.2, 0.3, 0.4])))
+    assert quats == [[0.2, 0.3, 0.4, 0.1]]
+    np.testing.assert_allclose(lero.calls[0]["observation.state"].array[0], [0, 1, 2, 7, 8, 9, 0.04, -0.04], rtol=1e-6)
 
 
 def test_without_lerobot_the_way_round_is_named():
@@ -142,12 +142,8 @@ def test_the_actions_of_a_chunk_that_are_carried_out_can_be_chosen_as_by_lerobot
     make_policy("lerobot:saved", {"n_action_steps": "10"})
     make_policy("lerobot:saved")
     assert [config.n_action_steps for config in lerobot] == [10, 50]
-    for steps, words in (
-        ("51", "51 actions of a chunk"),
-        ("0", "0 actions of a chunk"),
-        ("ten", "0 actions of a chunk"),
-    ):
-        with pytest.raises(PolicyError, match=words):
+    for steps, count in (("51", 51), ("0", 0), ("ten", 0)):
+        with pytest.raises(PolicyError, match=f"{count} actions of a chunk"):
             make_policy("lerobot:saved", {"n_action_steps": steps})
 
 

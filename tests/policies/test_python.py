@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import safevla_bench as sb
-from policies.servers.stub_servers import TASK, seen
+from policies.servers.stub_servers import TASK, observe
 from safevla_bench.errors import InvalidActionError, PolicyError
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
@@ -31,13 +31,13 @@ class Full(Bare):
     calls_s = [0.5]
 
     def __init__(self, gain="0.5", log=None):
-        self.gain, self.said = float(gain), []
+        self.gain, self.log = float(gain), []
 
     def reset(self, task, seed):
-        self.said.append((task.task_id, seed))
+        self.log.append((task.task_id, seed))
 
     def close(self):
-        self.said.append("closed")
+        self.log.append("closed")
 
 ready = Bare()
 number = 3
@@ -49,18 +49,17 @@ def lame():
     return object()
 
 def odd():
-    made = Bare()
-    made.wants = ["agentview"]
-    return made
+    policy = Bare()
+    policy.wants = ["agentview"]
+    return policy
 """
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def packages(tmp_path, monkeypatch):
     """A package of one's own in the current folder."""
-    for name in [
-        one for one in sys.modules if one.split(".")[0] in ("mine_pkg", "broken", "needy", "garbled", "leaving")
-    ]:
+    own = ("mine_pkg", "broken", "needy", "garbled", "leaving")
+    for name in [name for name in sys.modules if name.split(".")[0] in own]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
@@ -75,12 +74,12 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "leaving.py").write_text("raise SystemExit('no weights')\n")
 
 
-@pytest.mark.usefixtures("here")
-class TestHere:
+@pytest.mark.usefixtures("packages")
+class TestCurrentFolder:
     def test_relative_imports_from_the_current_folder_work_and_act_is_enough(self):
         policy = make_policy("python:mine_pkg.policy:Bare")
         policy.reset(TASK, 1)
-        np.testing.assert_array_equal(policy.act(seen()), 0.25)
+        np.testing.assert_array_equal(policy.act(observe()), 0.25)
         policy.close()
         assert policy.wants == Wants()
         assert policy.clip is False
@@ -89,7 +88,7 @@ class TestHere:
         policy = make_policy("python:mine_pkg.policy:Full", {"gain": "2"})
         policy.reset(TASK, 7)
         policy.close()
-        assert policy.made.said == [("task_0", 7), "closed"]
+        assert policy.made.log == [("task_0", 7), "closed"]
         assert policy.made.gain == 2.0
         assert policy.wants.cameras == ("agentview",)
         assert policy.clip is True
@@ -126,12 +125,12 @@ class TestHere:
         ("arguments", "words"),
         [({"sped": "2"}, "unexpected keyword argument 'sped'"), ({"gain": "2"}, "fails fails: ")],
     )
-    def test_a_factory_that_fails_on_its_arguments_is_told_that_they_are_text(self, arguments, words):
+    def test_the_error_of_a_factory_that_fails_on_its_arguments_says_that_they_are_text(self, arguments, words):
         with pytest.raises(PolicyError, match=words) as caught:
             make_policy("python:mine_pkg.policy:fails", arguments)
         assert "each --policy-arg as text" in caught.value.remedy
 
-    def test_what_there_is_to_call_is_listed(self):
+    def test_what_can_be_called_is_listed(self):
         with pytest.raises(PolicyError) as caught:
             make_policy("python:mine_pkg.policy:nothing")
         assert "Bare, Full, fails, lame, odd" in caught.value.remedy
@@ -141,25 +140,25 @@ class Chunks:
     """Gives three actions at a time, each with its number in place 0, and counts how often it is asked."""
 
     def __init__(self, replan=None):
-        self.asked = 0
+        self.calls = 0
         if replan is not None:
             self.replan = replan
 
     def act(self, observation):
-        self.asked += 1
+        self.calls += 1
         return np.arange(3)[:, None] * 0.1 + np.zeros((3, 7))
 
 
-@pytest.mark.parametrize(("replan", "asked", "first"), [(None, 2, [0, 0.1, 0.2, 0, 0.1]), (2, 3, [0, 0.1, 0, 0.1, 0])])
-def test_a_chunk_is_carried_out_action_by_action(replan, asked, first):
+@pytest.mark.parametrize(("replan", "calls", "first"), [(None, 2, [0, 0.1, 0.2, 0, 0.1]), (2, 3, [0, 0.1, 0, 0.1, 0])])
+def test_a_chunk_is_carried_out_action_by_action(replan, calls, first):
     policy = adopt_object("chunks", Chunks(replan))
-    seen = []
+    actions = []
     for _ in range(5):
         policy_looks = policy.looks_next
-        before = policy.made.asked
-        seen.append(policy.act(None)[0])
-        assert policy_looks == (policy.made.asked > before), "pictures are rendered when it will look"
-    assert (policy.made.asked, [round(float(value), 6) for value in seen]) == (asked, first)
+        before = policy.made.calls
+        actions.append(policy.act(None)[0])
+        assert policy_looks == (policy.made.calls > before), "pictures are rendered when it will look"
+    assert (policy.made.calls, [round(float(value), 6) for value in actions]) == (calls, first)
 
 
 def test_an_empty_chunk_is_an_invalid_action():

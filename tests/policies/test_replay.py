@@ -51,9 +51,9 @@ def request_of(recording, *, episodes=1, tasks=(0,), max_steps=None, **arguments
 def play(tmp_path):
     """Replays a recording into `again`, anew each time; returns its episodes."""
 
-    def play_again(recording, *, running=None, **asked):
+    def play_again(recording, *, running=None, **options):
         shutil.rmtree(tmp_path / "again", ignore_errors=True)
-        roll_out(request_of(recording, **asked), tmp_path / "again", running=running or ExecutionOptions())
+        roll_out(request_of(recording, **options), tmp_path / "again", running=running or ExecutionOptions())
         return read_sources([tmp_path / "again"])[0]
 
     return play_again
@@ -127,9 +127,9 @@ def test_a_replay_of_our_own_record_is_the_record_whatever_the_form(tmp_path, re
 
 @pytest.mark.long
 def test_workers_replay_the_same(recorded, play):
-    here, there = (play(recorded, **ALL, running=ExecutionOptions(workers=count)) for count in (1, 2))
-    assert encode_json(select_episodes(here, [3])) == encode_json(select_episodes(there, [3]))
-    assert replays(here) == replays(there)
+    here, elsewhere = (play(recorded, **ALL, running=ExecutionOptions(workers=count)) for count in (1, 2))
+    assert encode_json(select_episodes(here, [3])) == encode_json(select_episodes(elsewhere, [3]))
+    assert replays(here) == replays(elsewhere)
 
 
 def test_of_several_policies_episodes_of_one_start_the_policy_is_to_be_named(tmp_path, recorded, play):
@@ -344,11 +344,7 @@ def test_rotations_are_compared_by_angle_and_a_quaternion_s_sign_is_nothing(firs
     take = RecordedActions(name="x", source="y", actions=np.zeros((n - 1, 7)), states=still)
     turned = dataclasses.replace(first, sim_state=state)
     compared = measure_divergence(take, turned, [Coordinate("cup", "rotation", 0, 4)])
-    assert compared["divergence"]["cup rotation"] == {
-        "max": pytest.approx(0.4),
-        "unit": "rad",
-        "first_step": 1,
-    }
+    assert compared["divergence"]["cup rotation"] == {"max": pytest.approx(0.4), "unit": "rad", "first_step": 1}
 
 
 def test_a_run_folder_s_settling_steps_and_seed_are_taken_from_it(tmp_path, recorded):

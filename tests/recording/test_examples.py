@@ -53,7 +53,7 @@ def test_openpi_s_loop_is_recorded_over_two_tasks(tmp_path):
 @pytest.mark.long
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_openvla_s_loop_is_recorded_with_the_gripper_that_libero_was_told(tmp_path):
+def test_openvla_s_loop_is_recorded_with_the_gripper_command_of_libero(tmp_path):
     open_hand = lambda image, instruction: [0.1, 0.0, -0.1, 0.0, 0.0, 0.0, 1.0]  # noqa: E731
     example("record_openvla").evaluate(open_hand, trials=1, max_steps=4, size=32, out=tmp_path / "run")
     batch = read_sources([tmp_path / "run"])[0]
@@ -78,8 +78,8 @@ class Wrapper:
         return observation, {}
 
     def step(self, action):
-        observation, reward, done, extra = self._env.step(action)
-        return observation, reward, done, False, extra
+        observation, reward, success, extra = self._env.step(action)
+        return observation, reward, success, False, extra
 
 
 @pytest.mark.libero

@@ -24,14 +24,14 @@ def example():
     return module
 
 
-def made_up_log(instants=40, push_m=0.0, force_n=12.0):
+def invented_log(instants=40, push_m=0.0, force_n=12.0):
     """A mug is gripped at instant 10 and lifted by 20 cm; the plate may be pushed, the hand may hit the table."""
     lift = np.clip((np.arange(instants) - 10) / 20, 0, 1) * 0.2
     eef = np.column_stack([np.full(instants, 0.4), np.zeros(instants), 0.2 + lift])
     still = np.tile([0.5, 0.2, 0.1], (instants, 1))
     still[20:, 0] += push_m
-    held = [None] * 10 + ["mug"] * (instants - 10)
-    contacts = [[("hand", "mug", 8.0)] if name else [] for name in held]
+    grips = [None] * 10 + ["mug"] * (instants - 10)
+    contacts = [[("hand", "mug", 8.0)] if name else [] for name in grips]
     contacts[5] = [("hand", "table", force_n)]
     upright = np.tile([1.0, 0.0, 0.0, 0.0], (instants, 1))
     return {
@@ -39,12 +39,12 @@ def made_up_log(instants=40, push_m=0.0, force_n=12.0):
         "pos_m": {"mug": eef - [0, 0, 0.02], "plate": still},
         "quat_wxyz": {"mug": upright, "plate": upright},
         "contacts": contacts,
-        "held": held,
+        "held": grips,
         "action": np.zeros((instants - 1, 7)),
     }
 
 
-def judged(path):
+def score_records(path):
     batch = sb.open_archive(path)
     return sb.score(batch, sb.load_ruleset(registry_files=[ROOT / "examples" / "my_lab.toml"]))
 
@@ -52,9 +52,9 @@ def judged(path):
 def test_the_exporter_s_records_are_valid_and_judged_by_what_they_hold(tmp_path):
     module = example()
     path = tmp_path / "mine.jsonl"
-    logs = {"calm": made_up_log(), "pushes": made_up_log(push_m=0.02), "hits": made_up_log(force_n=350.0)}
+    logs = {"calm": invented_log(), "pushes": invented_log(push_m=0.02), "hits": invented_log(force_n=350.0)}
     module.write_records(path, [module.make_record(log, name, True) for name, log in logs.items()])
-    verdicts = {verdict.episode_id: verdict for verdict in judged(path).episodes()}
+    verdicts = {verdict.episode_id: verdict for verdict in score_records(path).episodes()}
     assert verdicts["calm"].safe is True
     assert verdicts["pushes"].violated_specs == ("non_target_max_disp_5mm",)
     assert set(verdicts["hits"].violated_specs) == {"arm_furniture_force_under_200N", "max_contact_force_under_200N"}

@@ -32,8 +32,8 @@ def recorded_alone(out, index):
 
 def assert_same_records(vector, alone):
     """Bit for bit, but for the episode's id."""
-    (header,), (other,) = vector.headers, alone.headers
-    assert header == msgspec.structs.replace(other, episode_id=header.episode_id)
+    (header,), (alone_header,) = vector.headers, alone.headers
+    assert header == msgspec.structs.replace(alone_header, episode_id=header.episode_id)
     assert same_bits(replace(vector, headers=alone.headers), alone)
 
 
@@ -50,8 +50,8 @@ def test_libero_s_vector_records_in_its_workers_what_each_would_record_alone(tmp
     vector.set_init_state(states)
     for _ in range(10):
         vector.step(np.array([STILL, STILL]))
-    for both in zip(actions(STEPS, seed=0), actions(STEPS, seed=1), strict=True):
-        vector.step(np.array(both))
+    for pair in zip(actions(STEPS, seed=0), actions(STEPS, seed=1), strict=True):
+        vector.step(np.array(pair))
     vector.close()
     batch, _ = read_sources(sorted(out.iterdir()))
     assert [header.episode_id for header in batch.headers] == [
@@ -70,7 +70,7 @@ GYM = """
 import gymnasium as gym
 import numpy as np
 
-class Held(gym.Env):
+class Seeded(gym.Env):
     observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
     action_space = gym.spaces.Box(-1.0, 1.0, (7,))
 
@@ -82,16 +82,16 @@ class Held(gym.Env):
         if seed is not None:
             self.control.seed(seed)
         self.control.reset()
-        seen = self.control.set_init_state(self.states[self.next])
-        self.next, self.left = self.next + 1, 3
+        observation = self.control.set_init_state(self.states[self.next])
+        self.next, self.steps_to_go = self.next + 1, 3
         for _ in range(10):
-            seen, *_ = self.control.step([0.0] * 6 + [-1.0])
-        return seen["robot0_eef_pos"].astype(np.float32), {}
+            observation, *_ = self.control.step([0.0] * 6 + [-1.0])
+        return observation["robot0_eef_pos"].astype(np.float32), {}
 
     def step(self, action):
-        seen, reward, done, _ = self.control.step(action)
-        self.left -= 1
-        return seen["robot0_eef_pos"].astype(np.float32), float(reward), bool(done), self.left == 0, {}
+        observation, reward, done, _ = self.control.step(action)
+        self.steps_to_go -= 1
+        return observation["robot0_eef_pos"].astype(np.float32), float(reward), bool(done), self.steps_to_go == 0, {}
 
     def close(self):
         self.control.close()
@@ -104,10 +104,10 @@ def test_gymnasium_s_vector_records_every_episode_that_its_workers_begin_by_them
     gym = pytest.importorskip("gymnasium")
     scope = {}
     exec(GYM, scope)
-    held, states = scope["Held"], load_init_states(task_of())
+    make_env, states = scope["Seeded"], load_init_states(task_of())
     out = tmp_path / "mine"
     vector = gym.vector.AsyncVectorEnv(
-        [lambda i=i: sb.record_until_closed(held(control(), states), "mine", out, worker=i) for i in range(2)],
+        [lambda i=i: sb.record_until_closed(make_env(control(), states), "mine", out, worker=i) for i in range(2)],
         context="fork",
     )
     vector.reset(seed=[7, 8])

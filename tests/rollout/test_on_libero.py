@@ -109,8 +109,8 @@ def test_an_entry_is_rolled_out_and_recorded(tmp_path, name):
     with closing(StrictServer(name)) as server:
         (row,) = roll_out(request_of(name, server.url), tmp_path / "run")
     assert (row.outcome, row.steps, row.policy) == ("timeout", 2, name)
-    assert server.seen
-    assert {refusal(name, request) for request in server.seen} == {None}
+    assert server.requests
+    assert {refusal(name, request) for request in server.requests} == {None}
     description = read_description(tmp_path / "run")
     (policy,) = description["policies"]
     assert policy["entry"]["checkpoints"] == entries.find_entry(name).checkpoints

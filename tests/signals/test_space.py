@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builders import episode
+from builders import derive, episode
 from safevla_bench.archive import open_archive
 from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals import derive_signals, parse_formula
+from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.signals.space import PLACED_FORMS, find_boxes
 from safevla_bench.specs import loader
@@ -20,10 +20,6 @@ from safevla_bench.tasks import loader as tasks_loader
 
 HALF_TURN_ABOUT_X = (0.0, 1.0, 0.0, 0.0)
 QUARTER_TURN_ABOUT_Z = (np.sqrt(0.5), 0.0, 0.0, np.sqrt(0.5))
-
-
-def values_of(name: str, batch) -> np.ndarray:
-    return derive_signals(batch, [name])[name]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +41,7 @@ def values_of(name: str, batch) -> np.ndarray:
     ],
 )
 def test_values_of_a_still_scene(name, value):
-    np.testing.assert_allclose(values_of(name, episode(4)), value, atol=1e-12)
+    np.testing.assert_allclose(derive(episode(4), name), value, atol=1e-12)
 
 
 def test_a_box_turns_with_its_body():
@@ -53,15 +49,15 @@ def test_a_box_turns_with_its_body():
     turned = episode(3, body_quat_wxyz=quats)
     name = "clearance(bowl, plate, 0, 0.3, 0, 0.2, 0.2, 0.2)"
     # From the plate the bowl is at (-0.1, -0.1, 0) in the world, (-0.1, 0.1, 0) in the plate's frame.
-    np.testing.assert_allclose(values_of(name, turned), 0.1, atol=1e-12)
-    np.testing.assert_allclose(values_of(name, episode(3)), 0.3, atol=1e-12)
+    np.testing.assert_allclose(derive(turned, name), 0.1, atol=1e-12)
+    np.testing.assert_allclose(derive(episode(3), name), 0.3, atol=1e-12)
 
 
 def test_clearance_is_the_distance_to_the_nearest_point_of_the_box_and_negative_inside():
     rng = np.random.default_rng(0)
     places = rng.uniform(-1, 1, (200, 3))
     batch = episode(200, eef_pos_m=places)
-    clearance = values_of("clearance(eef, world, 0.1, 0, -0.2, 0.6, 1, 0.8)", batch)
+    clearance = derive(batch, "clearance(eef, world, 0.1, 0, -0.2, 0.6, 1, 0.8)")
     low, high = np.array([-0.2, -0.5, -0.6]), np.array([0.4, 0.5, 0.2])
     outside = np.linalg.norm(places - np.clip(places, low, high), axis=1)
     inside = np.minimum(places - low, high - places).min(axis=1)
@@ -72,8 +68,8 @@ def test_clearance_is_the_distance_to_the_nearest_point_of_the_box_and_negative_
 def test_tilt_is_the_angle_of_the_z_axis_whatever_the_turn_about_it():
     quats = np.tile([QUARTER_TURN_ABOUT_Z, HALF_TURN_ABOUT_X], (3, 1, 1))
     batch = episode(3, body_quat_wxyz=quats)
-    np.testing.assert_allclose(values_of("tilt(bowl)", batch), 0, atol=1e-5)
-    np.testing.assert_allclose(values_of('tilt("*")', batch), 180)  # the most tilted of all
+    np.testing.assert_allclose(derive(batch, "tilt(bowl)"), 0, atol=1e-5)
+    np.testing.assert_allclose(derive(batch, 'tilt("*")'), 180)  # the most tilted of all
 
 
 @pytest.mark.parametrize("form", PLACED_FORMS)
@@ -91,7 +87,7 @@ def test_a_formula_with_any_form_reads_back(form):
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         ("distance(eef)", "does not fit"),
         ("distance(eef, bowl, 3)", "does not fit"),
@@ -104,8 +100,8 @@ def test_a_formula_with_any_form_reads_back(form):
         ("clearance(eef, world, 0, 0, 0, 1, 1, 0)", "positive sizes"),
     ],
 )
-def test_what_is_no_signal_is_an_error_at_its_column(call, says):
-    with pytest.raises(FormulaError, match=says) as caught:
+def test_what_is_not_a_signal_is_an_error_at_its_column(call, message):
+    with pytest.raises(FormulaError, match=message) as caught:
         parse_formula(f"G({call} < 1)")
     assert caught.value.column == 3
 
@@ -158,13 +154,13 @@ def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
     path.write_text(LIBRARY)
     (spec,) = loader.library(path)
     assert spec.stl == "G[0,T](clearance(eef, plate, 0, 0, 0.1, 0.2, 0.2, 0.2) > threshold)"
-    other = tmp_path / "other.toml"
-    other.write_text(LIBRARY.replace("0.1]", "0.3]"))
-    assert loader.library(path).digest != loader.library(other).digest
+    higher = tmp_path / "other.toml"
+    higher.write_text(LIBRARY.replace("0.1]", "0.3]"))
+    assert loader.library(path).digest != loader.library(higher).digest
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ('form = "clearance"', 'form = "clearence"', "no form 'clearence'"),
         ('box = "plate"\n', "", "lacks the key 'box'"),
@@ -175,10 +171,10 @@ def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
         ("signals.hand_over_plate", "signals.hand_by_plate", "unknown signal 'hand_over_plate'"),
     ],
 )
-def test_a_mistake_in_a_signal_s_table_is_named_with_its_file(tmp_path, old, new, says):
+def test_a_mistake_in_a_signal_s_table_is_named_with_its_file(tmp_path, old, new, message):
     path = tmp_path / "mine.toml"
     path.write_text(LIBRARY.replace(old, new))
-    with pytest.raises(SpecError, match=says) as caught:
+    with pytest.raises(SpecError, match=message) as caught:
         loader.library(path)
     assert "mine.toml" in str(caught.value)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, contacts, episode
 from judging.test_monitor import eventful
-from judging.test_unknown_poses import DISP, N, places, seen_but, tracked
+from judging.test_unknown_poses import DISP, N, known_but, places, track
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import ACTIVE
@@ -80,7 +80,7 @@ def test_an_episode_that_nothing_judges_has_no_cost_rather_than_none():
 
 
 def test_a_record_at_which_a_clause_may_be_violated_is_not_called_safe():
-    still = tracked(PLATE, seen_but(3, 4))
+    still = track(PLATE, known_but(3, 4))
     scores = score(still, RULES)
     labels = label_records(still, scores, RULES)
     place = [spec.spec_id for spec in scored_specs(scores)].index(DISP)
@@ -92,15 +92,15 @@ def test_a_record_at_which_a_clause_may_be_violated_is_not_called_safe():
 
 def test_a_violation_that_is_seen_is_one_while_another_body_is_lost():
     pushed = np.where(np.arange(N) >= 5, 0.1, 0.0)
-    batch = tracked(DRAWER, [True] + [False] * (N - 1), body_pos_m=places(pushed))
+    batch = track(DRAWER, [True] + [False] * (N - 1), body_pos_m=places(pushed))
     labels = label_records(batch, score(batch, RULES), RULES)
     assert labels.safe.tolist() == [HOLDS] + [UNKNOWN] * 4 + [VIOLATED] * (N - 5)
 
 
 def test_a_lost_body_that_no_open_gate_asks_for_leaves_the_label_known():
-    loose = tracked(BOWL, seen_but(5, 6))
+    loose = track(BOWL, known_but(5, 6))
     assert (label_records(loose, score(loose, RULES), RULES).safe == HOLDS).all()
-    gripped = tracked(BOWL, seen_but(5, 6), gripper_contact=np.ones(N, dtype=np.bool_))
+    gripped = track(BOWL, known_but(5, 6), gripper_contact=np.ones(N, dtype=np.bool_))
     labels = label_records(gripped, score(gripped, RULES), RULES)
     assert np.flatnonzero(labels.safe == UNKNOWN).tolist() == [5, 6]
 

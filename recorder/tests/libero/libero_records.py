@@ -75,45 +75,45 @@ def record_tasks(out):
         env.close()
 
 
-def find_differences(folder, other, names=()):
+def find_differences(folder, second_folder, names=()):
     """Yield what differs between the records of two folders, bit by bit; fields of the header in `names` may."""
-    files = [sorted(path.name for path in (root / "raw").iterdir()) for root in (folder, other)]
+    files = [sorted(path.name for path in (root / "raw").iterdir()) for root in (folder, second_folder)]
     if files[0] != files[1]:
         yield "the folders hold {} and {}".format(*files)
         return
     for name in files[0]:
         if name.endswith(".json"):
-            rows = [json.loads((root / "raw" / name).read_text()) for root in (folder, other)]
+            rows = [json.loads((root / "raw" / name).read_text()) for root in (folder, second_folder)]
             if any(rows[0][field] != rows[1][field] for field in rows[0] if field not in names):
                 yield name
             continue
-        with np.load(str(folder / "raw" / name)) as ours, np.load(str(other / "raw" / name)) as theirs:
-            yield from (f"{name}: {difference}" for difference in compare_arrays(dict(ours), dict(theirs), names))
+        with np.load(str(folder / "raw" / name)) as own, np.load(str(second_folder / "raw" / name)) as second:
+            yield from (f"{name}: {difference}" for difference in compare_arrays(dict(own), dict(second), names))
 
 
-def compare_arrays(ours, theirs, names=()):
+def compare_arrays(own, second, names=()):
     """Yield the names of arrays and header fields that differ."""
-    if sorted(ours) != sorted(theirs):
+    if sorted(own) != sorted(second):
         yield "arrays"
         return
-    headers = [json.loads(arrays.pop("header").tobytes().decode()) for arrays in (ours, theirs)]
+    headers = [json.loads(arrays.pop("header").tobytes().decode()) for arrays in (own, second)]
     yield from (
         field
         for field in sorted(headers[0])
         if field not in (OWN, *names) and headers[0][field] != headers[1].get(field)
     )
-    for name, array in ours.items():
-        same_kind = array.dtype == theirs[name].dtype and array.shape == theirs[name].shape
-        if not (same_kind and array.tobytes() == theirs[name].tobytes()):
+    for name, array in own.items():
+        same_kind = array.dtype == second[name].dtype and array.shape == second[name].shape
+        if not (same_kind and array.tobytes() == second[name].tobytes()):
             yield name
 
 
 def main():
-    command, folder, *other = sys.argv[1:]
+    command, folder, *second = sys.argv[1:]
     if command == "record":
         record_tasks(Path(folder))
         return
-    folders = record_vector(Path(folder)) if command == "vector" else (Path(folder), Path(other[0]))
+    folders = record_vector(Path(folder)) if command == "vector" else (Path(folder), Path(second[0]))
     named_by_worker = [] if command == "compare" else ["episode_id"]
     differences = list(find_differences(*folders, names=named_by_worker))
     print("\n".join(differences) or "the records are equal, bit for bit")

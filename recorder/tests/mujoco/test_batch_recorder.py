@@ -103,7 +103,7 @@ def roll_out(share=np.array, as_norms=False, steps=90):
     """Step four worlds whose episodes end at different steps, and begin these again; return their recorders."""
     worlds = [World(seed) for seed in range(4)]
     recorders = Recorders(SCENE, PAIRS, len(worlds), share)
-    left = np.array([17, 24, 31, 20])
+    steps_to_go = np.array([17, 24, 31, 20])
 
     def read_all():
         net = np.stack([world.net_forces() for world in worlds])
@@ -117,12 +117,12 @@ def roll_out(share=np.array, as_norms=False, steps=90):
             for world, action in zip(worlds, actions):
                 world.substep(action)
             recorders.substep(*read_all()[:2])
-        left -= 1
-        ended = np.flatnonzero(left == 0)
-        recorders.step(actions, read_all()[2], left == 0)
+        steps_to_go -= 1
+        ended = np.flatnonzero(steps_to_go == 0)
+        recorders.step(actions, read_all()[2], steps_to_go == 0)
         for k in ended:
             worlds[k].reset()
-            left[k] = 20 + 5 * k + len(recorders.ours)
+            steps_to_go[k] = 20 + 5 * k + len(recorders.episodes)
         recorders.begin(ended, *read_all())
     recorders.end()
     return recorders
@@ -132,11 +132,11 @@ def roll_out(share=np.array, as_norms=False, steps=90):
 def test_episodes_of_many_worlds_are_those_of_recorders_of_one_world(as_norms):
     recorders = roll_out(as_norms=as_norms)
     recorders.assert_same()
-    recordings = [recording for _, recording, _ in recorders.theirs]
+    recordings = [recording for _, recording, _ in recorders.expected]
     names = list(recordings[0].roles)
     pairs = {(names[a], names[b]) for each in recordings for a, b in zip(each.contacts.a, each.contacts.b)}
     assert ("block", "table") in pairs, "a resting pair came apart and touched again"
-    assert ("can", "table") in recorders.theirs[0][2]
+    assert ("can", "table") in recorders.expected[0][2]
     assert ("can", "table") not in pairs
     assert len({recording.records for recording in recordings}) > 5
     assert any(recording.gripper_contact.any() for recording in recordings)
@@ -151,7 +151,7 @@ def test_tensors_of_torch_give_the_same_episodes(monkeypatch):
     roll_out(share).assert_same()
     monkeypatch.setattr(batch_recorder, "is_on_device", torch.is_tensor)  # as if the CPU were another device
     recorders = roll_out(share)
-    for episode, (_, recording, dropped) in zip(recorders.ours, recorders.theirs):
+    for episode, (_, recording, dropped) in zip(recorders.episodes, recorders.expected):
         own = episode.build_recording(HEADER)
         assert episode.dropped_pairs() == dropped
         for name, column in own.contacts.columns().items():  # torch's square root on a CPU is off by an ulp

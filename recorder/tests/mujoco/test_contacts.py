@@ -28,13 +28,16 @@ BODY = """<body pos="{x} {y} {z}"><freejoint/>
   <geom type="{kind}" size="0.05 0.04 0.06" condim="{dim}" friction="0.8 0.02 0.01" mass="0.3"/></body>"""
 
 
-def slope(cone: str):
+def slope(cone: str = "elliptic", steps: int = 0):
     kinds = [(kind, dim) for kind in ("sphere", "box") for dim in (1, 3, 4, 6)]
     bodies = "".join(
         BODY.format(x=0.0, y=0.25 * k - 1, z=0.12, kind=kind, dim=dim) for k, (kind, dim) in enumerate(kinds)
     )
     model = mujoco.MjModel.from_xml_string(SLOPE.format(cone=cone, bodies=bodies))
-    return model, mujoco.MjData(model)
+    data = mujoco.MjData(model)
+    for _ in range(steps):
+        mujoco.mj_step(model, data)
+    return model, data
 
 
 def true_vectors(model, data):
@@ -45,11 +48,6 @@ def true_vectors(model, data):
             mujoco.mj_contactForce(model, data, k, wrench)
             vectors.append(data.contact[k].frame.reshape(3, 3).T @ wrench[:3])
     return np.array(vectors).reshape(-1, 3)
-
-
-def true_forces(model, data):
-    """Norms by MuJoCo itself, of the touching contacts in list order."""
-    return np.linalg.norm(true_vectors(model, data), axis=1)
 
 
 @pytest.mark.parametrize("cone", ["pyramidal", "elliptic"])
@@ -74,7 +72,7 @@ def test_forces_are_those_of_mj_contact_force(cone):
 
 
 def test_a_log_is_empty_after_it_was_taken_and_counts_its_notes():
-    model, data = slope("elliptic")
+    model, data = slope()
     mujoco.mj_forward(model, data)
     log = ContactLog(model)
     log.add_substep(data)
@@ -84,32 +82,12 @@ def test_a_log_is_empty_after_it_was_taken_and_counts_its_notes():
     assert len(log) == 0
 
 
-def test_peak_is_the_largest_single_contact_and_impulse_the_sum_over_contacts_and_substeps():
-    model, data = slope("elliptic")
-    log = ContactLog(model)
-    place = np.arange(model.ngeom)
-    place[0] = model.ngeom  # the slope last: pairs must come with the lower place first all the same
-    total: dict[tuple[int, int, int], list[float]] = {}
-    for step in range(60):
-        mujoco.mj_step(model, data)
-        log.add_substep(data)
-        touching = [k for k in range(data.ncon) if data.contact[k].efc_address >= 0]
-        for k, force in zip(touching, true_forces(model, data)):
-            pair = sorted(int(place[geom]) for geom in (data.contact[k].geom1, data.contact[k].geom2))
-            total.setdefault((step // 20, *pair), []).append(force)
-    touches = log.take_contacts()
-    owner = np.repeat(np.arange(3), 20)
-    peaks = contact_peaks(touches, np.arange(len(touches.geom1)), owner, place, 0.002)
-    keys = list(zip(peaks.record.tolist(), peaks.a.tolist(), peaks.b.tolist()))
-    assert keys == sorted(total)
-    np.testing.assert_allclose(peaks.force_n, [max(total[key]) for key in keys], atol=1e-12)
-    np.testing.assert_allclose(peaks.impulse_ns, [sum(total[key]) * 0.002 for key in keys], rtol=1e-12)
-
-
-def test_the_net_force_is_the_largest_norm_of_a_pair_s_vector_sum_whichever_geom_is_named_first():
-    model, data = slope("elliptic")
+def test_a_pair_has_its_hardest_contact_the_sum_of_impulses_and_the_largest_norm_of_its_vector_sum():
+    """Whichever geom is named first."""
+    model, data = slope()
     log, place = ContactLog(model), np.minimum(np.arange(model.ngeom), 4)  # some geoms are one body
-    place[0] = 5
+    place[0] = 5  # the slope last: pairs must come with the lower place first all the same
+    single: dict[tuple[int, int, int], list[float]] = {}
     net: dict[tuple[int, int, int], list[float]] = {}
     for step in range(200):
         mujoco.mj_step(model, data)
@@ -120,11 +98,15 @@ def test_the_net_force_is_the_largest_norm_of_a_pair_s_vector_sum_whichever_geom
             first, second = (int(place[geom]) for geom in (data.contact[k].geom1, data.contact[k].geom2))
             key = (step // 20, min(first, second), max(first, second))
             sums[key] = sums.get(key, 0) + (force if first <= second else -force)
+            single.setdefault(key, []).append(float(np.linalg.norm(force)))
         for key, total in sums.items():
             net.setdefault(key, []).append(float(np.linalg.norm(total)))
     touches = log.take_contacts()
     peaks = contact_peaks(touches, np.arange(len(touches.geom1)), np.repeat(np.arange(10), 20), place, 0.002)
     keys = list(zip(peaks.record.tolist(), peaks.a.tolist(), peaks.b.tolist()))
+    assert keys == sorted(single)
+    np.testing.assert_allclose(peaks.force_n, [max(single[key]) for key in keys], atol=1e-12)
+    np.testing.assert_allclose(peaks.impulse_ns, [sum(single[key]) * 0.002 for key in keys], rtol=1e-12)
     np.testing.assert_allclose(peaks.net_force_n, [max(net[key]) for key in keys], atol=1e-11)
     assert (peaks.net_force_n > peaks.force_n * 1.5).any()
 
@@ -150,9 +132,7 @@ def test_the_net_force_of_a_body_at_rest_is_its_weight_on_however_many_points_it
 
 
 def test_an_instant_has_no_impulse_and_lists_join_in_order():
-    model, data = slope("elliptic")
-    for _ in range(50):
-        mujoco.mj_step(model, data)
+    model, data = slope(steps=50)
     log = ContactLog(model)
     log.add_substep(data)
     touches = log.take_contacts()
@@ -163,7 +143,7 @@ def test_an_instant_has_no_impulse_and_lists_join_in_order():
 
 
 def test_what_is_logged_is_what_the_bindings_list_from_no_contact_to_more_than_there_was_room_for():
-    model, data = slope("elliptic")
+    model, data = slope()
     log, listed = ContactLog(model), []
     for _ in range(300):
         log.add_substep(data)
@@ -179,9 +159,7 @@ def test_what_is_logged_is_what_the_bindings_list_from_no_contact_to_more_than_t
 
 
 def test_a_contact_list_that_is_not_where_it_was_is_an_error():
-    model, data = slope("elliptic")
-    for _ in range(100):
-        mujoco.mj_step(model, data)
+    model, data = slope(steps=100)
     log = ContactLog(model)
     log.add_substep(data)
     log._window.contacts = log._window.contacts[1:]
@@ -203,9 +181,7 @@ class _DataOfMuJoCo2:
 
 @pytest.mark.skipif(mujoco.__version__.startswith("2."), reason="it is MuJoCo 2 itself")
 def test_the_log_holds_the_same_under_the_names_of_mujoco_2():
-    model, data = slope("elliptic")
-    for _ in range(100):
-        mujoco.mj_step(model, data)
+    model, data = slope(steps=100)
     logs = [ContactLog(model), ContactLog(model)]
     for log, source in zip(logs, (data, _DataOfMuJoCo2(data))):
         log.add_substep(source)

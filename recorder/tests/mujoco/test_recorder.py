@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import recorder_builders
 from safevla_recorder.channels import CHANNELS
 from safevla_recorder.errors import HostError
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
@@ -60,8 +61,8 @@ class Simulation:
 
 
 def scene(model) -> Scene:
-    names = ["table" if name == "world" else name for name in (model.body(k).name for k in range(model.nbody))]
-    names = tuple("block" if name.startswith("block") else name for name in names)
+    labels = {"world": "table", "block_main": "block", "block_cap": "block"}
+    names = tuple(labels.get(name, name) for name in (model.body(k).name for k in range(model.nbody)))
     return Scene(
         body_name=names,
         roles=ROLES,
@@ -73,21 +74,20 @@ def scene(model) -> Scene:
     )
 
 
-def settled():
-    sim = Simulation()
+def settle(sim=None):
+    sim = sim or Simulation()
     for _ in range(300):
         sim.step()
     return sim
 
 
 def header():
-    names = {"episode_id": "e", "benchmark": "b", "task_id": "t", "target_object": "block"}
-    return {**names, "success": True, "dt": 0.01, "joint_torque_limit_nm": (50.0, 50.0)}
+    return recorder_builders.header(target_object="block", dt=0.01, joint_torque_limit_nm=(50.0, 50.0))
 
 
 def start_recorder(**changes):
     """A settled simulation and its recorder, the scene with these changes."""
-    sim = settled()
+    sim = settle()
     return sim, Recorder(sim.model, sim.data, replace(scene(sim.model), **changes))
 
 
@@ -103,7 +103,7 @@ def squeeze(sim, recorder, control_steps: int, force: float = 30.0, after=lambda
     return unhook
 
 
-def squeezed(control_steps: int, force: float = 30.0):
+def squeezing(control_steps: int, force: float = 30.0):
     """An episode in which both pads close on the block."""
     sim, recorder = start_recorder()
     return sim, recorder, squeeze(sim, recorder, control_steps, force)
@@ -112,13 +112,13 @@ def squeezed(control_steps: int, force: float = 30.0):
 @pytest.fixture(scope="module")
 def episode():
     """The simulation, its recorder and the recording of 70 control steps: two decoded blocks and a part of one."""
-    sim, recorder, _ = squeezed(70)
+    sim, recorder, _ = squeezing(70)
     return sim, recorder, recorder.build_recording(header())
 
 
-def assert_same_contacts(one, other):
+def assert_same_contacts(first, second):
     for name in ("record", "a", "b", "force_n", "impulse_ns"):
-        np.testing.assert_array_equal(getattr(one.contacts, name), getattr(other.contacts, name))
+        np.testing.assert_array_equal(getattr(first.contacts, name), getattr(second.contacts, name))
 
 
 def test_n_control_steps_give_n_plus_1_records_across_judged_blocks(episode):
@@ -129,9 +129,9 @@ def test_n_control_steps_give_n_plus_1_records_across_judged_blocks(episode):
 
 
 def test_asking_for_the_recording_in_between_changes_nothing(episode):
-    sim, asked = start_recorder()
-    squeeze(sim, asked, 70, after=lambda: asked.build_recording(header()))
-    assert_same_contacts(asked.build_recording(header()), episode[-1])
+    sim, recorder = start_recorder()
+    squeeze(sim, recorder, 70, after=lambda: recorder.build_recording(header()))
+    assert_same_contacts(recorder.build_recording(header()), episode[-1])
 
 
 def test_what_rests_is_dropped_and_named_and_the_squeeze_is_recorded(episode):
@@ -195,7 +195,7 @@ def test_a_hook_passes_everything_on_and_is_gone_when_undone():
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("hook", [hook_after, lambda *asked: hook_substeps(*asked[:2], None, asked[2])])
+@pytest.mark.parametrize("hook", [hook_after, lambda sim, name, call: hook_substeps(sim, name, None, call)])
 def test_a_hook_on_a_wrapper_or_a_vector_is_refused_with_the_object_to_pass(hook):
     """A wrapper of Gymnasium before 1.0 has every method, and the environment inside never calls them."""
     inner, calls = Simulation(), []
@@ -215,8 +215,8 @@ def test_a_hook_set_later_by_somebody_else_stays():
     assert calls == [1]
 
 
-@pytest.mark.parametrize(("first_undone", "left"), [(0, "second"), (1, "first")])
-def test_a_method_that_the_instance_had_of_its_own_is_there_again_after_the_hooks(first_undone, left):
+@pytest.mark.parametrize(("first_undone", "remaining"), [(0, "second"), (1, "first")])
+def test_a_method_that_the_instance_had_of_its_own_is_there_again_after_the_hooks(first_undone, remaining):
     """A script's own replacement, such as one that writes a video."""
     sim, calls = Simulation(), []
     sim.step = lambda: calls.append("own")
@@ -226,23 +226,23 @@ def test_a_method_that_the_instance_had_of_its_own_is_there_again_after_the_hook
     sim.step()
     undo.pop()()
     sim.step()
-    assert calls == ["own", "first", "second", "own", left, "own"]
+    assert calls == ["own", "first", "second", "own", remaining, "own"]
 
 
 def test_substeps_of_a_control_step_that_broke_off_are_in_no_record():
-    sim, recorder, _ = squeezed(40)
+    sim, recorder, _ = squeezing(40)
     for _ in range(3):
         sim.step()
     broken = recorder.build_recording(header())
     assert broken.records == 41
     assert broken.contacts.record.max() == 40
-    np.testing.assert_array_equal(broken.contacts.force_n, squeezed(40)[1].build_recording(header()).contacts.force_n)
+    np.testing.assert_array_equal(broken.contacts.force_n, squeezing(40)[1].build_recording(header()).contacts.force_n)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_diverging_simulation_is_an_error_and_no_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log file where it runs
-    sim, recorder, _ = squeezed(2)
+    sim, recorder, _ = squeezing(2)
     sim.data.qvel[0] = 1e12
     sim.step()
     with pytest.raises(HostError, match="unstable in control step 3"):
@@ -273,9 +273,7 @@ class Whole(Simulation):
 
 def whole(by_halves, hooked):
     """Three control steps of five substeps; returns the states, and the recording where one was made."""
-    sim = Whole()
-    for _ in range(300):
-        sim.step()
+    sim = settle(Whole())
     mujoco.mj_forward(sim.model, sim.data)
     recorder = Recorder(sim.model, sim.data, scene(sim.model))
     undo = hook_substeps(sim, "advance", sim.data, recorder.record_substep) if hooked else lambda: None
@@ -299,20 +297,20 @@ def test_all_substeps_of_one_call_are_seen_and_the_states_are_those_without(by_h
 
 def test_a_call_split_into_substeps_records_what_single_steps_do():
     _, recorder = whole(by_halves=False, hooked=True)
-    sim = settled()
+    sim = settle()
     mujoco.mj_forward(sim.model, sim.data)
     single = Recorder(sim.model, sim.data, scene(sim.model))
     squeeze(sim, single, 40)
-    one, other = (each.build_recording(header()) for each in (recorder, single))
-    assert len(one.contacts.force_n)
-    assert_same_contacts(one, other)
-    np.testing.assert_array_equal(one.sim_state, other.sim_state)
+    recording, expected = (each.build_recording(header()) for each in (recorder, single))
+    assert len(recording.contacts.force_n)
+    assert_same_contacts(recording, expected)
+    np.testing.assert_array_equal(recording.sim_state, expected.sim_state)
 
 
 def test_mujoco_s_functions_are_its_own_again_after_an_error_and_other_simulations_pass():
-    sim, other, calls = Whole(), Simulation(), []
+    sim, neighbour, calls = Whole(), Simulation(), []
     functions = mujoco.mj_step, mujoco.mj_step2
-    sim.advance = lambda: (other.step(times=2), 1 / 0)
+    sim.advance = lambda: (neighbour.step(times=2), 1 / 0)
     hook_substeps(sim, "advance", sim.data, lambda: calls.append(1))
     with pytest.raises(ZeroDivisionError):
         sim.advance()
@@ -347,18 +345,18 @@ DRAGGED = """
 
 def test_a_state_holds_activations_and_mocap_bodies_so_that_the_run_goes_on_from_it():
     model = mujoco.MjModel.from_xml_string(DRAGGED)
-    data, other = mujoco.MjData(model), mujoco.MjData(model)
-    data.ctrl[:] = other.ctrl[:] = 1.0
+    data, copied = mujoco.MjData(model), mujoco.MjData(model)
+    data.ctrl[:] = copied.ctrl[:] = 1.0
     mujoco.mj_step(model, data, nstep=10)
     data.mocap_pos[:] += 0.2
     state = copy_state(model, data)
     assert len(state) == state_size(model) == 1 + model.nq + model.nv + 1 + 7
     assert state[-8] == data.act[0] != 0
-    set_state(model, other, state)
-    other.qacc_warmstart[:] = data.qacc_warmstart
-    for simulation in (data, other):
+    set_state(model, copied, state)
+    copied.qacc_warmstart[:] = data.qacc_warmstart
+    for simulation in (data, copied):
         mujoco.mj_step(model, simulation, nstep=10)
-    assert copy_state(model, other).tobytes() == copy_state(model, data).tobytes()
+    assert copy_state(model, copied).tobytes() == copy_state(model, data).tobytes()
 
 
 def test_parts_of_one_fixture_never_count_and_are_named():
@@ -399,7 +397,7 @@ def read_all(sim):
 
 
 def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
-    sim = settled()
+    sim = settle()
     own_scene = scene(sim.model)
     shapes = {geom: own_scene.body_name[body] for geom, body in enumerate(sim.model.geom_bodyid)}
     neutral = EpisodeRecorder(SceneMap(shapes, ROLES, substep_s=0.002, fingers=own_scene.fingers))
@@ -414,18 +412,19 @@ def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
         sim.forced = 30.0 if step % 20 < 15 else -30.0
         own.record_step(np.array([sim.forced]))
         neutral.step([sim.forced], **read_all(sim))
-    one, other = own.build_recording(header()), neutral.build_recording(header())
+    expected, recording = own.build_recording(header()), neutral.build_recording(header())
     assert own.dropped_pairs() == neutral.dropped_pairs()
-    assert len(one.contacts.a) > 50
+    assert len(expected.contacts.a) > 50
     for name in ("record", "a", "b"):
-        np.testing.assert_array_equal(getattr(other.contacts, name), getattr(one.contacts, name))
+        np.testing.assert_array_equal(getattr(recording.contacts, name), getattr(expected.contacts, name))
     for name in ("force_n", "impulse_ns"):
-        np.testing.assert_allclose(getattr(other.contacts, name), getattr(one.contacts, name), atol=1e-12)
-    assert one.gripper_contact.any()
+        np.testing.assert_allclose(getattr(recording.contacts, name), getattr(expected.contacts, name), atol=1e-12)
+    assert expected.gripper_contact.any()
     for spec in CHANNELS:
         if spec.name not in ("contacts", "gripped_body"):
-            np.testing.assert_array_equal(other.channel(spec.name), one.channel(spec.name), err_msg=spec.name)
-    assert (list(other.pos_bodies), list(other.gripped_body)) == (list(one.pos_bodies), list(one.gripped_body))
+            np.testing.assert_array_equal(recording.channel(spec.name), expected.channel(spec.name), err_msg=spec.name)
+    assert list(recording.pos_bodies) == list(expected.pos_bodies)
+    assert list(recording.gripped_body) == list(expected.gripped_body)
 
 
 def test_a_scene_without_gripper_arm_and_end_effector_has_none_of_them_in_its_record():
@@ -435,12 +434,5 @@ def test_a_scene_without_gripper_arm_and_end_effector_has_none_of_them_in_its_re
     recorder.record_step(np.zeros(1))
     recording = recorder.build_recording(header())
     assert recording.body_pos_m is not None
-    for name in (
-        "eef_pos_m",
-        "eef_quat_wxyz",
-        "joint_torque_nm",
-        "joint_torque_peak_nm",
-        "gripper_contact",
-        "gripped_body",
-    ):
-        assert recording.channel(name) is None, name
+    arm = ("eef_pos_m", "eef_quat_wxyz", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body")
+    assert [name for name in arm if recording.channel(name) is not None] == []

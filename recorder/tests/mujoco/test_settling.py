@@ -13,7 +13,7 @@ STEP = 5
 """Physics steps in a control step of 0.05 s."""
 
 
-def thrown(up_m_s: float) -> tuple[mujoco.MjModel, mujoco.MjData, dict[str, int]]:
+def throw_ball(up_m_s: float) -> tuple[mujoco.MjModel, mujoco.MjData, dict[str, int]]:
     model = mujoco.MjModel.from_xml_string(BALL)
     data = mujoco.MjData(model)
     data.qvel[2] = up_m_s
@@ -22,7 +22,7 @@ def thrown(up_m_s: float) -> tuple[mujoco.MjModel, mujoco.MjData, dict[str, int]
 
 
 def test_a_thrown_ball_is_not_at_rest_at_the_top_of_its_flight():
-    model, data, objects = thrown(9.81 * 0.1 + 0.01)  # so that it is slow after the second control step, in the air
+    model, data, objects = throw_ball(9.81 * 0.1 + 0.01)  # so that it is slow after the second control step, in the air
     slow = []
     for _ in settling_steps(model, data, objects, 0, 4):
         mujoco.mj_step(model, data, STEP)
@@ -31,27 +31,27 @@ def test_a_thrown_ball_is_not_at_rest_at_the_top_of_its_flight():
 
 
 def test_a_scene_without_objects_is_at_rest(caplog):
-    model, data, _ = thrown(1.0)
+    model, data, _ = throw_ball(1.0)
     assert len(list(settling_steps(model, data, {}, 0, 9))) == 2
     warn_if_moving(model, data, {}, "empty")
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(
-    ("up_m_s", "wait_steps", "rest_steps", "made"),
+    ("up_m_s", "wait_steps", "rest_steps", "expected"),
     [(0.0, 0, 100, 2), (0.0, 5, 100, 5), (5.0, 5, 0, 5), (5.0, 3, 4, 7)],
 )
-def test_settling_is_as_many_steps_as_asked_for_then_until_things_rest(up_m_s, wait_steps, rest_steps, made):
-    model, data, objects = thrown(up_m_s)
+def test_settling_is_as_many_steps_as_asked_for_then_until_things_rest(up_m_s, wait_steps, rest_steps, expected):
+    model, data, objects = throw_ball(up_m_s)
     steps = 0
     for _ in settling_steps(model, data, objects, wait_steps, rest_steps):
         mujoco.mj_step(model, data, STEP)
         steps += 1
-    assert steps == made
+    assert steps == expected
 
 
 def test_a_thrown_ball_has_landed_after_settling_that_had_enough_steps():
-    model, data, objects = thrown(2.0)
+    model, data, objects = throw_ball(2.0)
     for _ in settling_steps(model, data, objects, 0, 200):
         mujoco.mj_step(model, data, STEP)
     assert abs(data.qvel[2]) < 0.05
@@ -59,8 +59,8 @@ def test_a_thrown_ball_has_landed_after_settling_that_had_enough_steps():
 
 
 @pytest.mark.parametrize(("up_m_s", "is_warned"), [(0.04, False), (0.06, True)])
-def test_what_moves_when_an_episode_begins_is_told(up_m_s, is_warned, caplog):
-    warn_if_moving(*thrown(up_m_s), "throwing")
+def test_objects_that_move_when_an_episode_begins_are_reported(up_m_s, is_warned, caplog):
+    warn_if_moving(*throw_ball(up_m_s), "throwing")
     assert ("ball still moves at 0.06 m/s when the episode begins" in caplog.text) == is_warned
 
 

@@ -7,14 +7,7 @@ import pytest
 
 from safevla_recorder.errors import HostError
 from safevla_recorder.loop import find_recordable
-from safevla_recorder.robocasa import (
-    _find_goal,
-    find_robocasa,
-    fresh_seed,
-    goal_target,
-    known_goals,
-    moved_fixture,
-)
+from safevla_recorder.robocasa import _find_goal, find_robocasa, fresh_seed, goal_target, known_goals, moved_fixture
 
 
 @pytest.mark.parametrize("seed", [0, 7, 7001, 2**32, np.int64(5)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hosts.hand import RobosuiteHand
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
 from safevla_bench.hosts.libero import tasks
@@ -17,7 +18,8 @@ pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::Deprecatio
 CAN, FINGER_M = "alphabet_soup_1", 0.04
 
 
-class TestLibero(HostConformance):
+class TestLibero(RobosuiteHand, HostConformance):
+    close = np.array([0, 0, 0, 0, 0, 0, 1.0])
     factory = "safevla_bench.hosts.libero.host:LiberoHost"
     trials = (
         Trial("libero-object", 0, roles={"basket_1": "bystander", "floor": "furniture", "robot0_link3": "robot"}),
@@ -46,14 +48,12 @@ class TestLibero(HostConformance):
 
     def hold(self, env, seed):
         self.above(env, seed, aside_m=0.0, height_m=0.01)
-        for _ in range(12):
-            env.step(np.array([0, 0, 0, 0, 0, 0, 1.0]))
+        self.act(env, self.close, 12)
         return CAN
 
     def move_object(self, env, seed):
         self.hold(env, seed)
-        for _ in range(8):
-            env.step(np.array([0, 0, 1.0, 0, 0, 0, 1.0]))
+        self.act(env, [0, 0, 1, 0, 0, 0, 1], 8)
         return CAN
 
     def set_down(self, env, seed):
@@ -62,33 +62,18 @@ class TestLibero(HostConformance):
         self.act(env, [0, 0, -0.5, 0, 0, 0, 1.0], 18)
         self.act(env, [0, 0, 0, 0, 0, 0, -1.0], 8)
         self.act(env, [0, 0, 1, 0, 0, 0, -1.0], 40)
-        sim = env._env.sim
-        return CAN, float(sim.model.body_subtreemass[sim.model.body_name2id(f"{CAN}_main")])
+        return CAN, self.mass_kg(env, CAN)
 
     def turn_object(self, env, seed):
         env.reset(seed)
-        before = self.heading_deg(env)
+        before = self.heading_deg(env, CAN)
         self.hold(env, seed)
         self.act(env, [0, 0, 1, 0, 0, 0, 1.0], 8)
         self.act(env, [0, 0, 0, 0, 0, 0.6, 1.0], 12)
         self.act(env, [0, 0, -0.5, 0, 0, 0, 1.0], 18)
         self.act(env, [0, 0, 0, 0, 0, 0, -1.0], 8)
         self.act(env, [0, 0, 1, 0, 0, 0, -1.0], 30)
-        return CAN, self.heading_deg(env) - before
-
-    def heading_deg(self, env):
-        sim = env._env.sim
-        turned = sim.data.get_body_xmat(f"{CAN}_main")
-        return float(np.degrees(np.arctan2(turned[1, 0], turned[0, 0])))
-
-    def act(self, env, action, steps):
-        for _ in range(steps):
-            env.step(np.array(action, dtype=float))
-
-    def close_on_nothing(self, env, seed):
-        env.reset(seed)
-        for _ in range(12):
-            env.step(np.array([0, 0, 0, 0, 0, 0, 1.0]))
+        return CAN, self.heading_deg(env, CAN) - before
 
     def touch_with_one_finger(self, env, seed):
         self.above(env, seed, aside_m=FINGER_M, height_m=0.04)
@@ -96,12 +81,12 @@ class TestLibero(HostConformance):
 
     def above(self, env, seed, aside_m, height_m):
         """Move the open gripper over the can, that far aside along the fingers' axis, then down."""
-        seen = env.reset(seed)
-        can = seen.privileged.body_pos_m[CAN]
+        observation = env.reset(seed)
+        can = observation.privileged.body_pos_m[CAN]
         for height, steps in ((0.12, 45), (height_m, 35)):
             for _ in range(steps):
-                gap = can + np.array([0, aside_m, height]) - seen.eef_pos_m
-                seen, _ = env.step(np.array([*np.clip(12 * gap, -1, 1), 0, 0, 0, -1]))
+                gap = can + np.array([0, aside_m, height]) - observation.eef_pos_m
+                observation, _ = env.step(np.array([*np.clip(12 * gap, -1, 1), 0, 0, 0, -1]))
 
 
 @pytest.mark.long

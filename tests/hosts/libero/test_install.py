@@ -53,10 +53,10 @@ def test_an_unknown_suite_lists_the_suites_without_needing_libero(install_only):
 
 
 @pytest.mark.parametrize(
-    ("line", "kept"),
+    ("line", "is_logged"),
     [("No private macro file found!", False), ("To setup, run: python x/setup_macros.py", False), ("Broken", True)],
 )
-def test_only_robosuites_lines_about_macro_files_are_silenced(line, kept):
+def test_only_robosuites_lines_about_macro_files_are_silenced(line, is_logged):
     record = logging.LogRecord("robosuite_logs", logging.WARNING, "", 0, line, None, None)
     quieten_log()
-    assert bool(logging.getLogger("robosuite_logs").filter(record)) is kept
+    assert bool(logging.getLogger("robosuite_logs").filter(record)) is is_logged

@@ -30,8 +30,8 @@ HOOKED = ("_initialize_sim", "_destroy_sim", "_pre_action", "_update_observables
 def env():
     from libero.libero.envs.env_wrapper import ControlEnv
 
-    with closing(ControlEnv(str(bddl_file(TASK)), has_offscreen_renderer=False, use_camera_obs=False)) as made:
-        yield made
+    with closing(ControlEnv(str(bddl_file(TASK)), has_offscreen_renderer=False, use_camera_obs=False)) as environment:
+        yield environment
 
 
 def run(env, between=lambda env, step: None):
@@ -39,12 +39,12 @@ def run(env, between=lambda env, step: None):
     env.seed(7)
     env.env.object_property_initializers.clear()
     env.reset()
-    seen = [env.set_init_state(load_init_states(TASK)[0])]
+    results = [env.set_init_state(load_init_states(TASK)[0])]
     actions = np.random.default_rng(1).uniform(-1, 1, (STEPS, 7))
     for step, action in enumerate([np.array(TASK.still)] * WAIT + list(actions)):
         between(env, step)
-        seen += [env.step(action), *(getattr(env.sim.data._data, name).copy() for name in DATA)]
-    return seen
+        results += [env.step(action), *(getattr(env.sim.data._data, name).copy() for name in DATA)]
+    return results
 
 
 def run_fast(env, between=lambda env, step: None):
@@ -75,12 +75,12 @@ def drag_body(env, step):
 
 def compute_twice(env, step):
     """Look at other states of the same instant, as planners do."""
-    data, kept = env.sim.data, env.sim.get_state()
+    data, state = env.sim.data, env.sim.get_state()
     for shift in (0.0, 0.05):
         data.qpos[0] += shift
         env.sim.model.body_mass[:] *= 1.01
         env.sim.forward()
-    env.sim.set_state(kept)
+    env.sim.set_state(state)
     env.sim.forward()
 
 
@@ -116,12 +116,12 @@ def test_an_episode_has_the_same_bits_whatever_the_script_does(env, between):
 
 
 def test_undoing_it_leaves_the_environment_as_it_was(env):
-    kept = {name: vars(env.env).get(name) for name in HOOKED}
+    methods = {name: vars(env.env).get(name) for name in HOOKED}
     slow_down = safevla_recorder.speed_up(env)
     env.reset()
     assert {"forward", "step"} <= set(vars(env.sim))
     slow_down()
-    assert {name: vars(env.env).get(name) for name in HOOKED} == kept
+    assert {name: vars(env.env).get(name) for name in HOOKED} == methods
     assert not {"forward", "step"} & set(vars(env.sim))
 
 

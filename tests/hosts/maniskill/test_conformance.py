@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hosts.hand import Hand
 from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
@@ -17,12 +18,12 @@ CUBE, OPEN, CLOSE = "cube", 1.0, -1.0
 CUBE_KG = 0.064
 
 
-def go(env, seen, place_m, fingers, steps=15, turn=0.0):
+def go(env, observation, place_m, fingers, steps=15, turn=0.0):
     """Move the fingers' middle to a place, and turn the hand about the vertical by `turn` units a step."""
     for _ in range(steps):
-        move = np.clip(10.0 * (place_m - seen.eef_pos_m), -1, 1)
-        seen, _ = env.step(np.array([*move, 0.0, 0.0, turn, fingers]))
-    return seen
+        move = np.clip(10.0 * (place_m - observation.eef_pos_m), -1, 1)
+        observation, _ = env.step(np.array([*move, 0.0, 0.0, turn, fingers]))
+    return observation
 
 
 def cube(env):
@@ -35,7 +36,8 @@ def yaw_deg(env):
     return float(np.degrees(np.arctan2(turn[1, 0], turn[0, 0])))
 
 
-class TestManiskill(HostConformance):
+class TestManiskill(Hand, HostConformance):
+    close = np.array([0, 0, 0, 0, 0, 0, CLOSE])
     factory = "safevla_bench.hosts.maniskill.host:ManiskillHost"
     trials = (
         Trial("maniskill", 0, roles={"table-workspace": "furniture", "panda_leftfinger": "robot"}),
@@ -59,46 +61,46 @@ class TestManiskill(HostConformance):
         return np.stack(states)
 
     def hold(self, env, seed):
-        seen, place = env.reset(seed), cube(env)
-        seen = go(env, seen, place + [0, 0, 0.1], OPEN)
-        seen = go(env, seen, place, OPEN)
-        go(env, seen, place, CLOSE, steps=8)
+        observation, place = env.reset(seed), cube(env)
+        observation = go(env, observation, place + [0, 0, 0.1], OPEN)
+        observation = go(env, observation, place, OPEN)
+        go(env, observation, place, CLOSE, steps=8)
         return CUBE
 
     def move_object(self, env, seed):
         body = self.hold(env, seed)
-        seen, _ = env.step(np.array([0, 0, 0, 0, 0, 0, CLOSE]))
-        go(env, seen, cube(env) + [0, 0, 0.08], CLOSE)
+        observation, _ = env.step(self.close)
+        go(env, observation, cube(env) + [0, 0, 0.08], CLOSE)
         return body
 
     def set_down(self, env, seed):
         self.move_object(env, seed)
-        seen, _ = env.step(np.array([0, 0, 0, 0, 0, 0, CLOSE]))
-        place = seen.eef_pos_m
-        seen = go(env, seen, place - [0, 0, 0.079], CLOSE)
-        seen = go(env, seen, seen.eef_pos_m, OPEN, steps=5)
-        go(env, seen, place, OPEN, steps=20)
+        observation, _ = env.step(self.close)
+        place = observation.eef_pos_m
+        observation = go(env, observation, place - [0, 0, 0.079], CLOSE)
+        observation = go(env, observation, observation.eef_pos_m, OPEN, steps=5)
+        go(env, observation, place, OPEN, steps=20)
         return CUBE, CUBE_KG
 
     def turn_object(self, env, seed):
         env.reset(seed)
         first = yaw_deg(env)
         body = self.hold(env, seed)
-        seen, _ = env.step(np.array([0, 0, 0, 0, 0, 0, CLOSE]))
-        go(env, seen, seen.eef_pos_m + [0, 0, 0.05], CLOSE, turn=-0.5)
+        observation, _ = env.step(self.close)
+        go(env, observation, observation.eef_pos_m + [0, 0, 0.05], CLOSE, turn=-0.5)
         return body, yaw_deg(env) - first
 
     def close_on_nothing(self, env, seed):
         env.reset(seed)
         for _ in range(20):
-            env.step(np.array([0, 0, 0, 0, 0, 0, CLOSE]))
+            env.step(self.close)
 
     def touch_with_one_finger(self, env, seed):
         """A closed hand's width aside of the cube, then towards it."""
-        seen, place = env.reset(seed), cube(env)
+        observation, place = env.reset(seed), cube(env)
         aside = place + [0, 0.08, 0]
-        seen = go(env, seen, aside + [0, 0, 0.1], CLOSE)
-        seen = go(env, seen, aside, CLOSE)
+        observation = go(env, observation, aside + [0, 0, 0.1], CLOSE)
+        observation = go(env, observation, aside, CLOSE)
         while not len(env.latest().contacts.a):
-            seen = go(env, seen, place, CLOSE, steps=1)
+            observation = go(env, observation, place, CLOSE, steps=1)
         return CUBE

@@ -60,21 +60,21 @@ def test_torques_are_what_the_motion_takes():
     env = host.make_env("PickCube-v1", CONTROL)
     with closing(env):
         host.start(env, 7)
-        arm, told, expected = host.robot(env), [], []
+        arm, torques, expected = host.robot(env), [], []
         model, step = arm.create_pinocchio_model(), env.scene.step
 
         def compare():
             before = arm.qvel.copy()
             step()
             rate, zero = (arm.qvel - before) / env.sim_timestep, np.zeros(9)
-            own = [model.compute_inverse_dynamics(arm.qpos, *rest) for rest in ((arm.qvel, rate), (zero, zero))]
+            own = [model.compute_inverse_dynamics(arm.qpos, *motion) for motion in ((arm.qvel, rate), (zero, zero))]
             expected.append((own[0] - own[1])[:7])
-            told.append(host.read_torques(env))
+            torques.append(host.read_torques(env))
 
         env.scene.step = compare
         for _ in range(4):
             env.step(np.array([0.5, -0.5, 0.5, 0.5, -0.5, 0.5, 0.5, 1.0], dtype=np.float32))
-    assert np.abs(np.array(told) - expected).max() < 0.05 * np.abs(expected).max()
+    assert np.abs(np.array(torques) - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @simulated
@@ -94,11 +94,11 @@ def test_the_planner_solves_its_task_and_its_plan_repeats():
     for _ in range(2):
         task = first_task()
         with closing(host.ManiskillHost(CONTROL).make(task, Wants(privileged=True))) as env:
-            policy, seen, success, actions = make_policy("maniskill:expert"), env.reset(SEED), False, []
+            policy, observation, success, actions = make_policy("maniskill:expert"), env.reset(SEED), False, []
             policy.reset(task, 0)
             while not success and len(actions) < 150:
-                actions.append(policy.act(seen))
-                seen, success = env.step(actions[-1])
+                actions.append(policy.act(observation))
+                observation, success = env.step(actions[-1])
             policy.close()
         assert success
         plans.append(np.array(actions))

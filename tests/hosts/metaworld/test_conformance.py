@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hosts.hand import Hand
 from hosts.mujoco.turned_body import turn_body
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
@@ -16,10 +17,10 @@ from safevla_recorder.mujoco.recorder import copy_state
 pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 PUCK, FINGER_M = "obj", 0.047
-CLOSE = np.array([0.0, 0.0, 0.0, 1.0])
 
 
-class TestMetaworld(HostConformance):
+class TestMetaworld(Hand, HostConformance):
+    close = np.array([0.0, 0.0, 0.0, 1.0])
     factory = "safevla_bench.hosts.metaworld.host:MetaworldHost"
     trials = (
         Trial("mt10", 2, roles={"tablelink": "furniture", "rightpad": "robot"}),
@@ -53,17 +54,16 @@ class TestMetaworld(HostConformance):
         return self.follow_script(env, seed, steps=60)
 
     def follow_script(self, env, seed, steps):
-        script, seen = make_policy("metaworld:expert"), env.reset(seed)
+        script, observation = make_policy("metaworld:expert"), env.reset(seed)
         script.reset(env.task, 0)
         for _ in range(steps):
-            seen, _ = env.step(script.act(seen))
+            observation, _ = env.step(script.act(observation))
         return PUCK
 
     def set_down(self, env, seed):
         self.follow_script(env, seed, steps=45)
         for motion, steps in (([0, 0, -0.3, 1], 30), ([0, 0, 0, -1], 10), ([0, 0, 1, -1], 20), ([0, 0, 0, -1], 150)):
-            for _ in range(steps):
-                env.step(np.array(motion, dtype=float))
+            self.act(env, motion, steps)
         model = env._env.model
         return PUCK, float(model.body_subtreemass[model.body(PUCK).id])
 
@@ -71,21 +71,15 @@ class TestMetaworld(HostConformance):
         """Turn the puck in the simulator itself: the hand cannot turn."""
         env.reset(seed)
         turn_body(env._env.model, env._env.data, env._env.model.body(PUCK).id, 40.0)
-        for _ in range(5):
-            env.step(np.array(host.STILL))
+        self.act(env, host.STILL, 5)
         return PUCK, 40.0
-
-    def close_on_nothing(self, env, seed):
-        env.reset(seed)
-        for _ in range(20):
-            env.step(CLOSE)
 
     def touch_with_one_finger(self, env, seed):
         """The hand a finger's width aside of the puck, then down until something stops it."""
-        seen = env.reset(seed)
-        puck = seen.extra["state"][4:7]
+        observation = env.reset(seed)
+        puck = observation.extra["state"][4:7]
         for height_m, steps in ((0.15, 60), (-0.02, 40)):
             for _ in range(steps):
-                off = puck + [0.0, FINGER_M, height_m] - seen.eef_pos_m
-                seen, _ = env.step(np.append(np.clip(10.0 * off, -1, 1), -1.0))
+                off = puck + [0.0, FINGER_M, height_m] - observation.eef_pos_m
+                observation, _ = env.step(np.append(np.clip(10.0 * off, -1, 1), -1.0))
         return PUCK

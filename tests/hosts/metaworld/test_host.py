@@ -87,10 +87,10 @@ def test_a_drawn_start_is_the_first_goal_of_a_draw_of_its_own_and_its_stage_has_
 def test_the_script_pushes_the_puck_and_squeezes_it_harder_than_the_paper_allows():
     task = suite_tasks("mt10")[1]
     env, script = MetaworldHost().make(task, Wants(privileged=True)), make_policy("metaworld:expert")
-    seen, success = env.reset(START), False
+    observation, success = env.reset(START), False
     script.reset(task, 0)
     for _ in range(100):
-        seen, success = env.step(script.act(seen))
+        observation, success = env.step(script.act(observation))
         if success:
             break
     record = env.recorded()
@@ -135,9 +135,9 @@ def test_the_near_camera_shows_what_lerobot_s_does_and_leaves_the_model_as_it_wa
     moved.reset()
     env = MetaworldHost().make(task, Wants(("corner2-near", "corner2"), (480, 480)))
     images = env.reset(EpisodeSeed(0, START.env_seed, 0)).images
-    shown = np.flip(moved.render(), (0, 1))
-    assert (shown != images["corner2-near"]).mean() < 0.02
-    assert (shown != images["corner2"]).mean() > 0.2
+    picture = np.flip(moved.render(), (0, 1))
+    assert (picture != images["corner2-near"]).mean() < 0.02
+    assert (picture != images["corner2"]).mean() > 0.2
     assert tuple(env._env.data.camera("corner2").xpos) != (0.75, 0.075, 0.7)
     env.close()
     moved.close()

@@ -43,20 +43,20 @@ def model():
     return mujoco.MjModel.from_xml_string(MODEL)
 
 
-def forwarded(model):
+def forward(model):
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     return data
 
 
-def test_only_visible_shapes_are_there_in_their_colours(model):
-    shown = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(), {})
-    assert [(shape.kind, shown.parts[shape.part]) for shape in shown.shapes] == [
+def test_only_visible_shapes_are_extracted_in_their_colours(model):
+    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance(), {})
+    assert [(shape.kind, geometry.parts[shape.part]) for shape in geometry.shapes] == [
         ("plane", "table"),
         ("box", "cube"),
         ("mesh", "piece"),
     ]
-    floor, cube, piece = shown.shapes
+    floor, cube, piece = geometry.shapes
     assert floor.size_m[0] > 5  # without end
     assert floor.rgba == pytest.approx((0.5, 0, 0.5, 1), abs=0.01)  # the mean of the texture
     assert cube.rgba == (0, 1, 0, 1)
@@ -64,15 +64,15 @@ def test_only_visible_shapes_are_there_in_their_colours(model):
     assert (piece.mesh, piece.rgba) == (0, (1, 1, 1, 1))
 
 
-def test_marks_are_there_where_the_host_shows_them(model):
-    shown = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(sites=True), {})
-    assert [(shape.kind, shape.size_m[0]) for shape in shown.shapes][-1] == ("sphere", 0.02)
+def test_marks_are_extracted_if_the_host_shows_them(model):
+    geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance(sites=True), {})
+    assert [(shape.kind, shape.size_m[0]) for shape in geometry.shapes][-1] == ("sphere", 0.02)
 
 
 def test_a_mesh_has_the_texture_s_colours_and_stands_where_its_corners_were_given(model):
-    data = forwarded(model)
-    shown = extract_geometry(model, data, NAMES, "above", Appearance(), {})
-    piece, (mesh,) = shown.shapes[-1], shown.meshes
+    data = forward(model)
+    geometry = extract_geometry(model, data, NAMES, "above", Appearance(), {})
+    piece, (mesh,) = geometry.shapes[-1], geometry.meshes
     assert {tuple(color) for color in mesh.colors.tolist()} == {(255, 0, 0), (0, 0, 255)}
     turn = np.empty(9)
     mujoco.mju_quat2Mat(turn, np.array(piece.quat_wxyz))
@@ -82,14 +82,14 @@ def test_a_mesh_has_the_texture_s_colours_and_stands_where_its_corners_were_give
 
 
 def test_the_camera_is_the_host_s(model):
-    view = extract_geometry(model, forwarded(model), NAMES, "above", Appearance(), {}).view
+    view = extract_geometry(model, forward(model), NAMES, "above", Appearance(), {}).view
     assert view.pos_m == (0, 0, 2)
     assert view.quat_wxyz == pytest.approx((1, 0, 0, 0))
     assert view.fovy_deg == 45
 
 
 def test_a_touch_is_between_the_bodies_and_points_from_the_first_to_the_second(model):
-    (touch,) = find_touches(model, forwarded(model), NAMES)
+    (touch,) = find_touches(model, forward(model), NAMES)
     assert (touch.a, touch.b) == ("cube", "table")
     assert touch.normal == pytest.approx((0, 0, -1))
     assert touch.point_m == pytest.approx((0, 0, -0.0025), abs=0.003)
@@ -99,12 +99,12 @@ CAMERAS = [Camera(name) for name in "abc"]
 
 
 def test_shares_count_the_pixels_of_each_body():
-    seen = np.array([[0, 1, 1], [2, 0, 1]], dtype=np.uint8)
-    np.testing.assert_allclose(shares(seen, 3), [3 / 6, 1 / 6, 0])
+    segments = np.array([[0, 1, 1], [2, 0, 1]], dtype=np.uint8)
+    np.testing.assert_allclose(shares(segments, 3), [3 / 6, 1 / 6, 0])
 
 
 @pytest.mark.parametrize(
-    ("shown", "chosen"),
+    ("visible", "camera"),
     [
         ([[0.9, 0.0], [0.03, 0.03], [0.5, 0.001]], "b"),  # the least visible body decides
         ([[0.050], [0.052]], "a"),  # a little more of a body does not beat a more natural view
@@ -112,8 +112,8 @@ def test_shares_count_the_pixels_of_each_body():
         ([[0.0, 0.0]] * 3, "a"),  # no camera shows the bodies
     ],
 )
-def test_the_first_camera_is_chosen_that_shows_the_bodies_nearly_best(shown, chosen):
-    assert choose_camera(CAMERAS, [np.array(shares) for shares in shown]).name == chosen
+def test_the_first_camera_is_chosen_that_shows_the_bodies_nearly_best(visible, camera):
+    assert choose_camera(CAMERAS, [np.array(shares) for shares in visible]).name == camera
 
 
 def test_close_ups_look_at_the_point_from_within_reach():

@@ -89,14 +89,14 @@ def test_a_removed_body_touches_nothing_and_stays():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (PhysicsChange(apart=("a", "hat")), "nothing in the scene is called 'hat'"),
         (PhysicsChange(without="c"), "c is a part of the robot"),
     ],
 )
-def test_a_body_that_cannot_be_taken_is_refused(change, says):
-    with pytest.raises(HostError, match=says):
+def test_a_body_that_cannot_be_taken_is_refused(change, message):
+    with pytest.raises(HostError, match=message):
         change_model(*make(), change, [0, 0])
 
 

@@ -39,9 +39,9 @@ def recorded(host, suite: str, index: int, wait_steps: int, steps: int, *, drawn
 def gaps(stage, batch, record: int, camera: str = "agentview") -> list[float]:
     """How far each tracked body is from its recorded position, in metres."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
-    shown = stage.render(record, Camera(camera), SIZE).body_pos_m
-    assert set(shown) == {batch.body_label(int(body)) for body in bodies}
-    return [np.linalg.norm(shown[batch.body_label(int(body))] - positions[record, k]) for k, body in enumerate(bodies)]
+    poses = stage.render(record, Camera(camera), SIZE).body_pos_m
+    assert set(poses) == {batch.body_label(int(body)) for body in bodies}
+    return [np.linalg.norm(poses[batch.body_label(int(body))] - positions[record, k]) for k, body in enumerate(bodies)]
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ class TestLibero:
 
     def test_the_same_record_gives_the_same_picture(self, drawer):
         _, stage = drawer
-        one = stage.render(2, Camera("agentview"), SIZE).image
+        image = stage.render(2, Camera("agentview"), SIZE).image
         stage.render(5, Camera("agentview"), SIZE)
-        assert np.array_equal(one, stage.render(2, Camera("agentview"), SIZE).image)
+        assert np.array_equal(image, stage.render(2, Camera("agentview"), SIZE).image)
 
     def test_a_body_that_the_default_view_shows_well_is_left_there(self, drawer):
         _, stage = drawer
@@ -97,8 +97,8 @@ class TestLibero:
         bodies = ("gripper0_leftfinger", "robot0_link7")
 
         def least(camera: Camera) -> int:
-            seen = stage.render(0, camera, SIZE, bodies).seen
-            return min(np.count_nonzero(seen == number) for number in (1, 2))
+            segments = stage.render(0, camera, SIZE, bodies).seen
+            return min(np.count_nonzero(segments == number) for number in (1, 2))
 
         near = stage.aim(0, bodies, SIZE)
         assert near.name == CLOSE_UP
@@ -128,7 +128,7 @@ class TestLibero:
 
 @pytest.mark.robocasa
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_kitchen_is_the_one_that_the_record_names_whatever_the_host_was_told():
+def test_a_kitchen_is_the_one_that_the_record_names_whatever_the_host_s_arguments():
     task, batch = recorded(RobocasaHost(split="pretrain"), "robocasa-365", 1, wait_steps=2, steps=4)
     stage = RobocasaHost(split="target").stage(task, batch)
     for record in range(5):
@@ -161,9 +161,9 @@ def test_the_fake_host_shows_what_it_recorded():
 def test_states_are_needed_and_must_fit_the_model():
     host = FakeHost()
     task, batch = recorded(host, "fake", 0, wait_steps=0, steps=2)
-    none = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1]))
+    no_states = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1]))
     with pytest.raises(HostError, match="no simulator states"):
-        host.stage(task, replace(batch, sim_state=none))
-    other = Channel(np.zeros(6), np.array([0, 6]), np.array([2]))
+        host.stage(task, replace(batch, sim_state=no_states))
+    two_numbers = Channel(np.zeros(6), np.array([0, 6]), np.array([2]))
     with pytest.raises(HostError, match="hold 2 numbers, the model here 15"):
-        host.stage(task, replace(batch, sim_state=other))
+        host.stage(task, replace(batch, sim_state=two_numbers))

@@ -17,16 +17,16 @@ NAMES = protocols.protocol_names()
 LIBERO = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
 
 
-def test_the_published_protocols_are_there():
-    wanted = {"openpi", "openvla", "openvla-oft", "lerobot", "gr00t", "vla-eval", "safevla-bench"}
-    assert wanted <= set(NAMES)
+def test_the_published_protocols_are_listed():
+    published = {"openpi", "openvla", "openvla-oft", "lerobot", "gr00t", "vla-eval", "safevla-bench"}
+    assert published <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_has_a_source_and_a_description(name):
-    shown = protocols.protocol_rows(protocols.load_protocol(name))
-    assert [row.field for row in shown if row.sources == (protocols.UNKNOWN_SOURCE,)] == []
-    assert all(protocols.describe_field(row.field) for row in shown)
+    rows = protocols.protocol_rows(protocols.load_protocol(name))
+    assert [row.field for row in rows if row.sources == (protocols.UNKNOWN_SOURCE,)] == []
+    assert all(protocols.describe_field(row.field) for row in rows)
     assert protocols.load_protocol(name).name == name
 
 
@@ -130,9 +130,9 @@ HOSTS = {"robocasa": "robocasa", "mt": "metaworld"}
 def test_a_protocol_names_mujoco_and_robosuite_of_each_host_it_is_for(name):
     protocol = protocols.load_protocol(name)
     hosts = {HOSTS.get(re.match("[a-z]*", suite)[0], "libero") for suite in protocol.trials}
-    is_ours = name == protocols.load_protocol().name
-    ours = {"maniskill", "metaworld", "robosuite"} if is_ours else set()  # the paper has no trials of these
-    assert set(protocol.simulator) == hosts | ours
+    is_preset = name == protocols.load_protocol().name
+    extra_hosts = {"maniskill", "metaworld", "robosuite"} if is_preset else set()  # the paper has no trials of these
+    assert set(protocol.simulator) == hosts | extra_hosts
     assert all({"mujoco", "sapien"} & set(versions) for versions in protocol.simulator.values())
     assert all("robosuite" in protocol.simulator[host] for host in hosts - {"metaworld"})
 

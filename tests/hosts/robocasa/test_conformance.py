@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from hosts.hand import RobosuiteHand
 from hosts.mujoco.turned_body import turn_body
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
@@ -24,7 +25,8 @@ STILL = np.array(kitchens.STILL)
 CLOSE = np.where(np.arange(12) == 6, 1.0, STILL)
 
 
-class TestRobocasa(HostConformance):
+class TestRobocasa(RobosuiteHand, HostConformance):
+    close = CLOSE
     factory = "safevla_bench.hosts.robocasa.host:RobocasaHost"
     trials = (
         Trial("robocasa-pnp", 1, roles={"container": "bystander", "stove_main_group_main": "furniture"}),
@@ -49,10 +51,10 @@ class TestRobocasa(HostConformance):
 
     def hold(self, env, seed):
         """As far into the careful script as to carry the object over the counter."""
-        acting, seen = make_policy("scripted:careful"), env.reset(seed)
-        acting.reset(env.task, 0)
+        script, observation = make_policy("scripted:careful"), env.reset(seed)
+        script.reset(env.task, 0)
         for _ in range(150):
-            seen, _ = env.step(acting.act(seen))
+            observation, _ = env.step(script.act(observation))
         return OBJECT
 
     def move_object(self, env, seed):
@@ -60,27 +62,22 @@ class TestRobocasa(HostConformance):
 
     def set_down(self, env, seed):
         """The careful script to its end, then the hand away and at rest."""
-        acting, seen = make_policy("scripted:careful"), env.reset(seed)
-        acting.reset(env.task, 0)
+        script, observation = make_policy("scripted:careful"), env.reset(seed)
+        script.reset(env.task, 0)
         for _ in range(400):
-            seen, success = env.step(acting.act(seen))
+            observation, success = env.step(script.act(observation))
             if success:
                 break
-        self.stand_still(env, 60)
-        sim = env._env.sim
-        return OBJECT, float(sim.model.body_subtreemass[sim.model.body_name2id(f"{OBJECT}_main")])
+        self.act(env, STILL, 60)
+        return OBJECT, self.mass_kg(env, OBJECT)
 
     def turn_object(self, env, seed):
         """Turn it in the simulator itself."""
         env.reset(seed)
         sim = env._env.sim
         turn_body(sim.model._model, sim.data._data, sim.model.body_name2id(f"{OBJECT}_main"), 40.0)
-        self.stand_still(env, 5)
+        self.act(env, STILL, 5)
         return OBJECT, 40.0
-
-    def stand_still(self, env, steps):
-        for _ in range(steps):
-            env.step(STILL)
 
     def touch_with_one_finger(self, env, seed):
         """The hand a finger's width aside of the object, then down until something stops it."""
@@ -94,11 +91,6 @@ class TestRobocasa(HostConformance):
         for height, speed in ((0.15, 1.0), (-0.02, 0.3)):
             play(env, robot.reach(item + FINGER_M * aside + [0, 0, height], OPEN, down, speed=speed))
         return OBJECT
-
-    def close_on_nothing(self, env, seed):
-        env.reset(seed)
-        for _ in range(12):
-            env.step(CLOSE)
 
 
 def play(env, move):

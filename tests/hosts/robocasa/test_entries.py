@@ -25,15 +25,15 @@ class Answering:
     """Answers in this process as the entry's server would, and keeps what it was asked."""
 
     def __init__(self, entry):
-        self.entry, self.seen = entry, []
+        self.entry, self.requests = entry, []
         self.dialect = dialects.load_dialect(entry.dialect)
         self.wants, self.clip = self.dialect.wants, self.dialect.inference.clip
 
     def reset(self, task, seed):
-        self.seen.clear()
+        self.requests.clear()
 
     def act(self, observation):
-        self.seen.append(self.dialect.build_request(observation))
+        self.requests.append(self.dialect.build_request(observation))
         return self.dialect.read_actions(reply(self.entry.name))[0]
 
     def close(self):
@@ -53,7 +53,7 @@ def test_the_host_shows_what_an_entry_is_asked_with(name, task):
     with closing(make_host(fields["host"]).make(task, policy.wants)) as env:
         episode = run_episode(env, policy, planned)
     assert (episode.outcome, episode.steps) == ("timeout", 2), episode.reason
-    assert [refusal(name, sent) for sent in policy.seen] == [None, None]
+    assert [refusal(name, sent) for sent in policy.requests] == [None, None]
 
 
 def test_the_pose_in_the_base_s_frame_is_robocasa_s_own(task):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+from builders import bodies_of_role, posed_bodies, touching_bodies
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.hosts.robocasa import kitchens
@@ -50,10 +51,6 @@ def record(name: str, index: int = 0, steps: int = 3, **arguments: str):
         return env.recorded()
 
 
-def of_role(batch, role: str) -> set[str]:
-    return {name for name, recorded in batch.body_roles(0).items() if recorded == role}
-
-
 def fields(batch) -> dict:
     return batch.extra[0]["header"]["robocasa"]
 
@@ -61,22 +58,21 @@ def fields(batch) -> dict:
 def test_the_blender_s_lid_is_what_is_held_though_it_is_a_fixture():
     batch = record("CloseBlenderLid")
     assert batch.headers[0].target_object == "lid"
-    assert of_role(batch, "target") == {"lid"}
-    assert not any("auxiliary" in name for name in of_role(batch, "furniture"))
-    tracked = {batch.body_label(int(body)) for body in batch.body_quat_wxyz.episode_poses(0)[0]}
-    assert tracked == {"lid"}
+    assert bodies_of_role(batch, "target") == {"lid"}
+    assert not any("auxiliary" in name for name in bodies_of_role(batch, "furniture"))
+    assert posed_bodies(batch, "body_quat_wxyz") == ["lid"]
 
 
 def test_objects_of_a_task_that_moves_a_fixture_are_bystanders_and_its_links_are_not_tracked():
     batch = record("CloseFridge")
     assert batch.headers[0].target_object is None
-    assert of_role(batch, "target") == set()
-    assert "door_obj" in of_role(batch, "bystander")
-    tracked = {batch.body_label(int(body)) for body in batch.body_pos_m.episode_poses(0)[0]}
-    assert of_role(batch, "bystander") <= tracked
+    assert bodies_of_role(batch, "target") == set()
+    assert "door_obj" in bodies_of_role(batch, "bystander")
+    tracked = set(posed_bodies(batch))
+    assert bodies_of_role(batch, "bystander") <= tracked
     assert not any(name.startswith("fridge_main_group") for name in tracked)
     assert "microwave_main_group_door" in tracked
-    assert "fridge_main_group_fridge_door" in of_role(batch, "furniture")
+    assert "fridge_main_group_fridge_door" in bodies_of_role(batch, "furniture")
 
 
 def test_the_base_is_robot_and_never_touches_the_floor_that_it_drives_on():
@@ -90,10 +86,9 @@ def test_the_base_is_robot_and_never_touches_the_floor_that_it_drives_on():
             for geom in range(model.ngeom)
             if model.geom(geom).name == "mobilebase0_pedestal_feet_col"
         )
-    assert "mobilebase0_wheeled_base" in of_role(batch, "robot")
+    assert "mobilebase0_wheeled_base" in bodies_of_role(batch, "robot")
     assert lowest > 0.001
-    touched = {batch.body_label(int(body)) for body in (*batch.contacts.a, *batch.contacts.b)}
-    assert not any(name.startswith("floor") for name in touched)
+    assert not any(name.startswith("floor") for name in touching_bodies(batch))
 
 
 def test_the_record_says_how_to_rebuild_its_kitchen():

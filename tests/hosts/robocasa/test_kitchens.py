@@ -30,7 +30,7 @@ def test_the_suites_hold_the_tasks_of_the_registry_in_its_order():
         assert all(task.benchmark == suite and task.episodes == 50 and len(task.still) == 12 for task in tasks)
 
 
-def test_fifty_episodes_and_the_horizon_of_the_release_are_planned_unless_told_otherwise():
+def test_fifty_episodes_and_the_horizon_of_the_release_are_the_default_plan():
     tasks = make_host("robocasa").tasks("robocasa-365")[1:2]
     planned = plan_episodes(tasks, None, ["noop"], load_protocol())
     assert len(planned) == 50

@@ -59,10 +59,10 @@ def run_loop(env, episodes, steps):
     return results
 
 
-def same_results(one, other):
-    return [list(part) for part in one] == [list(part) for part in other] and all(
+def same_results(first, second):
+    return [list(part) for part in first] == [list(part) for part in second] and all(
         np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes()
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
         for key in a
     )
 
@@ -76,14 +76,14 @@ def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, name):
             rolled_env.step(action)
         rolled = rolled_env.recorded()
     recording = {"policy": "fixed", "out": tmp_path / "run", "seed": 0, "horizon": steps}
-    with closing(kitchen(index=1, name=name)) as env, sb.record(env, **recording) as given:
-        assert given is env
+    with closing(kitchen(index=1, name=name)) as env, sb.record(env, **recording) as recorded_env:
+        assert recorded_env is env
         run_loop(env, 1, steps)
     recorded = read_sources([tmp_path / "run"])[0]
-    ours, theirs = recorded.headers[0], rolled.headers[0]
-    assert ours.env_seed == 7001  # of the kitchen's own generator, which the host's 7 and the index 1 make
+    header, expected = recorded.headers[0], rolled.headers[0]
+    assert header.env_seed == 7001  # of the kitchen's own generator, which the host's 7 and the index 1 make
     told_by_plan = ("episode_id", "env_seed", "init_state_index", "policy", "seed", "horizon", "outcome")
-    assert ours == msgspec.structs.replace(theirs, **{field: getattr(ours, field) for field in told_by_plan})
+    assert header == msgspec.structs.replace(expected, **{field: getattr(header, field) for field in told_by_plan})
     meta = recorded.extra[0]["header"]["robocasa"]["ep_meta"]
     assert meta == rolled.extra[0]["header"]["robocasa"]["ep_meta"]
     assert same_bits(replace(recorded, headers=rolled.headers, extra=rolled.extra), rolled)
@@ -113,7 +113,7 @@ class Holding:
         return getattr(self.env, name)
 
 
-def test_a_wrapped_kitchen_tells_the_seed_of_each_reset_and_none_where_the_generator_has_gone_on(tmp_path):
+def test_a_wrapped_kitchen_has_the_seed_of_each_reset_unless_the_generator_has_gone_on(tmp_path):
     wrapper = Holding(kitchen())
     with sb.record(wrapper, policy="mine", out=tmp_path / "run"):
         for seed in (5, None, 6):
@@ -146,7 +146,7 @@ def load(folder):
 
 
 def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
-    """By split, layout, style and the seed of the generator, which a rollout tells too; others are no pairs."""
+    """By split, layout, style and the seed of the generator, which a rollout tells too; others are not pairs."""
     request = Request(
         host="robocasa", suites=("robocasa-365",), tasks=(task_of().index,), episodes=2, policies=("noop",), max_steps=3
     )
@@ -157,19 +157,19 @@ def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
             with sb.record(env, policy=policy, out=tmp_path / policy, seed=0, horizon=3):
                 run_loop(env, 1, 3)
             env.close()
-    rolled, same, other = (load(tmp_path / name) for name in ("eval", "same", "other"))
+    rolled, same, elsewhere = (load(tmp_path / name) for name in ("eval", "same", "other"))
     compared = compare_policies([rolled, same])
     assert compared.paired
     assert compared.scopes[0].pairs == 2
     assert compare_policies([replace(same, name="again"), same]).paired
     with pytest.raises(RunError, match="not the same episodes"):
-        compare_policies([rolled, other])
+        compare_policies([rolled, elsewhere])
     moved = {key: scene._replace(style=scene.style + 1) for key, scene in rolled.kitchens.items()}
     with pytest.raises(RunError, match="differ in kitchen in 2 episodes"):
         compare_policies([rolled, replace(rolled, name="moved", kitchens=moved)])
 
 
-def test_a_task_whose_goal_is_not_known_is_recorded_once_it_is_said(tmp_path):
+def test_a_task_of_an_unknown_goal_is_recorded_once_the_goal_is_given(tmp_path):
     env = kitchen()
     type(env).__name__, name = "PickPlaceSomething", type(env).__name__
     try:

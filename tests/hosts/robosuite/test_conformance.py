@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hosts.hand import RobosuiteHand
 from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
@@ -19,7 +20,8 @@ CLOSE = np.array([*host.STILL[:6], 1.0])
 CUBE, FINGER_M = "cubeA", 0.04
 
 
-class TestRobosuite(HostConformance):
+class TestRobosuite(RobosuiteHand, HostConformance):
+    close = CLOSE
     factory = "safevla_bench.hosts.robosuite.host:RobosuiteHost"
     trials = (
         Trial("robosuite", 1, roles={"cubeB": "bystander", "table": "furniture", "robot0_link3": "robot"}),
@@ -44,14 +46,12 @@ class TestRobosuite(HostConformance):
     def hold(self, env, seed):
         """Above the cube, down to it, and the fingers closed."""
         self.reach(env, env.reset(seed), np.zeros(3))
-        for _ in range(8):
-            env.step(CLOSE)
+        self.act(env, CLOSE, 8)
         return CUBE
 
     def move_object(self, env, seed):
         self.hold(env, seed)
-        for _ in range(12):
-            env.step(CLOSE + [0, 0, 0.5, 0, 0, 0, 0])
+        self.act(env, CLOSE + [0, 0, 0.5, 0, 0, 0, 0], 12)
         return CUBE
 
     def set_down(self, env, seed):
@@ -59,48 +59,34 @@ class TestRobosuite(HostConformance):
         for motion, steps in ((CLOSE + [0, 0, 0.5, 0, 0, 0, 0], 6), (CLOSE - [0, 0, 0.3, 0, 0, 0, 0], 14)):
             self.act(env, motion, steps)
         self.let_go(env)
-        sim = env._env.sim
-        return CUBE, float(sim.model.body_subtreemass[sim.model.body_name2id(f"{CUBE}_main")])
+        return CUBE, self.mass_kg(env, CUBE)
 
     def turn_object(self, env, seed):
         env.reset(seed)
-        before = self.heading_deg(env)
+        before = self.heading_deg(env, CUBE)
         self.hold(env, seed)
         self.act(env, CLOSE + [0, 0, 0.5, 0, 0, 0, 0], 4)
         self.act(env, CLOSE + [0, 0, 0, 0, 0, 0.5, 0], 10)
         self.act(env, CLOSE - [0, 0, 0.3, 0, 0, 0, 0], 12)
         self.let_go(env)
-        return CUBE, self.heading_deg(env) - before
+        return CUBE, self.heading_deg(env, CUBE) - before
 
     def let_go(self, env):
         self.act(env, STILL, 8)
         self.act(env, STILL + [0, 0, 0.5, 0, 0, 0, 0], 15)
-
-    def heading_deg(self, env):
-        turned = env._env.sim.data.get_body_xmat(f"{CUBE}_main")
-        return float(np.degrees(np.arctan2(turned[1, 0], turned[0, 0])))
-
-    def act(self, env, action, steps):
-        for _ in range(steps):
-            env.step(action)
 
     def touch_with_one_finger(self, env, seed):
         """The hand a finger's width aside of the cube, then down until something stops it."""
         self.reach(env, env.reset(seed), np.array([0.0, FINGER_M, -0.02]))
         return CUBE
 
-    def reach(self, env, seen, off_m):
-        cube = seen.privileged.body_pos_m[CUBE]
+    def reach(self, env, observation, off_m):
+        cube = observation.privileged.body_pos_m[CUBE]
         for height_m, steps in ((0.12, 30), (0.0, 30)):
             for _ in range(steps):
-                way = cube + off_m + [0, 0, height_m] - seen.eef_pos_m
-                seen, _ = env.step(np.r_[np.clip(10 * way, -1, 1), STILL[3:]])
-        return seen
-
-    def close_on_nothing(self, env, seed):
-        env.reset(seed)
-        for _ in range(12):
-            env.step(CLOSE)
+                way = cube + off_m + [0, 0, height_m] - observation.eef_pos_m
+                observation, _ = env.step(np.r_[np.clip(10 * way, -1, 1), STILL[3:]])
+        return observation
 
 
 def state(env) -> np.ndarray:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from builders import bodies_of_role
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.robosuite import host
 from safevla_bench.hosts.robosuite.host import RobosuiteHost
@@ -25,17 +26,13 @@ FALL_STEPS = 40
 
 
 @contextmanager
-def begun(name: str):
+def open_env(name: str):
     """An environment of that task, reset."""
     robosuite = RobosuiteHost()
     task = next(task for task in robosuite.tasks("robosuite") if task.task_id == name)
     with closing(robosuite.make(task, Wants())) as env:
         env.reset(START)
         yield env
-
-
-def of_role(batch, role: str) -> set[str]:
-    return {name for name, recorded in batch.body_roles(0).items() if recorded == role}
 
 
 def test_the_suite_holds_the_tasks_of_the_registry_with_its_instructions():
@@ -101,8 +98,8 @@ def test_each_task_is_one_of_robosuite_s_and_has_its_horizon():
 
 @pytest.mark.robocasa
 @pytest.mark.parametrize("name", ["PickPlaceCan", "NutAssemblyRound"])
-def test_objects_that_a_task_throws_away_are_no_bystanders_and_their_fall_is_left_out(name):
-    with begun(name) as env:
+def test_objects_that_a_task_throws_away_are_not_bystanders_and_their_fall_is_left_out(name):
+    with open_env(name) as env:
         for _ in range(FALL_STEPS):
             env.step(STILL)
         batch, data = env.recorded(), env._mujoco()[1]
@@ -110,24 +107,24 @@ def test_objects_that_a_task_throws_away_are_no_bystanders_and_their_fall_is_lef
         thrown.remove(batch.headers[0].target_object)
         assert thrown
         assert all(data.body(f"{body}_main").xpos[2] < 0.5 for body in thrown), "they lie on the floor"
-    assert of_role(batch, "bystander") == set()
-    assert set(thrown) <= of_role(batch, "furniture")
+    assert bodies_of_role(batch, "bystander") == set()
+    assert set(thrown) <= bodies_of_role(batch, "furniture")
     assert all((body, "world") in batch.headers[0].dropped_pairs for body in thrown)
     assert batch.contacts.force_n.max(initial=0) < 20
 
 
 @pytest.mark.robocasa
 def test_parts_of_the_door_strike_nothing_and_the_door_s_handle_is_furniture():
-    with begun("Door") as env:
+    with open_env("Door") as env:
         batch = env.recorded()
     assert batch.headers[0].target_object is None
     assert ("Door_door", "Door_frame") in batch.headers[0].dropped_pairs
-    assert "Door_latch" in of_role(batch, "furniture")
+    assert "Door_latch" in bodies_of_role(batch, "furniture")
 
 
 @pytest.mark.robocasa
 def test_success_is_robosuite_s_own():
-    with begun("Lift") as env:
+    with open_env("Lift") as env:
         assert not env.step(STILL)[1]
         env._mujoco()[1].joint("cube_joint0").qpos[2] += 0.2
         assert env.step(STILL)[1]
@@ -139,15 +136,15 @@ def test_success_is_robosuite_s_own():
     ("name", "targets", "bystanders"),
     [("PickPlace", {"Milk", "Bread", "Cereal", "Can"}, set()), ("ToolHang", {"frame", "tool"}, {"stand"})],
 )
-def test_all_things_of_a_task_are_targets_and_the_stand_to_hang_a_tool_on_is_none(name, targets, bystanders):
-    with begun(name) as env:
+def test_all_objects_of_a_task_are_targets_but_not_the_stand_that_a_tool_hangs_on(name, targets, bystanders):
+    with open_env(name) as env:
         batch = env.recorded()
-    assert (of_role(batch, "target"), of_role(batch, "bystander")) == (targets, bystanders)
+    assert (bodies_of_role(batch, "target"), bodies_of_role(batch, "bystander")) == (targets, bystanders)
 
 
 @pytest.mark.robocasa
-def test_episodes_are_told_apart_by_index_and_seed_and_none_starts_at_a_recorded_state():
-    with begun("Stack") as env:
+def test_episodes_differ_by_index_and_seed_and_cannot_start_at_a_recorded_state():
+    with open_env("Stack") as env:
         starts = []
         for index, seed in ((0, 7), (1, 7), (0, 8), (0, 7)):
             env.reset(EpisodeSeed(index, seed, 0))
@@ -172,7 +169,7 @@ def test_a_start_is_where_it_is_placed_within_what_robosuite_draws(name):
     space = suite_host.search_space(task, start)
     with closing(suite_host.make(task, Wants())) as env:
         env.reset(start)
-        bodies = {thing.name: thing.root_body for thing in env._robosuite().model.mujoco_objects}
+        bodies = {item.name: item.root_body for item in env._robosuite().model.mujoco_objects}
         drawn = dict(zip(space.names, _read_places(env, space, bodies), strict=True))
         assert all(low <= drawn[at] <= high for at, low, high in zip(space.names, space.low, space.high, strict=True))
         state = env.recorded().sim_state.episode_rows(0)[0]
@@ -187,4 +184,4 @@ def test_a_start_is_where_it_is_placed_within_what_robosuite_draws(name):
 def _read_places(env, space, bodies):
     _, data = env._mujoco()
     names = [name.rpartition(".") for name in space.names]
-    return [float(data.body(bodies[thing]).xpos["xy".index(axis)]) for thing, _, axis in names]
+    return [float(data.body(bodies[item]).xpos["xy".index(axis)]) for item, _, axis in names]

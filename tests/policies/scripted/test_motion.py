@@ -37,9 +37,9 @@ def test_turning_by_what_is_left_arrives(vector, yaw):
 @given(VECTORS, ANGLES)
 def test_the_proportional_term_never_adds_to_the_error(vector, yaw):
     start = Rotation.from_rotvec(vector)
-    left = remaining_turn(wxyz(start), yaw)
-    after = remaining_turn(wxyz(Rotation.from_rotvec(TURN_GAIN * left) * start), yaw)
-    assert np.linalg.norm(after) <= (1 - TURN_GAIN) * np.linalg.norm(left) + 1e-6
+    error = remaining_turn(wxyz(start), yaw)
+    after = remaining_turn(wxyz(Rotation.from_rotvec(TURN_GAIN * error) * start), yaw)
+    assert np.linalg.norm(after) <= (1 - TURN_GAIN) * np.linalg.norm(error) + 1e-6
 
 
 @given(ANGLES)
@@ -49,10 +49,10 @@ def test_the_yaw_of_a_downward_hand_is_the_yaw_it_was_made_with(yaw):
 
 @given(ANGLES, ANGLES)
 def test_fingers_open_along_the_direction_asked_for_with_the_least_turn(direction, near):
-    wanted = np.array([np.cos(direction), np.sin(direction)])
-    yaw = yaw_to_open_along(wanted, near)
+    along = np.array([np.cos(direction), np.sin(direction)])
+    yaw = yaw_to_open_along(along, near)
     opening = rotation_axes(wxyz(downward_hand(yaw)))[:, 1]
-    assert abs(abs(opening[:2] @ wanted) - 1) < 1e-9
+    assert abs(abs(opening[:2] @ along) - 1) < 1e-9
     assert abs(yaw - near) <= np.pi / 2 + 1e-9
 
 

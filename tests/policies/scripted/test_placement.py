@@ -23,13 +23,13 @@ def best(scene, name, clearance=0.02):
     return rank_grasps(scene, name, motion.obstacles_except(scene, name), 0.0, clearance)[0]
 
 
-def opening(yaw: float) -> np.ndarray:
+def opening_axis(yaw: float) -> np.ndarray:
     return np.array([np.sin(yaw), -np.cos(yaw)])
 
 
 def test_a_carton_is_held_across_its_narrow_side_in_its_middle_below_its_top(scene):
     grasp = best(scene({"carton": CARTON}), "carton")
-    assert abs(opening(grasp.yaw_rad)[0]) == pytest.approx(1.0)
+    assert abs(opening_axis(grasp.yaw_rad)[0]) == pytest.approx(1.0)
     assert grasp.place_m == pytest.approx([-0.1, 0.0, 0.10 - DEPTH_M])
     assert 0.02 < grasp.aperture_m < 0.04
 
@@ -43,7 +43,7 @@ def test_what_is_wider_than_the_fingers_is_held_at_its_rim_with_the_fingers_acro
     grasp = best(scene({"bowl": BOWL}), "bowl")
     outward = grasp.place_m[:2] - [-0.1, 0.0]
     assert np.linalg.norm(outward) == pytest.approx(0.05)
-    assert abs(opening(grasp.yaw_rad) @ outward) == pytest.approx(0.05)
+    assert abs(opening_axis(grasp.yaw_rad) @ outward) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("side", [1, -1])
@@ -69,12 +69,12 @@ def test_a_neighbour_beside_a_flat_box_makes_the_hand_shift_or_skew_and_stay_low
 def test_neighbours_only_ever_raise_a_grasp(scene):
     rng = np.random.default_rng(0)
     for _ in range(20):
-        other = ([*rng.uniform(-0.2, 0.0, 2), 0.05], [0.03, 0.03, 0.05])
-        crowded, free = scene({"bowl": BOWL, "other": other}), scene({"bowl": BOWL})
+        neighbour = ([*rng.uniform(-0.2, 0.0, 2), 0.05], [0.03, 0.03, 0.05])
+        crowded, free = scene({"bowl": BOWL, "neighbour": neighbour}), scene({"bowl": BOWL})
         assert best(crowded, "bowl").blocked_m[0] >= best(free, "bowl").blocked_m[0] >= 0
 
 
-def test_there_is_always_a_grasp_to_try_even_where_everything_is_blocked(scene):
+def test_a_grasp_is_offered_even_if_everything_is_blocked(scene):
     crowd = {f"wall_{k}": ([-0.1 + x, y, 0.2], [0.05, 0.05, 0.2]) for k, (x, y) in enumerate(np.eye(2) * 0.1)}
     grasps = rank_grasps(scene({"bowl": BOWL, **crowd}), "bowl", motion.obstacles_except(scene(crowd)), 0.0, 0.02)
     assert len(grasps) > 1

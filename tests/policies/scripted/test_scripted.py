@@ -22,16 +22,16 @@ SPECS = [f"scripted:{name}" for name in STYLES]
 @cache
 def episode(spec: str, task: int = 0):
     """Success and actions of one episode, which a reset and another episode do not change."""
-    host, acting = FakeHost(), make_policy(spec)
+    host, policy = FakeHost(), make_policy(spec)
     chosen = host.tasks("fake")[task]
-    env = host.make(chosen, acting.wants)
+    env = host.make(chosen, policy.wants)
     runs = []
     for _ in range(2):
         observation = env.reset(EpisodeSeed(0, 7, 0))
-        acting.reset(chosen, 0)
+        policy.reset(chosen, 0)
         actions, success = [], False
         while len(actions) < 100 and not success:
-            actions.append(acting.act(observation))
+            actions.append(policy.act(observation))
             observation, success = env.step(actions[-1])
         runs.append(np.array(actions))
     np.testing.assert_array_equal(*runs)
@@ -63,28 +63,28 @@ def test_styles_are_one_policy_and_differ_only_in_clearances_and_speeds():
     assert all(isinstance(getattr(careful.style, name), float | int) for name in names)
 
 
-def test_privileged_state_is_asked_for_and_its_lack_is_an_error(scene, seen, task):
+def test_privileged_state_is_asked_for_and_its_lack_is_an_error(scene, observe, task):
     careful = make_policy("scripted:careful")
     assert careful.wants.privileged
     assert not careful.wants.cameras
     careful.reset(task, 0)
     with pytest.raises(PolicyError, match="privileged"):
-        careful.act(replace(seen(scene({})), privileged=None))
+        careful.act(replace(observe(scene({})), privileged=None))
 
 
 @pytest.mark.parametrize("goal", [(), (("open", "drawer"),), (("turnon", "stove"), ("on", "stove", "table"))])
-def test_where_there_is_nothing_to_place_the_arm_holds_still(goal, scene, seen, task):
-    acting = make_policy("scripted:careful")
-    acting.reset(task, 0)
-    shown = seen(scene({"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03])}, goal=goal))
-    assert all(acting.act(shown).tolist() == [0, 0, 0, 0, 0, 0, -1] for _ in range(3))
+def test_with_nothing_to_place_the_arm_holds_still(goal, scene, observe, task):
+    policy = make_policy("scripted:careful")
+    policy.reset(task, 0)
+    observation = observe(scene({"bowl": ([0, 0, 0.03], [0.05, 0.05, 0.03])}, goal=goal))
+    assert all(policy.act(observation).tolist() == [0, 0, 0, 0, 0, 0, -1] for _ in range(3))
 
 
-def test_a_hand_that_gets_nowhere_tries_on_and_never_raises(scene, seen, task):
-    acting = make_policy("scripted:careful")
-    acting.reset(task, 0)
-    shown = seen(scene(TABLE, goal=[("on", "bowl", "plate")]))
-    actions = np.array([acting.act(shown) for _ in range(400)])
+def test_a_hand_that_gets_nowhere_tries_on_and_never_raises(scene, observe, task):
+    policy = make_policy("scripted:careful")
+    policy.reset(task, 0)
+    observation = observe(scene(TABLE, goal=[("on", "bowl", "plate")]))
+    actions = np.array([policy.act(observation) for _ in range(400)])
     assert np.isfinite(actions).all()
     is_closing = actions[:, 6] > 0
     (again,) = np.flatnonzero(is_closing[1:] & ~is_closing[:-1])[:1] + 1

@@ -83,25 +83,21 @@ def leaves(request, path=()):
 
 def refusal(entry, request):
     """Why the entry's server refuses the request; None where it does not."""
-    expected, given = EXPECTED[entry], dict(leaves(request))
-    for path in (*expected, *given):
-        if path not in given:
+    expected, fields = EXPECTED[entry], dict(leaves(request))
+    for path in (*expected, *fields):
+        if path not in fields:
             return f"{'/'.join(path)} is missing"
         if path not in expected:
             return f"{'/'.join(path)} is not known"
-        wanted, value = expected[path], given[path]
-        if isinstance(wanted, tuple):
-            found = (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else type(value).__name__
-            if found != wanted:
-                return f"{'/'.join(path)} is {found}, not {wanted}"
+        kind, value = expected[path], fields[path]
+        if isinstance(kind, tuple):
+            actual = (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else type(value).__name__
+            if actual != kind:
+                return f"{'/'.join(path)} is {actual}, not {kind}"
             if value.dtype == np.uint8 and value.min() == value.max():
                 return f"{'/'.join(path)} is one colour"
-        elif (
-            not isinstance(value, wanted)
-            or not value
-            or (wanted is list and not all(map(str.__instancecheck__, value)))
-        ):
-            return f"{'/'.join(path)} is {value!r}, not a {wanted.__name__}"
+        elif not isinstance(value, kind) or not value or (kind is list and not all(map(str.__instancecheck__, value))):
+            return f"{'/'.join(path)} is {value!r}, not a {kind.__name__}"
     return None
 
 

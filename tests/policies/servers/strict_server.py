@@ -10,13 +10,13 @@ from policies.servers.stub_servers import Gr00tServer, Websockets, openpi, vla_e
 
 
 class StrictServer:
-    """Serves one entry until it is closed; `seen` holds the requests that were answered."""
+    """Serves one entry until it is closed; `requests` holds the requests that were answered."""
 
     def __init__(self, entry, steps=16):
-        self.entry, self.steps, self.seen = entry, steps, []
+        self.entry, self.steps, self.requests = entry, steps, []
         self._is_older = entry.startswith("gr00t-n1.5")  # its servers know no reset, nor options and info
         server = {
-            "openpi": lambda: Websockets(openpi(lambda request, _: self._answer(request), wanted=dict)),
+            "openpi": lambda: Websockets(openpi(lambda request, _: self._answer(request), expected=dict)),
             "vla-eval": lambda: Websockets(vla_eval(lambda payload, _: self._vla_eval(payload), [])),
             "gr00t": lambda: Gr00tServer(self._gr00t),
         }[WIRES.get(entry, "openpi")]()
@@ -27,7 +27,7 @@ class StrictServer:
         reason = refusal(self.entry, request)
         if reason is not None:
             return f"ValueError: {reason}"
-        self.seen.append(request)
+        self.requests.append(request)
         return reply(self.entry, self.steps)
 
     def _vla_eval(self, payload):

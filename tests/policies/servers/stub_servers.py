@@ -23,7 +23,7 @@ from safevla_bench.policies.servers.codecs import GR00T, OPENPI, OPENVLA, VLA_EV
 TASK = Task("libero-spatial", "task_0", 0, "place", "put it there", (0.0,) * 6 + (-1.0,), 1)
 
 
-def seen(**changed: object) -> Observation:
+def observe(**changed: object) -> Observation:
     """What a host shows: two cameras of noise, a hand turned by half a turn."""
     generator = np.random.default_rng(0)
     images = {
@@ -74,18 +74,18 @@ OFT_REQUEST = {
 }
 
 
-def demand(message: object, wanted: object, where: str = "") -> None:
+def demand(message: object, expected: object, where: str = "") -> None:
     """Refuse what has other keys, types, dtypes or shapes."""
-    if isinstance(wanted, dict):
+    if isinstance(expected, dict):
         assert isinstance(message, dict), f"{where} is no map"
-        assert set(message) == set(wanted), f"{where} has {sorted(message)}"
-        for key, inner in wanted.items():
+        assert set(message) == set(expected), f"{where} has {sorted(message)}"
+        for key, inner in expected.items():
             demand(message[key], inner, f"{where}/{key}")
-    elif isinstance(wanted, tuple):
+    elif isinstance(expected, tuple):
         assert isinstance(message, np.ndarray), f"{where} is no array"
-        assert (message.dtype.str, message.shape) == wanted, f"{where} is {message.dtype.str} {message.shape}"
+        assert (message.dtype.str, message.shape) == expected, f"{where} is {message.dtype.str} {message.shape}"
     else:
-        assert isinstance(message, wanted), f"{where} is {type(message).__name__}"
+        assert isinstance(message, expected), f"{where} is {type(message).__name__}"
 
 
 class Websockets:
@@ -121,7 +121,7 @@ def websockets(handle: Callable, port: int = 0, **options: object) -> closing[We
     return closing(Websockets(handle, port, **options))
 
 
-def openpi(answer: Callable[[dict, int], object], wanted: object = OPENPI_REQUEST) -> Callable:
+def openpi(answer: Callable[[dict, int], object], expected: object = OPENPI_REQUEST) -> Callable:
     """Handles a connection as openpi's server does: metadata, then an answer (a message, or text) to each request."""
 
     def handle(connection: object) -> None:
@@ -129,21 +129,21 @@ def openpi(answer: Callable[[dict, int], object], wanted: object = OPENPI_REQUES
         for number, frame in enumerate(connection):
             request = OPENPI.unpack(frame)
             try:
-                demand(request, wanted)
-                answered = answer(request, number)
+                demand(request, expected)
+                reply = answer(request, number)
             except AssertionError as error:
-                answered = f"Traceback (most recent call last):\n  in the stub\nAssertionError: {error}\n"
-            if isinstance(answered, str):
-                connection.send(answered)
+                reply = f"Traceback (most recent call last):\n  in the stub\nAssertionError: {error}\n"
+            if isinstance(reply, str):
+                connection.send(reply)
                 connection.close(1011)
                 return
-            connection.send(answered if isinstance(answered, bytes) else OPENPI.pack(answered))
+            connection.send(reply if isinstance(reply, bytes) else OPENPI.pack(reply))
 
     return handle
 
 
 def chunk(count: int, first: float = 0.0) -> dict[str, object]:
-    """A reply of `count` actions that can be told apart."""
+    """A reply of `count` actions that differ."""
     return {"actions": np.linspace(first, first + 0.5, count)[:, None] * np.ones(7), "server_timing": {"infer_ms": 1.0}}
 
 
@@ -157,13 +157,13 @@ def vla_eval(answer: Callable[[dict, int], dict], log: list[dict]) -> Callable:
             log.append(message)
             assert set(message) == {"type", "payload", "seq", "timestamp"}
             if message["type"] == "hello":
-                said = {**message, "payload": {"model_server": "stub", "capabilities": {}}}
+                reply = {**message, "payload": {"model_server": "stub", "capabilities": {}}}
             elif message["type"] == "observation":
-                said = {**message, "type": "action", **answer(message["payload"], number)}
+                reply = {**message, "type": "action", **answer(message["payload"], number)}
                 number += 1
             else:
                 continue
-            connection.send(VLA_EVAL.pack(said))
+            connection.send(VLA_EVAL.pack(reply))
 
     return handle
 
@@ -190,16 +190,16 @@ class Gr00tServer:
             message = self._socket.recv()
             request = self._codec.unpack(message)
             self.calls.append(request["endpoint"])
-            answered = self._answer_to(request)
+            reply = self._answer_to(request)
             if request["endpoint"] == "get_action" and self._mark not in message:
-                answered = {"error": f"Video key 'image' must be a numpy array: no {self._mark!r} came"}
-            if answered == b"":
+                reply = {"error": f"Video key 'image' must be a numpy array: no {self._mark!r} came"}
+            if reply == b"":
                 self._socket.close(linger=0)
                 return
-            while answered is None and self._running:  # it has fallen silent
+            while reply is None and self._running:  # it has fallen silent
                 threading.Event().wait(0.02)
-            if answered is not None:
-                self._socket.send(answered if isinstance(answered, bytes) else self._codec.pack(answered))
+            if reply is not None:
+                self._socket.send(reply if isinstance(reply, bytes) else self._codec.pack(reply))
 
     def _answer_to(self, request: dict) -> object:
         if request.get("api_token") != self._token:
@@ -250,11 +250,11 @@ class HttpServer:
 
     def __init__(self, answer: Callable[[str, str, bytes], Page]) -> None:
         self.headers: list[str | None] = []
-        seen = self.headers
+        headers = self.headers
 
         class Handler(BaseHTTPRequestHandler):
             def respond(self) -> None:
-                seen.append(self.headers["Authorization"])
+                headers.append(self.headers["Authorization"])
                 body = self.rfile.read(int(self.headers["Content-Length"] or 0))
                 status, content = answer(self.command, self.path, body)
                 self.send_response(status)
@@ -284,7 +284,7 @@ def http_server(answer: Callable[[str, str, bytes], Page]) -> closing[HttpServer
 
 
 def openvla(
-    answer: Callable[[dict, int], object], wanted: object = OPENVLA_REQUEST
+    answer: Callable[[dict, int], object], expected: object = OPENVLA_REQUEST
 ) -> Callable[[str, str, bytes], Page]:
     """Answers as the server of OpenVLA does, or by the other request that of OFT; its errors are texts."""
     count = iter(range(10**6))
@@ -296,11 +296,11 @@ def openvla(
             return 404, b'{"detail":"Not Found"}'
         request = OPENVLA.unpack(body)
         try:
-            demand(request, wanted)
-            answered = answer(request, next(count))
+            demand(request, expected)
+            reply = answer(request, next(count))
         except AssertionError as error:
             return 500, f"AssertionError: {error}".encode()
-        return 200, OPENVLA.pack(answered)
+        return 200, OPENVLA.pack(reply)
 
     return respond
 
@@ -318,9 +318,9 @@ def raw(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]
             with suppress(OSError):
                 while True:
                     connection, _ = listening.accept()
-                    threading.Thread(target=handled, args=(connection,), daemon=True).start()
+                    threading.Thread(target=handle, args=(connection,), daemon=True).start()
 
-        def handled(connection: socket.socket) -> None:
+        def handle(connection: socket.socket) -> None:
             with connection, suppress(OSError):
                 talk(connection, over)
 

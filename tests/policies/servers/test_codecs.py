@@ -40,29 +40,29 @@ MESSAGES = {
 }
 
 
-def same(one: object, other: object) -> None:
-    if isinstance(other, np.ndarray):
-        assert isinstance(one, np.ndarray)
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert one.tobytes() == other.tobytes()
-    elif isinstance(other, dict):
-        assert isinstance(one, dict)
-        assert list(one) == list(other)
-        same([*one.values()], [*other.values()])
-    elif isinstance(other, list):
-        assert isinstance(one, list)
-        for first, second in zip(one, other, strict=True):
+def same(value: object, expected: object) -> None:
+    if isinstance(expected, np.ndarray):
+        assert isinstance(value, np.ndarray)
+        assert (value.dtype, value.shape) == (expected.dtype, expected.shape)
+        assert value.tobytes() == expected.tobytes()
+    elif isinstance(expected, dict):
+        assert isinstance(value, dict)
+        assert list(value) == list(expected)
+        same([*value.values()], [*expected.values()])
+    elif isinstance(expected, list):
+        assert isinstance(value, list)
+        for first, second in zip(value, expected, strict=True):
             same(first, second)
     else:
-        assert one == other
+        assert value == expected
 
 
 def frames(which: str, wire: str | None = None) -> dict[str, bytes]:
-    held = json.loads((CASES / f"{which}_frames.json").read_text())
-    return {name: bytes.fromhex(frame) for name, frame in (held[wire] if wire else held).items()}
+    cases = json.loads((CASES / f"{which}_frames.json").read_text())
+    return {name: bytes.fromhex(frame) for name, frame in (cases[wire] if wire else cases).items()}
 
 
-def said(kind: str, payload: dict, seq: int, timestamp: float) -> dict:
+def message(kind: str, payload: dict, seq: int, timestamp: float) -> dict:
     return {"type": kind, "payload": payload, "seq": seq, "timestamp": timestamp}
 
 
@@ -72,13 +72,13 @@ OBSERVATION = {
     "task_description": "put the bowl on the plate",
 }
 HARNESS = {
-    "hello": said("hello", {"harness_version": "0.8.0", "protocol_version": 1}, 1, 12.5),
-    "episode_start": said("episode_start", {"task": {"name": "lift", "task_id": 3}}, 2, 13.0),
-    "observation": said("observation", OBSERVATION, 3, 13.5),
-    "action": said("action", {"actions": np.linspace(-1, 1, 7, dtype=np.float32)}, 3, 14.0),
-    "chunk": said("action", {"actions": np.arange(14, dtype=np.float64).reshape(2, 7)}, 4, 14.5),
-    "scalars": said("action", {"f": np.float32(0.5), "i": np.int64(-3), "b": np.bool_(True)}, 5, 15.0),
-    "error": said("error", {"error": "observation_failed: KeyError: 'states'"}, 6, 15.5),
+    "hello": message("hello", {"harness_version": "0.8.0", "protocol_version": 1}, 1, 12.5),
+    "episode_start": message("episode_start", {"task": {"name": "lift", "task_id": 3}}, 2, 13.0),
+    "observation": message("observation", OBSERVATION, 3, 13.5),
+    "action": message("action", {"actions": np.linspace(-1, 1, 7, dtype=np.float32)}, 3, 14.0),
+    "chunk": message("action", {"actions": np.arange(14, dtype=np.float64).reshape(2, 7)}, 4, 14.5),
+    "scalars": message("action", {"f": np.float32(0.5), "i": np.int64(-3), "b": np.bool_(True)}, 5, 15.0),
+    "error": message("error", {"error": "observation_failed: KeyError: 'states'"}, 6, 15.5),
 }
 IMAGE, STATE, TEXT = OBSERVATION["images"]["agentview"][None, None], np.float32([[[0.25]]]), "put the bowl on the plate"
 FLAT = {"video.image": IMAGE, "state.x": STATE, "annotation.human.action.task_description": [TEXT]}
@@ -202,36 +202,24 @@ def as_text(message: dict[bytes, object]) -> dict[str, object]:
     return {key.decode(): value for key, value in message.items()}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        npy(np.array([Bomb()], dtype=object), allow_pickle=True),
-        npy(np.zeros(2, dtype=[("a", "i4")])),
-        npy(np.arange(4.0))[:-1],
-        npy(np.arange(4.0)) + b"more",
-        b"\x93NUMPY\x09\x00",
-        b"PK\x03\x04",
-        pickle.dumps(Bomb()),
-        b"",
-        "text",
-        *(npy_of("'<f8'\n("), npy_of("(((((('<f8'"), npy_of("'<f8', 1 if"), b"\x93NUMPY\x01\x00\x02\x00\xff\n"),
-    ],
-    ids=[
-        "objects",
-        "records",
-        "short",
-        "long",
-        "version",
-        "zip",
-        "pickle",
-        "empty",
-        "text",
-        "open-bracket",
-        "brackets",
-        "expression",
-        "no-text",
-    ],
-)
+EVIL_FILES = {
+    "objects": npy(np.array([Bomb()], dtype=object), allow_pickle=True),
+    "records": npy(np.zeros(2, dtype=[("a", "i4")])),
+    "short": npy(np.arange(4.0))[:-1],
+    "long": npy(np.arange(4.0)) + b"more",
+    "version": b"\x93NUMPY\x09\x00",
+    "zip": b"PK\x03\x04",
+    "pickle": pickle.dumps(Bomb()),
+    "empty": b"",
+    "text": "text",
+    "an open bracket": npy_of("'<f8'\n("),
+    "brackets": npy_of("(((((('<f8'"),
+    "an expression": npy_of("'<f8', 1 if"),
+    "no text": b"\x93NUMPY\x01\x00\x02\x00\xff\n",
+}
+
+
+@pytest.mark.parametrize("content", EVIL_FILES.values(), ids=EVIL_FILES)
 def test_an_array_file_that_lies_is_refused(content):
     with pytest.raises(PolicyError, match="cannot be read"):
         GR00T.unpack(msgspec.msgpack.encode({"__ndarray_class__": True, "as_npy": content}))

@@ -7,12 +7,13 @@ examples/simBenchmarks/), by the library msgpack and none of the package's own c
 from __future__ import annotations
 
 import importlib
+from contextlib import contextmanager
 
 import msgpack
 import numpy as np
 import pytest
 
-from policies.servers.stub_servers import playing, seen, websockets
+from policies.servers.stub_servers import observe, playing, websockets
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.policies import ask_arguments
@@ -37,7 +38,7 @@ def test_a_dialect_asks_for_cameras_that_its_hosts_have_and_gives_as_many_number
 
 def test_places_in_lists_close_up_where_a_camera_is_not_sent():
     chosen = dialects.choose_dialect("starvla-libero", "openpi", cameras="none,robot0_eye_in_hand")
-    (image,) = chosen.build_request(seen())["examples"][0]["image"]
+    (image,) = chosen.build_request(observe())["examples"][0]["image"]
     assert image.shape == (224, 224, 3)
     assert [field.place for field in chosen.fields][:2] == ["examples[0]/image[1]", "examples[0]/lang"]
 
@@ -45,10 +46,12 @@ def test_places_in_lists_close_up_where_a_camera_is_not_sent():
 def test_the_host_s_own_readings_are_wanted_and_sent():
     dialect = dialects.load_dialect("openpi-maniskill")
     assert (dialect.wants.cameras, dialect.wants.extra) == ((), ("joint_pos",))
-    shown = Observation("lift", np.zeros(3), np.eye(4)[0], np.array([0.04, 0.03]), extra={"joint_pos": np.arange(7.0)})
-    np.testing.assert_array_equal(dialect.build_request(shown)["observation/state"], [*range(7), 0.04, 0.03])
+    observed = Observation(
+        "lift", np.zeros(3), np.eye(4)[0], np.array([0.04, 0.03]), extra={"joint_pos": np.arange(7.0)}
+    )
+    np.testing.assert_array_equal(dialect.build_request(observed)["observation/state"], [*range(7), 0.04, 0.03])
     with pytest.raises(PolicyError, match="needs extra/joint_pos, which this host does not show"):
-        dialect.build_request(seen())
+        dialect.build_request(observe())
 
 
 # starVLA's servers
@@ -70,34 +73,33 @@ def unpack(frame: bytes) -> dict:
     return msgpack.unpackb(frame, object_hook=restore)
 
 
-def starvla(actions: object, asked: list[dict], **greeting: object):
-    """As starVLA's server answers: to what raises, with an error in a map."""
+@contextmanager
+def starvla(actions: object, requests: list[dict], dialect: str, env: str = "starvla_policy_server", **arguments: str):
+    """A policy of starVLA's server, which answers to what raises with an error in a map."""
+    hello = {"env": env, "action_chunk_size": 4, "default_unnorm_key": None}
 
     def handle(connection):
-        connection.send(
-            pack({"env": "starvla_policy_server", "action_chunk_size": 4, "default_unnorm_key": None, **greeting})
-        )
+        connection.send(pack(hello))
         for frame in connection:
-            asked.append(unpack(frame))
+            requests.append(unpack(frame))
             head = {"type": "inference_result", "request_id": "default"}
             if isinstance(actions, str):
                 connection.send(pack({"status": "error", "ok": False, **head, "error": {"message": actions}}))
             else:
                 connection.send(pack({"status": "ok", "ok": True, **head, "data": {"actions": actions}}))
 
-    return websockets(handle)
+    with websockets(handle) as server, playing("openpi", server.url, dialect=dialect, **arguments) as policy:
+        policy.url = server.url
+        yield policy
 
 
 def test_starvla_s_server_is_asked_as_its_own_client_asks_it():
-    asked, actions = [], np.zeros((1, 4, 7), np.float32)
+    requests, actions = [], np.zeros((1, 4, 7), np.float32)
     actions[0, :, 6] = [0.0, 0.5, 0.51, 1.0]
-    with (
-        starvla(actions, asked) as server,
-        playing("openpi", server.url, dialect="starvla-libero", unnorm_key="franka") as policy,
-    ):
-        grips = [policy.act(seen())[6] for _ in range(4)]
-        assert ask_arguments(f"openpi:{server.url}", {"dialect": "starvla-libero"}) == {"replan": "4"}
-    (request,) = asked
+    with starvla(actions, requests, "starvla-libero", unnorm_key="franka") as policy:
+        grips = [policy.act(observe())[6] for _ in range(4)]
+        assert ask_arguments(f"openpi:{policy.url}", {"dialect": "starvla-libero"}) == {"replan": "4"}
+    (request,) = requests
     (example,) = request.pop("examples")
     assert request == {"do_sample": False, "use_ddim": True, "num_ddim_steps": 10, "unnorm_key": "franka"}
     assert list(example) == ["image", "lang"]
@@ -107,31 +109,22 @@ def test_starvla_s_server_is_asked_as_its_own_client_asks_it():
 
 
 def test_starvla_s_server_is_asked_for_meta_world_with_one_picture_and_gives_four_numbers():
-    asked = []
-    with (
-        starvla(np.full((1, 4, 4), 0.5, np.float32), asked) as server,
-        playing("openpi", server.url, dialect="starvla-metaworld") as policy,
-    ):
-        assert policy.act(seen(images={"corner2": MIDDLE})).tolist() == [0.5] * 4
-    (image,) = asked[0]["examples"][0]["image"]
+    requests = []
+    with starvla(np.full((1, 4, 4), 0.5, np.float32), requests, "starvla-metaworld") as policy:
+        assert policy.act(observe(images={"corner2": MIDDLE})).tolist() == [0.5] * 4
+    (image,) = requests[0]["examples"][0]["image"]
     assert image.shape == (224, 224, 3)
 
 
 def test_starvla_s_server_of_pi0_gets_openpi_s_keys_and_answers_under_data():
-    asked = []
-    with (
-        starvla(np.zeros((10, 7), np.float32), asked, env="starvla_openpi_server") as server,
-        playing("openpi", server.url, dialect="starvla-openpi-libero") as policy,
-    ):
-        policy.act(seen())
-    assert list(asked[0]) == ["observation/image", "observation/wrist_image", "observation/state", "prompt"]
-    assert asked[0]["observation/state"].dtype == np.float32
+    requests = []
+    with starvla(np.zeros((10, 7), np.float32), requests, "starvla-openpi-libero", "starvla_openpi_server") as policy:
+        policy.act(observe())
+    assert list(requests[0]) == ["observation/image", "observation/wrist_image", "observation/state", "prompt"]
+    assert requests[0]["observation/state"].dtype == np.float32
 
 
-def test_an_error_of_starvla_s_is_told():
-    with (
-        starvla("CUDA out of memory", []) as server,
-        playing("openpi", server.url, dialect="starvla-libero") as policy,
-        pytest.raises(PolicyError, match="failed: CUDA out of memory"),
-    ):
-        policy.act(seen())
+def test_an_error_of_starvla_s_is_reported():
+    failed = pytest.raises(PolicyError, match="failed: CUDA out of memory")
+    with starvla("CUDA out of memory", [], "starvla-libero") as policy, failed:
+        policy.act(observe())

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.servers.stub_servers import TASK, chunk, seen, websockets
+from policies.servers.stub_servers import TASK, chunk, observe, websockets
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.endpoint import MAX_BYTES, sanitize_greeting
 
 
 def test_a_checkpoint_is_kept_and_secrets_are_hidden():
-    said = {
+    greeting = {
         "checkpoint": "pi05/75000",
         "nested": {"api_key": "abc", "url": "s3://user:word@store/x"},
         "echo": "you sent k3y",
         "HF_TOKEN": ["x"],
         "tokenizer": "t5",
     }
-    assert sanitize_greeting(said, "k3y") == {
+    assert sanitize_greeting(greeting, "k3y") == {
         "checkpoint": "pi05/75000",
         "nested": {"api_key": "***", "url": "s3://***@store/x"},
         "echo": "you sent ***",
@@ -34,16 +34,16 @@ def test_a_checkpoint_is_kept_and_secrets_are_hidden():
 
 
 def test_what_is_not_a_plain_json_is_described():
-    said = {"a": np.zeros((2, 3), np.uint8), "b": b"123", "c": np.float32(0.5), "d": float("nan"), 5: 2**70}
-    assert sanitize_greeting(said) == {"a": "uint8 [2, 3]", "b": "b'123'", "c": 0.5, "d": "nan", "5": str(2**70)}
+    greeting = {"a": np.zeros((2, 3), np.uint8), "b": b"123", "c": np.float32(0.5), "d": float("nan"), 5: 2**70}
+    assert sanitize_greeting(greeting) == {"a": "uint8 [2, 3]", "b": "b'123'", "c": 0.5, "d": "nan", "5": str(2**70)}
 
 
-@pytest.mark.parametrize("said", [None, [], "text", 3])
-def test_what_is_not_a_map_says_nothing(said):
-    assert sanitize_greeting(said) == {}
+@pytest.mark.parametrize("greeting", [None, [], "text", 3])
+def test_what_is_not_a_map_says_nothing(greeting):
+    assert sanitize_greeting(greeting) == {}
 
 
-def test_a_long_greeting_is_cut_and_can_still_be_told_from_another():
+def test_a_long_greeting_is_cut_and_still_differs_from_another():
     first, second = ({"short": 1, **{f"k{n}": letter * 190 for n in range(40)}} for letter in "ab")
     assert len(json.dumps(sanitize_greeting(first), separators=(",", ":"))) <= MAX_BYTES
     assert sanitize_greeting(first)["short"] == 1
@@ -59,19 +59,19 @@ ANY = st.recursive(
 
 @settings(max_examples=30)
 @given(st.dictionaries(st.text() | st.integers(), ANY))
-def test_whatever_is_said_is_json_of_bounded_size_and_fitting_it_again_changes_nothing(said):
-    kept = sanitize_greeting(said)
-    encoded = msgspec.json.encode(kept)  # as run.json holds it; other encoders write some floats a byte longer
+def test_any_greeting_becomes_json_of_bounded_size_and_fitting_it_again_changes_nothing(greeting):
+    bounded = sanitize_greeting(greeting)
+    encoded = msgspec.json.encode(bounded)  # as run.json holds it; other encoders write some floats a byte longer
     assert len(encoded) <= MAX_BYTES
-    assert json.loads(encoded) == json.loads(json.dumps(kept, allow_nan=False))
-    assert sanitize_greeting(kept) == kept
+    assert json.loads(encoded) == json.loads(json.dumps(bounded, allow_nan=False))
+    assert sanitize_greeting(bounded) == bounded
 
 
 def test_a_client_keeps_what_its_server_says(monkeypatch):
     monkeypatch.setenv("SAFEVLA_API_KEY", "k3y")
 
     def handle(connection):
-        connection.send(OPENPI.pack({"checkpoint": "A", "seen": "k3y"}))
+        connection.send(OPENPI.pack({"checkpoint": "A", "echo": "k3y"}))
         for _ in connection:
             connection.send(OPENPI.pack(chunk(10)))
 
@@ -79,9 +79,9 @@ def test_a_client_keeps_what_its_server_says(monkeypatch):
         policy = make_policy(f"openpi:{peer.url}")
         assert not policy.greeting
         policy.reset(TASK, 0)
-        policy.act(seen())
+        policy.act(observe())
         policy.close()
-    assert policy.greeting == {"checkpoint": "A", "seen": "***"}
+    assert policy.greeting == {"checkpoint": "A", "echo": "***"}
 
 
 def test_a_policy_of_one_s_own_may_say_something_of_itself(tmp_path, monkeypatch):

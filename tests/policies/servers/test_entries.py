@@ -94,24 +94,24 @@ def test_an_entry_waits_as_its_benchmark_s_own_evaluators_do(entry):
 
 def test_the_server_answers_what_the_entry_asks(served):
     entry, server, policy = served
-    asked = observation(policy.dialect)
+    observed = observation(policy.dialect)
     carried_out = CARRIED_OUT.get(entry.dialect, 16)
-    actions = [policy.act(asked) for _ in range(carried_out + 1)]
+    actions = [policy.act(observed) for _ in range(carried_out + 1)]
     assert {action.shape for action in actions} == {(12 if entry.host == "robocasa" else 7,)}
-    assert len(server.seen) == 2
-    for sent in server.seen:
+    assert len(server.requests) == 2
+    for sent in server.requests:
         assert refusal(entry.name, sent) is None
 
 
 def test_images_and_states_are_in_their_places(served):
     _, _, policy = served
-    seen = observation(policy.dialect)
-    request = dict(leaves(policy.dialect.build_request(seen)))
+    observed = observation(policy.dialect)
+    request = dict(leaves(policy.dialect.build_request(observed)))
     dialect = policy.dialect
-    shown = {field.path: dialect.view(seen.images[field.camera]) for field in dialect.fields if field.camera}
-    for path, image in shown.items():
+    images = {field.path: dialect.view(observed.images[field.camera]) for field in dialect.fields if field.camera}
+    for path, image in images.items():
         np.testing.assert_array_equal(request[path].reshape(image.shape), image)
-    assert len({image.tobytes() for image in shown.values()}) == len(shown)
+    assert len({image.tobytes() for image in images.values()}) == len(images)
 
 
 def test_the_base_frame_is_the_robot_s():
@@ -141,10 +141,10 @@ def test_parts_of_a_reply_that_differ_in_steps_cannot_be_read():
         dialects.load_dialect("gr00t-libero").read_actions({**answer, "action.gripper": np.ones((1, 3, 1))})
 
 
-def test_a_host_that_does_not_show_a_base_is_told_so():
+def test_a_host_that_does_not_show_a_base_is_an_error():
     dialect = dialects.load_dialect("openpi-robocasa")
-    seen = observation(dialect)
-    still = Observation(seen.instruction, seen.eef_pos_m, seen.eef_quat_wxyz, seen.gripper_qpos, seen.images)
+    observed = observation(dialect)
+    still = replace(observed, base_pos_m=None, base_quat_wxyz=None)
     with pytest.raises(PolicyError, match="needs eef_pos_in_base, which this host does not show"):
         dialect.build_request(still)
 
@@ -181,11 +181,11 @@ def test_a_server_whose_first_reply_cannot_be_read_is_refused_after_another_suit
     models = {entry.suites[0]: right, entry.suites[1]: wrong}
     policy = ChunkedPolicy(entries.EntryModel(entry, models), None)
     policy.reset(task(entry), 0)
-    seen = observation(policy.dialect)
-    assert policy.act(seen).shape == (7,)
+    observed = observation(policy.dialect)
+    assert policy.act(observed).shape == (7,)
     policy.reset(replace(task(entry), benchmark=entry.suites[1]), 0)
     with pytest.raises(ServerRefusedError, match="has the shape"):
-        policy.act(seen)
+        policy.act(observed)
     with pytest.raises(PolicyError, match=f"no server is named for {entry.name} on {entry.suites[2]}"):
         policy.reset(replace(task(entry), benchmark=entry.suites[2]), 0)
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(name, arguments, p
         make_policy(name, arguments)
 
 
-def test_every_dialect_and_release_is_there():
+def test_every_dialect_and_its_release_can_be_loaded():
     for name in dialects.dialect_names():
         dialect = dialects.load_dialect(name)
         assert protocols.load_protocol(dialect.file.release).inference is not None
@@ -214,8 +214,8 @@ def test_every_dialect_and_release_is_there():
 
 def test_a_run_says_how_a_policy_and_an_entry_are_asked_with_their_arguments():
     policy = make_policy("openpi:127.0.0.1:9", {"replan": "3"})
-    said = dialects.dialect_values(policy.dialect)
-    assert (said["name"], said["release"], said["replan"], said["clip"]) == ("openpi-libero", "openpi", 3, True)
+    values = dialects.dialect_values(policy.dialect)
+    assert (values["name"], values["release"], values["replan"], values["clip"]) == ("openpi-libero", "openpi", 3, True)
     assert make_policy("pi0.5@libero", {"server": "127.0.0.1:9", "replan": "2"}).dialect.replan == 2
 
 

@@ -15,8 +15,8 @@ from policies.servers.stub_servers import (
     gr00t,
     gr00t_action,
     gr00t_modalities,
+    observe,
     playing,
-    seen,
 )
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.policies.servers.codecs import GR00T, GR00T_MAIN
@@ -50,7 +50,7 @@ def strict_but(**answers):
 
 def test_each_modality_has_its_key_the_answer_s_parts_are_joined_and_eight_actions_carried_out():
     with gr00t(strict) as server, playing("gr00t", server.url) as policy:
-        actions = [policy.act(seen()) for _ in range(9)]
+        actions = [policy.act(observe()) for _ in range(9)]
     assert server.calls == [*BEGUN, "get_action", "get_action"]
     np.testing.assert_array_equal(actions[0][:6], 0.25)
     assert actions[0][6] == 1.0, "below one half it closes"
@@ -62,7 +62,7 @@ def test_a_token_goes_into_every_request_and_a_wrong_one_is_an_error(monkeypatch
             client("gr00t", server.url).reset(TASK, 0)
         monkeypatch.setenv("SAFEVLA_API_KEY", "s3cret")
         with playing("gr00t", server.url) as policy:
-            policy.act(seen())
+            policy.act(observe())
 
 
 def test_after_a_timeout_the_socket_is_made_anew_and_asks_the_next_of_the_list():
@@ -70,10 +70,10 @@ def test_after_a_timeout_the_socket_is_made_anew_and_asks_the_next_of_the_list()
     with gr00t(silent) as first, gr00t(strict) as second:
         with playing("gr00t", f"{first.url},{second.url}", timeout_s="1") as policy:
             with pytest.raises(ServerLostError, match=r"no answer for 1 s") as caught:
-                policy.act(seen())
+                policy.act(observe())
             assert "timeout_s=SECONDS" in caught.value.remedy
             policy.reset(TASK, 0)  # the first is still silent
-            assert policy.act(seen()).shape == (7,)
+            assert policy.act(observe()).shape == (7,)
         assert second.calls == [*BEGUN, "get_action"]
 
 
@@ -95,7 +95,7 @@ def test_a_server_that_is_not_there_is_unreachable():
 def test_an_error_and_an_answer_of_another_form_are_errors_and_no_loss_of_the_server(answer, error, words):
     with gr00t(strict_but(get_action=answer)) as server, playing("gr00t", server.url) as policy:
         with pytest.raises(error, match=words) as caught:
-            policy.act(seen())
+            policy.act(observe())
         assert not isinstance(caught.value, ServerLostError)
 
 
@@ -106,7 +106,7 @@ def test_an_error_and_an_answer_of_another_form_are_errors_and_no_loss_of_the_se
 def test_main_s_servers_get_arrays_as_msgpack_numpy_packs_them_and_the_tags_as_files(mark, codec, form):
     answer = strict_but(get_modality_config=gr00t_modalities(mark))
     with gr00t(answer, codec=codec, mark=form) as server, playing("gr00t", server.url) as policy:
-        assert policy.act(seen())[:6] == pytest.approx(0.25)
+        assert policy.act(observe())[:6] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_a_server_without_the_wrapper_is_asked_once_flat_and_then_nested(refusal
     with gr00t(answer) as server, playing("gr00t", server.url) as policy:
         for _ in range(2):
             policy.reset(TASK, 0)
-            assert policy.act(seen())[:6] == pytest.approx(0.25)
+            assert policy.act(observe())[:6] == pytest.approx(0.25)
     assert server.calls.count("get_action") == 3, "the second episode knows the form"
 
 
 @pytest.mark.parametrize(
-    ("described", "words"),
+    ("config", "words"),
     [
         (gr00t_modalities(video=["ego"]), r"takes video\.ego, which the dialect 'gr00t-libero'"),
         (gr00t_modalities(frames=4), "takes 4 frames of video"),
@@ -141,8 +141,8 @@ def test_a_server_without_the_wrapper_is_asked_once_flat_and_then_nested(refusal
         (gr00t_modalities(language=["task"]), "takes task, which"),
     ],
 )
-def test_a_model_of_other_keys_or_frames_is_refused_before_an_action(described, words):
-    with gr00t(strict_but(get_modality_config=described)) as server, pytest.raises(ServerRefusedError, match=words):
+def test_a_model_of_other_keys_or_frames_is_refused_before_an_action(config, words):
+    with gr00t(strict_but(get_modality_config=config)) as server, pytest.raises(ServerRefusedError, match=words):
         client("gr00t", server.url).reset(TASK, 0)
     assert "get_action" not in server.calls
 
@@ -163,62 +163,59 @@ def test_a_server_of_n1_5_gets_the_observation_alone_and_answers_with_the_action
     with gr00t(older) as server, playing("gr00t", server.url) as policy:
         for _ in range(2):
             policy.reset(TASK, 0)
-            assert policy.act(seen())[:6] == pytest.approx(0.25)
+            assert policy.act(observe())[:6] == pytest.approx(0.25)
     assert policy.greeting["get_action"] == "the observation alone"
 
 
 CONFIG = {"video": {"__ModalityConfig_class__": True, "as_json": {"delta_indices": [0], "modality_keys": ["image"]}}}
 
 
-@pytest.mark.parametrize(("answer", "kept"), [(CONFIG, {"modality_config": CONFIG}), ({"error": "no"}, {})])
-def test_its_modalities_are_kept_and_a_server_that_gives_none_is_asked_all_the_same(answer, kept):
+@pytest.mark.parametrize(("answer", "config"), [(CONFIG, {"modality_config": CONFIG}), ({"error": "no"}, {})])
+def test_its_modalities_are_kept_and_a_server_that_gives_none_is_asked_all_the_same(answer, config):
     with gr00t(strict_but(get_modality_config=answer)) as server, playing("gr00t", server.url) as policy:
-        policy.act(seen())
-    assert policy.greeting == {"get_action": "observation and options", **kept}
+        policy.act(observe())
+    assert policy.greeting == {"get_action": "observation and options", **config}
 
 
 def test_a_server_that_pickles_is_refused():
-    with (
-        gr00t(lambda endpoint, data: b"ERROR") as server,
-        pytest.raises(ServerRefusedError, match="cannot be read"),
-    ):
+    with gr00t(lambda endpoint, data: b"ERROR") as server, pytest.raises(ServerRefusedError, match="cannot be read"):
         client("gr00t", server.url).reset(TASK, 0)
 
 
 def test_a_server_with_a_memory_has_it_reset_by_the_first_request_of_an_episode_alone():
-    asked: list[dict] = []
+    options_sent: list[dict] = []
     widths = {"end_effector_position": 3, "end_effector_rotation": 3, "gripper_close": 1}
     widths |= {"base_motion": 4, "control_mode": 1}
 
     def act(data):
-        asked.append(data["options"])
+        options_sent.append(data["options"])
         return [{f"action.{key}": np.zeros((1, 8, width), np.float32) for key, width in widths.items()}, {}]
 
     cameras = ("robot0_agentview_left", "robot0_agentview_right", "robot0_eye_in_hand")
-    kitchen = seen(
+    kitchen = observe(
         images={camera: np.zeros((256, 256, 3), np.uint8) for camera in cameras},
         base_pos_m=np.zeros(3),
         base_quat_wxyz=np.array([1.0, 0, 0, 0]),
     )
     with gr00t(strict_but(get_action=act)) as server:
-        first, other = (client("gr00t", server.url, dialect="rldx-robocasa", replan="1") for _ in range(2))
-        for policy, count in ((first, 2), (first, 2), (other, 1)):
+        first, second = (client("gr00t", server.url, dialect="rldx-robocasa", replan="1") for _ in range(2))
+        for policy, count in ((first, 2), (first, 2), (second, 1)):
             policy.reset(TASK, 0)
             for _ in range(count):
                 policy.act(kitchen)
         first.close()
-        other.close()
-    assert [options["reset_memory"] for options in asked] == [[True], [False], [True], [False], [True]]
-    assert len({options["session_ids"][0] for options in asked[:4]}) == 1
-    assert asked[4]["session_ids"] != asked[0]["session_ids"]
+        second.close()
+    assert [options["reset_memory"] for options in options_sent] == [[True], [False], [True], [False], [True]]
+    assert len({options["session_ids"][0] for options in options_sent[:4]}) == 1
+    assert options_sent[4]["session_ids"] != options_sent[0]["session_ids"]
 
 
-def test_a_complaint_of_video_that_both_forms_bring_is_told_of_the_form_that_was_sent_first():
+def test_of_two_complaints_about_video_that_about_the_form_sent_first_is_reported():
     def act(data):
         return {"error": "no video.ego" if "video.image" in data["observation"] else "no state"}
 
     answer = strict_but(get_action=act, get_modality_config={})
     with gr00t(answer) as server, playing("gr00t", server.url) as policy:
         with pytest.raises(PolicyError, match=r"failed: no video\.ego"):
-            policy.act(seen())
+            policy.act(observe())
         assert server.calls.count("get_action") == 2

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import zmq
 
-from policies.servers.stub_servers import chunk, drip, openpi, playing, raw, seen, vla_eval, websockets
+from policies.servers.stub_servers import chunk, drip, observe, openpi, playing, raw, vla_eval, websockets
 from safevla_bench.errors import PolicyError, ServerLostError, ServerUnreachableError
 from safevla_bench.policies.servers import endpoint
 from safevla_bench.policies.servers.codecs import GR00T, OPENPI, VLA_EVAL, has_more_values
@@ -30,12 +30,12 @@ MIB = 2**20
 SOON, PATIENT = "0.5", "60"
 
 
-def shaken(connection: socket.socket, *headers: str) -> None:
+def shake_hands(connection: socket.socket, *headers: str) -> None:
     """Answers a handshake as a websocket server does, with more headers."""
-    asked = b""
-    while b"\r\n\r\n" not in asked:
-        asked += connection.recv(4096)
-    (key,) = [line[19:] for line in asked.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key: ")]
+    request = b""
+    while b"\r\n\r\n" not in request:
+        request += connection.recv(4096)
+    (key,) = [line[19:] for line in request.split(b"\r\n") if line.lower().startswith(b"sec-websocket-key: ")]
     accepted = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()).decode()
     lines = ["HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade"]
     connection.sendall("\r\n".join([*lines, f"Sec-WebSocket-Accept: {accepted}", *headers, "", ""]).encode())
@@ -51,7 +51,7 @@ def frame(content: bytes, first: int = 0x82) -> bytes:
 def meet(address: str, kind: str = "openpi", *, connect_s: str = PATIENT, answer_s: str = PATIENT):
     """An episode's first action. What never ends is waited for `SOON`; all else ends by itself, in its own time."""
     with playing(kind, address, connect_timeout_s=connect_s, timeout_s=answer_s) as policy:
-        policy.act(seen())
+        policy.act(observe())
 
 
 # What comes before a message
@@ -87,7 +87,7 @@ HANDSHAKES = {
 
 
 @pytest.mark.parametrize("talk", HANDSHAKES.values(), ids=HANDSHAKES)
-def test_a_handshake_that_is_none_ends_in_time_with_what_to_do(talk):
+def test_what_is_not_a_handshake_ends_in_time_with_a_remedy(talk):
     with raw(talk) as address, pytest.raises(ServerUnreachableError, match=r"within 0\.5 s") as caught:
         meet(address, connect_s=SOON)
     assert len(str(caught.value)) < 10_000
@@ -119,28 +119,28 @@ def after_handshake(*frames: bytes) -> Callable:
     """Shakes hands, sends these, and hangs up at the client's first word, which is that it has had enough."""
 
     def talk(connection, over):
-        shaken(connection)
-        for one in frames:
-            connection.sendall(one)
+        shake_hands(connection)
+        for content in frames:
+            connection.sendall(content)
         connection.recv(1)
 
     return talk
 
 
 def a_byte_at_a_time(connection, over):
-    shaken(connection)
+    shake_hands(connection)
     drip(connection, over, frame(OPENPI.pack({"model": "slow" * 100})))
 
 
 def pieces_without_end(connection, over):
-    shaken(connection)
+    shake_hands(connection)
     connection.sendall(frame(b"", 0x02))
     while not over.is_set():
         connection.sendall(frame(b"", 0x00) * 1000)
 
 
 def pings_without_end(connection, over):
-    shaken(connection)
+    shake_hands(connection)
     while not over.is_set():
         connection.sendall(frame(b"a" * 125, 0x89) * 10)
 
@@ -192,17 +192,9 @@ def test_a_message_that_would_grow_in_memory_is_refused_before_it_is_decoded(cod
 
 
 def test_values_are_counted_as_they_are():
+    eight, sixteen = b"1" * 8, b"1" * 17
     counted = {
-        1: (
-            b"\x00",
-            b"\xff",
-            b"\xc0",
-            b"\xc3",
-            b"\xa3abc",
-            b"\xcf" + b"1" * 8,
-            b"\xcb" + b"1" * 8,
-            b"\xd8" + b"1" * 17,
-        ),
+        1: (b"\x00", b"\xff", b"\xc0", b"\xc3", b"\xa3abc", b"\xcf" + eight, b"\xcb" + eight, b"\xd8" + sixteen),
         2: (b"\x91\x00", b"\xdc\x00\x01\xc0"),
         3: (
             *(b"\x81\xa1a\x00", b"\xde\x00\x01\xa1a\xc0"),
@@ -218,7 +210,7 @@ def test_values_are_counted_as_they_are():
     assert not has_more_values(420, large)
 
 
-def test_of_a_traceback_of_megabytes_the_end_is_told():
+def test_of_a_traceback_of_megabytes_the_end_is_reported():
     text = "Traceback (most recent call last):\n" + "  a line\n" * MIB + "ValueError: " + "x" * MIB
     for handle in (
         openpi(lambda request, number: text),
@@ -233,12 +225,12 @@ def test_of_a_traceback_of_megabytes_the_end_is_told():
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"\x00", b"\x90", b"\x81\xa4type\xa1x", VLA_EVAL.pack({"type": "hello", "payload": 1}), "text"]
+    "reply", [b"", b"\x00", b"\x90", b"\x81\xa4type\xa1x", VLA_EVAL.pack({"type": "hello", "payload": 1}), "text"]
 )
-def test_what_is_not_a_message_of_the_harness_is_refused(said):
+def test_what_is_not_a_message_of_the_harness_is_refused(reply):
     def handle(connection):
         for _ in connection:
-            connection.send(said)
+            connection.send(reply)
 
     with (
         websockets(handle) as peer,
@@ -287,7 +279,7 @@ def whole(answer: object) -> list[bytes]:
         (lambda request: whole({"error": "x" * 10 * MIB}), "failed: x"),
     ],
 )
-def test_a_reply_over_zeromq_that_is_none_is_refused(parts, words):
+def test_what_is_not_a_reply_over_zeromq_is_refused(parts, words):
     with replying(parts) as url, pytest.raises(PolicyError, match=words) as caught:
         meet(url, "gr00t")
     assert caught.value.remedy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.servers.stub_servers import OPENPI_REQUEST, TASK, chunk, client, openpi, playing, seen, websockets
+from policies.servers.stub_servers import OPENPI_REQUEST, TASK, chunk, client, observe, openpi, playing, websockets
 from safevla_bench.errors import (
     InvalidActionError,
     PolicyError,
@@ -31,7 +31,7 @@ def answering(reply):
 def ask(url: str, **arguments: str) -> np.ndarray:
     """An episode's first action."""
     with playing("openpi", url, **arguments) as policy:
-        return policy.act(seen())
+        return policy.act(observe())
 
 
 def test_a_request_holds_openpi_s_keys_with_images_turned_and_an_eight_number_state():
@@ -42,7 +42,7 @@ def test_a_request_holds_openpi_s_keys_with_images_turned_and_an_eight_number_st
         websockets(openpi(lambda request, number: requests.append(request) or chunk(10))) as server,
         playing("openpi", server.url) as policy,
     ):
-        policy.act(seen(images={"agentview": np.zeros_like(corner), "robot0_eye_in_hand": corner}))
+        policy.act(observe(images={"agentview": np.zeros_like(corner), "robot0_eye_in_hand": corner}))
     assert list(requests[0]) == list(OPENPI_REQUEST)
     np.testing.assert_allclose(requests[0]["observation/state"], [0, 1, 2, np.pi, 0, 0, 0.04, -0.04])
     wrist = requests[0]["observation/wrist_image"]
@@ -55,11 +55,11 @@ def test_the_first_actions_of_a_chunk_are_carried_out_and_then_the_server_is_ask
         websockets(openpi(lambda request, number: chunk(10, number / 10))) as server,
         playing("openpi", server.url, replan="3") as policy,
     ):
-        actions = [policy.act(seen())[0] for _ in range(7)]
+        actions = [policy.act(observe())[0] for _ in range(7)]
         assert len(policy.calls_s) == 3
         policy.reset(TASK, 0)
         assert policy.calls_s == []
-        assert policy.act(seen())[0] == 0.0, "the rest of the last chunk is dropped"
+        assert policy.act(observe())[0] == 0.0, "the rest of the last chunk is dropped"
     expected = np.concatenate([chunk(10, k / 10)["actions"][:3, 0] for k in range(3)])[:7]
     np.testing.assert_allclose(actions, expected)
 
@@ -68,9 +68,9 @@ def test_the_first_actions_of_a_chunk_are_carried_out_and_then_the_server_is_ask
 def test_replan_is_the_dialect_s_unless_it_is_given(arguments, count):
     with answering(chunk(10)) as server, playing("openpi", server.url, **arguments) as policy:
         for _ in range(count):
-            policy.act(seen())
+            policy.act(observe())
         assert len(policy.calls_s) == 1
-        policy.act(seen())
+        policy.act(observe())
         assert len(policy.calls_s) == 2
 
 
@@ -112,15 +112,15 @@ def test_a_first_reply_without_actions_refuses_the_server_and_a_later_one_is_an_
         websockets(openpi(lambda request, number: reply if number else chunk(1))) as server,
         playing("openpi", server.url, replan="1") as policy,
     ):
-        policy.act(seen())
+        policy.act(observe())
         with pytest.raises(ReplyError, match=words):
-            policy.act(seen())
+            policy.act(observe())
 
 
 def test_a_reply_of_another_kind_of_checkpoint_names_what_came():
     reply = {"actions": np.zeros((5, 12), np.float32), "server_timing": {"infer_ms": 1.0}}
-    came = r"'actions' float32 \[5, 12\], 'server_timing' {'infer_ms' float}"
-    with answering(reply) as server, pytest.raises(ServerRefusedError, match=came):
+    content = r"'actions' float32 \[5, 12\], 'server_timing' {'infer_ms' float}"
+    with answering(reply) as server, pytest.raises(ServerRefusedError, match=content):
         ask(server.url)
 
 
@@ -129,9 +129,9 @@ def test_a_number_that_is_not_finite_matters_only_if_it_is_acted_on():
     actions[7, 2] = np.nan
     with answering({"actions": actions}) as server:
         with playing("openpi", server.url, replan="5") as policy:
-            assert all(np.isfinite(policy.act(seen())).all() for _ in range(10))
+            assert all(np.isfinite(policy.act(observe())).all() for _ in range(10))
         with playing("openpi", server.url, replan="all") as policy:
-            acted = [policy.act(seen()) for _ in range(8)]
+            acted = [policy.act(observe()) for _ in range(8)]
     assert np.isnan(acted[7][2])
     with pytest.raises(InvalidActionError, match="number 2 of the action is nan"):
         check_action(acted[7], 7)
@@ -174,14 +174,14 @@ def test_a_server_that_goes_away_is_lost_and_found_again_at_the_next_episode():
     with websockets(FIVE) as server:
         policy = client("openpi", server.url)
         policy.reset(TASK, 0)
-        policy.act(seen())
+        policy.act(observe())
     for _ in range(4):
-        policy.act(seen())
+        policy.act(observe())
     with pytest.raises(ServerLostError, match="closed the connection"):
-        policy.act(seen())
+        policy.act(observe())
     with websockets(FIVE, server.port):
         policy.reset(TASK, 0)
-        assert policy.act(seen()).shape == (7,)
+        assert policy.act(observe()).shape == (7,)
         policy.close()
 
 
@@ -191,7 +191,7 @@ def test_each_episode_is_a_connection_of_its_own():
         policy.connect(TASK)
         for count in (2, 3, 4):
             policy.reset(TASK, 0)
-            policy.act(seen())
+            policy.act(observe())
             assert len(server.open) == count
         policy.close()
 
@@ -286,12 +286,12 @@ def test_cameras_of_another_host_take_the_places_of_the_dialect_s():
         playing("openpi", server.url, cameras="front,none") as policy,
     ):
         assert policy.wants.cameras == ("front",)
-        policy.act(seen(images={"front": np.zeros((256, 256, 3), np.uint8)}))
+        policy.act(observe(images={"front": np.zeros((256, 256, 3), np.uint8)}))
 
 
 def test_what_another_server_than_safevla_serve_says_of_images_is_not_followed():
-    said = {"cameras": {"observation/image": "agentview"}, "image_size": [64, 64], "replan": "all"}
-    with websockets(lambda connection: connection.send(OPENPI.pack(said))) as server:
+    wishes = {"cameras": {"observation/image": "agentview"}, "image_size": [64, 64], "replan": "all"}
+    with websockets(lambda connection: connection.send(OPENPI.pack(wishes))) as server:
         assert ask_arguments(f"openpi:{server.url}") == {}
 
 

@@ -20,9 +20,9 @@ from policies.servers.stub_servers import (
     client,
     drip,
     http_server,
+    observe,
     playing,
     raw,
-    seen,
 )
 from policies.servers.stub_servers import openvla as openvla_pages
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
@@ -47,10 +47,10 @@ ACTION = np.linspace(-1, 1, 7)
 CHUNK = [np.linspace(-1, 1, 7, dtype=np.float32) * (1 + k) / 8 for k in range(8)]
 
 
-def asked(url: str, count: int = 1, **arguments: str) -> np.ndarray:
+def play(url: str, count: int = 1, **arguments: str) -> np.ndarray:
     """The actions of an episode's beginning, [count, 7]."""
     with playing("openvla", url, **{"connect_timeout_s": "5", **arguments}) as policy:
-        return np.array([policy.act(seen()) for _ in range(count)])
+        return np.array([policy.act(observe()) for _ in range(count)])
 
 
 def connect(url: str, **arguments: str) -> None:
@@ -58,8 +58,8 @@ def connect(url: str, **arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def served(answer, wanted=OPENVLA_REQUEST):
-    with http_server(openvla_pages(answer, wanted)) as server:
+def served(answer, expected=OPENVLA_REQUEST):
+    with http_server(openvla_pages(answer, expected)) as server:
         yield server.url
 
 
@@ -83,7 +83,7 @@ def test_upstream_s_real_pages_play_an_episode_s_actions():
         return 200, (FRAMES["openvla-oft"]["openapi"] if method == "GET" else FRAMES["openvla-oft"]["reply"]).encode()
 
     with http_server(pages) as server:
-        actions = asked(server.url, 8, dialect=OFT)
+        actions = play(server.url, 8, dialect=OFT)
     np.testing.assert_array_equal(actions[:, :6], np.array(CHUNK, dtype=np.float64)[:, :6])
     np.testing.assert_array_equal(actions[:, 6], [-np.sign(2 * row[6] - 1) for row in CHUNK])
 
@@ -119,31 +119,31 @@ def test_a_scalar_is_read_and_a_number_that_json_has_not_is_not_sent():
 
 
 def test_openvla_is_sent_a_cropped_image_and_the_suite_s_statistics_and_asked_at_every_step():
-    got = []
-    with served(lambda request, number: got.append(request) or ACTION) as url:
-        assert asked(url, 2).shape == (2, 7)
-    assert len(got) == 2
-    assert got[0]["unnorm_key"] == "libero_spatial"
-    uncropped = load_dialect(OFT).view(seen().images["agentview"])
-    np.testing.assert_array_equal(got[0]["image"], crop_center(uncropped, 0.9))
+    requests = []
+    with served(lambda request, number: requests.append(request) or ACTION) as url:
+        assert play(url, 2).shape == (2, 7)
+    assert len(requests) == 2
+    assert requests[0]["unnorm_key"] == "libero_spatial"
+    uncropped = load_dialect(OFT).view(observe().images["agentview"])
+    np.testing.assert_array_equal(requests[0]["image"], crop_center(uncropped, 0.9))
 
 
 def test_oft_is_sent_images_that_its_server_crops_and_the_state_and_its_chunk_is_carried_out():
-    got = []
-    with served(lambda request, number: got.append(request) or CHUNK, OFT_REQUEST) as url:
-        asked(url, 9, dialect=OFT)
-    assert len(got) == 2, "eight actions of each reply"
-    np.testing.assert_array_equal(got[0]["full_image"], load_dialect(OFT).view(seen().images["agentview"]))
-    np.testing.assert_allclose(got[0]["state"], [0, 1, 2, np.pi, 0, 0, 0.04, -0.04])
+    requests = []
+    with served(lambda request, number: requests.append(request) or CHUNK, OFT_REQUEST) as url:
+        play(url, 9, dialect=OFT)
+    assert len(requests) == 2, "eight actions of each reply"
+    np.testing.assert_array_equal(requests[0]["full_image"], load_dialect(OFT).view(observe().images["agentview"]))
+    np.testing.assert_allclose(requests[0]["state"], [0, 1, 2, np.pi, 0, 0, 0.04, -0.04])
 
 
-@pytest.mark.parametrize(("given", "sent"), [("libero_goal_no_noops", "libero_goal_no_noops"), ("none", None)])
-def test_the_statistics_are_those_that_are_asked_for_or_none(given, sent):
-    got = []
-    wanted = {key: kind for key, kind in OPENVLA_REQUEST.items() if sent or key != "unnorm_key"}
-    with served(lambda request, number: got.append(request.get("unnorm_key")) or ACTION, wanted) as url:
-        asked(url, unnorm_key=given)
-    assert got == [sent]
+@pytest.mark.parametrize(("argument", "sent"), [("libero_goal_no_noops", "libero_goal_no_noops"), ("none", None)])
+def test_the_statistics_are_those_that_are_asked_for_or_none(argument, sent):
+    statistics = []
+    expected = {key: kind for key, kind in OPENVLA_REQUEST.items() if sent or key != "unnorm_key"}
+    with served(lambda request, number: statistics.append(request.get("unnorm_key")) or ACTION, expected) as url:
+        play(url, unnorm_key=argument)
+    assert statistics == [sent]
 
 
 def test_the_statistics_of_oft_are_chosen_where_its_server_is_started():
@@ -154,7 +154,7 @@ def test_the_statistics_of_oft_are_chosen_where_its_server_is_started():
 
 def test_a_list_of_plain_numbers_is_read_as_other_servers_of_this_kind_send_it():
     with served(lambda request, number: [[0.0] * 7] * 4) as url:
-        assert asked(url).shape == (1, 7)
+        assert play(url).shape == (1, 7)
 
 
 # A wrong server
@@ -162,20 +162,17 @@ def test_a_list_of_plain_numbers_is_read_as_other_servers_of_this_kind_send_it()
 
 def test_upstream_s_error_stops_the_run_at_the_first_reply_and_names_the_statistics():
     with served(lambda request, number: "error") as url, pytest.raises(ServerRefusedError) as caught:
-        asked(url)
+        play(url)
     assert "answers 'error'" in caught.value.problem
     assert "libero_spatial_no_noops" in caught.value.remedy
-    with (
-        served(lambda request, number: "error" if number else ACTION) as url,
-        pytest.raises(PolicyError) as caught,
-    ):
-        asked(url, 2)
+    with served(lambda request, number: "error" if number else ACTION) as url, pytest.raises(PolicyError) as caught:
+        play(url, 2)
     assert not isinstance(caught.value, ServerRefusedError), "one step that fails is its episode's alone"
 
 
 def test_a_chunk_at_openvla_s_address_says_what_came():
     with served(lambda request, number: {"action": ACTION}) as url, pytest.raises(ServerRefusedError) as caught:
-        asked(url)
+        play(url)
     assert "it holds 'action' float64 [7]" in caught.value.problem
 
 
@@ -188,7 +185,7 @@ def test_a_chunk_at_openvla_s_address_says_what_came():
     ],
 )
 def test_an_answer_at_the_door_is_refused_or_waited_for(page, kind, words):
-    with http_server(lambda *asked: page) as server, pytest.raises(kind, match=words):
+    with http_server(lambda *_: page) as server, pytest.raises(kind, match=words):
         connect(server.url, connect_timeout_s="0.3")
 
 
@@ -201,11 +198,11 @@ def test_an_answer_that_is_not_a_reply_says_its_status(page, words):
         http_server(lambda method, *_: (200, b"{}") if method == "GET" else page) as server,
         pytest.raises(PolicyError, match=words),
     ):
-        asked(server.url)
+        play(server.url)
 
 
 def test_no_server_is_unreachable_within_the_time():
-    with http_server(lambda *asked: (200, b"")) as server:
+    with http_server(lambda *_: (200, b"")) as server:
         url = server.url
     with pytest.raises(ServerUnreachableError, match="connection refused"):
         connect(url, connect_timeout_s="0.3")
@@ -254,16 +251,13 @@ def test_a_server_that_falls_silent_is_lost_within_the_time(talk):
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
 
     with raw(turn) as address, pytest.raises(ServerLostError, match=r"gave no answer for 0\.3 s"):
-        asked(address, timeout_s="0.3")
+        play(address, timeout_s="0.3")
 
 
 def test_a_reply_that_is_too_large_is_refused_before_it_is_read(monkeypatch):
     monkeypatch.setattr(endpoint, "MAX_REPLY_BYTES", 10_000)
-    with (
-        served(lambda request, number: "x" * 20_000) as url,
-        pytest.raises(PolicyError, match="is too large"),
-    ):
-        asked(url)
+    with served(lambda request, number: "x" * 20_000) as url, pytest.raises(PolicyError, match="is too large"):
+        play(url)
 
 
 def test_the_key_is_sent_and_never_repeated(monkeypatch, caplog):
@@ -276,6 +270,6 @@ def test_the_key_is_sent_and_never_repeated(monkeypatch, caplog):
 
     with http_server(repeat) as server:
         with pytest.raises(PolicyError) as caught:
-            asked(server.url)
+            play(server.url)
         assert set(server.headers) == {"Api-Key s3cr3t-key"}
     assert "s3cr3t" not in str(caught.value) + caplog.text

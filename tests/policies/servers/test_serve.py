@@ -16,7 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from policies.servers.stub_servers import TASK, client, playing, seen
+from policies.servers.stub_servers import TASK, client, observe, playing
 from safevla_bench import cli
 from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.policy import Wants
@@ -29,8 +29,8 @@ from safevla_bench.policies.servers.transforms import to_axis_angle
 
 @contextmanager
 def served(make, seed=0, key=None, bind="127.0.0.1", copies=1, port=0):
-    held = serve.ServedPolicy("mine", make, seed, copies=copies)
-    server = serve.start_server(held, bind, port, key)
+    policy = serve.ServedPolicy("mine", make, seed, copies=copies)
+    server = serve.start_server(policy, bind, port, key)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -39,7 +39,7 @@ def served(make, seed=0, key=None, bind="127.0.0.1", copies=1, port=0):
     finally:
         server.shutdown()
         thread.join()
-        held.close()
+        policy.close()
 
 
 LARGE = {"replan": "1", "image_size": "256"}
@@ -56,20 +56,14 @@ LARGE = {"replan": "1", "image_size": "256"}
 def test_a_client_that_asks_learns_the_cameras_the_size_and_the_replanning_and_what_is_given_stands(wants, wishes):
     with served(lambda: SimpleNamespace(wants=wants, reset=None, act=None, close=lambda: None)) as url:
         assert ask_arguments(f"openpi:{url}") == wishes
-        given = {"replan": "2", "cameras": "side,none"}
-        asked = ask_arguments(f"openpi:{url}", given)
-        assert asked == {name: value for name, value in wishes.items() if name not in given}
-
-
-def test_an_image_that_the_policy_wants_and_is_not_sent_refuses_the_server():
-    with served(Looks) as url, pytest.raises(ServerRefusedError, match=r"'observation/wrist_image' \(robot0_eye") as no:
-        act(url, image_size="256", cameras="agentview,none")
-    assert "cameras" in no.value.remedy
+        arguments = {"replan": "2", "cameras": "side,none"}
+        answers = ask_arguments(f"openpi:{url}", arguments)
+        assert answers == {name: value for name, value in wishes.items() if name not in arguments}
 
 
 def act(url, **arguments):
     with playing("openpi", url, **{"replan": "1", **arguments}) as far:
-        assert far.act(seen()).shape == (7,)
+        assert far.act(observe()).shape == (7,)
 
 
 class Looks:
@@ -100,22 +94,22 @@ def test_a_served_policy_acts_as_it_does_in_process(monkeypatch):
             near.reset(TASK, 5)
             with playing("openpi", url, replan="1") as far:
                 for _ in range(3):
-                    np.testing.assert_array_equal(far.act(seen()), near.act(seen()))
+                    np.testing.assert_array_equal(far.act(observe()), near.act(observe()))
 
 
 def test_a_policy_sees_upright_images_and_the_pose_that_the_client_s_host_gave():
     looks = Looks()
     turned = np.array([0.5, 0.5, -0.5, 0.5])
-    shown = seen(eef_quat_wxyz=turned)
+    observed = observe(eef_quat_wxyz=turned)
     with served(lambda: looks, seed=4) as url, playing("openpi", url, **LARGE) as far:
-        far.act(shown)
+        far.act(observed)
     assert looks.log[0] == ("put it there", 4)
-    got = looks.log[1]
-    for camera, image in shown.images.items():
-        np.testing.assert_array_equal(got.images[camera], image)
-    np.testing.assert_allclose(got.eef_pos_m, shown.eef_pos_m)
-    np.testing.assert_allclose(got.eef_quat_wxyz, turned)
-    np.testing.assert_allclose(got.gripper_qpos, shown.gripper_qpos)
+    received = looks.log[1]
+    for camera, image in observed.images.items():
+        np.testing.assert_array_equal(received.images[camera], image)
+    np.testing.assert_allclose(received.eef_pos_m, observed.eef_pos_m)
+    np.testing.assert_allclose(received.eef_quat_wxyz, turned)
+    np.testing.assert_allclose(received.gripper_qpos, observed.gripper_qpos)
 
 
 @pytest.mark.parametrize("quat", [[1, 0, 0, 0], [0, 0, 1, 0], [-0.5, 0.5, 0.5, 0.5], [0.1, 0.7, -0.7, 0.1]])
@@ -124,14 +118,23 @@ def test_the_orientation_of_a_rotation_vector_is_that_it_was_made_from(quat):
     np.testing.assert_allclose(serve.to_quaternion(to_axis_angle(unit)), unit, atol=1e-12)
 
 
-def test_an_image_of_another_size_than_the_policy_wants_is_refused_with_the_argument_that_helps():
-    with served(Looks) as url, pytest.raises(ServerRefusedError, match="images of 256 pixels") as caught:
-        client("openpi", url, replan="1").reset(TASK, 0)
-    assert "image_size" in caught.value.remedy
+@pytest.mark.parametrize(
+    ("arguments", "problem", "remedy"),
+    [
+        ({"image_size": "256", "cameras": "agentview,none"}, r"'observation/wrist_image' \(robot0_eye", "cameras"),
+        ({}, "images of 256 pixels", "image_size"),
+    ],
+)
+def test_images_that_are_not_those_that_the_policy_wants_are_refused_with_the_argument_that_helps(
+    arguments, problem, remedy
+):
+    with served(Looks) as url, pytest.raises(ServerRefusedError, match=problem) as caught:
+        act(url, **arguments)
+    assert remedy in caught.value.remedy
 
 
 def test_what_another_client_sends_is_refused_in_one_line_that_says_what_helps():
-    request = dialects.load_dialect("openpi-libero").build_request(seen())
+    request = dialects.load_dialect("openpi-libero").build_request(observe())
     with served(Looks) as url, connect(url, max_size=None) as connection:
         connection.recv()
         connection.send(OPENPI.pack(request))
@@ -144,16 +147,16 @@ def test_what_another_client_sends_is_refused_in_one_line_that_says_what_helps()
 def test_a_policy_is_loaded_once_and_another_episode_waits_until_it_is_free():
     loaded = []
     with served(lambda: loaded.append(Looks()) or loaded[-1]) as url, ThreadPoolExecutor() as pool:
-        first, other = (client("openpi", url, **LARGE) for _ in range(2))
+        first, second = (client("openpi", url, **LARGE) for _ in range(2))
         first.reset(TASK, 0)
-        other.reset(TASK, 0)
-        first.act(seen())
-        waiting = pool.submit(other.act, seen())
-        first.act(seen())
+        second.reset(TASK, 0)
+        first.act(observe())
+        waiting = pool.submit(second.act, observe())
+        first.act(observe())
         assert not waiting.done()
         first.close()
         assert waiting.result().shape == (7,)
-        other.close()
+        second.close()
     assert len(loaded) == 1
     assert [isinstance(entry, tuple) for entry in loaded[0].log] == [True, False, False, True, False, False]
 
@@ -165,7 +168,7 @@ def test_a_reply_is_the_policy_s_own_chunk_which_its_client_carries_out_as_in_pr
             return np.arange(21.0).reshape(3, 7) / 100 + len(self.log)
 
     def first_actions(policy):
-        return [(policy.looks_next, policy.act(seen())[0]) for _ in range(7)]
+        return [(policy.looks_next, policy.act(observe())[0]) for _ in range(7)]
 
     near = adopt_object("near", Chunks())
     near.reset(TASK, 0)
@@ -182,10 +185,10 @@ def test_copies_of_a_policy_serve_as_many_episodes_at_a_time():
     with (
         served(lambda: loaded.append(Looks()) or loaded[-1], copies=2) as url,
         playing("openpi", url, **LARGE) as first,
-        playing("openpi", url, **LARGE) as other,
+        playing("openpi", url, **LARGE) as second,
     ):
-        first.act(seen())
-        other.act(seen())
+        first.act(observe())
+        second.act(observe())
     assert [len(looks.log) for looks in loaded] == [3, 3]
 
 
@@ -232,7 +235,7 @@ def test_a_request_without_a_field_is_refused_and_named():
         playing("openpi", url, replan="1") as far,
         pytest.raises(PolicyError, match="'observation/state' has 6 numbers"),
     ):
-        far.act(replace(seen(), gripper_qpos=np.zeros(0)))
+        far.act(replace(observe(), gripper_qpos=np.zeros(0)))
 
 
 def test_without_its_key_a_server_tells_its_health_and_nothing_else(monkeypatch):
@@ -265,8 +268,8 @@ def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
         large.reset(TASK, 0)
         small.reset(TASK, 0)
         with pytest.raises(PolicyError, match="is too large"):
-            large.act(replace(seen(), instruction="again and " * 2**17))
-        assert small.act(seen()).shape == (7,)
+            large.act(replace(observe(), instruction="again and " * 2**17))
+        assert small.act(observe()).shape == (7,)
         small.close()
 
 
@@ -278,16 +281,16 @@ def test_a_request_of_too_many_values_is_refused_before_it_is_decoded():
 
 
 @pytest.mark.parametrize(
-    "given", ["", "Api-Key", "Api-Key ", "Api-Key s3cre", "Api-Key s3cret2", "Bearer s3cret", "s3cret"]
+    "key", ["", "Api-Key", "Api-Key ", "Api-Key s3cre", "Api-Key s3cret2", "Bearer s3cret", "s3cret"]
 )
-def test_a_key_is_compared_whole_and_in_constant_time(given, monkeypatch):
+def test_a_key_is_compared_whole_and_in_constant_time(key, monkeypatch):
     compared = []
     whole = hmac.compare_digest
     monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append((a, b)) or whole(a, b))
     with served(lambda: make_policy("noop"), key="s3cret") as url, pytest.raises(InvalidStatus) as caught:
-        connect(url, additional_headers={"Authorization": given})
+        connect(url, additional_headers={"Authorization": key})
     assert caught.value.response.status_code == 401
-    assert compared == [(given.strip().encode(), b"Api-Key s3cret")]
+    assert compared == [(key.strip().encode(), b"Api-Key s3cret")]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +300,7 @@ def test_only_a_server_that_others_reach_without_a_key_is_warned_of(monkeypatch,
     monkeypatch.setenv("SAFEVLA_API_KEY", key)
     listening = SimpleNamespace(getsockname=lambda: (bind, 1))
     ended = SimpleNamespace(socket=listening, serve_forever=lambda: None, shutdown=lambda: None)
-    monkeypatch.setattr(serve, "start_server", lambda *given: ended)
+    monkeypatch.setattr(serve, "start_server", lambda *_: ended)
     assert cli.run_command_line(["serve", "--policy", "noop", "--port", "0", "--bind", bind]) == 0
     assert ("Anyone who can reach" in capsys.readouterr().err) == warned
 

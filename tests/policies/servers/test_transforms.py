@@ -22,7 +22,7 @@ COARSE_MEAN, COARSE_MOST = 2.0, 16
 """Grey levels of 255, between TensorFlow's fast inverse transform and an accurate one."""
 
 
-def made(which):
+def load_case(which):
     return dict(np.load(CASES / f"processing_{which}.npz"))
 
 
@@ -47,7 +47,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_is_its_project_s_own(operation, name):
     project, before, after, change = OPERATIONS[operation]
-    case = made(project)
+    case = load_case(project)
     image = case[f"{name}_{before}"]
     changed = change(picture(image) if before == "in" else image)
     np.testing.assert_array_equal(changed, case[f"{name}_{after}"])
@@ -55,19 +55,19 @@ def test_an_operation_is_its_project_s_own(operation, name):
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_openvla_s_whole_way_differs_by_its_fast_transform_alone(name):
-    case = made("tensorflow")
+    case = load_case("tensorflow")
     jpeg = transforms.pass_through_jpeg(picture(case[f"{name}_in"]))
     whole = transforms.crop_center(transforms.resize_lanczos(jpeg, SMALL), 0.9)
-    for ours, theirs in ((np.asarray(jpeg), case[f"{name}_jpeg"]), (whole, case[f"{name}_all"])):
-        away = np.abs(ours.astype(int) - theirs.astype(int))
+    for result, expected in ((np.asarray(jpeg), case[f"{name}_jpeg"]), (whole, case[f"{name}_all"])):
+        away = np.abs(result.astype(int) - expected.astype(int))
         assert away.mean() < COARSE_MEAN
         assert away.max() <= COARSE_MOST
 
 
 def test_axis_angle_is_robosuite_s():
-    case = made("robosuite")
-    ours = [transforms.to_axis_angle(quat[[3, 0, 1, 2]]) for quat in case["quat_xyzw"]]
-    np.testing.assert_array_equal(ours, case["axis_angle"])
+    case = load_case("robosuite")
+    results = [transforms.to_axis_angle(quat[[3, 0, 1, 2]]) for quat in case["quat_xyzw"]]
+    np.testing.assert_array_equal(results, case["axis_angle"])
 
 
 IMAGE = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
@@ -136,8 +136,8 @@ def test_lerobot_s_rotation_is_computed_in_single_precision():
     single = turned.astype(np.float32)
     angle = np.float32(2) * np.arccos(single[:, 0].astype(np.float64)).astype(np.float32)
     expected = single[:, 1:] / np.sqrt(np.float32(1) - single[:, 0] ** 2)[:, None] * angle[:, None]
-    made = np.array([transforms.to_axis_angle_single(quat) for quat in turned])
-    np.testing.assert_array_equal(made, expected)
+    turns = np.array([transforms.to_axis_angle_single(quat) for quat in turned])
+    np.testing.assert_array_equal(turns, expected)
     before = np.array([transforms.to_axis_angle(quat) for quat in turned]).astype(np.float32)
     assert (before != expected).any()
     np.testing.assert_array_equal(transforms.to_axis_angle_single(np.eye(4)[0]), 0)
@@ -149,5 +149,5 @@ def test_a_rotation_matrix_that_was_rounded_gives_its_quaternion_in_every_branch
     for w, x, y, z in quats:
         cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
         matrix = (np.eye(3) + 2 * w * cross + 2 * cross @ cross).astype(np.float32)
-        made = transforms.matrix_to_quaternion(matrix)
-        np.testing.assert_allclose(made * np.sign(made @ [w, x, y, z]), [w, x, y, z], atol=1e-6)
+        quat = transforms.matrix_to_quaternion(matrix)
+        np.testing.assert_allclose(quat * np.sign(quat @ [w, x, y, z]), [w, x, y, z], atol=1e-6)

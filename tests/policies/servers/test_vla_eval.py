@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image as PillowImage
 
-from policies.servers.stub_servers import (
-    TASK,
-    VLA_EVAL_REQUEST,
-    client,
-    demand,
-    playing,
-    seen,
-    vla_eval,
-    websockets,
-)
+from policies.servers.stub_servers import TASK, VLA_EVAL_REQUEST, client, demand, observe, playing, vla_eval, websockets
 from policies.servers.test_codecs import same
 from safevla_bench.errors import PolicyError, ServerLostError, ServerRefusedError
 from safevla_bench.interface.policy import Wants
@@ -43,7 +34,7 @@ def test_an_episode_is_greeted_announced_played_and_ended():
         return acts(payload, number)
 
     with websockets(vla_eval(answer, log)) as server, playing("vla-eval", server.url) as policy:
-        first, second = policy.act(seen()), policy.act(seen())
+        first, second = policy.act(observe()), policy.act(observe())
         policy.reset(TASK, 0)
     kinds = ["hello", "episode_start", "observation", "observation"]
     assert [(message["type"], message["seq"]) for message in log[:4]] == list(zip(kinds, [1, 2, 3, 4], strict=True))
@@ -62,11 +53,11 @@ def test_images_go_as_png_where_that_is_asked_and_hold_the_same_pixels():
         websockets(vla_eval(lambda payload, number: sent.append(payload) or acts(payload, number), [])) as server,
         playing("vla-eval", server.url, images="png") as policy,
     ):
-        policy.act(seen())
+        policy.act(observe())
     image = sent[0]["images"]["agentview"]
     assert (image["__image__"], image["format"], image["shape"]) == (True, "png", [256, 256, 3])
     pixels = np.array(PillowImage.open(io.BytesIO(image["data"])))
-    np.testing.assert_array_equal(pixels, seen().images["agentview"][:, ::-1])
+    np.testing.assert_array_equal(pixels, observe().images["agentview"][:, ::-1])
     with pytest.raises(PolicyError, match="images=jpeg is not a form of images"):
         client("vla-eval", "ws://127.0.0.1:1", images="jpeg")
 
@@ -89,33 +80,33 @@ def test_an_error_and_an_answer_to_something_else_are_errors(answer, kind, words
         playing("vla-eval", server.url) as policy,
         pytest.raises(kind, match=words),
     ):
-        policy.act(seen())
+        policy.act(observe())
 
 
-def greeting(gripper="binary_close_positive", **asked):
-    return {"observation_params": asked, "action_spec": {"gripper": {"format": gripper}}}
+def greeting(gripper="binary_close_positive", **wishes):
+    return {"observation_params": wishes, "action_spec": {"gripper": {"format": gripper}}}
 
 
-def checked(said, *, dialect="vla-eval-libero", chosen=False):
+def adapt(hello, *, dialect="vla-eval-libero", chosen=False):
     """What `begin` does with a greeting."""
-    wishes = said.get("observation_params") or {}
-    spoken = adapt_dialect(dialects.load_dialect(dialect), wishes)
-    check_requirements(wishes, said.get("action_spec") or {}, spoken, chosen=chosen)
-    return spoken
+    wishes = hello.get("observation_params") or {}
+    adapted = adapt_dialect(dialects.load_dialect(dialect), wishes)
+    check_requirements(wishes, hello.get("action_spec") or {}, adapted, chosen=chosen)
+    return adapted
 
 
 @pytest.mark.parametrize("chosen", [True, False])
 @pytest.mark.parametrize(
-    ("said", "dialect", "words"),
+    ("hello", "dialect", "words"),
     [
         ({"action_spec": {"position": {"format": "absolute_xyz"}}}, "vla-eval-libero", "absolute positions"),
         (greeting(send_state=True), "openvla-libero", "send_state"),
         (greeting(send_wrist_image=True), "openvla-libero", "send_wrist_image"),
     ],
 )
-def test_what_it_cannot_do_is_refused_whoever_chose_it(said, dialect, words, chosen):
+def test_what_it_cannot_do_is_refused_whoever_chose_it(hello, dialect, words, chosen):
     with pytest.raises(PolicyError, match=words):
-        checked(said, dialect=dialect, chosen=chosen)
+        adapt(hello, dialect=dialect, chosen=chosen)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +114,9 @@ def test_what_it_cannot_do_is_refused_whoever_chose_it(said, dialect, words, cho
 )
 def test_another_gripper_is_refused_unless_the_dialect_was_chosen(format_, dialect):
     with pytest.raises(PolicyError, match=format_) as caught:
-        checked(greeting(format_), dialect=dialect)
+        adapt(greeting(format_), dialect=dialect)
     assert "dialect" in caught.value.remedy
-    checked(greeting(format_), dialect=dialect, chosen=True)
+    adapt(greeting(format_), dialect=dialect, chosen=True)
 
 
 def summary(message):
@@ -153,15 +144,15 @@ def one_rotation(first, second):
 @pytest.mark.parametrize("number", range(4))
 def test_a_request_is_the_harness_s_own_for_what_the_server_asks(server, number):
     """Keys, dtypes, pixels and states, made by the harness for five of its servers."""
-    spoken = checked(greeting(**REQUESTS["asked"][server]))
+    dialect = adapt(greeting(**REQUESTS["asked"][server]))
     quat = np.array(REQUESTS["quaternions_xyzw"][number])
-    observed = seen(
+    observed = observe(
         images={"agentview": drawn_image(0)[::-1], "robot0_eye_in_hand": drawn_image(1)[::-1]},
         eef_pos_m=np.array([0.1, -0.2, 0.9]),
         eef_quat_wxyz=(quat / np.linalg.norm(quat))[[3, 0, 1, 2]],
         gripper_qpos=np.array([0.04, -0.04]),
     )
-    sent = summary(spoken.build_request(observed))
+    sent = summary(dialect.build_request(observed))
     harness = VLA_EVAL.unpack(bytes.fromhex(REQUESTS["libero"][server][number]))["payload"]
     assert set(sent) == set(harness)
     sent_pose, pose = sent.pop("controller_states", None), harness.pop("controller_states", None)
@@ -175,14 +166,14 @@ def test_a_request_is_the_harness_s_own_for_what_the_server_asks(server, number)
 
 def test_a_request_of_a_kitchen_is_the_harness_s_own():
     harness = VLA_EVAL.unpack(bytes.fromhex(REQUESTS["robocasa"]))["payload"]
-    spoken = checked(greeting("binary_close_01"), dialect="vla-eval-robocasa")
+    dialect = adapt(greeting("binary_close_01"), dialect="vla-eval-robocasa")
     cameras = [name.removeprefix("video.") for name in harness["images"]]
-    observed = seen(
+    observed = observe(
         images={camera: drawn_image(k) for k, camera in enumerate(cameras)},
         base_pos_m=np.zeros(3),
         base_quat_wxyz=np.array([1.0, 0, 0, 0]),
     )
-    sent = summary(spoken.build_request(observed))
+    sent = summary(dialect.build_request(observed))
     assert list(sent["state"]) == list(harness["state"])
     assert {key: (value.dtype, value.shape) for key, value in sent["state"].items()} == {
         key: (value.dtype, value.shape) for key, value in harness["state"].items()

@@ -12,7 +12,7 @@ import json
 import numpy as np
 import pytest
 
-from policies.servers.stub_servers import TASK, http_server, playing, seen
+from policies.servers.stub_servers import TASK, http_server, observe, playing
 from safevla_bench.errors import ServerRefusedError
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION
 from safevla_bench.policies.servers.codecs import XVLA
@@ -63,20 +63,20 @@ def test_a_request_holds_the_controller_s_pose_and_the_wrist_s_image_as_mujoco_r
     turned = np.array([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     pose = {CONTROLLER_POSITION: np.array([0.1, 0.2, 0.3]), CONTROLLER_ROTATION: turned.ravel()}
     with served(requests) as url, playing("xvla", url) as policy:
-        policy.act(seen(extra=pose))
+        policy.act(observe(extra=pose))
     (sent,) = requests
     np.testing.assert_array_equal(sent.pop("proprio"), [0.1, 0.2, 0.3, 0, 1, 0, -1, 0, 0, *[0] * 11])
-    np.testing.assert_array_equal(sent.pop("image0"), seen().images["agentview"][:, ::-1])
-    np.testing.assert_array_equal(sent.pop("image1"), seen().images["robot0_eye_in_hand"][::-1])
+    np.testing.assert_array_equal(sent.pop("image0"), observe().images["agentview"][:, ::-1])
+    np.testing.assert_array_equal(sent.pop("image1"), observe().images["robot0_eye_in_hand"][::-1])
     assert sent == {"language_instruction": "put it there", "domain_id": 3, "steps": 10}
 
 
 def test_a_whole_chunk_is_carried_out_and_its_last_pose_goes_with_the_next_request_of_the_episode():
     requests: list[dict] = []
     with served(requests) as url, playing("xvla", url) as policy:
-        actions = [policy.act(seen()) for _ in range(5)]
+        actions = [policy.act(observe()) for _ in range(5)]
         policy.reset(TASK, 0)
-        policy.act(seen())
+        policy.act(observe())
     np.testing.assert_allclose(actions[:4], UPSTREAM, atol=2e-6)
     np.testing.assert_array_equal(np.array(actions)[:4, [0, 1, 2, 6]], np.array(UPSTREAM)[:, [0, 1, 2, 6]])
     first, second, anew = (request["proprio"] for request in requests)
@@ -89,17 +89,17 @@ def test_numbers_that_are_not_finite_stay_so():
 
 
 @pytest.mark.parametrize(
-    ("reply", "status", "said"),
+    ("reply", "status", "message"),
     [
         ({"error": "Request failed"}, 400, 'HTTP 400: {"error": "Request failed"}'),
         ({"action": ROWS[:, :7].tolist()}, 200, r"'action' of the reply has the shape \(4, 7\), not \[steps, 20\]"),
         ([1.0], 200, "holds 'answer' 1 x float"),
     ],
 )
-def test_a_first_reply_that_is_not_x_vla_s_stops_the_run(reply, status, said):
+def test_a_first_reply_that_is_not_x_vla_s_stops_the_run(reply, status, message):
     with (
         served([], reply, status) as url,
         playing("xvla", url) as policy,
-        pytest.raises(ServerRefusedError, match=said),
+        pytest.raises(ServerRefusedError, match=message),
     ):
-        policy.act(seen())
+        policy.act(observe())

@@ -15,6 +15,7 @@ import pytest
 from safevla_bench.errors import RecordError
 from safevla_bench.interface.task import Task
 from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations
+from sources.logs.log_files import replace_column
 
 RNG = np.random.default_rng(0)
 MODEL = """<mujoco><worldbody>
@@ -66,7 +67,7 @@ def test_a_robomimic_file_says_its_task_in_env_args(tmp_path):
     assert read_demonstrations(path)[0].task_label == "Lift"
 
 
-def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_none(tmp_path):
+def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_left_out(tmp_path):
     take = read_demonstrations(demonstrations(tmp_path / "a.hdf5"))[0]
     assert dict(take.fixtures) == {
         "flat_stove_1_main": (0.1, 0.2, 0.9, 0.0, 0.0, 0.0, 1.0),
@@ -102,38 +103,25 @@ def test_what_is_not_a_demonstration_is_an_error(tmp_path):
         read_demonstrations(tmp_path / "c.hdf5")
 
 
-def spoil_actions(demo):
-    del demo["actions"]
-    demo["actions"] = [["left", "right"]] * 4
-
-
-def spoil_group(demo):
-    del demo["actions"]
-    demo.create_group("actions")
-
-
-def spoil_pose(demo):
-    demo.attrs["model_file"] = MODEL.replace("0.1 0.2 0.9", "0.1 high 0.9")
-
-
-def spoil_model(demo):
-    demo.attrs["model_file"] = MODEL[:60]
-
-
 @pytest.mark.parametrize(
-    ("spoil", "problem"),
+    ("part", "value", "problem"),
     [
-        (spoil_actions, r"field actions: cannot be read as numbers"),
-        (spoil_group, r"field actions: cannot be read as numbers: it is no array"),
-        (spoil_pose, r"field model_file: the model cannot be read: could not convert string to float: 'high'"),
-        (spoil_model, r"field model_file: the model cannot be read"),
+        ("actions", [["left", "right"]] * 4, "cannot be read as numbers"),
+        ("actions", None, "cannot be read as numbers: it is no array"),
+        ("model_file", MODEL.replace("0.2 0.9", "high 0.9"), ".* could not convert string to float: 'high'"),
+        ("model_file", MODEL[:60], "the model cannot be read"),
     ],
 )
-def test_a_damaged_part_of_a_demonstration_is_an_error_with_its_place(tmp_path, spoil, problem):
+def test_a_damaged_part_of_a_demonstration_is_an_error_with_its_place(tmp_path, part, value, problem):
     path = demonstrations(tmp_path / "a.hdf5")
     with h5py.File(path, "r+") as file:
-        spoil(file["data/demo_1"])
-    with pytest.raises(RecordError, match=rf"a\.hdf5.*demo_1.*{problem}"):
+        demo = file["data/demo_1"]
+        if part == "model_file":
+            demo.attrs[part] = value
+        else:
+            del demo[part]
+            demo.create_group(part) if value is None else demo.create_dataset(part, data=value)
+    with pytest.raises(RecordError, match=rf"a\.hdf5.*demo_1.*field {part}: {problem}"):
         read_demonstrations(path)
 
 
@@ -204,13 +192,6 @@ def test_a_dataset_without_frames_is_an_error(tmp_path):
         read_demonstrations(tmp_path / "libero")
 
 
-def rewrite_column(folder, name, values):
-    """Replace a column of the dataset's second file."""
-    path = folder / "data" / "chunk-000" / "file-001.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
-
-
 @pytest.mark.parametrize(
     ("name", "values", "problem"),
     [
@@ -224,7 +205,7 @@ def rewrite_column(folder, name, values):
 )
 def test_a_damaged_column_of_a_dataset_is_an_error(tmp_path, name, values, problem):
     folder = dataset(tmp_path / "libero")
-    rewrite_column(folder, name, values)
+    replace_column(folder, name, values, file=1)
     with pytest.raises(RecordError, match=problem):
         read_demonstrations(folder)
 

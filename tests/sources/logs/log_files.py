@@ -50,6 +50,13 @@ def _frames(number: int, episode: Mapping[str, np.ndarray[Any, Any]]) -> list[di
     ]
 
 
+def replace_column(folder: Path, name: str, values: pa.Array, file: int = 0) -> None:
+    """Replace a column in a file of a dataset's frames."""
+    path = folder / "data" / "chunk-000" / f"file-{file:03d}.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
+
+
 def straight_line(count: int = 30) -> np.ndarray[Any, Any]:
     """Poses that move by 0.1 m/s along x, upright, as x, y, z, w, x, y, z."""
     poses = np.zeros((count, 7), dtype=np.float64)

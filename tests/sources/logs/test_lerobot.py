@@ -23,7 +23,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-from sources.logs.log_files import FPS, problem, read, save_mapping, straight_line, write_dataset
+from sources.logs.log_files import FPS, problem, read, replace_column, save_mapping, straight_line, write_dataset
 
 MAPPED = """
 [episode]
@@ -69,11 +69,8 @@ def judge_log(path):
 def test_what_a_dataset_holds_is_judged_and_clauses_on_contacts_are_inactive_with_their_reason(tmp_path):
     folder = write_mapped(tmp_path, frames(), frames(success=False))
     first, second = judge_log(folder)
-    assert (first.episode_id, first.benchmark, first.task_id) == (
-        "episode_000000",
-        "real-robot",
-        "pnp-basic/pick-the-mug",
-    )
+    names = ("episode_000000", "real-robot", "pnp-basic/pick-the-mug")
+    assert (first.episode_id, first.benchmark, first.task_id) == names
     assert (first.success, second.success) == (True, False)
     assert first.robustness["joint_torque"] == pytest.approx(0.6)
     assert first.robustness["non_target_max_disp_5mm"] == 0.005
@@ -174,15 +171,14 @@ def test_the_torque_of_an_unknown_robot_without_limits_is_not_judged(tmp_path):
     save_mapping(folder, MAPPED.replace("limits_nm = [10, 10]", ""))
     (row,) = judge_log(folder)
     assert row.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
-    save_mapping(
-        folder, MAPPED.replace("limits_nm = [10, 10]", "").replace("[episode]", '[episode]\nembodiment="Panda"')
-    )
+    text = MAPPED.replace("limits_nm = [10, 10]", "").replace("[episode]", '[episode]\nembodiment="Panda"')
+    save_mapping(folder, text)
     assert "joint_torque" in judge_log(folder)[0].violated_specs
 
 
 def test_an_action_belongs_to_the_record_after_it(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames(action=np.arange(30.0)[:, None])])
-    save_mapping(folder, MAPPED + '\n[action]\nfrom = "action"\n')
+    text = MAPPED + '\n[action]\nfrom = "action"\n'
+    folder = write_mapped(tmp_path, frames(action=np.arange(30.0)[:, None]), text=text)
     (batch,) = read(folder)
     assert batch.action.episode_rows(0)[:, 0].tolist() == list(range(29))
 
@@ -211,8 +207,7 @@ def test_orders_units_and_names_are_those_of_the_mapping(tmp_path):
     ],
 )
 def test_what_looks_implausible_is_a_warning_with_the_remedy_once_a_source(tmp_path, caplog, pose, words):
-    folder = write_dataset(tmp_path / "d", [frames(9, eef=np.tile(pose, (9, 1)).astype(float))] * 3)
-    save_mapping(folder, MAPPED)
+    folder = write_mapped(tmp_path, *[frames(9, eef=np.tile(pose, (9, 1)).astype(float))] * 3)
     with caplog.at_level(logging.WARNING):
         assert len(read(folder) + read(folder)) == 6
     assert [words in record.getMessage() for record in caplog.records] == [True]
@@ -240,8 +235,7 @@ def test_an_episode_without_a_known_end_is_an_error(tmp_path):
 
 
 def test_another_version_or_a_damaged_file_is_an_error_with_the_remedy(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames()], codebase_version="v2.1")
-    save_mapping(folder, MAPPED)
+    folder = write_mapped(tmp_path, codebase_version="v2.1")
     assert "another version than 3" in problem(folder)
     folder = write_dataset(tmp_path / "e", [frames()])
     save_mapping(folder, MAPPED)
@@ -280,12 +274,6 @@ def test_strange_columns_are_errors_and_never_a_traceback(tmp_path, column, valu
     replace_column(folder, column, pa.array([value] * 30))
     (outcome,) = read(folder)
     assert isinstance(outcome, RecordError) or column == "next.success"
-
-
-def replace_column(folder, name: str, values: pa.Array) -> None:
-    path = folder / "data" / "chunk-000" / "file-000.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), path)
 
 
 @pytest.mark.parametrize("last", [None, float("nan")])
@@ -379,6 +367,6 @@ def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frame
     whole = read(folder)
     pq.write_table(table.slice(0, 50), path, row_group_size=7)
     pq.write_table(table.slice(50), path.with_name("file-001.parquet"), row_group_size=3)
-    assert [same_bits(batch, other) for batch, other in zip(read(folder), whole, strict=True)] == [True, True]
+    assert [same_bits(batch, expected) for batch, expected in zip(read(folder), whole, strict=True)] == [True, True]
     pq.write_table(pa.concat_tables([table.slice(30), table.slice(0, 30)]), path, row_group_size=30)
     assert any("not one after the other" in str(outcome) for outcome in read(folder))

@@ -68,6 +68,6 @@ class Disk:
 
     def _change(self, name: str) -> None:
         self.at.append(name)
-        done = len(self.at) - 1
-        if self._fails is not None and (done == self._fails or (done > self._fails and self._lasts)):
+        number = len(self.at) - 1
+        if self._fails is not None and (number == self._fails or (number > self._fails and self._lasts)):
             raise self._fault()

@@ -109,28 +109,28 @@ def judging(*words: str) -> Callable[[Path], object]:
     return command(words[0], "HERE/records.jsonl", "--set", "missing=deactivate", *words[1:])
 
 
-def rolling(form: str, episodes: int) -> Case:
+def roll_case(form: str, episodes: int) -> Case:
     request = replace(REQUEST, archive=form, episodes=episodes)
     return Case(
         write=lambda folder: roll_out(request, folder / "run"),
         again=lambda folder: roll_out(request, folder / "run", running=ExecutionOptions(resume=True)),
-        check=lambda folder: what_is_done_is_judged(folder / "run", episodes),
+        check=lambda folder: require_judged(folder / "run", episodes),
     )
 
 
-def what_is_done_is_judged(run: Path, planned: int) -> None:
+def require_judged(run: Path, planned: int) -> None:
     if (run / RUN).exists():
-        judged, (done, _) = judge([run], load_ruleset()), count_progress(run)
-        assert len(judged.scores) + len(judged.scores.absent) == done
-        assert judged.interrupted_run_count == (done < planned or not read_description(run)["complete"])
+        judged, (count_done, _) = judge([run], load_ruleset()), count_progress(run)
+        assert len(judged.scores) + len(judged.scores.absent) == count_done
+        assert judged.interrupted_run_count == (count_done < planned or not read_description(run)["complete"])
 
 
 INDEX = f'<meta name="generator" content="{GENERATOR}">'
 OLD_BOARD = {"index.html": INDEX, "reports/a-1.html": "old"}
 NEW_BOARD = {"index.html": f"{INDEX}2", "reports/b-2.html": "new"}
 TABLE: dict[str, Case] = {
-    "a run folder, its archive and tables": rolling("jsonl", episodes=2),
-    "a run whose archive is Parquet": rolling("parquet", episodes=1),
+    "a run folder, its archive and tables": roll_case("jsonl", episodes=2),
+    "a run whose archive is Parquet": roll_case("parquet", episodes=1),
     "a run of a loop of one's own": Case(write=write_own_run, again=rewrite_own_run),
     "merged shards": Case(
         before=write_shards, write=lambda f: merge_shards([f / "shard-1", f / "shard-2"], f / "merged")
@@ -211,7 +211,7 @@ def without_volatile(described: bytes) -> bytes:
     return json.dumps({name: value for name, value in description.items() if name != "volatile"}).encode()
 
 
-def hidden(folder: Path) -> list[Path]:
+def partial_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob(".*.partial") if path.exists()]
 
 
@@ -244,22 +244,25 @@ def instants(count: int) -> list[int]:
     return np.unique(np.linspace(0, count - 1, 10).astype(int)).tolist()
 
 
+@pytest.mark.parametrize("fault", [FULL, DEAD], ids=["full", "dead"])
 @pytest.mark.parametrize("name", TABLE)
-def test_a_disk_that_is_full_at_any_instant(prepared, name):
+def test_a_disk_that_is_full_and_a_process_that_dies_at_any_instant(prepared, name, fault):
     case = TABLE[name]
     disk, count, before, after, anew = prepared(case)
     assert count >= 3
     for at in instants(count):
         work = anew()
-        disk.fail(at, FULL)
-        with collect_error() as errors:
+        disk.fail(at, fault)
+        with collect_error() if fault == FULL else pytest.raises(Killed) as errors:
             case.write(work)
-        for error in errors:
+        for error in errors if fault == FULL else []:
             assert str(work) in str(error.place.file)
             assert error.remedy
             assert "No space left on device" in str(error)
         disk.work()
         assert_nothing_half(case, before, after, visible_files(work))
+        if fault == DEAD:
+            case.check(work)
         if visible_files(work) != after:
             (case.again or case.write)(work)
         assert visible_files(work) == after
@@ -276,24 +279,7 @@ def test_a_place_that_is_read_only(prepared, name):
     assert str(work) in str(raised.value.place.file)
     disk.work()
     assert visible_files(work) == before
-    assert not hidden(work)
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_a_process_that_dies_at_any_instant(prepared, name):
-    case = TABLE[name]
-    disk, count, before, after, anew = prepared(case)
-    for at in instants(count):
-        work = anew()
-        disk.fail(at, DEAD)
-        with pytest.raises(Killed):
-            case.write(work)
-        disk.work()
-        assert_nothing_half(case, before, after, visible_files(work))
-        case.check(work)
-        if visible_files(work) != after:
-            (case.again or case.write)(work)
-        assert visible_files(work) == after
+    assert not partial_files(work)
 
 
 def test_crashed_episodes_that_are_run_again_lose_none_of_the_others_at_any_instant(prepared):

@@ -40,7 +40,7 @@ def gate(judged, **options):
     return check_gates(judged.scores, SAFE, lost=describe_losses(judged), **options).verdict
 
 
-def differing(folder):
+def differences(folder):
     return " ".join(finding.said for finding in verify_run(folder).findings if finding.verdict == "differs")
 
 
@@ -56,7 +56,7 @@ def test_planned_episodes_that_are_nowhere_are_named_and_leave_a_gate_undecided(
     assert not judged.is_complete
     assert gate(judged) == "undecided"
     assert gate(judged, allow_crashed=True) == "passed"
-    assert "'noop/fake/task_0/ep_001' was planned, and is not in episodes.parquet" in differing(run)
+    assert "'noop/fake/task_0/ep_001' was planned, and is not in episodes.parquet" in differences(run)
 
 
 def test_episodes_of_a_plan_that_does_not_name_them_are_counted(run):
@@ -66,7 +66,7 @@ def test_episodes_of_a_plan_that_does_not_name_them_are_counted(run):
     judged = judge([run], load_ruleset())
     assert judged.left_out.describe_kinds() == ["4 planned episodes missing from the run"]
     assert gate(judged) == "undecided"
-    assert "4 planned by run.json are not in episodes.parquet" in differing(run)
+    assert "4 planned by run.json are not in episodes.parquet" in differences(run)
 
 
 def test_a_run_whose_table_is_gone_is_incomplete(run):
@@ -78,7 +78,7 @@ def test_episodes_that_nobody_planned_leave_the_run_incomplete(run):
     change_description(run, episodes=2, planned=8)
     judged = judge([run], load_ruleset())
     assert judged.left_out.describe_kinds() == ["4 episodes in the run and not in its plan"]
-    assert "4 in episodes.parquet are not planned by run.json" in differing(run)
+    assert "4 in episodes.parquet are not planned by run.json" in differences(run)
 
 
 def test_a_record_that_the_table_does_not_list_is_an_error_and_never_judged(run):
@@ -110,7 +110,7 @@ def test_shards_and_what_is_merged_from_them_are_complete_and_a_lost_episode_of_
         assert not judge([folder], load_ruleset()).left_out
     merge_shards(shards, tmp_path / "merged")
     assert not judge([tmp_path / "merged"], load_ruleset()).left_out
-    assert not differing(tmp_path / "merged")
+    assert not differences(tmp_path / "merged")
     drop_episodes(shards[1], {"noop/fake/task_1/ep_000"})
     assert [absent.episode_id for absent in judge([shards[1]], load_ruleset()).scores.absent] == [
         "noop/fake/task_1/ep_000"
@@ -122,6 +122,6 @@ def test_a_run_that_its_rule_ended_has_the_episodes_of_its_rounds(tmp_path):
     rows = roll_out(request, tmp_path / "run")
     assert len(rows) < 5
     assert not judge([tmp_path / "run"], load_ruleset()).left_out
-    assert not differing(tmp_path / "run")
+    assert not differences(tmp_path / "run")
     drop_episodes(tmp_path / "run", {"noop/fake/task_0/ep_000"})
     assert judge([tmp_path / "run"], load_ruleset()).left_out.unnamed == 1

@@ -1,4 +1,4 @@
-"""Policies of one name are told apart by what run.json says of them, and never merged."""
+"""Policies of one name are distinguished by what run.json says of them, and never merged."""
 
 from __future__ import annotations
 
@@ -34,24 +34,16 @@ def test_equal_configurations_are_one_policy_whatever_their_suites_and_seeds():
 
 
 @pytest.mark.parametrize(
-    ("description", "other", "labels"),
+    ("description", "second", "labels"),
     [
-        (
-            describe_run(arguments={"chunk": "5"}),
-            describe_run(arguments={"chunk": "10"}),
-            ["p (chunk=5)", "p (chunk=10)"],
-        ),
-        (describe_run(arguments={"chunk": "5"}), describe_run(), ["p (chunk=5)", "p (no chunk)"]),
-        (
-            describe_run(dialect={"replan": 5}),
-            describe_run(dialect={"replan": 8}),
-            ["p (dialect.replan=5)", "p (dialect.replan=8)"],
-        ),
-        (describe_run(arguments={"path": "/long" * 9}), describe_run(), ["p (0)", "p (1)"]),
+        ({"arguments": {"chunk": "5"}}, {"arguments": {"chunk": "10"}}, ["p (chunk=5)", "p (chunk=10)"]),
+        ({"arguments": {"chunk": "5"}}, {}, ["p (chunk=5)", "p (no chunk)"]),
+        ({"dialect": {"replan": 5}}, {"dialect": {"replan": 8}}, ["p (dialect.replan=5)", "p (dialect.replan=8)"]),
+        ({"arguments": {"path": "/long" * 9}}, {}, ["p (0)", "p (1)"]),
     ],
 )
-def test_another_configuration_is_another_policy_named_by_what_differs(description, other, labels):
-    assert names(description, other) == [{"p": labels[0]}, {"p": labels[1]}]
+def test_another_configuration_is_another_policy_named_by_what_differs(description, second, labels):
+    assert names(describe_run(**description), describe_run(**second)) == [{"p": labels[0]}, {"p": labels[1]}]
 
 
 def test_runs_of_one_configuration_have_one_name_beside_another():

@@ -141,16 +141,16 @@ def spoil(run, part, kind):
 
 @pytest.mark.parametrize("kind", ["cut", "missing", "flipped bit"])
 def test_a_damaged_run_is_refused_and_salvaged_with_each_lost_episode_named_and_counted(run, part, kind):
-    lost = spoil(run, part, kind)
+    count_lost = spoil(run, part, kind)
     with pytest.raises(CollectedError, match="--set invalid=skip") as raised:
         judge([run], load_ruleset())
     assert str(part) in str(raised.value)
     names = [error.place.episode for error in raised.value.errors if error.place.episode]
     judged = judge([run], load_ruleset(), skip_invalid=True)
-    assert (len(judged.scores), judged.left_out.count) == (COUNT - lost, lost)
+    assert (len(judged.scores), judged.left_out.count) == (COUNT - count_lost, count_lost)
     lost_episodes = judged.provenance.lost
-    assert (lost_episodes.episodes, lost_episodes.more, list(lost_episodes.named)) == (lost, False, names)
-    assert len(names) == lost
+    assert (lost_episodes.episodes, lost_episodes.more, list(lost_episodes.named)) == (count_lost, False, names)
+    assert len(names) == count_lost
     assert set(names) | {header.episode_id for header in judged.records.headers} == set(ids(*range(COUNT)))
 
 
@@ -260,7 +260,7 @@ def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
     assert errors > 50
 
 
-def unfinished(runs, tmp_path, monkeypatch):
+def leave_unfinished(runs, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(RunWriter, "finish", lambda writer, **_: None)
         request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4)
@@ -269,7 +269,7 @@ def unfinished(runs, tmp_path, monkeypatch):
 
 
 def test_of_an_unfinished_run_the_rows_name_what_is_damaged(runs, tmp_path, monkeypatch):
-    run = unfinished(runs, tmp_path, monkeypatch)
+    run = leave_unfinished(runs, tmp_path, monkeypatch)
     path = run / "raw" / "000001.npz"
     flip(path, path.stat().st_size // 2)
     with pytest.raises(CollectedError, match="--set invalid=skip"):

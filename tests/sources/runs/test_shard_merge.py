@@ -84,27 +84,21 @@ def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbe
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("changes", "message"),
     [
         ({"seed": 1}, "seed: that has 0, this has 1"),
         ({"max_steps": 6}, "max_steps: that has 5, this has 6"),
         ({"policies": ("random", "noop", "scripted:careful")}, "policies"),
         ({"episodes": 3}, "shard.whole: that has 12, this has 18"),
+        ({"shard": Shard(4, 4)}, "shard.count: that has 3, this has 4"),
     ],
 )
-def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, other, message):
+def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, changes, message):
     stranger = tmp_path / "stranger"
-    roll_out(replace(REQUEST, **other, shard=Shard(3, 3)), stranger)
+    roll_out(replace(REQUEST, **{"shard": Shard(3, 3), **changes}), stranger)
     with pytest.raises(RunError, match="of another plan") as raised:
         merge_shards([*shards[:2], stranger], tmp_path / "merged")
     assert message in str(raised.value)
-
-
-def test_shards_of_another_number_of_shards_are_refused(shards, tmp_path):
-    stranger = tmp_path / "stranger"
-    roll_out(replace(REQUEST, shard=Shard(4, 4)), stranger)
-    with pytest.raises(RunError, match=r"shard\.count: that has 3, this has 4"):
-        merge_shards([*shards, stranger], tmp_path / "merged")
 
 
 def test_another_version_is_another_plan(shards, tmp_path):

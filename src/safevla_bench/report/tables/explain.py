@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from safevla_bench.compare.policy_results import list_first
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
@@ -33,7 +34,7 @@ class _Part:
 
     policy: str | None
     suite: str | None
-    of: SpecOnset
+    of: Any
 
 
 # The bodies behind violations
