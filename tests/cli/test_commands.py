@@ -136,4 +136,4 @@ def test_the_shell_completes_commands_without_importing_them():
         text=True,
         check=False,
     )
-    assert done.stdout.split("\n")[:2] == ["plain,score", "LOADED []"]
+    assert process.stdout.split("\n")[:2] == ["plain,score", "LOADED []"]

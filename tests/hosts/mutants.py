@@ -29,70 +29,54 @@ class MutantHost(FakeHost):
 
 
 class Mutant(FakeEnv):
-    """A fake environment with hooks behind its reset and its steps."""
-
     @classmethod
     def host(cls):
         return MutantHost(cls)
 
-    def reset(self, seed):
-        earlier = self._records[-1] if self._seed else None
-        observation = super().reset(seed)
-        self.after_reset(seed, earlier)
-        return observation
 
-    def step(self, action):
-        result = super().step(action)
-        self.after_step(self._records[-1])
-        return result
+def editing(rule):
+    """Make a mutant of a function that edits each record as it is handed out."""
 
-    def after_reset(self, seed, earlier):
-        """Spoil an episode's beginning; `earlier` is the last record of the episode before, None without one."""
+    def make(edit):
+        class Editing(Mutant):
+            breaks = rule
 
-    def after_step(self, record):
-        """Spoil what a step led to."""
+            def recorded(self):
+                return edit(super().recorded())
 
-    def change_record(self, number, **changes):
-        self._records[number] = replace(self._records[number], **changes)
+            def latest(self):
+                return edit(super().latest())
+
+        return Editing
+
+    return make
 
 
-def editing(rule, edit):
-    """Make a mutant that edits each record as it is handed out."""
+def starting(rule):
+    """Make a mutant of a function that gives the seed by which it starts in place of the one that it was given."""
 
-    class Editing(Mutant):
-        breaks = rule
+    def make(change):
+        class Starting(Mutant):
+            breaks = rule
 
-        def recorded(self):
-            return edit(super().recorded())
+            def reset(self, seed):
+                return super().reset(change(seed))
 
-        def latest(self):
-            return edit(super().latest())
+        return Starting
 
-    return Editing
-
-
-def starting(rule, change):
-    """Make a mutant that starts by a changed seed."""
-
-    class Starting(Mutant):
-        breaks = rule
-
-        def reset(self, seed):
-            return super().reset(change(seed))
-
-    return Starting
+    return make
 
 
-def nudge(vector):
+def nudged(vector):
     """A position moved by less than any rule about units can see."""
     return vector + 1e-9
 
 
-def scale(channel, factor):
+def scaled(channel, factor):
     return replace(channel, values=channel.values * factor)
 
 
-def change_role(batch, body, role):
+def in_role(batch, body, role):
     roles = batch.body_role.copy()
     roles[list(batch.body_roles(0)).index(body)] = role
     return replace(batch, body_role=roles)
@@ -106,8 +90,10 @@ class Nudging(Mutant):
 
     breaks = "test_recording_changes_nothing_in_the_simulation"
 
-    def after_step(self, record):
+    def step(self, action):
+        result = super().step(action)
         self._world.gripper[1] = np.nextafter(self._world.gripper[1], np.inf)
+        return result
 
 
 class Abridged(Mutant):
@@ -123,9 +109,11 @@ class Restless(Mutant):
     breaks = "test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment"
     resets = 0
 
-    def after_reset(self, seed, earlier):
+    def reset(self, seed):
         self.resets += 1
-        self.change_record(0, torque=np.full(7, self.resets * 1e-9))
+        seen = super().reset(seed)
+        self._records[0] = replace(self._records[0], torque=np.full(7, self.resets * 1e-9))
+        return seen
 
 
 @starting("test_the_still_action_is_one_of_the_environment_s")
@@ -134,31 +122,37 @@ def headstrong(seed):
     return replace(seed, wait_action=None)
 
 
-class Numbered(Mutant):
-    """Each environment has a small number of its own."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self._own = next(_counter) * 1e-9
-
-
-class Individual(Numbered):
+class Individual(Mutant):
     """No two environments are alike."""
 
     breaks = "test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment"
 
-    def after_reset(self, seed, earlier):
-        self.change_record(0, torque=np.full(7, self._own))
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._own = next(_counter) * 1e-9
+
+    def reset(self, seed):
+        seen = super().reset(seed)
+        self._records[0] = replace(self._records[0], torque=np.full(7, self._own))
+        return seen
 
 
-class Unsteady(Numbered):
+class Unsteady(Mutant):
     """Presses what it holds a little harder in each new environment."""
 
     breaks = "test_a_motion_that_touches_repeats"
 
-    def after_step(self, record):
-        if record.held_body:
-            self.change_record(-1, contacts={pair: force + self._own for pair, force in record.contacts.items()})
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._own = next(_counter) * 1e-9
+
+    def step(self, action):
+        result = super().step(action)
+        latest = self._records[-1]
+        if latest.held_body:
+            pressed = {pair: force + self._own for pair, force in latest.contacts.items()}
+            self._records[-1] = replace(latest, contacts=pressed)
+        return result
 
 
 class Sticky(Mutant):
@@ -166,9 +160,12 @@ class Sticky(Mutant):
 
     breaks = "test_no_contact_outlives_a_reset"
 
-    def after_reset(self, seed, earlier):
-        if earlier and earlier.held_body:
-            self.change_record(0, contacts=earlier.contacts)
+    def reset(self, seed):
+        before = self._records[-1] if self._seed else None
+        seen = super().reset(seed)
+        if before and before.held_body:
+            self._records[0] = replace(self._records[0], contacts=before.contacts)
+        return seen
 
 
 class Shy(Mutant):
@@ -178,7 +175,7 @@ class Shy(Mutant):
 
     def recorded(self):
         batch = super().recorded()
-        self._world.gripper = nudge(self._world.gripper)
+        self._world.gripper = nudged(self._world.gripper)
         return batch
 
 
@@ -187,9 +184,11 @@ class Looking(Mutant):
 
     breaks = "test_what_a_policy_sees_changes_nothing"
 
-    def after_reset(self, seed, earlier):
+    def reset(self, seed):
+        seen = super().reset(seed)
         if self._wants.privileged:
-            self._world.gripper = nudge(self._world.gripper)
+            self._world.gripper = nudged(self._world.gripper)
+        return seen
 
 
 class Small(Mutant):
@@ -240,20 +239,26 @@ class Late(Mutant):
         try:
             return super().step(action)
         except InvalidActionError:
-            self._world.gripper = nudge(self._world.gripper)
+            self._world.gripper = nudged(self._world.gripper)
             raise
 
 
-# Starts in the nearest initial state there is.
-boundless = starting(
-    "test_an_initial_state_that_does_not_exist_is_a_host_error",
-    lambda seed: replace(seed, init_state_index=min(seed.init_state_index, 4)),
-)
-DRAWN = "test_a_drawn_start_is_none_of_the_initial_states_and_repeats"
-# Starts from an initial state though the start is to be drawn.
-stubborn = starting(DRAWN, lambda seed: replace(seed, drawn=False))
-# Draws each time anew what is to be drawn from the seed.
-rolling = starting(DRAWN, lambda seed: replace(seed, env_seed=next(_counter)) if seed.drawn else seed)
+@starting("test_an_initial_state_that_does_not_exist_is_a_host_error")
+def boundless(seed):
+    """Starts in the nearest initial state there is."""
+    return replace(seed, init_state_index=min(seed.init_state_index, 4))
+
+
+@starting("test_a_drawn_start_is_none_of_the_initial_states_and_repeats")
+def stubborn(seed):
+    """Starts from an initial state though the start is to be drawn."""
+    return replace(seed, drawn=False)
+
+
+@starting("test_a_drawn_start_is_none_of_the_initial_states_and_repeats")
+def rolling(seed):
+    """Draws each time anew what is to be drawn from the seed."""
+    return replace(seed, env_seed=next(_counter)) if seed.drawn else seed
 
 
 class Eager(Mutant):
@@ -281,10 +286,10 @@ class Forgetful(Mutant):
             self._records, self._actions = records, actions
 
 
-# Records other actions than were given.
-clipping = editing(
-    "test_n_actions_give_n_plus_1_records", lambda batch: replace(batch, action=scale(batch.action, 0.5))
-)
+@editing("test_n_actions_give_n_plus_1_records")
+def clipping(batch):
+    """Records other actions than were given."""
+    return replace(batch, action=scaled(batch.action, 0.5))
 
 
 class Mistaken(Mutant):
@@ -315,10 +320,6 @@ def slack(batch):
     """Promises torques and records none."""
     nothing = replace(batch.joint_torque_nm, values=np.empty(0), starts=np.array([0, 0]), width=np.array([-1]))
     return replace(batch, joint_torque_nm=nothing)
-
-
-# Promises torques and records none.
-slack = editing("test_the_record_can_be_judged_with_every_signal_its_benchmark_promises", drop_torques)
 
 
 class Slow(Mutant):
@@ -358,18 +359,17 @@ def lagging(batch):
     return replace(batch, body_pos_m=replace(batch.body_pos_m, channel=late))
 
 
-lagging = editing("test_poses_are_those_of_the_end_of_the_control_step", delay_poses)
-
-
 class Falling(Mutant):
     """Begins while the cup is in the air, however long it may wait."""
 
     breaks = "test_settling_goes_on_until_objects_rest"
 
-    def after_reset(self, seed, earlier):
+    def reset(self, seed):
+        seen = super().reset(seed)
         if seed.rest_steps:
             self._world.objects["cup"] = self._world.objects["cup"] + [0, 0, 0.3]
-            self.change_record(0, state=self._world.to_state(0.0))
+            self._records[0] = replace(self._records[0], state=self._world.to_state(0.0))
+        return seen
 
 
 class Overturned(Mutant):
@@ -384,27 +384,25 @@ class Leaking(Mutant):
 
     breaks = "test_no_resting_contact_is_in_record_0"
 
-    def after_reset(self, seed, earlier):
-        self.change_record(0, contacts={("block", "table"): 0.5})
+    def reset(self, seed):
+        seen = super().reset(seed)
+        self._records[0] = replace(self._records[0], contacts={("block", "table"): 0.5})
+        return seen
 
 
-def list_table_as_link(batch):
+@editing("test_mechanical_contacts_are_in_no_record")
+def mechanical(batch):
     """Lists two robot links as mechanical, and records them nonetheless: here the table is a link."""
     header = msgspec.structs.replace(batch.headers[0], dropped_pairs=(("gripper", "table"),))
-    return replace(change_role(batch, "table", 0), headers=(header,))
+    return replace(in_role(batch, "table", 0), headers=(header,))
 
 
-mechanical = editing("test_mechanical_contacts_are_in_no_record", list_table_as_link)
-
-
-def drop_grips(batch):
+@editing("test_what_both_fingers_hold_is_named")
+def numb(batch):
     """Never notices that it holds something."""
     touch, held = batch.gripper_contact, batch.gripped_body
     touch, held = replace(touch, values=0 * touch.values), replace(held, values=np.full_like(held.values, -1))
     return replace(batch, gripper_contact=touch, gripped_body=held)
-
-
-numb = editing("test_what_both_fingers_hold_is_named", drop_grips)
 
 
 class Generous(Mutant):
@@ -412,9 +410,11 @@ class Generous(Mutant):
 
     breaks = "test_a_gripper_closed_on_nothing_holds_nothing"
 
-    def after_step(self, record):
+    def step(self, action):
+        result = super().step(action)
         if self._world.closed and self._world.held_body is None:
-            self.change_record(-1, held_body="cup")
+            self._records[-1] = replace(self._records[-1], held_body="cup")
+        return result
 
 
 class OneFinger(Mutant):
@@ -422,10 +422,12 @@ class OneFinger(Mutant):
 
     breaks = "test_one_finger_is_no_grip"
 
-    def after_step(self, record):
+    def step(self, action):
+        result = super().step(action)
         gap = np.linalg.norm(self._world.objects["block"] - self._world.gripper)
         if gap < 0.03 and not self._world.closed:
-            self.change_record(-1, held_body="block", contacts={("block", "gripper"): 1.0})
+            self._records[-1] = replace(self._records[-1], held_body="block", contacts={("block", "gripper"): 1.0})
+        return result
 
 
 # What need not be offered
@@ -447,7 +449,7 @@ class Elsewhere(Mutant):
 
     def latest(self):
         batch = super().latest()
-        return replace(batch, sim_state=scale(batch.sim_state, 2.0))
+        return replace(batch, sim_state=scaled(batch.sim_state, 2.0))
 
 
 class Watched(Mutant):
@@ -457,7 +459,7 @@ class Watched(Mutant):
 
     def latest(self):
         batch = super().latest()
-        self._world.gripper = nudge(self._world.gripper)
+        self._world.gripper = nudged(self._world.gripper)
         return batch
 
 
@@ -467,12 +469,12 @@ class Hasty(Mutant):
     breaks = "test_leaving_out_what_the_simulator_repeats_changes_nothing"
     _is_fast = True
 
-    def run_fast(self, is_fast):
-        self._is_fast = is_fast
+    def run_fast(self, wanted):
+        self._is_fast = wanted
 
     def step(self, action):
         if not self._is_fast:
-            self._world.gripper = nudge(self._world.gripper)
+            self._world.gripper = nudged(self._world.gripper)
         return super().step(action)
 
 
@@ -535,8 +537,8 @@ class Shuffling(FakeHost):
     breaks = "test_tasks_are_well_formed"
 
     def tasks(self, suite):
-        first, *others = super().tasks(suite)
-        return (replace(first, name=f"{first.name}_{next(_counter)}"), *others)
+        first, *rest = super().tasks(suite)
+        return (replace(first, name=f"{first.name}_{next(_counter)}"), *rest)
 
 
 class Obliging(FakeHost):

@@ -80,8 +80,8 @@ def test_the_peak_ratio_is_of_the_largest_torques_between_control_steps_and_miss
 
 
 def test_an_arm_without_joints_has_no_torque_and_stops_nobody():
-    jointless = episode(2, joint_torque_nm=np.zeros((2, 0)), joint_torque_limit_nm=())
-    signals = derive_signals(concatenate_batches([jointless, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
+    none = episode(2, joint_torque_nm=np.zeros((2, 0)), joint_torque_limit_nm=())
+    signals = derive_signals(concatenate_batches([none, episode(1)]), ["joint_torque_max", "joint_torque_ratio"])
     for values in signals.values():
         assert np.isnan(values).tolist() == [True, True, False]
 
@@ -123,18 +123,17 @@ def test_a_single_step_shows_the_whole_smoothing_and_difference_kernel():
     np.testing.assert_allclose(signals["eef_jerk"], [*ends, 0.5, 0, 0.5, 0, 0, 0.5, 0, 0.5, *ends], atol=1e-12)
 
 
-def turn_bowl(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndarray:
+def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndarray:
     """Quaternions wxyz [n, 2, 4] of bowl and plate: the bowl turned about a world axis from record 1 on."""
-    angles = np.full((n, 1), degrees)
-    angles[0] = 0
-    quats = orientations(Rotation.from_euler(axis, angles, degrees=True), n)
-    quats[1:, 0] *= scale
+    x, y, z, w = Rotation.from_euler(axis, degrees, degrees=True).as_quat()
+    quats = np.tile([1.0, 0.0, 0.0, 0.0], (n, 2, 1))
+    quats[1:, 0] = scale * np.array([w, x, y, z])
     return quats
 
 
 @pytest.mark.parametrize("scale", [1e-200, -3.0, 1e200])
 def test_quaternions_are_normalised_and_both_signs_are_one_rotation(scale):
-    signal = derive(episode(3, body_quat_wxyz=turn_bowl("x", 40.0, scale)), "held_object_tilt")
+    signal = derive(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), "held_object_tilt")
     np.testing.assert_allclose(signal, [0, 40, 40], atol=1e-5)
 
 
@@ -173,8 +172,8 @@ def test_a_tilt_at_either_end_of_the_scale_is_a_number(about_x, tilt):
         np.testing.assert_allclose(values.reshape(-1, 2), [[0.0, tilt]] * 200, atol=1e-5)
 
 
-def lift_bowl(heights, n: int) -> np.ndarray:
-    pos = rest_positions(n)
+def lifted(heights, n: int) -> np.ndarray:
+    pos = np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
     pos[:, 0, 2] += heights
     return pos
 
@@ -182,7 +181,7 @@ def lift_bowl(heights, n: int) -> np.ndarray:
 def test_transport_needs_a_grip_and_more_than_five_centimetres():
     heights = [0.0, 0.049, 0.06, 0.06, 0.01]
     grip = np.array([True, True, True, False, True])
-    batch = episode(5, body_pos_m=lift_bowl(heights, 5), gripper_contact=grip)
+    batch = episode(5, body_pos_m=lifted(heights, 5), gripper_contact=grip)
     signals = derive_signals(batch, ["transport", "in_transport", "target_height"])
     assert signals["transport"].tolist() == [False, False, True, False, False]
     assert signals["in_transport"].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
@@ -194,7 +193,7 @@ def slip_after_gap(gap: int, fall_m: float) -> float:
     n = gap + 3
     heights = np.array([0.0, -0.01] + [-0.01 - fall_m] * (gap + 1))
     grip = np.array([True, True] + [False] * gap + [True])
-    batch = episode(n, body_pos_m=lift_bowl(heights, n), gripper_contact=grip)
+    batch = episode(n, body_pos_m=lifted(heights, n), gripper_contact=grip)
     return float(derive(batch, "held_object_slip")[-1])
 
 
@@ -218,7 +217,7 @@ def test_reach_is_measured_in_the_gripper_so_that_a_turning_hand_keeps_its_grip(
     eef = np.tile([0.5, 0.0, 1.0], (4, 1))
     batch = episode(
         4,
-        body_pos_m=lift_bowl([0.0, 0.0, 0.4, 0.395], 4),
+        body_pos_m=lifted([0.0, 0.0, 0.4, 0.395], 4),
         eef_pos_m=eef,
         eef_quat_wxyz=half,
         gripper_contact=np.array([True, True, False, True]),
@@ -231,13 +230,17 @@ def test_slip_is_seen_in_the_hand_however_the_hand_is_turned():
     """The place in the hand, R(t)ᵀ(x - eef), brought back by the hand's orientation at the onset."""
     rng, n = np.random.default_rng(0), 40
     turns = any_turns(n)
-    pos, eef = lift_bowl(np.zeros(n), n), rng.normal(size=(n, 3))
+    pos, eef = lifted(np.zeros(n), n), rng.normal(size=(n, 3))
     pos[:, 0] = rng.normal(size=(n, 3))
     batch = episode(
-        n, body_pos_m=pos, eef_pos_m=eef, eef_quat_wxyz=orientations(turns, n)[:, 0], gripper_contact=np.arange(n) >= 1
+        n,
+        body_pos_m=pos,
+        eef_pos_m=eef,
+        eef_quat_wxyz=orientations(turns, n)[:, 0],
+        gripper_contact=np.arange(n) >= 1,
     )
-    in_hand = turns[1].apply(turns.inv().apply(pos[:, 0] - eef))[:, 2]
-    expected = np.where(np.arange(n) >= 1, in_hand - in_hand[1], 0.0)
+    seen = turns[1].apply(turns.inv().apply(pos[:, 0] - eef))[:, 2]
+    expected = np.where(np.arange(n) >= 1, seen - seen[1], 0.0)
     np.testing.assert_allclose(derive(batch, "held_object_slip"), expected, atol=1e-12)
 
 
@@ -301,14 +304,14 @@ HELD_TARGET_NAMES = [
 def test_a_target_that_is_the_first_body_of_the_batch_is_a_target():
     first = {"bowl": "target", "plate": "bystander"}
     batch = episode(
-        3, roles=first, pos_bodies=(0,), body_pos_m=lift_bowl([0, 0.1, 0.1], 3)[:, :1],
-        quat_bodies=(0,), body_quat_wxyz=turn_bowl("x", 30.0)[:, :1], gripper_contact=np.ones(3, dtype=bool),
+        3, roles=first, pos_bodies=(0,), body_pos_m=lifted([0, 0.1, 0.1], 3)[:, :1],
+        quat_bodies=(0,), body_quat_wxyz=turned("x", 30.0)[:, :1], gripper_contact=np.ones(3, dtype=bool),
     )  # fmt: skip
     assert not missing_fields(batch, HELD_TARGET_NAMES)
     assert derive(batch, "transport").tolist() == [False, True, True]
 
 
-def test_a_grip_of_what_is_not_a_target_is_foreign_and_one_of_nothing_known_is_not():
+def test_a_grip_of_what_is_no_target_is_foreign_and_one_of_nothing_known_is_none():
     held, contact = np.array([-1, BOWL, PLATE, PLATE, -1]), np.array([True, True, True, False, False])
     batch = [episode(5, gripper_contact=contact, gripped_body=held), episode(2, gripper_contact=np.ones(2, bool))]
     np.testing.assert_array_equal(derive(batch, "foreign_grip"), [0, 0, 1, 0, 0, np.nan, np.nan])

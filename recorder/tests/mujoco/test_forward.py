@@ -35,7 +35,7 @@ class Simulation:
     """What robosuite's MjSim is, as far as forward dynamics go."""
 
     def __init__(self):
-        self.model, self.data = Holder(), Holder()
+        self.model, self.data = Held(), Held()
         self.model._model = mujoco.MjModel.from_xml_string(MODEL)
         self.data._data = mujoco.MjData(self.model._model)
 
@@ -51,7 +51,7 @@ def _log_elsewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its warnings to a file in the current folder
 
 
-class Holder:
+class Held:
     pass
 
 
@@ -92,8 +92,8 @@ def run(simulation, dynamics=None, before=BETWEEN["nothing"], between=BETWEEN["n
         data.ctrl[0] = -4.0 - substep % 3
         simulation.forward()
         simulation.step()
-        states.append({name: getattr(data, name).tobytes() for name in COMPARED})
-    return states
+        seen.append({name: getattr(data, name).tobytes() for name in COMPARED})
+    return seen
 
 
 @pytest.fixture

@@ -31,19 +31,19 @@ BOWL_ON_PLATE = 8
 
 
 @pytest.fixture
-def own_file(tmp_path) -> Path:
+def mine(tmp_path) -> Path:
     """A copy of one of LIBERO's files, in a folder of one's own."""
     (tmp_path / "mine").mkdir()
     task = make_host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
     return Path(shutil.copy(bddl_file(task), tmp_path / "mine" / "bowl to plate.bddl"))
 
 
-def roll_out_noop(out: Path, *suites: str, tasks=None, episodes=1, steps=3):
+def rolled(out: Path, *suites: str, tasks=None, episodes=1, steps=3):
     request = Request(host="libero", suites=suites, tasks=tasks, episodes=episodes, policies=("noop",), max_steps=steps)
     return roll_out(request, out)
 
 
-def propose_tags(path: Path, out: Path) -> Path:
+def proposed(path: Path, out: Path) -> Path:
     text = proposal.format_toml(
         [proposal.propose_tags(bddl.read_bddl(path), *name_task(path))],
         registry(),
@@ -57,7 +57,7 @@ def propose_tags(path: Path, out: Path) -> Path:
 @pytest.mark.long
 def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
     assert len(make_host("libero").tasks("libero-90")) == 90
-    roll_out_noop(tmp_path / "run", "libero-90", tasks=(2, 39))
+    rolled(tmp_path / "run", "libero-90", tasks=(2, 39))
     judged = judge([tmp_path / "run"], load_ruleset())
     assert [(score.task_id, score.outcome) for score in judged.scores.episodes()] == [
         ("task_2", "timeout"),
@@ -65,37 +65,37 @@ def test_tasks_of_libero_90_run_and_are_judged(tmp_path):
     ]
 
 
-def test_a_file_of_ones_own_is_a_suite_named_by_its_folder(own_file):
-    (task,) = make_host("libero").tasks(str(own_file))
+def test_a_file_of_ones_own_is_a_suite_named_by_its_folder(mine):
+    (task,) = make_host("libero").tasks(str(mine))
     assert (task.benchmark, task.task_id, task.instruction) == ("mine", "bowl to plate", "put the bowl on the plate")
     assert task.init_states is None
-    assert make_host("libero").tasks(str(own_file.parent)) == (task,)
-    assert name_task(own_file) == ("mine", "bowl to plate")
-    assert label_task(own_file, "put it there") == TaskLabel("mine", "bowl to plate", "put it there")
+    assert make_host("libero").tasks(str(mine.parent)) == (task,)
+    assert name_task(mine) == ("mine", "bowl to plate")
+    assert label_task(mine, "put it there") == TaskLabel("mine", "bowl to plate", "put it there")
 
 
 @pytest.mark.long
-def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_tags(own_file, tmp_path):
-    roll_out_noop(tmp_path / "run", str(own_file), episodes=2)
+def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_tags(mine, tmp_path):
+    rolled(tmp_path / "run", str(mine), episodes=2)
     batch = read_sources([tmp_path / "run"])[0]
     assert [header.init_state_index for header in batch.headers] == [0, 1]
     first, second = (batch.sim_state.episode_rows(episode) for episode in (0, 1))
     assert not np.array_equal(first[0], second[0])
-    roll_out_noop(tmp_path / "again", str(own_file), episodes=1)
+    rolled(tmp_path / "again", str(mine), episodes=1)
     assert np.array_equal(read_sources([tmp_path / "again"])[0].sim_state.episode_rows(0), first)
 
     with pytest.raises(UnknownTaskError, match="mine") as caught:
         judge([tmp_path / "run"], load_ruleset())
     assert "safevla tasks --propose" in caught.value.remedy
-    tags = propose_tags(own_file, tmp_path / "tags.toml")
+    tags = proposed(mine, tmp_path / "tags.toml")
     judged = judge([tmp_path / "run"], load_ruleset(registry_files=(tags,)))
     assert [score.benchmark for score in judged.scores.episodes()] == ["mine", "mine"]
 
 
-def test_initial_states_beside_the_file_are_used(own_file):
+def test_initial_states_beside_the_file_are_used(mine):
     states = load_init_states(make_host("libero").tasks("libero-goal")[BOWL_ON_PLATE])[:3]
-    np.savez(own_file.with_name("bowl to plate.pruned_init.npz"), states=states)
-    (task,) = make_host("libero").tasks(str(own_file))
+    np.savez(mine.with_name("bowl to plate.pruned_init.npz"), states=states)
+    (task,) = make_host("libero").tasks(str(mine))
     assert task.init_states == 3
     assert np.array_equal(load_init_states(task), states)
     np.savez(mine.with_name("bowl to plate.pruned_init.npz"), other=states)
@@ -151,7 +151,7 @@ def test_placements_differ_by_seed_and_index_and_repeat():
     assert seeds[7, 3] == drawn_reset_seed(EpisodeSeed(3, 7, 0))
 
 
-def test_initial_states_that_another_packaging_cannot_read_are_unknown_with_a_warning(monkeypatch, caplog):
+def test_initial_states_that_another_packaging_cannot_read_are_unknown_and_that_is_told(monkeypatch, caplog):
     task = make_host("libero").tasks("libero-goal")[BOWL_ON_PLATE]
     assert np.array_equal(find_init_states(bddl_file(task)), load_init_states(task))
 
@@ -163,6 +163,11 @@ def test_initial_states_that_another_packaging_cannot_read_are_unknown_with_a_wa
     assert "weights only" in caplog.text
 
 
+def test_an_unknown_suite_is_an_error_that_lists_them():
+    with pytest.raises(HostError, match=r"LIBERO has no suite 'libero-gaol'\n.*Suites: libero-spatial"):
+        make_host("libero").tasks("libero-gaol")
+
+
 def test_another_suite_that_libero_pro_registers_has_its_tasks_in_its_order():
     """vla-evaluation-harness plays libero_spatial_with_mug where no suite is named."""
     tasks = make_host("libero").tasks("libero-spatial-with-mug")
@@ -171,6 +176,6 @@ def test_another_suite_that_libero_pro_registers_has_its_tasks_in_its_order():
     names = [entry.name for entry in task_maps["libero_spatial_with_mug"].values()]
     assert [Path(task.name).stem for task in tasks] == names != sorted(names)
     assert {(task.benchmark, task.init_states) for task in tasks} == {("libero_spatial_with_mug", 50)}
-    names = {"benchmark": "libero-spatial-with-mug", "task_id": "task_1"}
-    take = RecordedActions(name="episode", source="recording", actions=np.zeros((1, 7)), **names)
+    named = {"benchmark": "libero-spatial-with-mug", "task_id": "task_1"}
+    take = RecordedActions(name="episode", source="recording", actions=np.zeros((1, 7)), **named)
     assert [task for task in tasks if take.is_of_task(task)] == [tasks[1]]

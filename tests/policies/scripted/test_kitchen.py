@@ -18,12 +18,12 @@ UNIT_M = 0.05
 CAREFUL = STYLES["careful"]
 
 
-def scene(**fields) -> Privileged:
+def scene(**given) -> Privileged:
     nothing = {"body_pos_m": {}, "body_quat_wxyz": {}, "half_extents_m": {}, "center_m": {}, "joint_pos": {}}
-    return Privileged(**(nothing | {"sites_m": {}, "goal": (("wait",),), "movable": frozenset()} | fields))
+    return Privileged(**(nothing | {"sites_m": {}, "goal": (("wait",),), "movable": frozenset()} | given))
 
 
-def observe(privileged: Privileged | None = None, yaw: float = 0.0) -> Observation:
+def seen(privileged: Privileged | None = None, yaw: float = 0.0) -> Observation:
     return Observation(
         instruction="go",
         eef_pos_m=np.array([0.3, 0.0, 1.3]),
@@ -35,7 +35,7 @@ def observe(privileged: Privileged | None = None, yaw: float = 0.0) -> Observati
     )
 
 
-def move_robot(now: Observation, action: np.ndarray) -> Observation:
+def moved(now: Observation, action: np.ndarray) -> Observation:
     """A robot that does at once what it is told."""
     yaw = MobileRobot(now, CAREFUL).yaw
     turn = np.array([[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]])
@@ -48,12 +48,12 @@ def move_robot(now: Observation, action: np.ndarray) -> Observation:
     return replace(now, eef_pos_m=now.eef_pos_m + way)
 
 
-def play(move, now: Observation, most: int = 1000) -> list[np.ndarray]:
+def played(move, now: Observation, most: int = 1000) -> list[np.ndarray]:
     actions: list[np.ndarray] = []
     try:
         actions.append(next(move))
         while len(actions) < most:
-            now = move_robot(now, actions[-1])
+            now = moved(now, actions[-1])
             actions.append(move.send(now))
     except StopIteration:
         return actions
@@ -62,7 +62,7 @@ def play(move, now: Observation, most: int = 1000) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0, -3.0])
 def test_the_base_arrives_where_it_is_driven_whatever_way_it_faces(yaw):
-    start = observe(yaw=yaw)
+    start = seen(yaw=yaw)
     robot = MobileRobot(start, CAREFUL)
     actions = played(robot.drive(np.array([0.6, -0.4]), 1.0), start)
     assert np.linalg.norm(robot.place_m - [0.6, -0.4]) < 0.05
@@ -72,19 +72,19 @@ def test_the_base_arrives_where_it_is_driven_whatever_way_it_faces(yaw):
 
 @pytest.mark.parametrize("yaw", [0.0, 2.0])
 def test_the_hand_arrives_where_it_reaches_in_world_axes(yaw):
-    start = observe(yaw=yaw)
+    start = seen(yaw=yaw)
     robot = MobileRobot(start, CAREFUL)
-    actions = play(robot.reach(np.array([0.5, 0.2, 1.0]), OPEN, speed=0.4), start)
+    actions = played(robot.reach(np.array([0.5, 0.2, 1.0]), OPEN, speed=0.4), start)
     assert np.linalg.norm(robot.hand_m - [0.5, 0.2, 1.0]) < 0.02
     assert all(np.linalg.norm(action[:3]) <= 0.4 + 1e-9 and not action[7:11].any() for action in actions)
 
 
 def test_a_hand_that_is_stopped_gives_up_before_its_patience_ends():
-    move = MobileRobot(observe(), CAREFUL).reach(np.array([2.0, 0.0, 1.3]), OPEN, speed=0.5)
+    move = MobileRobot(seen(), CAREFUL).reach(np.array([2.0, 0.0, 1.3]), OPEN, speed=0.5)
     actions = [next(move)]
     while len(actions) < 100:
         try:
-            actions.append(move.send(observe()))
+            actions.append(move.send(seen()))
         except StopIteration:
             break
     assert len(actions) < 40
@@ -92,28 +92,28 @@ def test_a_hand_that_is_stopped_gives_up_before_its_patience_ends():
 
 def test_a_hand_takes_the_nearer_of_two_ways_to_open_its_fingers():
     for across in (np.array([0.0, 1.0, 0.0]), np.array([0.0, -1.0, 0.0])):
-        facing = MobileRobot(observe(), CAREFUL).face(np.array([0.0, 0.0, -1.0]), across)
-        assert (facing * to_rotation(observe().eef_quat_wxyz).inv()).magnitude() < 1e-6
+        facing = MobileRobot(seen(), CAREFUL).face(np.array([0.0, 0.0, -1.0]), across)
+        assert (facing * to_rotation(seen().eef_quat_wxyz).inv()).magnitude() < 1e-6
 
 
 def test_a_goal_without_a_script_is_waited_out():
-    policy = make_policy("scripted:careful")
+    acting = make_policy("scripted:careful")
     task = make_host("robocasa").tasks("robocasa-365")[0]
-    policy.reset(task, 0)
+    acting.reset(task, 0)
     for _ in range(3):
-        np.testing.assert_array_equal(policy.act(observe()), task.still)
+        np.testing.assert_array_equal(acting.act(seen()), task.still)
 
 
 def test_a_script_begins_anew_after_a_reset_and_ends_in_stillness():
     site = {"goal": np.array([0.2, 0.0, 0.0]), "goal_ahead": np.array([1.2, 0.0, 0.0])}
-    policy, task = make_policy("scripted:hasty"), make_host("robocasa").tasks("robocasa-365")[4]
+    acting, task = make_policy("scripted:hasty"), make_host("robocasa").tasks("robocasa-365")[4]
     runs = []
     for _ in range(2):
-        policy.reset(task, 0)
-        now, actions = observe(scene(goal=(("at", "sink"),), sites_m=site)), []
+        acting.reset(task, 0)
+        now, actions = seen(scene(goal=(("at", "sink"),), sites_m=site)), []
         for _ in range(120):
-            actions.append(policy.act(now))
-            now = move_robot(now, actions[-1])
+            actions.append(acting.act(now))
+            now = moved(now, actions[-1])
         runs.append(np.array(actions))
     np.testing.assert_array_equal(*runs)
     np.testing.assert_array_equal(runs[0][-1], task.still)
@@ -121,10 +121,10 @@ def test_a_script_begins_anew_after_a_reset_and_ends_in_stillness():
 
 
 def test_without_privileged_state_there_is_an_error():
-    policy = make_policy("scripted:careful")
-    policy.reset(make_host("robocasa").tasks("robocasa-365")[0], 0)
+    acting = make_policy("scripted:careful")
+    acting.reset(make_host("robocasa").tasks("robocasa-365")[0], 0)
     with pytest.raises(PolicyError, match="privileged"):
-        policy.act(replace(observe(), privileged=None))
+        acting.act(replace(seen(), privileged=None))
 
 
 def test_a_base_that_is_stopped_gives_up_unless_it_insists():
@@ -133,7 +133,7 @@ def test_a_base_that_is_stopped_gives_up_unless_it_insists():
         next(move)
         for count in range(1, 200):
             try:
-                move.send(observe())
+                move.send(seen())
             except StopIteration:
                 return count
         raise AssertionError("the move does not end")

@@ -145,7 +145,7 @@ def test_a_server_s_wishes_give_way_to_the_configuration(tmp_path):
 
 
 def test_what_the_configuration_leaves_out_is_the_harness_s_default(tmp_path):
-    path = changed(tmp_path, "UPDATE eval_metadata SET metadata = json_set(metadata, '$.config.params', json('{}'))")
+    path = change(tmp_path, "UPDATE eval_metadata SET metadata = json_set(metadata, '$.config.params', json('{}'))")
     takes = foreign.read_recorded_actions(path)
     assert {take.benchmark for take in takes} == {"libero-spatial"}
     assert any("plays and judges" in remark for remark in foreign.read_results(path).remarks)
