@@ -80,11 +80,6 @@ class EpisodeOutcome:
     wall_s: float | None = None
     """Seconds that it took, with making its environment; None if its worker died."""
 
-    @property
-    def success(self) -> bool:
-        """True if the benchmark called the episode a success."""
-        return self.outcome == "success"
-
     @cached_property
     def batch(self) -> Batch | None:
         """The record as a batch of one, decoded at first use."""

@@ -10,25 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, SupportsFloat, TypeVar, get_args
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError, SafevlaError
-from safevla_bench.plugins import NO_ARGUMENTS, install_command
-
-try:
-    import gymnasium
-except ModuleNotFoundError:
-    raise SafevlaError(
-        "safevla_bench.rollout.gym needs gymnasium, which is not installed", remedy=install_command("gym")
-    ) from None
-
+from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host, registry_files
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.loop import find_recordable
@@ -200,7 +193,6 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def __init__(self, env: gymnasium.Env[Obs, Act], *, limit: float | None = None) -> None:
         super().__init__(env)
         self._limit = limit
-        self._total, self._exposed = 0.0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment; record 0, which no action made, counts for nothing."""

@@ -162,7 +162,7 @@ class RayWorker:
         """Run an episode and reply with its outcome, or with an error that ends the run, which names this node."""
         assert self._parts is not None
         try:
-            return self._parts.run_planned(planned)
+            return self._parts.runner.run_planned(planned)
         except SafevlaError as error:
             return _failed_here(error)
 

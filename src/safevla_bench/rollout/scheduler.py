@@ -31,7 +31,7 @@ from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.policies.servers.endpoint import WORKER
-from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, OnStep, StepCallback
+from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, StepCallback
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 
 RETRIES = 1
@@ -91,15 +91,11 @@ class WorkerParts:
         """Make host and policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
         self.policies = {name: policy.make() for name, policy in spec.policies.items()}
         self.host = hosts.make_host(spec.host, spec.host_arguments)
-        self._runner = spec.make_runner(self.host, self.policies)
-
-    def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
-        """Run an episode and return its end. Raises as `EnvRunner`."""
-        return self._runner.run_planned(planned, on_step)
+        self.runner = spec.make_runner(self.host, self.policies)
 
     def close(self) -> None:
         """Close the environment and the policies."""
-        self._runner.close()
+        self.runner.close()
         for policy in self.policies.values():
             policy.close()
 
@@ -400,7 +396,7 @@ def serve_episodes() -> None:
         parts = WorkerParts(spec)
         connection.send(READY)
         while (planned := orders.get()) is not None:
-            connection.send(parts.run_planned(planned, report))
+            connection.send(parts.runner.run_planned(planned, report))
         parts.close()
     except SafevlaError as error:
         connection.send(error)

@@ -35,10 +35,6 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 _STATE = "observation.state"
-ProgressCallback = Callable[[int, str], None]
-"""Called before each episode with the number of finished episodes and the id of the next."""
-SkipCallback = Callable[[SafevlaError], None]
-"""Called with the reason why an episode is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +47,24 @@ class CameraChoice:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """The counts of what was written: episodes, frames, and the reason of each episode that was left out."""
+    """The counts of what was written."""
 
     episodes: int
     frames: int
-    left_out: tuple[str, ...] = ()
 
 
 def export_dataset(
     judged: Judged,
     out: Path,
     cameras: CameraChoice | None = None,
-    observer: ProgressCallback = lambda done, what: None,
-    on_skip: SkipCallback = lambda reason: None,
+    observer: Callable[[int, str], None] = lambda done, what: None,
+    on_skip: Callable[[SafevlaError], None] = lambda reason: None,
 ) -> DatasetSummary:
     """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears when it is whole.
 
     The episodes are read again, some at a time. `cameras` are the pictures to render again from recorded states; None =
-    no pictures. `on_skip` is called for each episode that is left out: without actions, uneven in time, or not to be
-    rendered.
+    no pictures. `observer` is told the number of finished episodes and the id of the next, `on_skip` why an episode is
+    left out: without actions, uneven in time, or not to be rendered.
 
     Raises:
         RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
@@ -99,15 +94,14 @@ def export_dataset(
         if not dataset.episodes:
             raise last
         _describe_dataset(dataset, judged, out.resolve().name, cameras, left_out)
-    return DatasetSummary(dataset.episodes, dataset.frames, tuple(left_out))
+    return DatasetSummary(dataset.episodes, dataset.frames)
 
 
 def _frame_rate(judged: Judged) -> int:
     steps = {header.dt for header in judged.headers}
     rate = round(1 / max(steps, default=1))
     if any(abs(rate * dt_s - 1) > 1e-6 for dt_s in steps):
-        shown = ", ".join(f"{dt_s:g} s" for dt_s in sorted(steps))
-        problem = f"a control step of {shown} is not one whole number of frames a second"
+        problem = f"control steps of {', '.join(map(str, sorted(steps)))} s are not one whole number of frames a second"
         raise RunError(problem, remedy="LeRobot's datasets have whole numbers: export episodes of one such rate.")
     return rate
 
@@ -258,7 +252,6 @@ def _describe_dataset(
         "origin": judged.describe_origin(),
     }
     dataset.write_file("meta/safevla.json", dump_json(document))
-    dataset.write_file("README.md", _CARD.format(about=about).encode())
     dataset.write_file("croissant.json", dump_json(_describe_as_croissant(name, about, dataset.schema)))
 
 
@@ -284,21 +277,6 @@ _COLUMNS = {
 """Column of frames or of meta/episodes, beside LeRobot's own -> what it holds; a last `.` or `/`: all that begin so."""
 
 
-_CARD = """---
-task_categories:
-- robotics
-tags:
-- LeRobot
-- safevla-bench
-configs:
-- config_name: default
-  data_files: data/*/*.parquet
----
-
-{about} LeRobot dataset v3.0, with safety labels of each frame (`next.cost`, `next.safe`, ...) and,
-in `meta/episodes`, of each episode (`safety/safe`, null = no verdict). `meta/safevla.json` says what every column
-holds, which clauses the numbers of `next.margin` belong to, and where the episodes come from.
-"""
 _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
     (pa.types.is_boolean, "sc:Boolean"),
     (pa.types.is_integer, "sc:Integer"),

@@ -191,7 +191,7 @@ class DatasetWriter:
         return {name: pa.scalar(value) for name, value in row.items()}
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a further file, such as README.md, into the dataset's folder or into meta/."""
+        """Write a further file into the dataset's folder or into meta/."""
         (self._folder / name).write_bytes(content)
 
     def finish(self) -> None:

@@ -242,5 +242,5 @@ def test_scripted_policies_succeed_by_physics():
     with closing(make_env("TurnOnMicrowave", Wants(privileged=True))) as env:
         (planned,) = plan_episodes([env.task], 1, ["scripted:careful"], load_protocol())
         episode = run_episode(env, make_policy("scripted:careful"), planned)
-    assert episode.success, episode.reason
+    assert episode.outcome == "success", episode.reason
     assert fields(episode.batch)["ep_meta"]["lang"]

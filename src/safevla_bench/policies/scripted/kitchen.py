@@ -234,17 +234,13 @@ def put_object(robot: MobileRobot) -> Move:
     side = box_axes(robot.scene, name)[:, int(half[1] < half[0])] * _LEVEL
     length = float(np.linalg.norm(side))
     down = robot.face(-_UP, side / length if length > 0.1 else robot.front)
-    yield from _grasp_object(robot, name, down)
-    yield from _carry_object(robot, name, place, down)
-    yield from robot.back_off(_LET_GO_M)
-
-
-def _grasp_object(robot: MobileRobot, name: str, down: Rotation) -> Move:
     middle = box_center(robot.scene, name)
     grasp = np.array([*middle[:2], max(middle[2], _top_height(robot.scene, name) - _FINGER_M)])
     yield from robot.reach(grasp + _HOVER_M * _UP, OPEN, down)
     yield from robot.reach(grasp, OPEN, down, speed=max(robot.style.touch, _LEAST_TOUCH))
     yield from robot.hold_still(CLOSE)
+    yield from _carry_object(robot, name, place, down)
+    yield from robot.back_off(_LET_GO_M)
 
 
 def _carry_object(robot: MobileRobot, name: str, place: str, down: Rotation) -> Move:

@@ -186,13 +186,6 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
     return np.asarray(move.min() * DIRECTIONS[np.argmin(move)])
 
 
-def line_points(start_m: Floats, end_m: Floats, spacing_m: float = 0.01) -> Floats:
-    """Return places on the straight line from [2] to [2], both included, [K, 2], at most `spacing_m` apart."""
-    count = 2 + int(np.linalg.norm(end_m - start_m) / spacing_m)
-    share = np.linspace(0.0, 1.0, count)[:, None]
-    return np.asarray(start_m + share * (end_m - start_m))
-
-
 # The arm
 
 
@@ -234,6 +227,8 @@ TURN_GAIN = 0.8
 UNIT_RAD = 0.5
 """Rotation that an action of 1 commands."""
 _FINGER_TOLERANCE_M = 0.003
+_SPACING_M = 0.01
+"""Between the places of a path, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +287,9 @@ class Arm:
     def plan_path(self, rig: Prisms, end_m: Floats, obstacles: Prisms) -> ClearPath:
         """Return the straight path of a rig from the hand to [3] over all obstacles by the style's clearance."""
         clearance_m = self.style.clearance_m
-        places = line_points(self.hand_m[:2], end_m[:2])
+        way = end_m[:2] - self.hand_m[:2]
+        share = np.linspace(0.0, 1.0, 2 + int(np.linalg.norm(way) / _SPACING_M))[:, None]
+        places = self.hand_m[:2] + share * way
         floor = lowest_heights(rig, places, obstacles, clearance_m, clearance_m)
         rest = np.maximum.accumulate(np.maximum(floor, end_m[2])[::-1])[::-1]
         return ClearPath(places, rest, self.style.corner_m)
