@@ -165,21 +165,13 @@ def _continuous(quats: Floats) -> Floats:
 
 def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, object]:
     pairs = sorted({(contact.a, contact.b) for contact in motion.contacts})
-    number = {pair: k for k, pair in enumerate(pairs)}
-    rows = [_contact_row(motion, contact, number[contact.a, contact.b], parts) for contact in motion.contacts]
+    number, rows = {pair: k for k, pair in enumerate(pairs)}, []
+    for contact in motion.contacts:
+        point, normal = _contact_place(motion, contact, parts)
+        force, is_seen = round(contact.force_n / FORCE_N), int(contact.touch is not None)
+        place = [*np.rint(point / POSITION_M).astype(int).tolist(), *np.rint(normal / NORMAL).astype(int).tolist()]
+        rows.append([contact.record, number[contact.a, contact.b], force, is_seen, *place])
     return {"pairs": pairs, "rows": pack_integers(np.array(rows, dtype=np.int64).reshape(-1, 10)), "count": len(rows)}
-
-
-def _contact_row(motion: EpisodeMotion, contact: ShownContact, pair: int, parts: Sequence[str]) -> list[int]:
-    point, normal = _contact_place(motion, contact, parts)
-    return [
-        contact.record,
-        pair,
-        round(contact.force_n / FORCE_N),
-        int(contact.touch is not None),
-        *np.rint(point / POSITION_M).astype(int).tolist(),
-        *np.rint(normal / NORMAL).astype(int).tolist(),
-    ]
 
 
 def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:

@@ -303,8 +303,7 @@ def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
 
 def _rates(rows: Sequence[EpisodeScore]) -> dict[str, float]:
     """Return the mean of each metric over the episodes that have it; a metric that none has is left out."""
-    known = [_known_values(row) for row in rows]
-    columns = {name: [float(values[name]) for values in known if name in values] for name in _METRICS}
+    columns = {name: [float(x) for row in rows if (x := getattr(row, name)) is not None] for name in _METRICS}
     return {name: float(np.mean(column)) for name, column in columns.items() if column}
 
 

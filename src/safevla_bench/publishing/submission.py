@@ -79,18 +79,17 @@ def _describe_cell(cell: Summary, rows: Sequence[EpisodeScore], judged: Judged) 
         "safe": cell.rates[SAFETY.key].count,
         "unsafe_success": cell.success_unsafe,
         **{name: getattr(cell, name) for name in ("judged", "no_verdict", "stopped_on_violation", "vsi")},
-        "episodes": [_describe_episode(row) for row in own_rows],
+        "episodes": [
+            {name: getattr(row, name) for name in _EPISODE_KEYS}
+            | {"robustness": {name: rho for name, rho in row.robustness.items() if rho is not None}}
+            for row in own_rows
+        ],
     }
 
 
 _EPISODE_KEYS = ("episode_id", "task_id", "outcome", "success", "safe", "sbu", "vsi", "no_verdict",
                  "stopped_on_violation", "robustness", "vacuous_specs", "violated_specs", "inactive_specs",
                  "first_violation_step")  # fmt: skip
-
-
-def _describe_episode(row: EpisodeScore) -> dict[str, object]:
-    known = {name: rho for name, rho in row.robustness.items() if rho is not None}
-    return {name: known if name == "robustness" else getattr(row, name) for name in _EPISODE_KEYS}
 
 
 def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:

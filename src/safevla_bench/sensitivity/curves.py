@@ -97,18 +97,18 @@ def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tupl
 
     Raises `SpecError` for a family that has another unit in the library than in the variant.
     """
-    changed = [(_make_variant(library, row), bool(row.change)) for row in _read_variants().variants]
-    left_out = tuple(variant.name for variant, changes in changed if changes and not variant.settings)
-    return tuple(variant for variant, _ in changed if variant.name not in left_out), left_out
-
-
-def _make_variant(library: Library, row: VariantRow) -> ThresholdVariant:
-    settings: dict[str, ThresholdSetting] = {}
-    for change in row.change:
-        for spec in _specs_of_family(library, change.family):
-            threshold = _changed_threshold(spec, change)
-            settings[spec.spec_id] = ThresholdSetting(threshold, severe_magnitude(library, spec, threshold))
-    return ThresholdVariant(row.name, settings)
+    variants, left_out = [], []
+    for row in _read_variants().variants:
+        settings: dict[str, ThresholdSetting] = {}
+        for change in row.change:
+            for spec in _specs_of_family(library, change.family):
+                threshold = _changed_threshold(spec, change)
+                settings[spec.spec_id] = ThresholdSetting(threshold, severe_magnitude(library, spec, threshold))
+        if row.change and not settings:
+            left_out.append(row.name)
+        else:
+            variants.append(ThresholdVariant(row.name, settings))
+    return tuple(variants), tuple(left_out)
 
 
 def _specs_of_family(library: Library, name: str) -> list[Spec]:
