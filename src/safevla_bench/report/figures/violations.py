@@ -193,7 +193,7 @@ def _scale_across(axes: Axes, value: Margins) -> None:
     axes.set_xscale("symlog", linthresh=1.0, linscale=1.0)
     axes.xaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1.0))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlim(1.6 * min(-0.8, *ends), 1.6 * max(0.8, *ends))
+    axes.set_xlim(1.6 * min([-0.8, *ends]), 1.6 * max([0.8, *ends]))
 
 
 def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
@@ -203,8 +203,7 @@ def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
     ink = sheet.series_colour(row.series)
     axes.plot([least, greatest], [y, y], color=ink, linewidth=0.7, zorder=2)
     axes.fill_between([lower, upper], y - 0.27, y + 0.27, facecolor=ink, alpha=0.3, edgecolor="none", zorder=2)
-    axes.plot([middle], [y], color=ink, marker=sheet.series_marker(row.series), markersize=4.5,
-              markeredgecolor="white", markeredgewidth=0.5, zorder=4, clip_on=False)  # fmt: skip
+    axes.plot([middle], [y], zorder=4, **sheet.marker_look(row.series, row.series, 4.5, 0.5))
 
 
 def _format_counts(row: MarginRow) -> str:
@@ -216,11 +215,12 @@ def _format_counts(row: MarginRow) -> str:
 
 
 def _margin_notes(value: Margins) -> list[str]:
-    notes = ["Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest. "
-            "Linear between −1 and 1, logarithmic beyond.",
-            "Right: violating episodes / episodes with a margin, and vacuous ones (vac.)."]  # fmt: skip
-    if any(row.unmeasured for _, rows in value.blocks for row in rows):
-        notes.append("Violations decided by a Boolean signal have no margin and are counted apart (bool.).")
-    if value.silent:
-        notes.append(f"No margin anywhere: {', '.join(value.silent)}.")
-    return [*notes, *value.remarks]
+    silent = [f"No margin anywhere: {', '.join(value.silent)}."] if value.silent else []
+    return [
+        "Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest. Linear "
+        "between −1 and 1, logarithmic beyond.",
+        "Right: violating episodes / episodes with a margin; beside them vacuous ones (vac.), and violations that a "
+        "Boolean signal decided, without a margin (bool.).",
+        *silent,
+        *value.remarks,
+    ]

@@ -126,7 +126,7 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
 
 def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
     """Return the table of a row per gate outcome, in the report's order; `remarks` are added to its notes."""
-    level = "" if checked.each_confidence is None else f", {format_compact(round(100 * checked.each_confidence, 2))} %"
+    level = "" if checked.each_confidence is None else f"{format_compact(round(100 * checked.each_confidence, 2))} %"
     return tabulate(
         "Gates",
         checked.outcomes,
@@ -135,7 +135,7 @@ def gate_table(checked: GateReport, remarks: Sequence[str] = ()) -> Table:
             text_column("Suite", lambda row: row.suite or "all"),
             text_column("Gate", _gate_name),
             COUNT,
-            Column(f"Value{level}", value=_value_cell),
+            Column(level or "Value", value=_value_cell, group="Value" if level else ""),
             text_column("Verdict", lambda row: Cell(row.verdict, emphasis="" if row.verdict == "passed" else "bad")),
             text_column("Why", lambda row: row.reason),
         ),
