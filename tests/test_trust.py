@@ -74,7 +74,6 @@ PLACES = {
     # Imports by name
     ("__init__.py", "import_module"): OWN,
     ("cli/__init__.py", "import_module"): OWN,
-    ("judging/scores.py", "import_module"): OWN,
     ("publishing/tracking.py", "import_module"): OWN,
     ("rollout/ray.py", "import_module"): OWN,
     ("hosts/mujoco/renderer.py", "import_module"): OWN,

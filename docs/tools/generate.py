@@ -84,13 +84,14 @@ def _libraries() -> Iterator[str]:
         ("Specification", "Instead of", "Threshold", "Severe"),
         [
             (_code(spec.spec_id), _code(spec.alternate_of or ""), *_numbers(spec))
-            for spec in default.specs_of_tier("alternate")
+            for spec in default
+            if spec.tier == "alternate"
         ],
     )
     yield "## Diagnostics\n\nReported beside the scores; in none of them. What a violation means is on its card."
     yield _table(
         ("Specification", "Clause", "Threshold"),
-        [_clause(spec)[:3] for spec in default.specs_of_tier("diagnostic")],
+        [_clause(spec)[:3] for spec in default if spec.tier == "diagnostic"],
     )
     yield READINGS
     paper, text, as_run, _ = file_formats.READINGS

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import describe_unjudged, stop_reason
-from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric
+from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select_outcomes
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics import intervals
@@ -402,7 +402,7 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
     SR is known of episodes that ran to their end, Safety of judged ones, SBU of those that are both, VSI of judged ones
     that no violation stopped.
     """
-    values = METRICS[metric].values(scores)[members]
+    values = METRICS[metric].values(select_outcomes(scores, members))
     return np.where(scores.is_stopped_on_violation[members], np.nan, values) if metric == VSI.key else values
 
 

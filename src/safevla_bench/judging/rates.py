@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -39,6 +39,21 @@ class Outcomes(Protocol):
     def is_counted(self) -> Bools: ...
     @property
     def is_judged(self) -> Bools: ...
+
+
+class EpisodeOutcomes(NamedTuple):
+    """`Outcomes` of some episodes alone, [n] each."""
+
+    success: Bools
+    unsafe: Bools
+    vsi: Floats
+    is_counted: Bools
+    is_judged: Bools
+
+
+def select_outcomes(outcomes: Outcomes, members: NDArray[np.int64]) -> EpisodeOutcomes:
+    """Return the outcomes of the episodes at these indices [n]."""
+    return EpisodeOutcomes(*(getattr(outcomes, name)[members] for name in EpisodeOutcomes._fields))
 
 
 @dataclass(frozen=True)
