@@ -77,7 +77,7 @@ PLACES = {
     ("publishing/tracking.py", "import_module"): OWN,
     ("rollout/ray.py", "import_module"): OWN,
     ("hosts/mujoco/renderer.py", "import_module"): OWN,
-    ("hosts/robocasa/kitchens.py", "import_module"): OWN,
+    ("hosts/robocasa/host.py", "import_module"): OWN,
     ("policies/python.py", "import_module"): GUARD,  # the policy `python:`
     ("policies/python.py", "from_pretrained"): GUARD,  # processors of a checkpoint name classes
     # The one loader of plug-ins

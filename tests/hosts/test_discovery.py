@@ -115,7 +115,7 @@ def test_a_settling_action_that_the_task_cannot_take_is_refused(wait_action):
 def test_making_hosts_imports_no_simulator():
     code = """import sys
 from safevla_bench.hosts import host_names, make_host, mujoco
-from safevla_bench.hosts.mujoco import physics, privileged
+from safevla_bench.hosts.mujoco import environment, privileged
 for name in host_names():
     make_host(name).suites()
 sys.exit(bool({'mujoco', 'robosuite', 'libero', 'robocasa', 'metaworld', 'sapien', 'torch'} & {*sys.modules}))"""

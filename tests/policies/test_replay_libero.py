@@ -82,7 +82,7 @@ def test_a_replay_of_the_harness_can_be_shown_and_replayed_again(harness_replay)
     episode = select_episodes(harness_replay, [1])
     seed = episode_seed(episode)
     assert (seed.init_state_index, seed.earlier_resets) == (1, 1)
-    assert next(_episode_starts(load_protocol(), episode, "libero")) == replace(seed, wait_steps=10)
+    assert next(_episode_starts(load_protocol(), episode)) == replace(seed, wait_steps=10)
 
 
 def demonstration(path, batch, first, model=""):

@@ -8,7 +8,7 @@ import pytest
 mujoco = pytest.importorskip("mujoco")
 
 from safevla_bench.errors import HostError  # noqa: E402
-from safevla_bench.hosts.mujoco.physics import change_model  # noqa: E402
+from safevla_bench.hosts.mujoco.environment import change_model  # noqa: E402
 from safevla_bench.interface.task import VARIATIONS, PhysicsChange  # noqa: E402
 from safevla_recorder.mujoco.recorder import Scene, copy_state  # noqa: E402
 

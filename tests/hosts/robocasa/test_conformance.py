@@ -11,7 +11,7 @@ from hosts.hand import RobosuiteHand
 from hosts.mujoco.turned_body import turn_body
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
-from safevla_bench.hosts.robocasa import kitchens
+from safevla_bench.hosts.robocasa import host as kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.scripted.kitchen import CAREFUL, MobileRobot
@@ -37,7 +37,7 @@ class TestRobocasa(RobosuiteHand, HostConformance):
 
     def bare(self, task, seed, actions):
         bars = kitchens.task_class(task)
-        start = kitchens.start("target", seed, bars.EXCLUDE_LAYOUTS, bars.EXCLUDE_STYLES)
+        start = kitchens.pick_scene("target", seed, bars.EXCLUDE_LAYOUTS, bars.EXCLUDE_STYLES)
         kitchen = kitchens.make_kitchen(task, start, Wants())
         kitchen.reset()
         for _ in range(seed.wait_steps):

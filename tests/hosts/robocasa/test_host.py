@@ -20,7 +20,7 @@ from scipy.spatial.transform import Rotation
 from builders import bodies_of_role, posed_bodies, touching_bodies
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.hosts.robocasa import kitchens
+from safevla_bench.hosts.robocasa import host as kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset

@@ -9,7 +9,7 @@ import pytest
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.hosts.robocasa import kitchens
+from safevla_bench.hosts.robocasa import host as kitchens
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.tasks.loader import registry
@@ -17,7 +17,7 @@ from safevla_recorder.robocasa import goal_target, is_standin, moved_fixture
 
 
 def start(split: str, index: int, no_layouts=(), no_styles=()) -> kitchens.KitchenStart:
-    return kitchens.start(split, EpisodeSeed(index, env_seed=7, wait_steps=10), no_layouts, no_styles)
+    return kitchens.pick_scene(split, EpisodeSeed(index, env_seed=7, wait_steps=10), no_layouts, no_styles)
 
 
 def test_the_suites_hold_the_tasks_of_the_registry_in_its_order():

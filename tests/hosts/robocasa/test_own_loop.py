@@ -15,7 +15,7 @@ from builders import same_bits
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.robocasa import kitchens
+from safevla_bench.hosts.robocasa import host as kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import load_policy_results
@@ -37,7 +37,7 @@ def task_of(name=TASK):
 def kitchen(index=0, env_seed=7, name=TASK):
     """The kitchen of an episode of the host's, made as a script would make it."""
     kind = kitchens.task_class(task_of(name))
-    start = kitchens.start(
+    start = kitchens.pick_scene(
         "target", EpisodeSeed(index, env_seed, wait_steps=0), kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES
     )
     return kitchens.make_kitchen(task_of(name), start, Wants())

@@ -9,7 +9,7 @@ import pytest
 
 import safevla_recorder
 from safevla_bench.hosts import make_host
-from safevla_bench.hosts.robocasa import kitchens
+from safevla_bench.hosts.robocasa import host as kitchens
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::Deprecat
 def kitchen():
     task = next(task for task in make_host("robocasa").tasks("robocasa-365") if task.task_id == "CloseFridge")
     kind = kitchens.task_class(task)
-    start = kitchens.start("target", EpisodeSeed(0, 7, wait_steps=0), kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES)
+    start = kitchens.pick_scene("target", EpisodeSeed(0, 7, wait_steps=0), kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES)
     with closing(kitchens.make_kitchen(task, start, Wants())) as made:
         yield made
 

@@ -1,41 +1,84 @@
 """RoboCasa-365: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5, recorded.
 
-What makes an episode repeatable stands in `RobocasaEnv.reset` and `safevla_bench.hosts.robocasa.kitchens`.
+An episode is fixed by task, split, index and the environment's seed, in RoboCasa's own numbering of scenes:
+
+- `target`: the ten scenes (layout i, style i), i = 1..10, in turn, so that index 10 is the first scene again.
+- `pretrain`: the layouts 11..60 in turn, each with the style of its number; each round of fifty takes the next style,
+  so that 2,500 episodes see every pair once.
+
+Pairs that RoboCasa's task bars are left out before counting. The kitchen's generator is seeded with
+1000 * env_seed + index, which draws objects, their places and the robot's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from functools import partial
-from typing import Any
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import check_start, check_wants, require_known
-from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, to_wxyz
+from safevla_bench.hosts import check_start, check_wants, read_versions, require_known
+from safevla_bench.hosts.mujoco.environment import (
+    MujocoHost,
+    RawObservation,
+    RobosuiteEnv,
+    env_options,
+    quieten_log,
+    to_wxyz,
+)
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
+from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
-from safevla_bench.hosts.robocasa import kitchens
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
-from safevla_recorder.episode import add_header_mark
+from safevla_recorder.episode import Floats, add_header_mark
 from safevla_recorder.mujoco.recorder import Scene
 from safevla_recorder.robocasa import (
     ASSETS_ENTRY,
+    AT,
     EMBODIMENT,
+    LID,
     OFFICIAL,
+    STANDIN,
     STANDIN_MARK,
+    Goal,
     episode_meta,
     goal_target,
+    is_standin,
+    known_goals,
     moved_fixture,
     read_scene,
 )
 
+if TYPE_CHECKING:
+    from robocasa.environments.kitchen.kitchen import Kitchen
+
+SPLITS = ("target", "pretrain")
+HORIZONS = ("v1.0.1", "v1.0.0")
+STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)
+"""No motion, gripper opening, arm mode."""
+SLIDE = "slide"
+_TARGET = range(1, 11)
+_PRETRAIN = range(11, 61)
+_SEEDS = 1000
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
 
 
@@ -49,17 +92,17 @@ class RobocasaHost(MujocoHost):
 
     name = "robocasa"
 
-    def __init__(self, split: str = kitchens.SPLITS[0], horizons: str = kitchens.HORIZONS[0]) -> None:
-        require_known("RoboCasa", "split", split, kitchens.SPLITS)
-        require_known("RoboCasa", "horizons", horizons, kitchens.HORIZONS)
+    def __init__(self, split: str = SPLITS[0], horizons: str = HORIZONS[0]) -> None:
+        require_known("RoboCasa", "split", split, SPLITS)
+        require_known("RoboCasa", "horizons", horizons, HORIZONS)
         self._split, self._horizons = split, horizons
 
     def suites(self) -> tuple[str, ...]:
-        return tuple(kitchens.read_table().suites)
+        return tuple(read_table().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in alphabetical order, with the horizons of that release."""
-        table, entries = kitchens.read_table(), registry().tasks
+        table, entries = read_table(), registry().tasks
         require_known("RoboCasa", "suite", suite, table.suites)
         return tuple(
             Task(
@@ -70,7 +113,7 @@ class RobocasaHost(MujocoHost):
                 instruction=entries[suite, name].instruction or name,
                 horizon=table.tasks[name]["horizon"][self._horizons],
                 episodes=table.episodes,
-                still=kitchens.STILL,
+                still=STILL,
             )
             for index, name in enumerate(table.suites[suite])
         )
@@ -90,11 +133,11 @@ class RobocasaHost(MujocoHost):
             problem = "the record does not say by which split and seed its kitchen was made"
             raise HostError(problem, remedy="Only records of `safevla eval` can be shown.")
         split = str(scene["split"])
-        require_known("RoboCasa", "split", split, kitchens.SPLITS)
+        require_known("RoboCasa", "split", split, SPLITS)
         return RobocasaEnv(task, Wants(), self.versions(), split, self._horizons).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        return kitchens.versions()
+        return versions()
 
 
 class RobocasaEnv(RobosuiteEnv):
@@ -107,7 +150,7 @@ class RobocasaEnv(RobosuiteEnv):
     """
 
     action_meaning = "position [3], rotation [3], gripper, base [3], torso, mode"
-    still = kitchens.STILL
+    still = STILL
     stage_camera = "robot0_agentview_center"
     embodiment = EMBODIMENT
 
@@ -115,9 +158,9 @@ class RobocasaEnv(RobosuiteEnv):
         """Look up the task and import RoboCasa; the first reset makes its kitchen."""
         super().__init__(task, wants, versions)
         self._split, self._horizons = split, horizons
-        self._goal = kitchens.task_goal(task)
-        self._class = kitchens.task_class(task)
-        self._start: kitchens.KitchenStart | None = None
+        self._goal = task_goal(task)
+        self._class = task_class(task)
+        self._start: KitchenStart | None = None
         self._meta: Mapping[str, Any] = {}
 
     def reset(self, seed: EpisodeSeed) -> Observation:
@@ -125,7 +168,7 @@ class RobocasaEnv(RobosuiteEnv):
 
         The same seed gives the same bytes, in this environment or another: RoboCasa rebuilds its model at each reset,
         and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
-        made for each episode. What RoboCasa draws by the order of a set has one order here (`kitchens`). The kitchen's
+        made for each episode. What RoboCasa draws by the order of a set has one order here. The kitchen's
         own reset settles for ten control steps before those of `seed`.
 
         Every start is drawn, whether `seed.drawn` says so or not: RoboCasa's tasks have no initial states.
@@ -135,8 +178,8 @@ class RobocasaEnv(RobosuiteEnv):
         """
         check_start(self.task, seed, takes_states=False)
         kind = self._class
-        start = kitchens.start(self._split, seed, kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES)
-        make = partial(kitchens.make_kitchen, self.task, start, self._wants)
+        start = pick_scene(self._split, seed, kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES)
+        make = partial(make_kitchen, self.task, start, self._wants)
         kitchen, self._start = self._make_anew(make, is_seen=not seed.wait_steps), start
         raw = kitchen.reset()
         self._meta = episode_meta(kitchen)
@@ -150,7 +193,7 @@ class RobocasaEnv(RobosuiteEnv):
         return read_scene(self._robosuite(), goal_target(self._goal), moved_fixture(self._goal))
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        return kitchens.view_privileged(self._robosuite(), scene, self._goal)
+        return view_privileged(self._robosuite(), scene, self._goal)
 
     def _target_object(self) -> str | None:
         return goal_target(self._goal)
@@ -166,3 +209,213 @@ class RobocasaEnv(RobosuiteEnv):
 
     def _base_pose(self, raw: RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return np.array(raw["robot0_base_pos"], dtype=np.float64), to_wxyz(raw["robot0_base_quat"])
+
+
+# Suites, tasks and the kitchens of their episodes
+
+
+class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Suites, and the horizon of each task by release of RoboCasa."""
+
+    episodes: int
+    suites: dict[str, tuple[str, ...]]
+    tasks: dict[str, dict[Literal["horizon"], dict[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class KitchenStart:
+    """The kitchen of one episode: RoboCasa's split, layout, style and the seed of its generator."""
+
+    split: str
+    layout: int
+    style: int
+    seed: int
+
+
+@cache
+def read_table() -> TaskTable:
+    """Return the table in `robocasa.toml`."""
+    text = resources.files(__package__).joinpath("robocasa.toml").read_text(encoding="utf-8")
+    return msgspec.toml.decode(text, type=TaskTable)
+
+
+def task_goal(task: Task) -> Goal:
+    """Return what a task's success asks for; raises `HostError` for an unknown task."""
+    require_known("RoboCasa", "task", task.task_id, read_table().suites.get(task.benchmark, ()))
+    return known_goals()[task.task_id]
+
+
+def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
+    """Return the start of the episode with that index, 0 or more, past the layouts and styles that the task bars; after
+    the last allowed scene of the split comes the first again.
+    """
+    index = seed.init_state_index
+    allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
+    layout, style = allowed[index % len(allowed)]
+    return KitchenStart(split, layout, style, _SEEDS * seed.env_seed + index)
+
+
+@cache
+def _scenes(split: str) -> tuple[tuple[int, int], ...]:
+    if split == "target":
+        return tuple((number, number) for number in _TARGET)
+    count = len(_PRETRAIN)
+    return tuple(
+        (layout, _PRETRAIN[(place + turn) % count]) for turn in range(count) for place, layout in enumerate(_PRETRAIN)
+    )
+
+
+_BUTTONS = ("_start_button", "_stop_button")
+
+
+def read_goal(kitchen: Kitchen, goal: Goal) -> tuple[str, ...]:
+    """Return the goal with names of this episode's bodies and fixtures, such as `("close", "fridge_main_group")`; the
+    verb `slide` becomes `slide_out` or `slide_in`.
+    """
+    verb, *names = goal
+    if verb == SLIDE:
+        verb = f"{SLIDE}_{'out' if kitchen.should_pull else 'in'}"
+    return (verb, *(_resolve_name(kitchen, name) for name in names))
+
+
+def _resolve_name(kitchen: Kitchen, name: str) -> str:
+    if name == LID or name in kitchen.objects:
+        return name
+    thing = getattr(kitchen, name)
+    return thing if isinstance(thing, str) else str(thing.name)
+
+
+def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileged:
+    """Return a reader of the kitchen's ground truth.
+
+    `sites_m` has the centres of the buttons that RoboCasa names, the anchors of the joints of the fixture that the goal
+    moves, and for a task of going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front.
+    """
+    model, data = kitchen.sim.model._model, kitchen.sim.data._data
+    sites: dict[str, Floats] = {}
+    if goal[0] == AT:
+        place, yaw = np.array(kitchen.target_pos, dtype=np.float64), float(kitchen.target_ori[2])
+        sites = {"goal": place, "goal_ahead": place + [np.cos(yaw), np.sin(yaw), 0.0]}
+    names = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}
+    sites |= {name: data.geom_xpos[geom] for name, geom in names.items() if name.endswith(_BUTTONS)}
+    fixture = moved_fixture(goal)
+    moved = getattr(kitchen, fixture).joints if fixture else ()
+    hinges = {str(name): int(model.joint(name).id) for name in moved}
+    sites |= {name: data.xanchor[joint] for name, joint in hinges.items()}
+    joints = [joint for fixture in kitchen.fixtures.values() for joint in fixture.joints]
+    return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), joints, sites, hinges)
+
+
+# The installation, and how one of its kitchens is made
+
+
+DISTRIBUTION = "praxis-robocasa"
+_ROBOSUITE = "praxis-robosuite"
+_SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
+ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
+"""Environment variable: a folder of assets to use instead of the package's own."""
+INSTALL = "make robocasa   (in a checkout: it makes RoboCasa's own environment, .venv-robocasa)"
+DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
+_NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that a trajectory depends on; `robocasa-assets` is `official`, or `stand-in` for
+    placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
+    """
+    require_robocasa()
+    installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
+    return {**installed, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
+
+
+def require_robocasa() -> None:
+    """Raise `HostError` unless RoboCasa is installed here, without the distribution `robosuite`; imports nothing."""
+    read_versions(_SIMULATOR, "RoboCasa", INSTALL)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        other = importlib.metadata.version("robosuite")
+        problem = f"robosuite {other} is installed beside {_ROBOSUITE}: both are the package 'robosuite'"
+        raise HostError(problem, remedy=f"Use an environment of its own for RoboCasa: {INSTALL}")
+
+
+def assets() -> Path:
+    """Return the folder of assets that `SAFEVLA_ROBOCASA_ASSETS` names, else the package's; `HostError` if it lacks
+    some.
+    """
+    named, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
+    if named:
+        root = Path(named).resolve()
+    elif package is not None and package.origin:
+        root = Path(package.origin).resolve().with_name("models") / "assets"
+    else:
+        raise HostError("RoboCasa is not installed: there is no package robocasa", remedy=INSTALL)
+    lacking = [part for part in _NEEDED if not (root / part).is_dir()]
+    if lacking:
+        where = f"{ASSETS}={named}" if named else str(root)
+        problem = f"RoboCasa's assets are missing: {where} has no {lacking[0]}"
+        raise HostError(problem, remedy=f"{DOWNLOAD}, or set {ASSETS} to a folder that holds them.")
+    return root
+
+
+def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
+    """Return RoboCasa's environment of one episode, before its reset; a renderer only if cameras are wanted."""
+    return task_class(task)(
+        **env_options("PandaOmron", wants),
+        layout_and_style_ids=[(start.layout, start.style)],
+        obj_instance_split=start.split,
+        seed=start.seed,
+    )
+
+
+def task_class(task: Task) -> type[Kitchen]:
+    """Return RoboCasa's class of a task; raises `HostError` if RoboCasa or its assets cannot be had here."""
+    require_robocasa()
+    _import_robocasa(assets())
+    from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS
+
+    return REGISTERED_KITCHEN_ENVS[task.task_id]  # type: ignore[no-any-return]
+
+
+@cache
+def _import_robocasa(root: Path) -> None:
+    quieten_log()
+    imported = sys.modules.get("robocasa.models")
+    if imported is not None and Path(imported.assets_root).resolve() != root:
+        problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
+        raise HostError(problem, remedy=f"Start anew with {ASSETS}={root}.")
+    finder = _AssetsFinder(root)
+    sys.meta_path.insert(0, finder)
+    try:
+        # RoboCasa prints that mimicgen is not there.
+        with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
+            counter = importlib.import_module("robocasa.models.fixtures.counter")
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(finder)
+    # RoboCasa puts the tops of a counter through a set of XML elements, which Python orders by address, and then draws
+    # a top by its place in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a
+    # process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the model; the
+    # name `set` occurs in that module nowhere else.
+    counter.set = dict.fromkeys  # type: ignore[attr-defined]
+
+
+class _AssetsFinder(importlib.abc.MetaPathFinder):
+    """Sets `robocasa.models.assets_root` as soon as that module is loaded: the next import reads it for good."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "robocasa.models":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_with_root(module: ModuleType) -> None:
+                load(module)
+                module.assets_root = str(self._root)  # type: ignore[attr-defined]
+
+            spec.loader.exec_module = load_with_root  # type: ignore[method-assign]
+        return spec
