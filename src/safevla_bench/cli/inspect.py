@@ -148,7 +148,9 @@ def show_command(
     index = row.number - 1
     record = judged.records.read_episodes([index]) if index < len(judged.records) else None
     if record is None:
-        options.print_json(row) if form == "json" else click.echo(terminal.format_lost_episode(row), nl=False)
+        options.print_json(row.to_document()) if form == "json" else click.echo(
+            terminal.format_lost_episode(row), nl=False
+        )
         return
     if page is not None:
         from safevla_bench.jobs.evaluation.outputs import render_episode_report

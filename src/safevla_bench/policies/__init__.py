@@ -25,7 +25,7 @@ POLICIES = PluginGroup(GROUP, "policy", "Policies", PolicyError)
 _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
-_PLAYED = frozenset({"metaworld", "noop", "random", "replay", "scripted"})
+_PLAYED = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "scripted"})
 """Policies of ours whose text behind the colon and whose arguments are data, whoever wrote them."""
 
 
