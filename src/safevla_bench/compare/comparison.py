@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from safevla_bench.compare import policy_results
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
@@ -29,14 +30,6 @@ from safevla_bench.compare.difference import (
 )
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
 from safevla_bench.compare.perturbation import Intervention, list_interventions
-from safevla_bench.compare.policy_results import (
-    PolicyResults,
-    TaskKey,
-    comparison_warnings,
-    name_silent_suites,
-    name_stopped_suites,
-    simulator_cells,
-)
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, Bounds
@@ -102,7 +95,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_policies(
-    results: Sequence[PolicyResults],
+    results: Sequence[policy_results.PolicyResults],
     options: ComparisonOptions | None = None,
     *,
     paired: bool = True,
@@ -138,14 +131,14 @@ def compare_policies(
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
         scopes=tuple(_decide_verdicts(scopes, options)),
-        across_versions=tuple(provenance_marks.find_mixtures(simulator_cells(results))),
-        warnings=tuple(comparison_warnings(results, scopes[-1].left_out, paired=paired)),
+        across_versions=tuple(provenance_marks.find_mixtures(policy_results.simulator_cells(results))),
+        warnings=tuple(policy_results.comparison_warnings(results, scopes[-1].left_out, paired=paired)),
         interventions=tuple(list_interventions(pairs)) if pairs else (),
     )
 
 
 def compare_where_possible(
-    results: Sequence[PolicyResults],
+    results: Sequence[policy_results.PolicyResults],
     options: ComparisonOptions | None = None,
     *,
     protocols: Sequence[Mapping[str, object]] = (),
@@ -173,14 +166,14 @@ def pair_where_possible(
     return compare(False), unpaired
 
 
-def require_one_simulator(results: Sequence[PolicyResults]) -> None:
+def require_one_simulator(results: Sequence[policy_results.PolicyResults]) -> None:
     """Raise `RunError` if a suite was simulated with several physics versions."""
-    if mixtures := provenance_marks.find_mixtures(simulator_cells(results)):
+    if mixtures := provenance_marks.find_mixtures(policy_results.simulator_cells(results)):
         remedy = "Roll all out with one simulator. `safevla compare --across-versions` compares, and marks it."
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
-def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> None:
+def _require_comparable(results: Sequence[policy_results.PolicyResults], *, paired: bool) -> None:
     """Raise `RunError` for fewer than two policies, one without episodes, and, unpaired, without a common task."""
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
@@ -195,11 +188,11 @@ def _require_comparable(results: Sequence[PolicyResults], *, paired: bool) -> No
         raise RunError("no task was run by two of the policies", remedy=remedy)
 
 
-def _nothing_comparable(results: Sequence[PolicyResults]) -> RunError:
-    if silent := name_silent_suites(results):
+def _nothing_comparable(results: Sequence[policy_results.PolicyResults]) -> RunError:
+    if silent := policy_results.name_silent_suites(results):
         remedy = "Compare SR, or record what the specifications need: `safevla score` says what that is."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
-    problem = f"a violation stopped episodes of {', '.join(name_stopped_suites(results))}"
+    problem = f"a violation stopped episodes of {', '.join(policy_results.name_stopped_suites(results))}"
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")
 
 
@@ -211,11 +204,11 @@ class _Scope:
     """The results of one suite, or of all where it is None, and their pairs; None = independent episodes."""
 
     suite: str | None
-    members: tuple[PolicyResults, ...]
+    members: tuple[policy_results.PolicyResults, ...]
     pairs: PairedResults | None
 
     @cached_property
-    def shared_tasks(self) -> list[TaskKey]:
+    def shared_tasks(self) -> list[policy_results.TaskKey]:
         """The tasks that every policy ran, or planned where episodes are paired."""
         if self.pairs:
             return list(dict.fromkeys((key.suite, key.task_id) for key in self.pairs.keys))
@@ -246,7 +239,7 @@ class _Scope:
         return sum(task in shared for task in unknown)
 
 
-def _split_scopes(results: Sequence[PolicyResults], pairs: PairedResults | None) -> list[_Scope]:
+def _split_scopes(results: Sequence[policy_results.PolicyResults], pairs: PairedResults | None) -> list[_Scope]:
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:

@@ -14,22 +14,8 @@ from safevla_bench.compare.pairs import StateMeans, number_distinct
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
-from safevla_bench.statistics.intervals import (
-    CONFIDENCE,
-    Interval,
-    reconcile_interval,
-    tango_interval,
-)
-from safevla_bench.statistics.tests import (
-    MeanTest,
-    barnard_p,
-    cmh_mid_p,
-    flip_pair_means,
-    flip_task_means,
-    mcnemar_mid_p,
-    mean_rate_difference_interval,
-    permute_task_means,
-)
+from safevla_bench.statistics import tests
+from safevla_bench.statistics.intervals import CONFIDENCE, Interval, reconcile_interval, tango_interval
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,10 +147,10 @@ def paired_difference(
     )
     measured = _judge_by_task(measured, by_task, sizes, options)
     if not (METRICS[metric].unit and states.is_single):
-        of_pairs = flip_pair_means(differences, options.confidence)
+        of_pairs = tests.flip_pair_means(differences, options.confidence)
         return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
     only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
-    p_value = mcnemar_mid_p(only_first, only_second)
+    p_value = tests.mcnemar_mid_p(only_first, only_second)
     interval = tango_interval(only_first, only_second, n, options.confidence)
     return replace(
         measured,
@@ -197,7 +183,7 @@ def unpaired_difference(
     else:
         values = [first[task] for task in shared], [second[task] for task in shared]
         generator = np.random.Generator(np.random.PCG64(0))
-        test, tested = "permutation within tasks", permute_task_means(*values, generator, options.confidence)
+        test, tested = "permutation within tasks", tests.permute_task_means(*values, generator, options.confidence)
     interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
     measured = Difference(
         first=names[0],
@@ -238,7 +224,7 @@ def _judge_by_task(
     """Return `measured` with the p-value and interval of tasks like these, from two tasks on."""
     if len(by_task) < 2:
         return measured
-    flipped = flip_task_means(by_task, weights, options.confidence)
+    flipped = tests.flip_task_means(by_task, weights, options.confidence)
     return replace(measured, ci_by_task=interval_bounds(flipped.interval), p_by_task=flipped.p_value)
 
 
@@ -248,13 +234,15 @@ def _test_rates(
     other_totals: NDArray[np.float64],
     other_sizes: NDArray[np.int64],
     confidence: float,
-) -> tuple[str, MeanTest]:
+) -> tuple[str, tests.MeanTest]:
     counts, others = totals.astype(np.int64), other_totals.astype(np.int64)
-    interval = mean_rate_difference_interval(totals, sizes, other_totals, other_sizes, confidence)
+    interval = tests.mean_rate_difference_interval(totals, sizes, other_totals, other_sizes, confidence)
     if len(counts) == 1:
-        p_value = barnard_p(int(counts[0]), int(sizes[0]), int(others[0]), int(other_sizes[0]))
-        return "Barnard, exact", MeanTest(p_value, interval)
-    return "Cochran-Mantel-Haenszel, mid-p", MeanTest(cmh_mid_p(counts, sizes, others, other_sizes), interval)
+        p_value = tests.barnard_p(int(counts[0]), int(sizes[0]), int(others[0]), int(other_sizes[0]))
+        return "Barnard, exact", tests.MeanTest(p_value, interval)
+    return "Cochran-Mantel-Haenszel, mid-p", tests.MeanTest(
+        tests.cmh_mid_p(counts, sizes, others, other_sizes), interval
+    )
 
 
 def least_tasks(confidence: float, verdicts: int = 1) -> int:

@@ -11,14 +11,8 @@ import numpy as np
 from safevla_bench.explain.bodies import BodyViolation
 from safevla_bench.explain.episode import rank_by_severity
 from safevla_bench.judging.scores import EpisodeScore, Scores
+from safevla_bench.report import episode_list
 from safevla_bench.report.episode_details import EpisodeDetails, EpisodeRecords, describe_episode
-from safevla_bench.report.episode_list import (
-    ListedEpisode,
-    add_firmness,
-    add_violating_bodies,
-    describe_ending,
-    list_episodes,
-)
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -42,7 +36,7 @@ ENDINGS: Mapping[str, str] = {
 class EpisodeEntry:
     """One line: an episode, what the filters find it by, and its details."""
 
-    row: ListedEpisode
+    row: episode_list.ListedEpisode
     kind: str
     facets: Mapping[str, Sequence[str]]
     """Filter -> the choices that show the episode."""
@@ -64,7 +58,7 @@ class EpisodeEntry:
         if episode.success is None:
             return ENDINGS[self.kind]
         fragile = ", fragile" if self.row.fragile_under else ""
-        return describe_ending(episode.success, episode.safe, episode.outcome) + fragile
+        return episode_list.describe_ending(episode.success, episode.safe, episode.outcome) + fragile
 
     @property
     def worst(self) -> str:
@@ -118,10 +112,12 @@ def build_episode_table(
     drawn = list(islice((k for k in rank_by_severity(scores) if k in records), MOST_DRAWN))
     records.trace(drawn)
     headers = map(records.header, range(len(scores)))
-    listed = list_episodes(scores, np.array([header.dt if header else np.nan for header in headers], dtype=np.float64))
+    listed = episode_list.list_episodes(
+        scores, np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
+    )
     if violations is not None:
-        listed = add_violating_bodies(listed, violations)
-    listed = add_firmness(listed, firmness)
+        listed = episode_list.add_violating_bodies(listed, violations)
+    listed = episode_list.add_firmness(listed, firmness)
     is_drawn = set(drawn)
     entries = [
         EpisodeEntry(
@@ -143,7 +139,7 @@ def _outcome_kind(episode: EpisodeScore | AbsentEpisode) -> str:
     return "st" if episode.outcome == "stopped" else ("s" if episode.success else "f") + ("s" if episode.safe else "u")
 
 
-def _facets(scores: Scores, row: ListedEpisode) -> dict[str, list[str]]:
+def _facets(scores: Scores, row: episode_list.ListedEpisode) -> dict[str, list[str]]:
     episode = row.episode
     columns = [] if episode.success is None else scores.scored_columns.tolist()
     return {

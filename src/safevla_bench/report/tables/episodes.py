@@ -210,7 +210,10 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
                 groups.setdefault((suite, task), []).append(episode.success)
     return tabulate(
         f"{results.kind}: {source}",
-        [(*names, _success_rate(flags), flags.count(None)) for names, flags in groups.items()],
+        [
+            (*names, Rate.of(flags.count(True), len(flags) - flags.count(None)), flags.count(None))
+            for names, flags in groups.items()
+        ],
         (
             text_column("Suite", lambda row: row[0]),
             text_column("Task", lambda row: Cell(row[1], emphasis="total" if row[1] == "all" else "")),
@@ -221,10 +224,6 @@ def foreign_results_table(results: ForeignResults, source: str) -> Table:
         ),
         notes=(WILSON, f"{results.kind} lacks {LACKS}.", *(f"{remark}." for remark in results.remarks)),
     )
-
-
-def _success_rate(flags: Sequence[bool | None]) -> Rate:
-    return Rate.of(flags.count(True), len(flags) - flags.count(None))
 
 
 _Replay = Mapping[str, Any]

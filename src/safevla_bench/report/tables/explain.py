@@ -8,18 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from safevla_bench.compare.policy_results import list_first
+from safevla_bench.explain import exposure
 from safevla_bench.explain.agreement import ANY_CLAUSE, Agreement, Disagreement, cohen_kappa, kappa_interval
 from safevla_bench.explain.bodies import BodyViolation
-from safevla_bench.explain.exposure import (
-    ANY_LIMIT,
-    FAILED,
-    NEAR,
-    SUCCEEDED,
-    VIOLATED,
-    CellExposure,
-    CellOnset,
-    SpecOnset,
-)
 from safevla_bench.judging.metrics import SpecSummary, Summary
 from safevla_bench.judging.rates import Rate, interval_bounds
 from safevla_bench.judging.scores import Scores
@@ -112,13 +103,13 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 # Time in violation
 
 
-def exposure_table(cells: Sequence[CellExposure]) -> Table:
+def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
     """Return a row for each cell, of any limit, then one for each specification that some episode of it violated."""
     rows = [
         _Part(cell.policy, cell.suite, limit)
         for cell in cells
         for limit in cell.limits
-        if limit.spec_id == ANY_LIMIT or limit.first_s is not None
+        if limit.spec_id == exposure.ANY_LIMIT or limit.first_s is not None
     ]
     return tabulate(
         "Time in violation",
@@ -148,11 +139,11 @@ _SHARES = (0.25, 0.5)
 """Of the longest episode: the times that the table shows before its end."""
 
 
-def onset_table(cells: Sequence[CellOnset]) -> Table:
+def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     """Return a row for each cell and scored specification that was violated or nearly so, and for any of them."""
     end_s = max((cell.end_s for cell in cells), default=0.0)
     times = sorted({float(format_significant(share * end_s, 2)) for share in _SHARES if end_s})
-    near = f"kept by less than {format_compact(100 * NEAR)} % of the limit"
+    near = f"kept by less than {format_compact(100 * exposure.NEAR)} % of the limit"
     return tabulate(
         "When violations begin, and near misses",
         [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
@@ -164,8 +155,8 @@ def onset_table(cells: Sequence[CellOnset]) -> Table:
             Column("Cut short", "before a violation", lambda row: Cell.fault(row.of.incidence.censored)),
             *(Column(f"by {format_compact(time)} s", "", _violated_by(time), "Violated %") for time in times),
             Column("at the end", "", _violated_by(end_s), "Violated %"),
-            Column("in success", "", _ended_as(SUCCEEDED), "Ended without %"),
-            Column("in failure", "", _ended_as(FAILED), "Ended without %"),
+            Column("in success", "", _ended_as(exposure.SUCCEEDED), "Ended without %"),
+            Column("in failure", "", _ended_as(exposure.FAILED), "Ended without %"),
             Column("Near misses %", near, lambda row: rate_cell(row.of.near_misses, "all cut short")),
         ),
         notes=(
@@ -177,15 +168,19 @@ def onset_table(cells: Sequence[CellOnset]) -> Table:
     )
 
 
-def _is_shown(spec: SpecOnset) -> bool:
-    return spec.spec_id == ANY_LIMIT or bool(spec.incidence.shares[VIOLATED][-1] or spec.near_misses.count)
+def _is_shown(spec: exposure.SpecOnset) -> bool:
+    return spec.spec_id == exposure.ANY_LIMIT or bool(
+        spec.incidence.shares[exposure.VIOLATED][-1] or spec.near_misses.count
+    )
 
 
 def _violated_by(time: float) -> Callable[[_Part], Cell]:
     def violated_cell(row: _Part) -> Cell:
         incidence = row.of.incidence
         k = incidence.at(time)
-        share, low, high = (float(values[k]) for values in (incidence.shares[VIOLATED], incidence.low, incidence.high))
+        share, low, high = (
+            float(values[k]) for values in (incidence.shares[exposure.VIOLATED], incidence.low, incidence.high)
+        )
         return Cell.estimate(share, (low, high), 1, 100)
 
     return violated_cell

@@ -12,23 +12,13 @@ import numpy as np
 from safevla_bench.judging.scores import SpecColumn
 from safevla_bench.report.tables.columns import limit_cell, spec_amount
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
-from safevla_bench.sensitivity.firmness import (
-    LEFT_PATH_M,
-    ClauseFirmness,
-    Counterfactual,
-    EpisodeFirmness,
-    Mark,
-    PhysicsFile,
-    SafetyRange,
-    measure_clauses,
-    measure_safety,
-)
+from safevla_bench.sensitivity import firmness
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent
 
 _MOST_LISTED = 20
 
 
-def describe_counterfactual(result: Counterfactual) -> str:
+def describe_counterfactual(result: firmness.Counterfactual) -> str:
     """Return whether the violation vanished without the cause, and whether the replay is still that of the record."""
     gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
@@ -46,7 +36,7 @@ def describe_counterfactual(result: Counterfactual) -> str:
     return ". ".join([f"{result.cause} {answer}", *parts]) + "."
 
 
-def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) -> Table:
+def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
     """Return the table of the specifications with a verdict on either side, and when each is first broken."""
     sides, columns = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
@@ -74,15 +64,15 @@ def counterfactual_table(result: Counterfactual, specs: Sequence[SpecColumn]) ->
     )
 
 
-def describe_firmness(episodes: Sequence[EpisodeFirmness]) -> str:
+def describe_firmness(episodes: Sequence[firmness.EpisodeFirmness]) -> str:
     """Return Safety of each policy with the fragile episodes counted either way, and the number of each mark."""
-    ranges = measure_safety(episodes)
+    ranges = firmness.measure_safety(episodes)
     lines = [f"{f'{row.policy or UNNAMED}: ' if len(ranges) > 1 else ''}{_describe_range(row)}" for row in ranges]
     return "\n".join(lines) or "No episode has been replayed."
 
 
-def _describe_range(row: SafetyRange) -> str:
-    marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(Mark) if row.marks.get(mark))
+def _describe_range(row: firmness.SafetyRange) -> str:
+    marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
     low, middle, high = (
@@ -92,10 +82,10 @@ def _describe_range(row: SafetyRange) -> str:
     return f"Safety {middle} % of {count_noun(row.n, 'episode')}; {varied}: {marks}."
 
 
-def firmness_tables(file: PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
+def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
     """Return the tables of clauses, by suite if `full`, and of the episodes whose verdict is not firm."""
     episodes = file.episodes()
-    clauses = clause_table(file, specs, measure_clauses(episodes, pooled=not full))
+    clauses = clause_table(file, specs, firmness.measure_clauses(episodes, pooled=not full))
     shown = [episode for episode in episodes if episode.mark != "firm" and (full or episode.mark != "off path")]
     more = 0 if full else len(shown[_MOST_LISTED:])
     fragile = tabulate(
@@ -113,7 +103,9 @@ def firmness_tables(file: PhysicsFile, specs: Sequence[SpecColumn], *, full: boo
     return [clauses, fragile] if shown else [clauses]
 
 
-def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[ClauseFirmness]) -> Table:
+def clause_table(
+    file: firmness.PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[firmness.ClauseFirmness]
+) -> Table:
     """Return the table of clauses: verdicts compared, flipped and left, and the spread of robustness by its limit."""
     columns = {spec.spec_id: spec for spec in specs}
     missing = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
@@ -134,7 +126,8 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
             text_column("Flipped by", _list_variations),
         ),
         notes=(
-            f"A replay leaves its path where hand or target is over {LEFT_PATH_M * 100:g} cm from its recorded place. "
+            f"A replay leaves its path where hand or target is over {firmness.LEFT_PATH_M * 100:g} cm from its "
+            "recorded place. "
             "Spread: within an episode, over its replays that never do. Robustness ρ is in the limit's unit.",
             missing,
             f"In {count_noun(failed, 'replay')} the simulator could not go on." if failed else "",
@@ -143,14 +136,14 @@ def clause_table(file: PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[
     )
 
 
-def _flip_share(row: ClauseFirmness) -> Cell:
+def _flip_share(row: firmness.ClauseFirmness) -> Cell:
     text = format_percent(row.flips, row.compared) if row.compared else NO_VALUE
     return Cell(text, float(Fraction(100 * row.flips, row.compared)) if row.compared else None)
 
 
-def _spread(spec: SpecColumn, row: ClauseFirmness, percent: int) -> Cell:
+def _spread(spec: SpecColumn, row: firmness.ClauseFirmness, percent: int) -> Cell:
     return spec_amount(spec, float(np.percentile(row.spreads, percent)) if row.spreads else None)
 
 
-def _list_variations(row: ClauseFirmness) -> str:
+def _list_variations(row: firmness.ClauseFirmness) -> str:
     return ", ".join(f"{name} {count}" for name, count in row.by_variation.items()) or NO_VALUE
