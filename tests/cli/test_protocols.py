@@ -146,7 +146,7 @@ def test_a_rollout_says_if_the_simulator_is_another_and_what_is_known_of_it(safe
 def test_an_entry_brings_its_host_s_arguments_and_the_command_replaces_them(safevla, tmp_path, monkeypatch):
     """RoboCasa's split is the one that the entry's project evaluates on."""
     requests = []
-    monkeypatch.setattr(rollout, "list_start_notes", lambda request: requests.append(request) or [])
+    monkeypatch.setattr(rollout.preparation, "list_start_notes", lambda request: requests.append(request) or [])
     for options in ((), ("--host-arg", "split=target"), ("--host-arg", "horizons=v1.0.0")):
         safevla("eval", "--record-only", "--entry", "pi0@robocasa-365", *options, "--out", tmp_path / "run")
     assert [request.host_arguments for request in requests] == [

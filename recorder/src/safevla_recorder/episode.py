@@ -11,18 +11,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import (
-    CONTACT_COLUMNS,
-    FORCES,
-    LABEL_COST,
-    LABELS,
-    LARGEST,
-    NET_FORCE,
-    NUMERIC,
-    PLACE,
-    POSES,
-    recorded_forces,
-)
+from safevla_recorder import channels
 from safevla_recorder.errors import Place, RecordError
 
 Floats = NDArray[np.float64]
@@ -79,7 +68,7 @@ class ContactList:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns by their names in `CONTACT_COLUMNS`."""
-        return {name: getattr(self, "record" if name == "step" else name) for name in CONTACT_COLUMNS}
+        return {name: getattr(self, "record" if name == "step" else name) for name in channels.CONTACT_COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -158,8 +147,8 @@ def add_costs(recording: Recording, costs: Sequence[object]) -> Recording:
     if not names:
         return recording
     rows = np.array([[step.get(name, NO_COST) for name in names] for step in steps])
-    extra = add_header_field(recording.extra, LABELS, names)
-    return replace(recording, further={**recording.further, LABEL_COST: rows}, extra=extra)
+    extra = add_header_field(recording.extra, channels.LABELS, names)
+    return replace(recording, further={**recording.further, channels.LABEL_COST: rows}, extra=extra)
 
 
 def _name_costs(cost: object) -> dict[str, float]:
@@ -167,7 +156,7 @@ def _name_costs(cost: object) -> dict[str, float]:
     kinds = (int, float, np.generic, np.ndarray)
     values = {str(name): np.asarray(value) for name, value in named.items() if isinstance(value, kinds)}
     real = {name: value for name, value in values.items() if value.size == 1 and value.dtype.kind in "biuf"}
-    return {name: float(value.item()) for name, value in real.items() if 0 <= value.item() <= LARGEST}
+    return {name: float(value.item()) for name, value in real.items() if 0 <= value.item() <= channels.LARGEST}
 
 
 def check_recorded_numbers(recording: Recording) -> None:
@@ -186,18 +175,18 @@ def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             yield "the integer does not fit 64 bits", name
-    for spec in NUMERIC:
+    for spec in channels.NUMERIC:
         values = recording.channel(spec.name)
         if values is not None and not np.isfinite(values).all():
             yield "a number is not finite", spec.name
-        elif values is not None and spec.is_bounded and np.any(np.abs(values) > LARGEST):
+        elif values is not None and spec.is_bounded and np.any(np.abs(values) > channels.LARGEST):
             yield "a number is beyond any scene", spec.name
     contacts = recording.contacts
     if contacts is not None:
-        recorded, impulse = recorded_forces(recording.header.get("forces")), contacts.impulse_ns
-        for name in FORCES:
+        recorded, impulse = channels.recorded_forces(recording.header.get("forces")), contacts.impulse_ns
+        for name in channels.FORCES:
             force = getattr(contacts, name)
-            sound = np.isfinite(force) & (force >= 0) & (force <= LARGEST)
+            sound = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
             if not (sound.all() if name in {*recorded, "force_n"} else np.isnan(force).all()):
                 yield "a force is negative, not finite or beyond any scene", f"contacts.{name}"
         if np.isinf(impulse).any() or np.any(impulse < 0):
@@ -217,10 +206,10 @@ _MIDNIGHT = (1980, 1, 1, 0, 0, 0)
 _TEXT = np.dtype("|u1")
 DTYPES = {
     "header": _TEXT,
-    **{spec.name: np.dtype(spec.dtype) for spec in NUMERIC if not spec.is_grip},
-    **{spec.bodies: np.dtype(PLACE) for spec in POSES},
-    **{f"contacts.{column}": np.dtype(code) for column, code in CONTACT_COLUMNS.items()},
-    **{spec.name: np.dtype(spec.dtype) for spec in NUMERIC if spec.is_grip},
+    **{spec.name: np.dtype(spec.dtype) for spec in channels.NUMERIC if not spec.is_grip},
+    **{spec.bodies: np.dtype(channels.PLACE) for spec in channels.POSES},
+    **{f"contacts.{column}": np.dtype(code) for column, code in channels.CONTACT_COLUMNS.items()},
+    **{spec.name: np.dtype(spec.dtype) for spec in channels.NUMERIC if spec.is_grip},
     "extra": _TEXT,
 }
 """Dtype of every array that may occur, in the order of the file."""
@@ -248,12 +237,14 @@ def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) ->
 
 
 def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
-    values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in NUMERIC}
+    values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
     if recording.records == 1:
-        values.update((spec.name, None) for spec in NUMERIC if spec.is_per_action)
-    values.update((spec.bodies, getattr(recording, spec.bodies)) for spec in POSES if values[spec.name] is not None)
+        values.update((spec.name, None) for spec in channels.NUMERIC if spec.is_per_action)
+    values.update(
+        (spec.bodies, getattr(recording, spec.bodies)) for spec in channels.POSES if values[spec.name] is not None
+    )
     if (contacts := recording.contacts) is not None:
-        left_out = {NET_FORCE} - set(recorded_forces(recording.header.get("forces")))
+        left_out = {channels.NET_FORCE} - set(channels.recorded_forces(recording.header.get("forces")))
         values.update(
             (f"contacts.{name}", column) for name, column in contacts.columns().items() if name not in left_out
         )

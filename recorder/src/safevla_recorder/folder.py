@@ -20,16 +20,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
+from safevla_recorder import episode
 from safevla_recorder.attachment import LoopRules, RecordableEnv, RecordedRow, TaskLabel, package_versions
-from safevla_recorder.episode import (
-    HEADER_FIELDS,
-    INTEGERS,
-    OUTCOMES,
-    add_costs,
-    add_header_mark,
-    check_recorded_numbers,
-    encode_episode,
-)
 from safevla_recorder.errors import FileError, Place, RecordError, RunError, redact_secrets
 from safevla_recorder.recorder import RecordedEpisode
 from safevla_recorder.version import __version__
@@ -284,11 +276,11 @@ _OF_RECORD = (*_OF_EPISODE, "success", "dt", "target_object")
 _TEXTS = ("episode_id", "benchmark", "task_id", "target_object", "instruction", "embodiment", "outcome")
 _TYPES: Mapping[str, type] = {
     **dict.fromkeys(_TEXTS, str),
-    **dict.fromkeys(INTEGERS, int),
+    **dict.fromkeys(episode.INTEGERS, int),
     "success": bool,
     "dt": float,
 }
-_FIELDS = tuple(name for name in HEADER_FIELDS if name in _TYPES or name == "joint_torque_limit_nm")
+_FIELDS = tuple(name for name in episode.HEADER_FIELDS if name in _TYPES or name == "joint_torque_limit_nm")
 
 
 class RunWriter:
@@ -379,20 +371,20 @@ class RunWriter:
         fields, number = self._complete_header(header, _OF_RECORD)
         about = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}
         recording = recorder.build_recording({**fields, **about})
-        recording = add_costs(recording, costs) if costs else recording
+        recording = episode.add_costs(recording, costs) if costs else recording
         target, outcome = fields["target_object"], fields["outcome"]
         if target is not None and recording.roles.get(str(target)) != "target":
             raise _refuse(
                 "target_object", f"{target!r} has not the role target", "Name a target of the scene, or None."
             )
-        if outcome not in OUTCOMES or (outcome == "success") != fields["success"]:
+        if outcome not in episode.OUTCOMES or (outcome == "success") != fields["success"]:
             problem = f"the outcome {outcome!r} does not go with success {fields['success']}"
-            raise _refuse("outcome", problem, f"Outcomes: {', '.join(OUTCOMES)}; success has its own.")
-        check_recorded_numbers(recording)
+            raise _refuse("outcome", problem, f"Outcomes: {', '.join(episode.OUTCOMES)}; success has its own.")
+        episode.check_recorded_numbers(recording)
         if self._privileged:
-            recording = replace(recording, extra=add_header_mark(recording.extra, "privileged"))
+            recording = replace(recording, extra=episode.add_header_mark(recording.extra, "privileged"))
         try:
-            content = encode_episode(recording)
+            content = episode.encode_episode(recording)
         except (ValueError, TypeError) as error:
             raise RecordError(f"the header cannot be written: {error}", remedy="Mend its fields.") from None
         return self._write_row(fields, number, recording.records - 1, reason, content)
@@ -426,7 +418,7 @@ class RunWriter:
     def _write_row(
         self, fields: Mapping[str, Any], number: int, steps: int, reason: str | None, content: bytes | None
     ) -> str:
-        known = ("episode_id", "benchmark", "task_id", "outcome", *INTEGERS)
+        known = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
         row = {name: fields.get(name) for name in known}
         further = {"policy": self._policy, "policy_seed": None, "episode": number, "steps": steps, "reason": reason}
         self._folder.write_episode(RecordedRow(**row, **further), content)  # type: ignore[arg-type]

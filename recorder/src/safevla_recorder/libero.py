@@ -18,27 +18,11 @@ from typing import TYPE_CHECKING, Any, Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.attachment import (
-    EpisodeCutter,
-    RecordableEnv,
-    TaskLabel,
-    find_layer,
-    package_versions,
-    subscribe_steps,
-)
+from safevla_recorder import attachment
 from safevla_recorder.episode import Action, Floats
 from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco import recorder
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
-from safevla_recorder.mujoco.recorder import (
-    Recorder,
-    Scene,
-    assign_roles,
-    attach_recorder,
-    geom_ids,
-    moving_links,
-    name_bodies,
-    subtree_bodies,
-)
 
 if TYPE_CHECKING:
     from libero.libero.benchmark import Task as LiberoTask
@@ -78,11 +62,11 @@ def find_libero(env: object) -> RecordableLibero | None:
     wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
     if wrappers is None:  # nobody has made one
         return None
-    control = find_layer(env, wrappers.ControlEnv)
+    control = attachment.find_layer(env, wrappers.ControlEnv)
     return None if control is None else RecordableLibero(control)
 
 
-class RecordableLibero(RecordableEnv):
+class RecordableLibero(attachment.RecordableEnv):
     """One `ControlEnv`, of any subclass."""
 
     host = "libero"
@@ -109,7 +93,7 @@ class RecordableLibero(RecordableEnv):
     def set_init_states(self, init_states: ArrayLike) -> None:
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
 
-    def subscribe(self, cutter: EpisodeCutter) -> Undo:
+    def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
         def interrupt(original: Any, *args: object, **kwargs: object) -> object:
             cutter.on_interruption()
             return original(*args, **kwargs)
@@ -138,7 +122,7 @@ class RecordableLibero(RecordableEnv):
             wrap_method(self._control, "set_state", set_state),
             wrap_method(self._env, "reset", reset),
             wrap_method(self._env, "seed", seed),
-            *subscribe_steps(self._env, cutter, lambda result: bool(result[2])),
+            *attachment.subscribe_steps(self._env, cutter, lambda result: bool(result[2])),
         ]
         return partial(undo_all, hooks)
 
@@ -149,8 +133,8 @@ class RecordableLibero(RecordableEnv):
             return None
         return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
 
-    def start_recorder(self) -> tuple[Recorder, Undo]:
-        return attach_recorder(self._env.sim, "step", read_scene(self._env), self.task.task_id)
+    def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
+        return recorder.attach_recorder(self._env.sim, "step", read_scene(self._env), self.task.task_id)
 
     def fixture_roots(self) -> list[str]:
         return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
@@ -209,7 +193,7 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
     return frozenset(str(owner or name) for name, owner in owners.items())
 
 
-def read_scene(domain: BDDLBaseDomain) -> Scene:
+def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     """Return names and roles of the domain's present model; every reset makes a new one.
 
     Movable objects go by their BDDL name with all their bodies, everything else by MuJoCo's body names. Links of
@@ -217,23 +201,25 @@ def read_scene(domain: BDDLBaseDomain) -> Scene:
     """
     model = domain.sim.model._model
     objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
-    body_name = name_bodies(model, objects)
+    body_name = recorder.name_bodies(model, objects)
     links = {
         body_name[body]: body
         for fixture in domain.fixtures_dict
         if fixture not in _goal_moved_fixtures(domain)
-        for body in moving_links(model, int(domain.obj_body_id[fixture]))
+        for body in recorder.moving_links(model, int(domain.obj_body_id[fixture]))
     }
     robot = domain.robots[0]
     geoms = robot.gripper.important_geoms
-    robot_bodies = subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
+    robot_bodies = recorder.subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
     targets = goal_targets(domain)
-    return Scene(
+    return recorder.Scene(
         body_name=body_name,
-        roles=assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies),
+        roles=recorder.assign_roles(
+            model, body_name, objects=objects, links=links, targets=targets, robot=robot_bodies
+        ),
         objects=objects,
         links=links,
-        fingers=(geom_ids(model, geoms["left_finger"]), geom_ids(model, geoms["right_finger"])),
+        fingers=(recorder.geom_ids(model, geoms["left_finger"]), recorder.geom_ids(model, geoms["right_finger"])),
         eef_site=int(model.site(robot.gripper.important_sites["grip_site"]).id),
         arm_dofs=tuple(int(dof) for dof in robot._ref_joint_vel_indexes),
     )
@@ -244,7 +230,7 @@ def read_scene(domain: BDDLBaseDomain) -> Scene:
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of all that a trajectory depends on, as far as they are installed."""
-    return package_versions(("mujoco", "robosuite", DISTRIBUTION, *OTHER_DISTRIBUTIONS, "numpy"))
+    return attachment.package_versions(("mujoco", "robosuite", DISTRIBUTION, *OTHER_DISTRIBUTIONS, "numpy"))
 
 
 def require_robosuite(version: str) -> None:
@@ -255,14 +241,14 @@ def require_robosuite(version: str) -> None:
         raise HostError(problem, remedy=remedy)
 
 
-def label_task(bddl_file: Path, language: str) -> TaskLabel:
+def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
     """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name."""
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
-        return TaskLabel(*name_own_task(bddl_file), language)
+        return attachment.TaskLabel(*name_own_task(bddl_file), language)
     benchmark, index = suite_task
     instruction = language if is_reworded(benchmark) else suite_entries(benchmark)[index].language
-    return TaskLabel(benchmark, f"task_{index}", instruction)
+    return attachment.TaskLabel(benchmark, f"task_{index}", instruction)
 
 
 def is_reworded(benchmark: str) -> bool:

@@ -16,27 +16,11 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence, Tuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from safevla_recorder.attachment import (
-    EpisodeCutter,
-    RecordableEnv,
-    TaskLabel,
-    find_layer,
-    package_versions,
-    subscribe_steps,
-)
+from safevla_recorder import attachment
 from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco import recorder
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
-from safevla_recorder.mujoco.recorder import (
-    Recorder,
-    Scene,
-    assign_roles,
-    attach_recorder,
-    geom_ids,
-    moving_links,
-    name_bodies,
-    subtree_bodies,
-)
 
 if TYPE_CHECKING:
     from robocasa.environments.kitchen.kitchen import Kitchen
@@ -71,11 +55,11 @@ def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableK
     `HostError` if the kitchen is being recorded already, has another robot, or a task whose goal is not known.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
-    kitchen = None if module is None else find_layer(env, module.Kitchen)
+    kitchen = None if module is None else attachment.find_layer(env, module.Kitchen)
     return None if kitchen is None else RecordableKitchen(kitchen, goal)
 
 
-class RecordableKitchen(RecordableEnv):
+class RecordableKitchen(attachment.RecordableEnv):
     """One `Kitchen`, of any task whose goal is known. Its model may be made later: RoboCasa makes one at each reset."""
 
     host = "robocasa"
@@ -91,13 +75,13 @@ class RecordableKitchen(RecordableEnv):
         """
         _require_robot(kitchen)
         name = type(kitchen).__name__
-        super().__init__(kitchen, TaskLabel(BENCHMARK, name, name), installed_versions())
+        super().__init__(kitchen, attachment.TaskLabel(BENCHMARK, name, name), installed_versions())
         self._goal = _find_goal(name, goal)
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
 
-    def subscribe(self, cutter: EpisodeCutter) -> Undo:
+    def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
         kitchen = self._env
         of_simulation: list[Undo] = []
 
@@ -129,19 +113,19 @@ class RecordableKitchen(RecordableEnv):
         hooks: list[Undo] = [
             partial(undo_all, of_simulation),
             wrap_method(kitchen, "reset", reset),
-            *subscribe_steps(kitchen, cutter, lambda result: bool(result[1])),
+            *attachment.subscribe_steps(kitchen, cutter, lambda result: bool(result[1])),
         ]
         return partial(undo_all, hooks)
 
-    def start_recorder(self) -> tuple[Recorder, Undo]:
+    def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
         kitchen = self._env
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
         method = "step2" if kitchen.lite_physics else "step"
-        return attach_recorder(kitchen.sim, method, scene, self.task.task_id)
+        return recorder.attach_recorder(kitchen.sim, method, scene, self.task.task_id)
 
     def fixture_roots(self) -> list[str]:
         roots = {fixture.root_body for fixture in self._env.fixtures.values()}
-        return sorted(roots & set(name_bodies(self._env.sim.model._model, {})))
+        return sorted(roots & set(recorder.name_bodies(self._env.sim.model._model, {})))
 
     def is_still(self, action: Action) -> bool:
         return not np.any(np.delete(action, [_GRIPPER, _MODE]))
@@ -172,7 +156,7 @@ class RecordableKitchen(RecordableEnv):
 def installed_versions() -> dict[str, str]:
     """Return the versions of all that a trajectory depends on, by distribution, and whose assets RoboCasa has."""
     root = Path(sys.modules["robocasa.models"].assets_root)
-    return {**package_versions(_PACKAGES), ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
+    return {**attachment.package_versions(_PACKAGES), ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
 
 
 def is_standin(root: Path) -> bool:
@@ -271,7 +255,7 @@ _GRIP_SITE = "gripper0_right_grip_site"
 _ROBOT = "robot0_base"
 
 
-def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> Scene:
+def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> recorder.Scene:
     """Return names and roles of the kitchen's present model.
 
     Objects go by RoboCasa's names with all their bodies, whatever else by MuJoCo's body names, as furniture. Links of
@@ -279,19 +263,19 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
     """
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)
-    robot = subtree_bodies(model, int(model.body(_ROBOT).id))
-    body_name = name_bodies(model, objects)
+    robot = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
+    body_name = recorder.name_bodies(model, objects)
     moved = _moved_bodies(kitchen, moved_fixture, model)
-    fixtures = (body for body in moving_links(model, 0) if body not in {*robot, *moved})
+    fixtures = (body for body in recorder.moving_links(model, 0) if body not in {*robot, *moved})
     links = {body_name[body]: body for body in fixtures if body_name[body] not in objects}
     targets = [target] if target else []
     fingers = kitchen.robots[0].gripper["right"].important_geoms
-    return Scene(
+    return recorder.Scene(
         body_name=body_name,
-        roles=assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot),
+        roles=recorder.assign_roles(model, body_name, objects=objects, links=links, targets=targets, robot=robot),
         objects=objects,
         links=links,
-        fingers=(geom_ids(model, fingers["left_finger"]), geom_ids(model, fingers["right_finger"])),
+        fingers=(recorder.geom_ids(model, fingers["left_finger"]), recorder.geom_ids(model, fingers["right_finger"])),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
         # RoboCasa sets joints of some fixtures anew after each control step: where two overlap at rest, their contact
@@ -312,4 +296,4 @@ def _moved_bodies(kitchen: Kitchen, moved_fixture: str | None, model: mujoco.MjM
     if moved_fixture is None:
         return ()
     fixture = getattr(kitchen, moved_fixture)
-    return subtree_bodies(model, int(model.body(fixture.root_body).id))
+    return recorder.subtree_bodies(model, int(model.body(fixture.root_body).id))

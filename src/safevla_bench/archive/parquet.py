@@ -22,13 +22,7 @@ import pyarrow.parquet as pq
 
 from safevla_bench.archive import parquet_rows
 from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, open_parquet
-from safevla_bench.archive.record_schema import (
-    REMEDY_BROKEN,
-    REMEDY_LARGE,
-    EpisodeSelection,
-    check_size,
-    refuse_field,
-)
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, REMEDY_LARGE, EpisodeSelection, check_size, refuse_field
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes

@@ -23,9 +23,7 @@ from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.sensitivity import calibration
 from safevla_bench.signals.signal import SIGNALS
-from safevla_bench.specs import loader
-from safevla_bench.specs.file_formats import paper_spec_rows
-from safevla_bench.specs.loader import TrialTrace, try_spec
+from safevla_bench.specs import file_formats, loader
 from safevla_bench.specs.spec import Spec, explain_spec, spec_rows
 from safevla_bench.stl.formula import format_formula
 from safevla_bench.tasks import bddl, proposal
@@ -115,7 +113,7 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
     ]
 
 
-_ROWS = {"json": spec_rows, "paper": paper_spec_rows}
+_ROWS = {"json": spec_rows, "paper": file_formats.paper_spec_rows}
 
 
 @options.command("tasks")
@@ -181,7 +179,7 @@ def _print_trials(path: Path) -> None:
     own = [spec for spec in chosen if spec.spec_id not in base]
     registry = tasks_loader.registry()
     for spec in own:
-        trial, exempt = try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
+        trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
         severe = "" if spec.severe is None else f", severe {format_compact(spec.severe)} {spec.unit}"
         lines = [
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
@@ -198,7 +196,7 @@ def _print_trials(path: Path) -> None:
     echo(f"{count_noun(len(own), 'specification')} can be judged by. Next: {command}")
 
 
-def _describe_trace(spec: Spec, trace: TrialTrace | None) -> str:
+def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
     if trace is None:
         return "no simple trace: does the formula say what you mean?"
     if not math.isfinite(trace.rho):

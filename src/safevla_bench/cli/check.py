@@ -8,10 +8,7 @@ from pathlib import Path
 
 import click
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
-from safevla_bench.cli.options import quote_paths
-from safevla_bench.cli.progress import show_status
-from safevla_bench.cli.run_options import parse_arguments
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, progress, rules, run_options
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
@@ -57,7 +54,7 @@ def verify_command(
         ruleset = judgement.add_host_registries(named, [run], as_judged=is_own)
     elif is_own:
         ruleset = judgement.find_rules([run], as_judged=True)
-    with show_status("checking digests, episodes and scores") as update:
+    with progress.show_status("checking digests, episodes and scores") as update:
         verification = verify.verify_run(
             run, ruleset, replay=replay, audit=audit, observer=lambda done, what: update(f"replay {done + 1}: {what}")
         )
@@ -69,11 +66,11 @@ def verify_command(
         for finding in verification.findings:
             detail = finding.said.replace("\n", f"\n{'':<11}")
             echo(f"{finding.verdict:<10} {finding.check}: {detail}")
-        step = f"safevla open {quote_paths(run)}"
+        step = f"safevla open {options.quote_paths(run)}"
         if not verification.agrees:
-            step = f"restore what differs; safevla score {quote_paths(run)} writes the scores anew"
+            step = f"restore what differs; safevla score {options.quote_paths(run)} writes the scores anew"
         elif not (verification.has_open_checks or replay or audit):
-            again = f"safevla verify {quote_paths(run)} --replay 3"
+            again = f"safevla verify {options.quote_paths(run)} --replay 3"
             step = f"{again} plays episodes again, the only check that finds a changed record"
         echo(f"\nNext: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
@@ -121,7 +118,7 @@ def doctor_command(
         examined = doctor.examine_machine(host, out, quick=quick)
     else:
         options.refuse_given(["out", "quick"], "is for this machine: examine it without --server.")
-        examined = examine_server(server, parse_arguments(arguments, (server,))[server], host)
+        examined = examine_server(server, run_options.parse_arguments(arguments, (server,))[server], host)
     findings = []
     for finding in examined:
         findings.append(finding)
@@ -162,7 +159,7 @@ def serve_command(
     require_library("websockets", "openpi")
     own_name, spec = split_name(policy)
     name = own_name or spec
-    policy_settings = parse_arguments(arguments, (name,))[name]
+    policy_settings = run_options.parse_arguments(arguments, (name,))[name]
     served = serve.ServedPolicy(name, lambda: make_policy(spec, policy_settings), seed, policy_settings, copies)
     key = endpoint.read_key(key_file)
     server = serve.start_server(served, bind, port, key)

@@ -12,11 +12,8 @@ import msgspec
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_run_progress, show_status
-from safevla_bench.compare import sample_size
+from safevla_bench.compare import decisions, difference, perturbation, sample_size
 from safevla_bench.compare.comparison import compare_policies
-from safevla_bench.compare.decisions import RankingSensitivity, rank_under_variants
-from safevla_bench.compare.difference import ComparisonOptions
-from safevla_bench.compare.perturbation import compare_changes
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
@@ -26,12 +23,9 @@ from safevla_bench.judging.registration import REGISTERED, check_registrations
 from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.report.published import PREFIX, find_paper_cells
 from safevla_bench.report.render import TableFormat, render_html, render_tables
-from safevla_bench.report.tables import firmness, published
+from safevla_bench.report.tables import cells, comparison_answer, firmness, published, sensitivity
 from safevla_bench.report.tables import sensitivity as varying
-from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.comparison import change_table, describe_changes
-from safevla_bench.report.tables.comparison_answer import describe_comparison
-from safevla_bench.report.tables.sensitivity import host_mean_table, host_means
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
@@ -96,7 +90,7 @@ def compare_command(
     elif by_change:
         report = _compare_changes(sources, policies, confidence / 100)
     else:
-        how = ComparisonOptions(
+        how = difference.ComparisonOptions(
             confidence=confidence / 100,
             allow_crashed=allow_crashed,
         )
@@ -134,7 +128,7 @@ class _Report:
 def _compare_sources(
     sources: rules.JudgedSources,
     policies: Sequence[str],
-    how: ComparisonOptions,
+    how: difference.ComparisonOptions,
     pairing: Mapping[str, bool],
     *,
     full: bool,
@@ -144,7 +138,7 @@ def _compare_sources(
     tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)
     document = {**msgspec.to_builtins(comparison), **_describe_origin(entrants, sources)}
     hint = "Suites, further metrics, tests and their notes: --full."
-    return _Report(document, describe_comparison(comparison), tables, hint)
+    return _Report(document, comparison_answer.describe_comparison(comparison), tables, hint)
 
 
 def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join: bool = True) -> list[PolicyResults]:
@@ -157,7 +151,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     why = "has no meaning beside --changes, which compares SR and Safety in pairs."
     options.refuse_given([*_OF_EPISODES[:-1], "full"], why)
     results = _load_results(sources, policies, join=False)
-    changes = compare_changes(results, confidence)
+    changes = perturbation.compare_changes(results, confidence)
     notes = dict.fromkeys(comparison_warnings(results, 0, paired=True))
     table = change_table(changes, (*notes, sources.ruleset.provenance().to_sentence()))
     document = {**msgspec.to_builtins(changes), **_describe_origin(results, sources)}
@@ -298,18 +292,18 @@ def _sweep_thresholds(judged: Judged, requests: Sequence[curves.SweepRequest], *
 _VARIANTS = "suite, variant and pair of policies."
 
 
-def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> RankingSensitivity | None:
+def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> decisions.RankingSensitivity | None:
     """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy."""
     again = make_rescorer(judged)
-    return rank_under_variants(
+    return decisions.rank_under_variants(
         judged.scores, judged.headers, judged.library, variants, again, protocols=judged.protocols
     )
 
 
 def _ablate(judged: Judged, *, full: bool) -> _Report:
-    roster = Roster(privileged=judged.privileged)
+    roster = cells.Roster(privileged=judged.privileged)
     ablated = curves.ablate_thresholds(judged.scores, judged.library, make_rescorer(judged))
-    means = host_means(ablated, judged.ruleset.registry, roster)
+    means = sensitivity.host_means(ablated, judged.ruleset.registry, roster)
     ranking = _rank_policies(judged, ablated.variants)
     document = {
         **msgspec.to_builtins(ablated),
@@ -319,7 +313,7 @@ def _ablate(judged: Judged, *, full: bool) -> _Report:
     tables = [varying.pooled_table(ablated, "Safety % under the variants of the paper's Table 9")]
     if full:
         tables = [varying.variant_table(ablated)]
-        tables += [host_mean_table(means, ablated)] if means else []
+        tables += [sensitivity.host_mean_table(means, ablated)] if means else []
         tables += [varying.ranking_table(ranking)] if ranking else []
     hint = f"{_VARIANTS} One threshold: --sweep NAME=LOW:HIGH:COUNT."
     return _Report(document, varying.describe_sensitivity(ablated, ranking), tables, hint)

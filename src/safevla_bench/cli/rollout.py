@@ -12,19 +12,13 @@ from typing import Any, get_args
 
 import click
 
-from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo
+from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo, progress, rules, score
 from safevla_bench.cli.options import FILE, POSITIVE, command, group, option, quote_paths, repeatable
-from safevla_bench.cli.progress import show_run_progress
-from safevla_bench.cli.rules import JUDGE_OPTIONS, read_new_rules
 from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, RUN_OPTIONS, RunCommand, make_request
-from safevla_bench.cli.score import print_scores
 from safevla_bench.errors import ServerLostError, ServerRefusedError
 from safevla_bench.files import make_folder, write_atomically
-from safevla_bench.jobs.evaluation.preparation import estimate_run, list_start_notes
+from safevla_bench.jobs.evaluation import preparation, results, rollouts, stopping_rule
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, open_questions
-from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.jobs.evaluation.rollouts import describe_deviation, freeze_request, roll_out
-from safevla_bench.jobs.evaluation.stopping_rule import describe_decision
 from safevla_bench.jobs.search import FOLDER, Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.jobs.search.optimizers import Method
 from safevla_bench.judging.judged import Judged
@@ -37,9 +31,7 @@ from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.episode import Observer
 from safevla_bench.rollout.plan import RunEstimate
 from safevla_bench.rollout.ray import ADDRESS, HERE
-from safevla_bench.sources.runs import folder
-from safevla_bench.sources.runs.episode_index import read_sources
-from safevla_bench.sources.runs.parts import count_progress, episode_rows
+from safevla_bench.sources.runs import episode_index, folder, parts
 from safevla_bench.text import NO_VALUE, count_noun, format_significant, redact_secrets
 
 _TRACKERS = click.Choice(["wandb", "trackio", "tensorboard"])
@@ -72,8 +64,8 @@ def eval_command(
         return
     judged = _evaluate(run_command, trackers)
     if judged is not None:
-        print_scores(judged)
-    rows = episode_rows(run_command.out)
+        score.print_scores(judged)
+    rows = parts.episode_rows(run_command.out)
     _report_run(run_command, rows)
     if judged is None:
         echo(f"Records: {run_command.shown}\nNext: safevla score {quote_paths(run_command.shown)}")
@@ -89,9 +81,9 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
     request = replace(run_command.request, ruleset=ruleset)
     with _report_interruption(run_command), _observe_run(run_command, trackers) as (observer, tracked):
         if run_command.record_only:
-            roll_out(request, out, observer, execution)
+            rollouts.roll_out(request, out, observer, execution)
             return None
-        judged = evaluate_request(request, ruleset, out, observer, execution)
+        judged = results.evaluate_request(request, ruleset, out, observer, execution)
         for tracker in tracked:
             tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
     return judged
@@ -100,13 +92,13 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
 def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     request = run_command.request
     if any(policy.maker.startswith("replay:") for policy in request.roster):
-        batch = read_sources([run_command.out])[0]
+        batch = episode_index.read_sources([run_command.out])[0]
         if table := episode_tables.replay_table(batch) if batch else None:
             click.echo(f"\n{render_text(table)}")
     if request.stop_on_violation:
         counted = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
         click.echo(f"{counted} stopped at the first violation: unsafe, and not known whether any would have succeeded.")
-    if sentence := describe_decision(folder.read_description(run_command.out)):
+    if sentence := stopping_rule.describe_decision(folder.read_description(run_command.out)):
         echo(sentence)
     _report_servers(run_command)
     _report_failures(run_command, rows)
@@ -126,7 +118,7 @@ def _observe_run(
     scorer = tracking.OutcomeScorer(run_command.ruleset)
     tracked = tracking.open_observers(trackers, run_command.out, config, scorer, _warn)
     try:
-        with show_run_progress(scorer) as bar:
+        with progress.show_run_progress(scorer) as bar:
             yield tracking.ObserverGroup([bar, *tracked]), tracked
     finally:
         for tracker in tracked:
@@ -139,18 +131,18 @@ def _warn(text: str) -> None:
 
 def _print_notes(run_command: RunCommand) -> None:
     request, ruleset = run_command.request, run_command.ruleset
-    for line in [*open_questions(request), *list_start_notes(request)]:
+    for line in [*open_questions(request), *preparation.list_start_notes(request)]:
         echo(f"note: {line}", err=True)
     cluster = run_command.execution.cluster
     if not run_command.dry_run and cluster and cluster.place == HERE:
         click.echo(f"note: no ray:ADDRESS and no {ADDRESS}: Ray is started on this machine", err=True)
     registration = request.registration
-    if registration is not None and (deviation := describe_deviation(registration, request, ruleset)):
+    if registration is not None and (deviation := rollouts.describe_deviation(registration, request, ruleset)):
         echo(f"note: not as registered: {deviation}", err=True)
 
 
 def _write_registration(run_command: RunCommand, path: Path) -> None:
-    registration = freeze_request(run_command.request, run_command.ruleset)
+    registration = rollouts.freeze_request(run_command.request, run_command.ruleset)
     make_folder(path.parent)
     write_atomically(path, registration.encode())
     echo(f"Registered: {path}, {registration.n} episodes, digest {registration.digest}")
@@ -159,7 +151,7 @@ def _write_registration(run_command: RunCommand, path: Path) -> None:
 
 def _print_plan(run_command: RunCommand) -> None:
     request = run_command.request
-    estimate = estimate_run(request, run_command.execution)
+    estimate = preparation.estimate_run(request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
     for call in request.list_calls():
         trust = f"; only with --trust {quote_paths(request.named_by)}" if request.named_by else ""
@@ -173,7 +165,7 @@ def _report_interruption(run_command: RunCommand) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, ServerLostError, ServerRefusedError) as error:
         if (run_command.out / folder.RUN).exists():
-            done, planned = count_progress(run_command.out)
+            done, planned = parts.count_progress(run_command.out)
             text = f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}"
             if not isinstance(error, KeyboardInterrupt):
                 again = f"{run_command.resume_command} --retry-crashed"
@@ -235,7 +227,7 @@ def search_command(
     until: str = option("When to leave a task.", type=click.Choice(["found", "budget"]), default="found"),
     wordings: str | None = option("What else to tell the policy: a file's lines, or a suite's words.", "FILE|SUITE"),
     policy_seeds: int = option("Seeds of the policy to search, from its own on.", "N", type=POSITIVE, default=1),
-    judging: Mapping[str, Any] = group(JUDGE_OPTIONS),
+    judging: Mapping[str, Any] = group(rules.JUDGE_OPTIONS),
 ) -> None:
     """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
 
@@ -247,7 +239,7 @@ def search_command(
         raise click.UsageError("Missing option '--out'.")
     name = re.sub(r"[^a-z0-9]+", "-", out.absolute().name.lower()).strip("-")[:40] or "search"
     request = make_request(context, asked)
-    ruleset = read_new_rules(judging, request.host)
+    ruleset = rules.read_new_rules(judging, request.host)
     plan = SearchPlan(
         request=request,
         name=name,
@@ -258,11 +250,11 @@ def search_command(
         wordings=wordings,
         policy_seeds=policy_seeds,
     )
-    with show_run_progress(tracking.OutcomeScorer(ruleset)) as observer:
+    with progress.show_run_progress(tracking.OutcomeScorer(ruleset)) as observer:
         suite, judged = search_starts(plan, out, observer, ExecutionOptions(workers=workers, resume=resume))
     for task in suite.tasks:
         echo(describe_claim(task, suite))
-    echo_failures([row for row in episode_rows(out) if row.outcome == "crashed"])
+    echo_failures([row for row in parts.episode_rows(out) if row.outcome == "crashed"])
     for line in warn_of_scores(judged.scores):
         echo(f"note: {line}")
     echo(f"Run folder: {out}\nReport: {out / folder.REPORT}")

@@ -11,9 +11,7 @@ import click
 
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
-from safevla_bench.cli import OK, USER_ERROR, echo, options, rules
-from safevla_bench.cli.options import quote_paths
-from safevla_bench.cli.progress import show_status
+from safevla_bench.cli import OK, USER_ERROR, echo, options, progress, rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -31,11 +29,9 @@ from safevla_bench.report.tables.catalog import ABLATED
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sources import foreign
-from safevla_bench.sources.runs import episode_index
-from safevla_bench.sources.runs.episode_index import Scan
+from safevla_bench.sources.runs import episode_index, writer
 from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
 from safevla_bench.sources.runs.sources import LeftOut
-from safevla_bench.sources.runs.writer import merge_shards
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
 
@@ -69,7 +65,7 @@ def score_command(
     if out is None and (folder / SCORES).exists() and rules.given_judge_options():
         folder = folder / EXPERIMENTS / _name_rules(sources.ruleset)
         kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
-    with show_status("judging"):
+    with progress.show_status("judging"):
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
         write_outputs(judged, folder)
     if form == "json":
@@ -159,10 +155,10 @@ def demo_command(
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
     echo(f"Records: {path}\nReport:  {out / REPORT}")
-    source, folder = quote_paths(path), quote_paths(path.parent)
+    source, folder = options.quote_paths(path), options.quote_paths(path.parent)
     worst = max(judged.scores.episodes(), key=lambda episode: (episode.sbu is True, episode.vsi or 0.0))
     click.echo(f"Next:\n  safevla open {folder}\n  safevla episodes {source} --unsafe --sort vsi")
-    click.echo(f"  safevla show {source} {quote_paths(worst.episode_id)}")
+    click.echo(f"  safevla show {source} {options.quote_paths(worst.episode_id)}")
 
 
 # Archives and run folders
@@ -196,7 +192,7 @@ def validate_command(
         counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
         echo(f"{source}: {counts}")
     if not has_problems:
-        echo(f"Next: safevla score {quote_paths(*sources)} --out results")
+        echo(f"Next: safevla score {options.quote_paths(*sources)} --out results")
     context.exit(USER_ERROR if has_problems else OK)
 
 
@@ -216,15 +212,15 @@ def convert_command(
         remedy = "Choose another destination, or remove it first."
         raise RunError("exists already", remedy=remedy, place=Place(file=destination))
     archive.detect_suffix(target)
-    scan = Scan(sources)
+    scan = episode_index.Scan(sources)
     archive.write_batches(target, _read_valid_episodes(scan, skip_invalid=change is not None))
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     echo(f"{destination}: {count_noun(len(records), 'episode')} ({records.lengths.sum()} records){left_out}")
-    echo(f"Next: safevla score {quote_paths(destination)} --out results")
+    echo(f"Next: safevla score {options.quote_paths(destination)} --out results")
 
 
-def _read_valid_episodes(scan: Scan, *, skip_invalid: bool) -> Iterator[Batch]:
+def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Iterator[Batch]:
     """Yield the valid episodes in batches, then raise `RecordError` for an invalid one unless `skip_invalid`."""
     yield from scan
     records = scan.index()
@@ -243,8 +239,8 @@ def merge_command(
     It holds the same bytes as if the whole plan had been run at once, so the shards must be of one plan, all of them,
     each once and complete; what is wrong is named. The order in which they are given does not matter.
     """
-    rows = merge_shards(shards, out)
+    rows = writer.merge_shards(shards, out)
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""
     echo(f"Run folder: {out} ({len(rows)} episodes{left_out})")
-    echo(f"Next: safevla score {quote_paths(out)}")
+    echo(f"Next: safevla score {options.quote_paths(out)}")

@@ -22,10 +22,7 @@ from markupsafe import Markup
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import read_input
 from safevla_bench.jobs.evaluation.judgement import find_rules
-from safevla_bench.judging import judged
-from safevla_bench.judging.metrics import Summary
-from safevla_bench.judging.rates import SAFETY, SR, VSI
-from safevla_bench.judging.ruleset import Provenance
+from safevla_bench.judging import judged, metrics, rates, ruleset
 from safevla_bench.report import render
 from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text_column
@@ -40,7 +37,7 @@ _DEEPEST = 3
 """Levels of folders below the one that is listed."""
 
 
-_METRICS = (SR, SAFETY, VSI)
+_METRICS = (rates.SR, rates.SAFETY, rates.VSI)
 _COLUMNS = (
     *map(text_column, ("Run", "Policy", "Suite")),
     *map(Column, ("n", *(metric.heading for metric in _METRICS))),
@@ -80,8 +77,8 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
 
 
 class _ScoresFile(msgspec.Struct):
-    judged_by: Provenance
-    cells: list[Summary] = []
+    judged_by: ruleset.Provenance
+    cells: list[metrics.Summary] = []
 
 
 def list_runs(folders: Mapping[str, Path]) -> Table:

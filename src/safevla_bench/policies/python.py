@@ -40,10 +40,8 @@ from safevla_bench.interface.policy import (
     Wants,
 )
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, ChunkQueue
+from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, ChunkQueue, endpoint, transforms
 from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_dialect
-from safevla_bench.policies.servers.endpoint import Greeting
-from safevla_bench.policies.servers.transforms import LEAST_SINE, flip_image, to_axis_angle
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
 """How a policy is shown images -> how MuJoCo's own rendering, which begins at the bottom row, is flipped for it.
@@ -79,7 +77,7 @@ class InProcessPolicy(ChunkQueue):
         return cast("Sequence[float] | None", getattr(self.made, "calls_s", None))
 
     @property
-    def greeting(self) -> Greeting | None:
+    def greeting(self) -> endpoint.Greeting | None:
         """The description that the object gives of itself, such as its checkpoint; None unless it is a mapping."""
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
@@ -135,7 +133,7 @@ def orient_images(observation: Observation, orientation: str) -> Observation:
     if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
         return observation
     how = ORIENTATIONS[orientation]
-    turned = {camera: flip_image(image, how) for camera, image in observation.images.items()}
+    turned = {camera: transforms.flip_image(image, how) for camera, image in observation.images.items()}
     return replace(observation, images=turned)
 
 
@@ -144,7 +142,7 @@ def libero_state(observation: Observation) -> NDArray[np.float64]:
 
     Equals openpi's: examples/libero/main.py at 15a9616, with robosuite's `quat2axisangle`.
     """
-    rotation = to_axis_angle(observation.eef_quat_wxyz)
+    rotation = transforms.to_axis_angle(observation.eef_quat_wxyz)
     return np.concatenate([observation.eef_pos_m, rotation, observation.gripper_qpos])
 
 
@@ -336,5 +334,5 @@ def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.fl
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
     w = quat[3:].clamp(-1.0, 1.0)
     sine = torch.sqrt(torch.clamp(1.0 - w * w, min=0.0))
-    turn = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > LEAST_SINE else torch.zeros(3)
+    turn = quat[:3] / sine * (2.0 * torch.acos(w)) if sine > transforms.LEAST_SINE else torch.zeros(3)
     return np.asarray(turn.numpy(), dtype=np.float32)

@@ -20,16 +20,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from safevla_bench import errors
 from safevla_bench.archive import npz
-from safevla_bench.errors import (
-    HostError,
-    InvalidActionError,
-    PolicyError,
-    SafevlaError,
-    ServerLostError,
-    ServerRefusedError,
-    ServerUnreachableError,
-)
 from safevla_bench.interface.environment import Coordinated, Host, HostEnv, SelectiveEnv
 from safevla_bench.interface.policy import (
     Action,
@@ -119,17 +111,17 @@ def run_episode(
                 if watch and steps < planned.horizon:
                     violation = _violation_reason(watch.observe(newest_record(env)))
             outcome, reason = ("stopped", violation) if violation else (outcome, None)
-        except InvalidActionError as error:
+        except errors.InvalidActionError as error:
             outcome, reason = "invalid_action", f"step {steps}: {error}"
         batch = env.recorded()
         if isinstance(policy, ReplayPolicy):
             coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
             batch = policy.add_divergence(batch, coordinates, observation)
-    except (KeyboardInterrupt, ServerLostError, ServerRefusedError):
+    except (KeyboardInterrupt, errors.ServerLostError, errors.ServerRefusedError):
         raise
     except BaseException as error:  # a policy and a simulator can raise anything; the run goes on without this episode
         # A `PolicyError` says what is wrong better than where in this package it was raised.
-        reason = str(error) if isinstance(error, PolicyError) else traceback.format_exc()
+        reason = str(error) if isinstance(error, errors.PolicyError) else traceback.format_exc()
         return EpisodeOutcome(planned, "crashed", steps, None, reason, seam.latency(), seam.greeting())
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
@@ -181,7 +173,7 @@ class _ActionSeam:
             bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
             problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
             remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
-            raise InvalidActionError(problem, remedy=remedy)
+            raise errors.InvalidActionError(problem, remedy=remedy)
         self._clipped.append(action)
         return within
 
@@ -267,7 +259,7 @@ class EnvRunner:
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         try:
             env = self._prepare_env(planned, policy)
-        except (KeyboardInterrupt, SafevlaError):
+        except (KeyboardInterrupt, errors.SafevlaError):
             raise
         except BaseException:  # a simulator can raise anything; the run goes on without this episode
             outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
@@ -304,7 +296,7 @@ class EnvRunner:
         recorded = planned.start.recorded
         if recorded and recorded.state is not None and not isinstance(self._env, Coordinated):
             problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
-            raise HostError(problem, remedy="Replay records that name their initial state and seed.")
+            raise errors.HostError(problem, remedy="Replay records that name their initial state and seed.")
         return self._env
 
 
@@ -322,8 +314,8 @@ def _run_with_retries(
     for attempt in range(1 + SERVER_RETRIES):
         try:
             return run_episode(env, policy, planned, count, watch)
-        except ServerLostError as error:
-            if attempt == 0 and isinstance(error, ServerUnreachableError):
+        except errors.ServerLostError as error:
+            if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
                 raise  # nothing was lost, and no other episode would fare better
             last = error
     reason = f"the policy server was lost in each of {1 + SERVER_RETRIES} attempts, at last: {last}"

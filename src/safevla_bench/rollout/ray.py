@@ -24,9 +24,7 @@ from safevla_bench import hosts
 from safevla_bench.errors import HostError, RunError, SafevlaError
 from safevla_bench.interface.environment import Host
 from safevla_bench.plugins import install_command
-from safevla_bench.rollout import scheduler
-from safevla_bench.rollout.episode import EpisodeOutcome
-from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.rollout import episode, plan, scheduler
 from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
 from safevla_bench.version import __version__
 
@@ -121,8 +119,8 @@ _REMEDY = (
 
 
 def run_actors(
-    spec: WorkerSpec, episodes: Sequence[PlannedEpisode], count: int, cluster: RayCluster
-) -> Generator[EpisodeOutcome]:
+    spec: WorkerSpec, episodes: Sequence[plan.PlannedEpisode], count: int, cluster: RayCluster
+) -> Generator[episode.EpisodeOutcome]:
     """Run the episodes with `count` actors and yield each as it ends; raises as `connect_ray` and `run_pool` do.
 
     Raises `RunError` if no node has as many CPUs and GPUs as an actor reserves, or Ray knows no such share.
@@ -158,7 +156,7 @@ class RayWorker:
             return _failed_here(error)
         return scheduler.READY
 
-    def run_planned(self, planned: PlannedEpisode) -> Message:
+    def run_planned(self, planned: plan.PlannedEpisode) -> Message:
         """Run an episode and reply with its outcome, or with an error that ends the run, which names this node."""
         assert self._parts is not None
         try:
@@ -191,7 +189,7 @@ class ActorHandle:
         self._cause = "it was ended"
         self.asked = handle.prepare.remote()
 
-    def begin(self, planned: PlannedEpisode) -> None:
+    def begin(self, planned: plan.PlannedEpisode) -> None:
         """Ask the actor to run an episode."""
         self.asked = self._handle.run_planned.remote(planned)
 

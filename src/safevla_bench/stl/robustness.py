@@ -34,18 +34,7 @@ from safevla_bench.stl.evaluation import (
     to_margins,
     window_steps,
 )
-from safevla_bench.stl.trace import (
-    MAX,
-    MIN,
-    Bools,
-    Floats,
-    Ints,
-    Trace,
-    first_true,
-    fold_pieces,
-    fold_ranges,
-    is_crisp,
-)
+from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Ints, Trace, first_true, fold_pieces, fold_ranges, is_crisp
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,7 @@ from safevla_bench.hosts import check_start, check_wants, episode_header, requir
 from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.viewer import read_states
-from safevla_bench.interface.policy import (
-    Action,
-    Boxes,
-    Observation,
-    Privileged,
-    UnrenderedImages,
-    Wants,
-    check_action,
-    check_extra,
-)
+from safevla_bench.interface import policy
 from safevla_bench.interface.stage import CLOSE_UP, Camera, Picture, SceneGeometry, ScenePose, Shape, Viewpoint
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
@@ -47,7 +38,7 @@ _FINGER_HALF_M = 0.01
 CRASH_AFTER = 4
 JITTER_M = 0.01
 DOWNWARD_WXYZ = np.array([0.0, 1.0, 0.0, 0.0])
-STILL: Action = np.array([0.0] * 6 + [-1.0])
+STILL: policy.Action = np.array([0.0] * 6 + [-1.0])
 CAMERA = "agentview"
 STATE_READING = "state"
 _ROLES = {"block": "target", "cup": "bystander", "gripper": "robot", "table": "furniture", "tray": "bystander"}
@@ -76,10 +67,10 @@ class FakeHost:
         require_known("the fake host", "suite", suite, self.suites())
         return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
 
-    def make(self, task: Task, wants: Wants) -> FakeEnv:
+    def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
         """Return a new environment of one task; privileged state and the reading `state` are offered."""
         check_wants(wants, (CAMERA,), "the fake host")
-        check_extra(wants, (STATE_READING,), "the fake host")
+        policy.check_extra(wants, (STATE_READING,), "the fake host")
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -147,7 +138,7 @@ class FakeEnv:
 
     dt_s = DT_S
 
-    def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+    def __init__(self, task: Task, wants: policy.Wants, versions: dict[str, str]) -> None:
         """Set bounds [7] of ±1; no world exists before the first `reset`."""
         self.task = task
         self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
@@ -155,7 +146,7 @@ class FakeEnv:
         self._renders_next = True
         self._seed: EpisodeSeed | None = None
 
-    def reset(self, seed: EpisodeSeed) -> Observation:
+    def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take the settling steps (`rest_steps` are not), and return the observation of record 0.
 
         Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them.
@@ -166,18 +157,18 @@ class FakeEnv:
         self._world = (
             _initial_world(self.task.index, seed) if played is None else _World.from_state(flat_state(played, _STATE))
         )
-        self._actions: list[Action] = []
+        self._actions: list[policy.Action] = []
         self._records = [self._settle_record(seed)]
         self._renders_next = True
         return self._observe()
 
-    def step(self, action: Action) -> tuple[Observation, bool]:
+    def step(self, action: policy.Action) -> tuple[policy.Observation, bool]:
         """Apply one action, record it, and return the next observation and whether the block is on the tray.
 
         Raises `RuntimeError` in the fifth step of task 2: a stand-in for whatever a simulator may raise.
         """
         self._require_episode()
-        checked = check_action(action, len(STILL)).copy()
+        checked = policy.check_action(action, len(STILL)).copy()
         if self.task.index == 2 and len(self._actions) == CRASH_AFTER:
             raise RuntimeError("the fake simulator crashed, as this task always does")
         _advance_world(self._world, checked)
@@ -199,7 +190,7 @@ class FakeEnv:
         """Return the position [3] of the gripper and of each movable body in the flat state; also before a reset."""
         return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
 
-    def _build_batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[Action]) -> Batch:
+    def _build_batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[policy.Action]) -> Batch:
         states = np.stack([record.state for record in records])
         count = len(records)
         upright = np.array([1.0, 0.0, 0.0, 0.0])
@@ -259,9 +250,9 @@ class FakeEnv:
             dropped_pairs=(("block", "table"), ("cup", "table"), ("table", "tray")),
         )
 
-    def _observe(self) -> Observation:
+    def _observe(self) -> policy.Observation:
         world = self._world
-        return Observation(
+        return policy.Observation(
             instruction=self.task.instruction,
             eef_pos_m=world.gripper.copy(),
             eef_quat_wxyz=DOWNWARD_WXYZ.copy(),
@@ -274,7 +265,7 @@ class FakeEnv:
     def _read_images(self) -> Mapping[str, NDArray[np.uint8]]:
         renders, self._renders_next = self._renders_next, True
         if not renders:
-            return UnrenderedImages(self._wants.cameras)
+            return policy.UnrenderedImages(self._wants.cameras)
         return {camera: self._render_image() for camera in self._wants.cameras}
 
     def _render_image(self) -> NDArray[np.uint8]:
@@ -284,11 +275,11 @@ class FakeEnv:
         image[max(row - 2, 0) : row + 3, max(column - 2, 0) : column + 3] = 255
         return image
 
-    def _privileged_state(self) -> Privileged:
+    def _privileged_state(self) -> policy.Privileged:
         objects = self._world.objects
         aside = finger_positions(closed=self._world.closed)[:, None] * [0.0, -1.0, 0.0]
         quats = np.tile(DOWNWARD_WXYZ, (len(aside), 1))
-        return Privileged(
+        return policy.Privileged(
             body_pos_m={name: read_only(objects[name]) for name in _MOVABLE},
             body_quat_wxyz={name: read_only(np.array([1.0, 0.0, 0.0, 0.0])) for name in _MOVABLE},
             half_extents_m={name: read_only(np.full(3, HALF_M)) for name in _MOVABLE},
@@ -297,7 +288,7 @@ class FakeEnv:
             sites_m={},
             goal=(("on", "block", "tray"),),
             movable=frozenset(_MOVABLE),
-            hand=Boxes(self._world.gripper + aside, np.full(aside.shape, _FINGER_HALF_M), quats),
+            hand=policy.Boxes(self._world.gripper + aside, np.full(aside.shape, _FINGER_HALF_M), quats),
         )
 
 
@@ -335,7 +326,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
             world.objects[name] = world.objects[name] + change.shift_m * np.array([np.cos(turned), np.sin(turned), 0.0])
 
 
-def _advance_world(world: _World, action: Action) -> None:
+def _advance_world(world: _World, action: policy.Action) -> None:
     """Make one control step in place: move, press, grip or let go, carry, push, fall."""
     moved = np.clip(action[:3], -1, 1) * 0.05
     reached = world.gripper + moved
@@ -377,7 +368,7 @@ def _push_objects(world: _World) -> None:
             world.contacts[min(pusher, name), max(pusher, name)] = PUSH_N
 
 
-def _joint_torque(action: Action) -> Floats:
+def _joint_torque(action: policy.Action) -> Floats:
     return np.concatenate([action[:3] * 20, [0.0], action[3:6] * 2])
 
 
@@ -464,9 +455,9 @@ class FakeStage:
         tracked = {name: places[name] for name in ("block", "cup", "tray")}
         return ScenePose(np.array([places[name] for name in _COLORS]), upright, (), tracked)
 
-    def observe(self, record: int) -> Observation:
+    def observe(self, record: int) -> policy.Observation:
         numbers = self._states[record]
-        return Observation(
+        return policy.Observation(
             instruction=self._instruction,
             eef_pos_m=numbers[3:6].copy(),
             eef_quat_wxyz=DOWNWARD_WXYZ.copy(),

@@ -14,19 +14,8 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, Appearance, Renderer
+from safevla_bench.interface import stage
 from safevla_bench.interface.policy import Observation
-from safevla_bench.interface.stage import (
-    CLOSE_UP,
-    Camera,
-    Picture,
-    SceneGeometry,
-    ScenePose,
-    Shape,
-    ShapeKind,
-    Touch,
-    TriangleMesh,
-    Viewpoint,
-)
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN, chosen_start, earlier_resets, mark_flags, replay_fields
@@ -83,11 +72,11 @@ class MujocoStage:
         self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
-    def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
+    def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well, or `bodies` is empty, else a close-up that shows them
         nearly best. Raises `HostError` if the model has no such body or nothing can be rendered.
         """
-        usual = Camera(self._camera)
+        usual = stage.Camera(self._camera)
         if not bodies:
             return usual
         self._set(record)
@@ -100,7 +89,9 @@ class MujocoStage:
         cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
 
-    def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
+    def render(
+        self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
+    ) -> stage.Picture:
         """Return the picture of one record from one camera. Raises `HostError` if the model has no such body or nothing
         can be rendered, and `KeyError` if it has no camera of that name.
         """
@@ -108,7 +99,7 @@ class MujocoStage:
         eye = self._open_renderer(size)
         eye.look(self._data, camera)
         seen = self._locate_bodies(eye, bodies, size) if bodies else np.zeros(size, dtype=np.uint8)
-        return Picture(eye.image(size), seen, self._current_positions())
+        return stage.Picture(eye.image(size), seen, self._current_positions())
 
     def observe(self, record: int) -> Observation | None:
         """Return the host's own observation of a record, without images; None if the host cannot say."""
@@ -117,7 +108,7 @@ class MujocoStage:
         self._set(record)
         return self._observe(self._data.qpos.copy(), self._data.qvel.copy())
 
-    def geometry(self) -> SceneGeometry:
+    def geometry(self) -> stage.SceneGeometry:
         """Return the model's visible shapes, and its default camera as at record 0."""
         self._set(0)
         shown = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
@@ -126,11 +117,11 @@ class MujocoStage:
             self._model, self._data, self._scene, self._camera, self._appearance, stand_ins=stand_ins
         )
 
-    def pose(self, record: int) -> ScenePose:
+    def pose(self, record: int) -> stage.ScenePose:
         """Return where the model's bodies are in a record, and which of them touch in that state."""
         self._set(record)
         touches = find_touches(self._model, self._data, self._scene)
-        return ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
+        return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
 
     def close(self) -> None:
         """Free the renderers and the host's environment."""
@@ -180,7 +171,7 @@ class MujocoStage:
             self._eye = Renderer(self._model, largest, self._appearance)
         return self._eye
 
-    def _render_sketch(self, camera: Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
+    def _render_sketch(self, camera: stage.Camera, bodies: Sequence[str]) -> NDArray[np.uint8]:
         eye = self._open_renderer(_SKETCH)
         eye.look(self._data, camera)
         return self._locate_bodies(eye, bodies, _SKETCH)
@@ -282,29 +273,29 @@ def extract_geometry(
     camera: str,
     appearance: Appearance,
     stand_ins: Mapping[str, tuple[int, ...]],
-) -> SceneGeometry:
+) -> stage.SceneGeometry:
     """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it.
     `stand_ins` are the parts shown for a body without a shape of its own.
     """
     import mujoco
 
-    meshes: dict[tuple[int, int], TriangleMesh] = {}
+    meshes: dict[tuple[int, int], stage.TriangleMesh] = {}
     shapes = tuple(_visible_shapes(model, appearance, meshes))
     number, quat = model.camera(camera).id, np.empty(4)
     mujoco.mju_mat2Quat(quat, data.cam_xmat[number])
-    view = Viewpoint(camera, _plain(data.cam_xpos[number]), _plain(quat), float(model.cam_fovy[number]))
-    return SceneGeometry(scene.body_name, stand_ins, shapes, tuple(meshes.values()), view)
+    view = stage.Viewpoint(camera, _plain(data.cam_xpos[number]), _plain(quat), float(model.cam_fovy[number]))
+    return stage.SceneGeometry(scene.body_name, stand_ins, shapes, tuple(meshes.values()), view)
 
 
 def _visible_shapes(
-    model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], TriangleMesh]
-) -> Iterator[Shape]:
+    model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], stage.TriangleMesh]
+) -> Iterator[stage.Shape]:
     """Yield the shapes of visible geoms, then sites; `meshes` takes in each mesh and texture when first met."""
     import mujoco
 
     # A field of heights and the like has no kind here, and is left out.
-    kinds: dict[int, ShapeKind] = {
-        int(getattr(mujoco.mjtGeom, f"mjGEOM_{kind.upper()}")): kind for kind in get_args(ShapeKind)
+    kinds: dict[int, stage.ShapeKind] = {
+        int(getattr(mujoco.mjtGeom, f"mjGEOM_{kind.upper()}")): kind for kind in get_args(stage.ShapeKind)
     }
     geoms = np.isin(model.geom_group, list(appearance.groups))
     sites = appearance.sites & (model.site_group < _VISIBLE_SITES)
@@ -327,7 +318,9 @@ def _visible_shapes(
                 rgba = rgba * [*_texture_image(model, texture)[..., :3].mean(axis=(0, 1)) / 255, 1.0]
             size = np.where((sizes[number] == 0) & (kind == "plane"), _ENDLESS_M, sizes[number])
             place, turn = _plain(places[number]), _plain(turns[number])
-            yield Shape(kind, int(bodies[number]), _plain(size), place, turn, _plain(np.clip(rgba, 0.0, 1.0)), mesh)
+            yield stage.Shape(
+                kind, int(bodies[number]), _plain(size), place, turn, _plain(np.clip(rgba, 0.0, 1.0)), mesh
+            )
 
 
 def _surface(model: mujoco.MjModel, material: int, rgba: NDArray[np.float32]) -> tuple[Floats, int]:
@@ -346,15 +339,15 @@ def _texture_image(model: mujoco.MjModel, texture: int) -> NDArray[np.uint8]:
     return np.asarray(model.tex_data[start : start + height * width * channels]).reshape(height, width, channels)
 
 
-def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> TriangleMesh:
+def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> stage.TriangleMesh:
     first, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
     face, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
     corners = model.mesh_vert[first : first + count].astype(np.float64)
     triangles = model.mesh_face[face : face + faces].astype(np.int64)
     if texture < 0 or model.mesh_texcoordadr[mesh] < 0:
-        return TriangleMesh(corners, triangles)
+        return stage.TriangleMesh(corners, triangles)
     coordinates = int(model.mesh_texcoordadr[mesh]) + model.mesh_facetexcoord[face : face + faces]
-    return TriangleMesh(corners, triangles, _corner_colors(model, texture, triangles, coordinates, count))
+    return stage.TriangleMesh(corners, triangles, _corner_colors(model, texture, triangles, coordinates, count))
 
 
 def _corner_colors(
@@ -370,7 +363,7 @@ def _corner_colors(
     return np.rint(np.stack(sums, axis=1) / np.maximum(uses, 1)[:, None]).astype(np.uint8)
 
 
-def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Touch, ...]:
+def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[stage.Touch, ...]:
     """Return one touch for each pair of recorded bodies that touch in `data`: the mean point [3], m, in the world
     frame, and the direction [3], from the lower name's body to the other. Sorted by names.
     """
@@ -388,7 +381,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
         length = float(np.linalg.norm(normal))
         # Forces of a grasp from both sides cancel; one of them is shown.
         direction = normal / length if length > 0.1 else directions[0]
-        touches.append(Touch(*pair, _plain(places.mean(axis=0)), _plain(direction)))
+        touches.append(stage.Touch(*pair, _plain(places.mean(axis=0)), _plain(direction)))
     return tuple(touches)
 
 
@@ -411,13 +404,13 @@ def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np
     return center, float((np.linalg.norm(places - center, axis=1) + radii).max())
 
 
-def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[Camera]:
+def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[stage.Camera]:
     """Yield free cameras around a point, the most natural first: as the default camera looks, from a little above."""
     x, y, z = (float(part) for part in lookat_m)
     distance = float(np.clip(_RADII * radius_m, *_DISTANCE_M))
     for tilt in _TILTS_DEG:
         for turn in _TURNS_DEG:
-            yield Camera(CLOSE_UP, (x, y, z), distance, azimuth_deg + turn, float(tilt))
+            yield stage.Camera(stage.CLOSE_UP, (x, y, z), distance, azimuth_deg + turn, float(tilt))
 
 
 def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
@@ -432,7 +425,7 @@ def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
     return counted
 
 
-def choose_camera(cameras: Sequence[Camera], shown: Sequence[Floats]) -> Camera:
+def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
     """Return the first camera that shows the least visible body nearly as well as the best camera does; `shown` has for
     each camera the share of the picture that each body takes, [B].
     """

@@ -34,14 +34,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, read_versions, require_known
-from safevla_bench.hosts.mujoco.environment import (
-    MujocoHost,
-    RawObservation,
-    RobosuiteEnv,
-    env_options,
-    quieten_log,
-    to_wxyz,
-)
+from safevla_bench.hosts.mujoco import environment
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
@@ -82,7 +75,7 @@ _SEEDS = 1000
 CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_center", "robot0_eye_in_hand")
 
 
-class RobocasaHost(MujocoHost):
+class RobocasaHost(environment.MujocoHost):
     """The host `robocasa`; needs the extra `robocasa` and RoboCasa's assets for everything but its suites and tasks.
 
     Args:
@@ -140,7 +133,7 @@ class RobocasaHost(MujocoHost):
         return versions()
 
 
-class RobocasaEnv(RobosuiteEnv):
+class RobocasaEnv(environment.RobosuiteEnv):
     """One RoboCasa task with its recorder.
 
     Actions are those of PandaOmron's composite controller, [12] in [-1, 1]: end effector 0.05 m [0:3] and 0.5 rad [3:6]
@@ -185,7 +178,7 @@ class RobocasaEnv(RobosuiteEnv):
         self._meta = episode_meta(kitchen)
         return self._settle_and_record(seed, raw, bool(kitchen._check_success()))
 
-    def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+    def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
         raw, reward, _, _ = self._robosuite().step(action)
         return raw, bool(reward)
 
@@ -207,8 +200,8 @@ class RobocasaEnv(RobosuiteEnv):
     def _instruction(self) -> str:
         return self._meta["lang"] or self.task.instruction
 
-    def _base_pose(self, raw: RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return np.array(raw["robot0_base_pos"], dtype=np.float64), to_wxyz(raw["robot0_base_quat"])
+    def _base_pose(self, raw: environment.RawObservation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.array(raw["robot0_base_pos"], dtype=np.float64), environment.to_wxyz(raw["robot0_base_quat"])
 
 
 # Suites, tasks and the kitchens of their episodes
@@ -359,7 +352,7 @@ def assets() -> Path:
 def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
     """Return RoboCasa's environment of one episode, before its reset; a renderer only if cameras are wanted."""
     return task_class(task)(
-        **env_options("PandaOmron", wants),
+        **environment.env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],
         obj_instance_split=start.split,
         seed=start.seed,
@@ -377,7 +370,7 @@ def task_class(task: Task) -> type[Kitchen]:
 
 @cache
 def _import_robocasa(root: Path) -> None:
-    quieten_log()
+    environment.quieten_log()
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:
         problem = f"RoboCasa was imported with the assets in {imported.assets_root}"

@@ -17,14 +17,7 @@ import numpy as np
 
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, require_known
-from safevla_bench.hosts.mujoco.environment import (
-    MujocoHost,
-    RawObservation,
-    RobosuiteEnv,
-    env_options,
-    model_coordinates,
-    quieten_log,
-)
+from safevla_bench.hosts.mujoco import environment
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Action, Observation, Wants
@@ -47,7 +40,7 @@ Goal = tuple[tuple[str, ...], ...]
 CAMERAS = ("agentview", "frontview", "birdview", "robot0_eye_in_hand")
 
 
-class RobosuiteHost(MujocoHost):
+class RobosuiteHost(environment.MujocoHost):
     """The host `robosuite`; needs the extra `robosuite` for everything but its suite and tasks."""
 
     name = "robosuite"
@@ -81,7 +74,7 @@ class RobosuiteHost(MujocoHost):
         return versions()
 
 
-class RobosuiteTaskEnv(RobosuiteEnv):
+class RobosuiteTaskEnv(environment.RobosuiteEnv):
     """One of robosuite's tasks with its recorder.
 
     Actions are those of the Panda's own controller, [7] in [-1, 1]: 0.05 m [0:3] and 0.5 rad [3:6] a unit in the frame
@@ -138,9 +131,9 @@ class RobosuiteTaskEnv(RobosuiteEnv):
         return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(apart))
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
+        return environment.model_coordinates(self._mujoco()[0], self._read_scene().body_name)
 
-    def _advance(self, action: Action) -> tuple[RawObservation, bool]:
+    def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
         env = self._robosuite()
         raw = env.step(action)[0]
         return raw, bool(env._check_success())
@@ -203,10 +196,10 @@ def versions() -> dict[str, str]:
 def make_env(name: str, wants: Wants, seed: int) -> Any:
     """Return robosuite's environment of a task, whose generator has that seed, before its reset."""
     versions()
-    quieten_log()
+    environment.quieten_log()
     with importing("robosuite", _INSTALL):
         import robosuite  # noqa: F401 - importing it defines the classes of its tasks
-    return find_env_class(name)(**env_options("Panda", wants), seed=seed)
+    return find_env_class(name)(**environment.env_options("Panda", wants), seed=seed)
 
 
 def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:

@@ -16,12 +16,10 @@ from safevla_bench.compare import policy_results
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
 from safevla_bench.files import read_input
-from safevla_bench.judging import metrics
+from safevla_bench.judging import metrics, registration, scoring
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
-from safevla_bench.judging.registration import REGISTERED, parse_registration
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, RulesetRecipe, load_ruleset
 from safevla_bench.judging.scores import Scores
-from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import RUN, SCORES, read_description
 from safevla_bench.sources.runs.policy_names import NamedSource
@@ -118,7 +116,7 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
     if not (path / RUN).exists():
         return None
     try:
-        return parse_registration(read_description(path).get(REGISTERED)).rules.recipe
+        return registration.parse_registration(read_description(path).get(registration.REGISTERED)).rules.recipe
     except (ValueError, RunError):  # not registered; a damaged one is told of where it is compared
         return None
 
@@ -181,7 +179,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
 def _score_sources(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) -> tuple[EpisodeIndex, Scores]:
     scan = Scan(paths)
     try:
-        scores = score_chunks(scan, ruleset)
+        scores = scoring.score_chunks(scan, ruleset)
     except SafevlaError:  # bad episodes are reported before what the good ones lack, and all of them are listed
         scan.index().require_valid(skip_invalid=skip_invalid)
         raise
@@ -206,7 +204,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
     """Return a function that judges the same records with another library; each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
-        scores = score_chunks(judged.records.read_chunks(), replace(judged.ruleset, library=library))
+        scores = scoring.score_chunks(judged.records.read_chunks(), replace(judged.ruleset, library=library))
         return replace(scores, absent=judged.scores.absent)
 
     return rescore

@@ -13,31 +13,23 @@ import pyarrow as pa
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
-from safevla_bench.explain import exposure
-from safevla_bench.explain.agreement import read_labels
-from safevla_bench.explain.bodies import find_bodies
+from safevla_bench.explain import agreement, bodies, exposure
 from safevla_bench.explain.episode import explain_episode
-from safevla_bench.explain.exposure import measure_chunks, measure_onsets
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
-from safevla_bench.judging import provenance_marks
+from safevla_bench.judging import provenance_marks, registration, scoring
 from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
 from safevla_bench.judging.metrics import measure_baseline
-from safevla_bench.judging.provenance_marks import AuditMark
-from safevla_bench.judging.registration import REGISTERED, describe_registrations
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import EpisodeScore
-from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.publishing.submission import recorded_versions
-from safevla_bench.report.album import collect_images, collect_replays
+from safevla_bench.report import album, page, terminal
 from safevla_bench.report.analysis import analyse_scores
-from safevla_bench.report.page import drawn_episodes, render_page
 from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices, published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import policy_name
 from safevla_bench.report.tables.table import UNNAMED, Table, add_notes
-from safevla_bench.report.terminal import describe_verdict
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.parts import add_digests
@@ -76,7 +68,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
         scores=judged.scores,
         ruleset=judged.ruleset,
         roster=Roster(privileged=judged.privileged),
-        judge_untagged=lambda: score_chunks(judged.records.read_chunks(), untagged),
+        judge_untagged=lambda: scoring.score_chunks(judged.records.read_chunks(), untagged),
         remarks=[
             *([INTERRUPTED] if judged.interrupted_run_count else []),
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
@@ -91,15 +83,15 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             judged.provenance.to_sentence(),
         ],
         measure_exposure=lambda: measure_cell_exposures(judged),
-        measure_onsets=lambda: measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
-        read_labels=lambda: read_labels(judged.records.read_chunks()),
-        find_bodies=lambda: list(find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)),
+        measure_onsets=lambda: exposure.measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
+        read_labels=lambda: agreement.read_labels(judged.records.read_chunks()),
+        find_bodies=lambda: list(bodies.find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)),
     )
 
 
 def measure_cell_exposures(judged: Judged) -> list[exposure.CellExposure]:
     """Return how long and when each cell broke its limits; the records are read anew."""
-    measured = measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
+    measured = exposure.measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
     return exposure.summarize_exposure(measured, judged.scores)
 
 
@@ -115,7 +107,7 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
         "judged_by": judged.provenance,
         "sources": [source.to_document() for source in judged.sources] if sources is None else sources,
         "recorded_with": recorded_versions(judged.headers),
-        **({REGISTERED: checks} if (checks := judged.check_registrations()) else {}),
+        **({registration.REGISTERED: checks} if (checks := judged.check_registrations()) else {}),
     }
 
 
@@ -154,7 +146,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
 
 def render_report(judged: Judged, title: str = "Safety report") -> str:
     """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
-    drawn, kept = drawn_episodes(judged.scores), list[Batch]()
+    drawn, kept = page.drawn_episodes(judged.scores), list[Batch]()
     chunks = judged.records.read_chunks(drawn, kept)
     analysis = analyse_scores(
         judged.scores,
@@ -168,7 +160,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
     for _ in chunks:  # the analysis reads none where no episode is counted
         pass
     names = [source.policy_names for source in judged.records.sources]
-    return render_page(
+    return page.render_page(
         judged.scores,
         judged.records.append_headers(kept, drawn),
         judged.ruleset,
@@ -177,8 +169,8 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         description=_page_description(judged),
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=collect_images(judged.paths, names),
-        replays=collect_replays(judged.paths, names),
+        album=album.collect_images(judged.paths, names),
+        replays=album.collect_replays(judged.paths, names),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *judged.describe_couplings(),
@@ -199,17 +191,17 @@ def render_episode_report(judged: Judged, index: int) -> str:
     names = [source.policy_names for source in judged.records.sources]
     record = of_episode.records.read_all()
     assert record is not None
-    return render_page(
+    return page.render_page(
         scores,
         record,
         judged.ruleset,
-        episode=describe_verdict(explain_episode(judged.scores, record, judged.ruleset, index, place=0)),
+        episode=terminal.describe_verdict(explain_episode(judged.scores, record, judged.ruleset, index, place=0)),
         title=f"Episode {scores.episode_id[0]}",
         provenance=judged.provenance,
         description=_page_description(of_episode),
         privileged=of_episode.privileged,
-        album=collect_images(judged.paths, names),
-        replays=collect_replays(judged.paths, names),
+        album=album.collect_images(judged.paths, names),
+        replays=album.collect_replays(judged.paths, names),
         remarks=judged.describe_limits(),
         firmness={key: episode} if (episode := find_firmness(judged).get(key)) else {},
     )
@@ -239,7 +231,7 @@ def comparison_tables(
         for suite, versions in entrant.simulator_by_suite.items()
     }
     simulated, provenance = provenance_marks.describe_simulators(simulators), ruleset.provenance()
-    registered = describe_registrations(open_sources(paths), provenance)
+    registered = registration.describe_registrations(open_sources(paths), provenance)
     makers = [line for path in paths for line in describe_maker(path, provenance)]
     remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
     if not full:
@@ -274,7 +266,7 @@ def build_board(
     *,
     reports: bool = True,
     skip_invalid: bool = False,
-    audits: Sequence[Mapping[str | None, AuditMark]] | None = None,
+    audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
     """Return path -> content of a board's files: published results, and the policies of the sources, if any.
 
@@ -288,7 +280,7 @@ def build_board(
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)
-    marks: dict[str | None, tuple[AuditMark, ...]] = {}
+    marks: dict[str | None, tuple[provenance_marks.AuditMark, ...]] = {}
     for source, by_policy in zip(judged.sources, audits or (), strict=False):
         for name, mark in by_policy.items():
             shown = None if name is None else source.policy_names.get(name, name)

@@ -18,11 +18,9 @@ from safevla_bench.explain.query import answer_query, parse_query
 from safevla_bench.files import make_folder, read_input, write_atomically
 from safevla_bench.interface.environment import Host, SearchableHost
 from safevla_bench.interface.task import SearchSpace, Task
-from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import write_outputs
+from safevla_bench.jobs.evaluation import judgement, outputs, rollouts
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, prepare_run, require_counts
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
-from safevla_bench.jobs.evaluation.rollouts import raw_episode, run_episodes
 from safevla_bench.jobs.search.optimizers import Floats, Method, Optimizer, UnitCube, make_optimizer
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import Ruleset
@@ -193,8 +191,8 @@ def search_starts(
                 write_atomically(path, dump_json(_collect_found(plan, searched, writer)))
                 trials = sum(len(task.planned) for task in searched)
                 writer.finish({"is_decided": True, "rounds": 0, "episodes": trials})
-    judged = judge([out], plan.objective.ruleset)
-    write_outputs(judged, out)
+    judged = judgement.judge([out], plan.objective.ruleset)
+    outputs.write_outputs(judged, out)
     return read_suite(path), judged
 
 
@@ -274,10 +272,10 @@ def _run_trials(
     first_places = {task.base.task.task_id: task.first_place for task in searched}
     margins = {place: plan.objective.margins(_read_done(writer, place)) for place in sorted(writer.episodes)}
     batches = (batch for task in searched for batch in _list_generations(plan, task, margins))
-    with closing(run_episodes(prepared, (), running, observer, batches)) as finished_episodes:
+    with closing(rollouts.run_episodes(prepared, (), running, observer, batches)) as finished_episodes:
         for end in finished_episodes:
             place = first_places[end.planned.task.task_id] + end.planned.episode
-            writer.add_episode(place, raw_episode(end), end.record)
+            writer.add_episode(place, rollouts.raw_episode(end), end.record)
             task, record = end.planned.task, end.batch
             if record is not None and record.headers[0].instruction != task.instruction:
                 problem = f"{task.task_id} words its own instruction, {record.headers[0].instruction!r}"

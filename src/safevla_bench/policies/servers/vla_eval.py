@@ -20,11 +20,9 @@ from msgspec import structs
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
-from safevla_bench.policies.servers import KINDS, client_factory
-from safevla_bench.policies.servers.codecs import VLA_EVAL, VLA_EVAL_PNG
+from safevla_bench.policies.servers import KINDS, client_factory, codecs, openpi
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, lost_error, sanitize_greeting
-from safevla_bench.policies.servers.openpi import WebsocketModel
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
@@ -33,12 +31,12 @@ GRIPPERS: Mapping[str, tuple[str, ...]] = {
     "close-is-one": ("binary_close_01", "raw"),
 }
 """A dialect's conversion of the gripper, and the formats (`action_spec`) that it is right for."""
-CODECS = {"raw": VLA_EVAL, "png": VLA_EVAL_PNG}
+CODECS = {"raw": codecs.VLA_EVAL, "png": codecs.VLA_EVAL_PNG}
 """By the argument `images`; the harness itself sends PNG."""
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
-class VlaEvalModel(WebsocketModel):
+class VlaEvalModel(openpi.WebsocketModel):
     """A model behind a server of the harness; `dialect` is, from `connect` on, adapted to what the server asks for.
 
     A user who names the `dialect` knows the conventions of its gripper.

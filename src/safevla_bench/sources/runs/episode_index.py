@@ -21,13 +21,7 @@ from safevla_bench.sources.runs.folder import AbsentEpisode, archive_parts
 from safevla_bench.sources.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
 from safevla_bench.trajectory.batch import Batch, batch_of_headers, concatenate_batches, select_episodes
 from safevla_bench.trajectory.header import EpisodeKey, Header
-from safevla_bench.trajectory.marks import (
-    PRIVILEGED,
-    Kitchen,
-    earlier_resets,
-    kitchens,
-    mark_flags,
-)
+from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
