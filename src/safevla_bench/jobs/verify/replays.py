@@ -364,8 +364,11 @@ def _compare_replay(
         no_memory = "It began at its recorded first state, which lacks the solver's and controllers' memory."
         return files.open_check(name, f"{detail} {no_memory}") if from_state else files.mismatch(name, detail)
     how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
+    if seed.earlier_resets and not from_state:
+        how += f", after {seed.earlier_resets} earlier resets from seed {seed.env_seed}"
+    note = "; with stand-ins for the host's own assets, here as there" if marks.standin_benchmarks(episode) else ""
     open_note = f"; not compared: {', '.join(uncompared)}" if uncompared else ""
-    detail = f"{len(successes) + 1} records, {how}{open_note}"
+    detail = f"{len(successes) + 1} records, {how}{note}{open_note}"
     return replace(files.agreement(name, detail), uncompared=tuple(uncompared))
 
 
