@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,12 +82,12 @@ class TestRobocasa(RobosuiteHand, HostConformance):
 
     def touch_with_one_finger(self, env, seed):
         """The hand a finger's width aside of the object, then down until something stops it."""
-        robot = MobileRobot(env.reset(seed), CAREFUL)
+        robot = MobileRobot(env.reset(seed), replace(CAREFUL, drive=0.8))
         front, start = robot.front[:2], robot.place_m
         aside = np.array([-front[1], front[0], 0.0])
         item = robot.scene.body_pos_m[OBJECT]
         place = start + (item[:2] - start) @ aside[:2] * aside[:2] - 0.1 * front
-        play(env, robot.drive(place, speed=0.8))
+        play(env, robot.drive(place))
         down = robot.face(np.array([0.0, 0.0, -1.0]), aside)
         for height, speed in ((0.15, 1.0), (-0.02, 0.3)):
             play(env, robot.reach(item + FINGER_M * aside + [0, 0, height], OPEN, down, speed=speed))
