@@ -86,14 +86,11 @@ def compare_command(
     options.require_sources(sources.paths)
     printed = [path for path in sources.paths if str(path).startswith(PREFIX) and not path.exists()]
     if printed:
-        report = _compare_with_paper(sources, printed, policies, full=full)
+        report = _compare_with_paper(sources, printed, policies)
     elif by_change:
         report = _compare_changes(sources, policies, confidence / 100)
     else:
-        how = difference.ComparisonOptions(
-            confidence=confidence / 100,
-            allow_crashed=allow_crashed,
-        )
+        how = difference.ComparisonOptions(confidence=confidence / 100, allow_crashed=allow_crashed)
         pairing = {"paired": not unpaired, "across_seeds": across_seeds, "across_versions": across_versions}
         report = _compare_sources(sources, policies, how, pairing, full=full)
     report.print(form)
@@ -162,15 +159,9 @@ _OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", 
 """Options of `compare` that need the episodes of both sides."""
 
 
-def _compare_with_paper(
-    sources: rules.JudgedSources,
-    printed: Sequence[Path],
-    policies: Sequence[str],
-    *,
-    full: bool,
-) -> _Report:
+def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], policies: Sequence[str]) -> _Report:
     own = tuple(path for path in sources.paths if path not in printed)
-    options.refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
+    options.refuse_given([*_OF_EPISODES, "full"], f"is about episodes, and {printed[0]} has no records.")
     if len(printed) > 1 or not own:
         raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))

@@ -175,11 +175,6 @@ class TrackingObserver:
         judged = {} if scores is None else _episode_values(scores.episode(0))
         self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **judged})
 
-    def add_scores(self, scores: Scores) -> None:
-        """Send the numbers of episodes that were judged before, in order."""
-        for row in scores.episodes():
-            self._send(_episode_values(row))
-
     def _send(self, numbers: Numbers) -> None:
         self._count += 1
         self._try(lambda tracker: tracker.log(self._count, numbers))

@@ -127,7 +127,7 @@ def test_a_run_under_a_published_name_is_refused():
 def test_the_difference_on_one_suite_is_newcombes(safe):
     own = cells(synthesize_scores([EpisodeCounts(policy="mine", suite="libero-10", n=40, success=safe, safe=safe,
                                                  unsafe_success=0)]))  # fmt: skip
-    (row,) = compare_published([own], "paper:pi0.5", ["safety"]).rows
+    row, *_ = compare_published([own], "paper:pi0.5").rows
     counts = (np.array([float(safe)]), np.array([40]), np.array([168.0]), np.array([200]))
     expected = mean_rate_difference_interval(*counts)
     assert row.difference.value == pytest.approx(100 * (safe / 40 - 0.84))
@@ -146,13 +146,13 @@ def test_the_mean_of_suites_is_compared_and_nobody_is_called_better():
 
 
 def test_suites_without_a_shared_mean_are_answered_each():
-    compared = compare_published([mine("libero-10"), mine("robocasa-365")], "paper:pi0.5", ["sr"])
+    compared = compare_published([mine("libero-10"), mine("robocasa-365")], "paper:pi0.5")
     assert describe_published(compared).count("points (") == 2
-    assert [row.place for row in compared.rows] == ["libero-10", "robocasa-365"]
+    assert [row.place for row in compared.rows[::4]] == ["libero-10", "robocasa-365"]
 
 
 def test_a_rate_that_is_not_printed_has_no_difference():
-    (row,) = compare_published([mine("libero-10")], "paper:pi-RL-130", ["p_unsafe_given_success"]).rows
+    *_, row = compare_published([mine("libero-10")], "paper:pi-RL-130").rows
     assert (row.published.detail, row.difference.text, row.episodes[1]) == ("not printed", "—", 0)
 
 
@@ -162,11 +162,9 @@ def test_an_unknown_name_lists_the_known_ones():
     assert all(name in raised.value.remedy for name in paper_policies())
 
 
-@pytest.mark.parametrize(("suite", "metric", "words"), [("robocasa-pnp", "sr", "no suite in common"),
-                                                        ("libero-10", "vsi", "prints no rate 'vsi'")])  # fmt: skip
-def test_what_the_paper_does_not_print_cannot_be_compared(suite, metric, words):
-    with pytest.raises(RunError, match=words):
-        compare_published([mine(suite)], "paper:pi0.5", [metric])
+def test_a_suite_that_the_paper_does_not_print_cannot_be_compared():
+    with pytest.raises(RunError, match="no suite in common"):
+        compare_published([mine("robocasa-pnp")], "paper:pi0.5")
 
 
 def test_the_interval_of_a_printed_rate_holds_every_count_that_its_digits_allow():

@@ -240,9 +240,7 @@ def comparison_tables(
     return [*comparison_answer.scope_tables(report), add_notes(comparison.difference_table(report), *remarks)]
 
 
-def compare_with_paper(
-    judged: Judged, name: str, policies: Collection[str] = (), metrics: Sequence[str] = published.COMPARED_RATES
-) -> published.PublishedComparison:
+def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()) -> published.PublishedComparison:
     """Return the rates of one policy of the judged sources beside those that the paper prints for `paper:NAME`.
 
     Without `policies` the sources hold one. Raises what `compare_published` raises, and `RunError` for several.
@@ -256,7 +254,7 @@ def compare_with_paper(
     groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in groups]
     return published.compare_published(
-        own, name, metrics, lambda cells: [*catalog.warn_of_cells(inputs, cells), *inputs.remarks]
+        own, name, lambda cells: [*catalog.warn_of_cells(inputs, cells), *inputs.remarks]
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import SpecSummary, Summary
-from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report import published
 from safevla_bench.report.published import (
@@ -28,7 +28,7 @@ from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 
 PUBLISHED_TABLES = "main, auxiliary, violations"
-COMPARED_RATES = (SAFETY.key, SR.key, SBU.key, UNSAFE_SUCCESS.key)
+COMPARED_RATES = (SAFETY, SR, SBU, UNSAFE_SUCCESS)
 """Keys of the metrics in which a policy is compared with a published one."""
 _NO_MEAN = Mean(0, None, None, 0, NOT_PRINTED)
 
@@ -198,7 +198,6 @@ class PublishedComparison:
 def compare_published(
     groups: Sequence[Sequence[Summary]],
     name: str,
-    metrics: Sequence[str] = COMPARED_RATES,
     warn: Callable[[Sequence[Summary]], Sequence[str]] = warn_of_published,
 ) -> PublishedComparison:
     """Compare the rates of one policy with those that the paper prints for `paper:NAME`, on the suites of both.
@@ -206,22 +205,18 @@ def compare_published(
     Args:
         groups: the policy's cells, in groups of suites that have a mean.
         name: `paper:NAME`.
-        metrics: keys of `COMPARED_RATES`.
         warn: returns what to say beside numbers of these cells, the policy's and the paper's.
 
     Raises:
-        RunError: the paper has no such policy or rate, or none of the suites.
+        RunError: the paper has no such policy, or none of the suites.
     """
     printed_suites = [cell.benchmark for cell in find_paper_cells(name)]
-    if unknown := [key for key in metrics if key not in COMPARED_RATES]:
-        remedy = f"Choose of {', '.join(COMPARED_RATES)}; `safevla tables --published` has VSI where it is printed."
-        raise RunError(f"the paper prints no rate {unknown[0]!r}", remedy=remedy)
     rows: list[PublishedDifference] = []
     shared: list[Summary] = []
     for group in groups:
         here = {cell.suite or "": cell for cell in group if cell.suite in printed_suites}
         paper = {cell.suite or "": cell for cell in summarize_paper(list(here.values()), [name])}
-        rows += [_subtract_published(here, paper, METRICS[key]) for key in metrics if here]
+        rows += [_subtract_published(here, paper, metric) for metric in COMPARED_RATES if here]
         shared += [*here.values(), *paper.values()]
     cells = [cell for group in groups for cell in group]
     if not rows:
