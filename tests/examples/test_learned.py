@@ -34,7 +34,6 @@ def observe(hand_m=(0.0, 0.0, 0.3), object_m=(0.1, 0.0, 0.0), images=True, privi
         body_quat_wxyz={},
         half_extents_m={},
         center_m={},
-        joint_pos={},
         sites_m={"basket": np.array([0.0, 0.25, 0.0])},
         goal=(("in", "soup", "basket"),),
         movable=frozenset({"soup"}),

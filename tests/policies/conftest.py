@@ -26,7 +26,6 @@ def scene(boxes, goal=(), *, movable=None, sites=None, pieces=None, turned=None)
         body_quat_wxyz={name: freeze(turned.get(name, UPRIGHT)) for name in boxes},
         half_extents_m={name: freeze(half) for name, (_, half) in boxes.items()},
         center_m={name: freeze([0, 0, 0]) for name in boxes},
-        joint_pos={},
         sites_m={name: freeze(place) for name, place in (sites or {}).items()},
         goal=tuple(goal),
         movable=frozenset(boxes if movable is None else movable),

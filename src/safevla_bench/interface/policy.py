@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,23 +49,6 @@ class Boxes:
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
-    """One joint of a fixture as it is now, in the world frame.
-
-    `axis` [3] is the unit vector along which a slide's bodies move, or about which a hinge's turn to the left, as the
-    position grows from `low` to `high` (m or rad); `anchor_m` [3] is a point on a hinge's axis. `bodies` are what it
-    moves, its own body first.
-    """
-
-    kind: Literal["hinge", "slide"]
-    axis: NDArray[np.float64]
-    anchor_m: NDArray[np.float64]
-    low: float
-    high: float
-    bodies: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Privileged:
     """Ground truth of the scene in the world frame, metres and unit wxyz quaternions; arrays are read-only.
 
@@ -78,15 +61,11 @@ class Privileged:
     body_quat_wxyz: Mapping[str, NDArray[np.float64]]
     half_extents_m: Mapping[str, NDArray[np.float64]]
     center_m: Mapping[str, NDArray[np.float64]]
-    joint_pos: Mapping[str, float]
-    """Positions of the fixtures' joints by name, rad or m."""
     sites_m: Mapping[str, NDArray[np.float64]]
     goal: tuple[tuple[str, ...], ...]
     movable: frozenset[str]
     pieces: Mapping[str, Boxes] = field(default_factory=dict)
     """Pieces of a body's collision geometry, for bodies of more than one piece; a host may leave it empty."""
-    joints: Mapping[str, Joint] = field(default_factory=dict)
-    """Joints of the fixture that the goal moves, by the names of `joint_pos`; a host may leave it empty."""
     hand: Boxes | None = None
     """Pieces of the hand and its fingers as they are now, in the world frame; None if the host does not know them."""
 

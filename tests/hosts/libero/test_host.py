@@ -278,7 +278,6 @@ def test_privileged_state_is_read_only_and_sized(spatial):
     assert seen.goal == (("on", bowl, "plate_1"),)
     assert seen.movable == set(spatial._env.env.objects_dict)
     assert 0.04 < seen.half_extents_m[bowl][0] < 0.07
-    assert seen.joint_pos.keys() >= {"wooden_cabinet_1_top_level", "flat_stove_1_button"}
     assert "flat_stove_1_cook_region" in seen.sites_m
     for array in (seen.body_pos_m[bowl], seen.body_quat_wxyz[bowl], seen.center_m[bowl], *seen.sites_m.values()):
         assert not array.flags.writeable

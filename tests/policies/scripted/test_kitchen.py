@@ -19,7 +19,7 @@ CAREFUL = STYLES["careful"]
 
 
 def scene(**given) -> Privileged:
-    nothing = {"body_pos_m": {}, "body_quat_wxyz": {}, "half_extents_m": {}, "center_m": {}, "joint_pos": {}}
+    nothing = {"body_pos_m": {}, "body_quat_wxyz": {}, "half_extents_m": {}, "center_m": {}}
     return Privileged(**(nothing | {"sites_m": {}, "goal": (("wait",),), "movable": frozenset()} | given))
 
 

@@ -284,7 +284,6 @@ class FakeEnv:
             body_quat_wxyz={name: read_only(np.array([1.0, 0.0, 0.0, 0.0])) for name in _MOVABLE},
             half_extents_m={name: read_only(np.full(3, HALF_M)) for name in _MOVABLE},
             center_m={name: read_only(np.zeros(3)) for name in _MOVABLE},
-            joint_pos={},
             sites_m={},
             goal=(("on", "block", "tray"),),
             movable=frozenset(_MOVABLE),

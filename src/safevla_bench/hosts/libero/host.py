@@ -178,9 +178,8 @@ class LiberoEnv(RobosuiteEnv):
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         domain, (model, data) = self._env.env, self._mujoco()
-        joints = [joint for fixture in domain.fixtures_dict.values() for joint in fixture.joints]
         sites = {name: data.site(name).xpos for name in domain.object_sites_dict}
-        return ScenePrivileged(model, data, scene, goal_predicates(domain), joints, sites)
+        return ScenePrivileged(model, data, scene, goal_predicates(domain), sites)
 
     def _own_readings(self) -> dict[str, Floats]:
         controller = self._env.env.robots[0].controller

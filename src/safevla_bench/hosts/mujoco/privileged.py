@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.interface.policy import Boxes, Joint, Privileged
+from safevla_bench.interface.policy import Boxes, Privileged
 from safevla_recorder.episode import Floats
 from safevla_recorder.mujoco.recorder import Scene, subtree_bodies
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 # mjtGeom; a plane has no size, and height fields occur in no host.
 _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
-_HINGE = 3  # of mjtJoint
-NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class ScenePrivileged:
@@ -35,16 +32,11 @@ class ScenePrivileged:
         data: mujoco.MjData,
         scene: Scene,
         goal: tuple[tuple[str, ...], ...],
-        joints: Iterable[str],
         sites: Mapping[str, Floats],
-        moved: Mapping[str, int] = NOTHING,
     ) -> None:
-        """Measure sizes in the pose of `data`. `joints` are names of fixtures' joints, `sites` views [3] of the
-        goal's places, `moved` the joints (name -> id) of the fixture that the goal moves.
-        """
+        """Measure sizes in the pose of `data`; `sites` are views [3] of the goal's places."""
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
-        self._movable, self._moved = frozenset(scene.objects), moved
-        self._joints = {name: int(model.joint(name).qposadr[0]) for name in joints}
+        self._movable = frozenset(scene.objects)
         made_of: dict[str, tuple[int, ...]] = {}
         for body, name in enumerate(scene.body_name):
             if scene.roles.get(name) != "robot":
@@ -57,8 +49,6 @@ class ScenePrivileged:
         self._hand: tuple[int, ...] = ()
         if scene.eef_site is not None:  # in robosuite the end effector is a body of its own, beside the fingers
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
-        below = {name: subtree_bodies(model, int(model.jnt_bodyid[joint])) for name, joint in moved.items()}
-        self._below = {name: tuple(scene.body_name[body] for body in bodies) for name, bodies in below.items()}
 
     def read_now(self) -> Privileged:
         """Return the scene as it is, in read-only copies."""
@@ -68,24 +58,11 @@ class ScenePrivileged:
             body_quat_wxyz={name: read_only(data.xquat[body]) for name, body in self._root.items()},
             half_extents_m={name: half for name, (half, _) in self._boxes.items()},
             center_m={name: center for name, (_, center) in self._boxes.items()},
-            joint_pos={name: float(data.qpos[place]) for name, place in self._joints.items()},
             sites_m={name: read_only(position) for name, position in self._sites.items()},
             goal=self._goal,
             movable=self._movable,
             pieces=self._pieces,
-            joints={name: self._read_joint(name, joint) for name, joint in self._moved.items()},
             hand=piece_boxes(self._model, data, 0, self._hand),
-        )
-
-    def _read_joint(self, name: str, joint: int) -> Joint:
-        low, high = self._model.jnt_range[joint]
-        return Joint(
-            kind="hinge" if self._model.jnt_type[joint] == _HINGE else "slide",
-            axis=read_only(self._data.xaxis[joint]),
-            anchor_m=read_only(self._data.xanchor[joint]),
-            low=float(low),
-            high=float(high),
-            bodies=self._below[name],
         )
 
 

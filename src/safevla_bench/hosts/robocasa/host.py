@@ -281,8 +281,8 @@ def _resolve_name(kitchen: Kitchen, name: str) -> str:
 def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileged:
     """Return a reader of the kitchen's ground truth.
 
-    `sites_m` has the centres of the buttons that RoboCasa names, the anchors of the joints of the fixture that the goal
-    moves, and for a task of going somewhere `goal` and `goal_ahead`: where the base should stand, and 1 m in front.
+    `sites_m` has the centres of the buttons that RoboCasa names, and for a task of going somewhere `goal` and
+    `goal_ahead`: where the base should stand, and 1 m in front.
     """
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
@@ -291,12 +291,7 @@ def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileg
         sites = {"goal": place, "goal_ahead": place + [np.cos(yaw), np.sin(yaw), 0.0]}
     names = {str(model.geom(geom).name): geom for geom in range(model.ngeom)}
     sites |= {name: data.geom_xpos[geom] for name, geom in names.items() if name.endswith(_BUTTONS)}
-    fixture = moved_fixture(goal)
-    moved = getattr(kitchen, fixture).joints if fixture else ()
-    hinges = {str(name): int(model.joint(name).id) for name in moved}
-    sites |= {name: data.xanchor[joint] for name, joint in hinges.items()}
-    joints = [joint for fixture in kitchen.fixtures.values() for joint in fixture.joints]
-    return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), joints, sites, hinges)
+    return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), sites)
 
 
 # The installation, and how one of its kitchens is made

@@ -143,11 +143,10 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         env, (model, data) = self._robosuite(), self._mujoco()
-        things = {thing.name: thing.joints for thing in env.model.mujoco_objects}
-        joints = [joint for name in opened_fixtures(self._goal) for joint in things[name]]
+        things = {thing.name for thing in env.model.mujoco_objects}
         marks = [name for _, _, *names in self._goal for name in names if name not in things]
         places = {name: data.body(name).xpos for name in marks}
-        return ScenePrivileged(model, data, scene, self._goal, joints, places)
+        return ScenePrivileged(model, data, scene, self._goal, places)
 
     def _target_object(self) -> str | None:
         return next(iter(goal_targets(self._goal)), None)
