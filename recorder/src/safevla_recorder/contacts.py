@@ -82,7 +82,10 @@ class SubstepContacts(ABC):
 
 @dataclass(frozen=True)
 class MeasuredContacts(SubstepContacts):
-    """Contacts whose forces the simulator tells: norms [C], or vectors on the second geom, world frame [C, 3]."""
+    """Contacts whose forces the simulator tells: norms [C], or vectors on the second geom, world frame [C, 3].
+
+    `are_net`: each is the net force of its two geoms, not of one contact point.
+    """
 
     force_n: Floats
     are_net: bool = False

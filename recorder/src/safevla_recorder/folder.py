@@ -81,7 +81,8 @@ class RunFolder:
 
     def begin_block(self, host: str | None, versions: Mapping[str, str], policy: str, *, privileged: bool) -> None:
         """Write run.json, which says from now on that the run is not complete, and names host and versions. The first
-        call makes the folder, unless `reopen` has found one; raises `RunError` if it is not empty.
+        call makes the folder, unless `reopen` has found one. Raises `RunError` if it is not empty, and `FileError` if
+        it or run.json cannot be written.
         """
         own_name = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
         policies = {**{each["policy"]: each["privileged"] for each in self._run["policies"]}, policy: privileged}
@@ -93,7 +94,7 @@ class RunFolder:
         self._blocks += 1
         if not self._written:
             require_free_folder(self.path, is_of_killed_writer)
-            _make_folder(self.path / RAW)
+            _make_folder(self.path, RAW)
         self._write_description()
 
     def reopen(self, host: str | None) -> None:
@@ -195,9 +196,9 @@ def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool])
         raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path: Path, part: str = "") -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        (path / part).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError.from_os_error(error, Place(file=str(path))) from None
 
@@ -357,16 +358,22 @@ class RunWriter:
     ) -> str:
         """Write the episode that a recorder holds, and return its id.
 
-        Args: recorder: an `EpisodeRecorder` or MuJoCo's `Recorder`, between two control steps, or an episode that
-        `BatchRecorder.step` returns. reason: why the episode was stopped or its action invalid. costs: what the
-        simulator's own safety check says of each step, such as `info["cost"]`; they enter no verdict. header: the
-        episode's fields of `HEADER_FIELDS`, over those of all episodes. `benchmark`, `task_id`, `success`, `dt` [s] and
-        `target_object` (None = no target) are required. Without an `episode_id` the episodes of a task are counted;
-        without an `outcome` it is `success` or `failure`.
+        Args:
+            recorder: an `EpisodeRecorder` or MuJoCo's `Recorder`, between two control steps, or an episode that
+                `BatchRecorder.step` returns.
+            reason: why the episode was stopped or its action invalid.
+            costs: what the simulator's own safety check says of each step, such as `info["cost"]`: a number, or numbers
+                by name; they are kept beside our verdicts and enter none.
+            header: the episode's fields of `HEADER_FIELDS`, over those of all episodes. `benchmark`, `task_id`,
+                `success`, `dt` [s] and `target_object` (None = no target) are required. Without an `episode_id` the
+                episodes of a task are counted; without an `outcome` it is `success` or `failure`.
 
-        Raises: HostError: no episode has begun. RecordError: a field is missing, unknown, of another type or
-        contradicts others, or a number cannot be. RunError: the folder has an episode of that id. FileError: the
-        episode cannot be written.
+        Raises:
+            HostError: no episode has begun.
+            RecordError: a field is missing, unknown, of another type or contradicts others, or a number is one that no
+                record may have.
+            RunError: the folder has an episode of that id.
+            FileError: the episode cannot be written.
         """
         fields, number = self._complete_header(header, _OF_RECORD)
         about = {"policy": self._policy, "versions": self._versions, "dropped_pairs": recorder.dropped_pairs()}

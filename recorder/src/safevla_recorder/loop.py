@@ -160,6 +160,7 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
     message says why, and names the entry points that failed.
     """
     recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
+    failures: list[str] = []
     for owner, entry in () if recordable else list_attachments():
         try:
             found = entry.load()(env)
@@ -167,12 +168,12 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
                 raise TypeError(f"it returned {type(found).__name__}, not RecordableEnv or None")
         except SafevlaError:
             raise
-        except Exception as error:  # it can fail in any way
-            problem = f"the entry point {entry.name} of {owner} failed: {type(error).__name__}: {error}"
-            raise HostError(problem, remedy=f"Mend or uninstall {owner}.") from error
+        except Exception as error:  # it can fail in any way, and hides no other
+            failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
+            continue
         recordable = recordable or found
     if recordable is None:
-        raise _refuse_env(env)
+        raise _refuse_env(env, failures)
     return recordable
 
 
@@ -184,7 +185,7 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
 
 
-def _refuse_env(env: object) -> HostError:
+def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
         remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
         return HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
@@ -194,7 +195,7 @@ def _refuse_env(env: object) -> HostError:
         f"the first reset. record() knows libero, robocasa and what entry points of {ENVIRONMENTS} know; "
         "any other simulator is recorded by docs/another-engine.md."
     )
-    return HostError(problem, remedy=remedy)
+    return HostError("\n  ".join([problem, *failures]), remedy=remedy)
 
 
 def _worker_name(worker: int | str | None) -> str | None:

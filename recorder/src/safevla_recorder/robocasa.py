@@ -137,7 +137,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         return episode_meta(self._env)["lang"] or self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
-        """Return what rebuilds the kitchen, and a mark if assets are stand-ins."""
+        """Return what the kitchen was made of, and a mark if assets are stand-ins."""
         kitchen = self._env
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`

@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from safevla_bench.errors import HostError, PluginError
+from safevla_bench.errors import HostError, InvalidActionError, PluginError
 from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import Action, Wants
+from safevla_bench.interface.policy import Action, Wants, check_action
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
 from safevla_bench.trajectory.batch import Batch
@@ -78,17 +78,24 @@ def registry_files(name: str) -> tuple[Path, ...]:
 def check_start(task: Task, seed: EpisodeSeed, *, takes_states: bool = True) -> None:
     """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
 
-    The index is below `Task.init_states`, if there is such a number and the start is neither drawn nor a recorded
-    state. There is a recorded state only if the host `takes_states`.
+    The environment's seed and the index are 0 or more. The index is below `Task.init_states`, if there is such a number
+    and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite. There is
+    a recorded state only if the host `takes_states`.
     """
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
     if has_state and not takes_states:
-        raise HostError(f"{name} starts from no recorded state", remedy="Replay by its initial state and seed.")
-    wait_action = task.still if seed.wait_action is None else seed.wait_action
-    if len(wait_action) != len(task.still) or not np.isfinite(wait_action).all():
-        remedy = f"Give {len(task.still)} finite numbers; the task's own are {task.still}."
-        raise HostError(f"{name} cannot settle by {wait_action}", remedy=remedy)
+        raise HostError(
+            f"{name} starts from no recorded state",
+            remedy="Replay by its initial state and seed, if the record has both.",
+        )
+    if seed.wait_action is not None:
+        try:
+            check_action(np.array(seed.wait_action), len(task.still))
+        except InvalidActionError as error:
+            still = ", ".join(f"{number:g}" for number in task.still)
+            remedy = f"Give {len(task.still)} finite numbers; the task's own are {still}."
+            raise HostError(f"{name} cannot settle by {error.problem}", remedy=remedy) from None
     if seed.env_seed < 0:
         problem = f"{name} cannot be seeded by {seed.env_seed}, which is below 0"
         raise HostError(problem, remedy="Give an environment seed of 0 or more.")
@@ -119,7 +126,8 @@ def episode_header(
     **further: object,
 ) -> dict[str, object]:
     """Return the header of a host's episode, as `build_recording` takes it; `dt` in seconds. `further` are other
-    fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`.
+    fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. It names no index if the episode
+    starts from a recorded state.
     """
     is_recorded = seed.recorded is not None and seed.recorded.state is not None
     return attachment.episode_header(

@@ -128,7 +128,8 @@ class _SpeedUp:
         if policy_step:
             robots = [_find_robot(self._env.sim, robot, self._parts) for robot in self._env.robots]
             # robosuite's own substeps if one robot has other methods than those that are repeated here
-            self._robots, self._observables = None if None in robots else robots, None  # type: ignore[assignment]
+            self._robots = None if None in robots else robots  # type: ignore[assignment]
+            self._observables = None
             if self._dynamics is not None:
                 is_own = vars(self._env).get("_pre_action") is self._own_action
                 self._dynamics.trust(is_own and self._robots is not None)

