@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,12 @@ def test_whatever_a_policy_or_a_simulator_raises_is_the_crash_of_its_episode(mon
         return
     assert outcomes[0].batch is None
     assert type(error).__name__ in outcomes[0].reason
+
+
+def test_a_still_action_of_another_length_is_the_host_s_fault_and_no_failure_of_the_policy():
+    """Three numbers in the place of seven: the policy `noop` would give them, and be refused as if it had erred."""
+    with pytest.raises(HostError, match=r"`Task\.still` has 3 numbers, an action 7"):
+        run([replace(TASKS[0], still=(0.0, 0.0, 0.0))], Scripted(), episodes=1)
 
 
 def test_the_same_plan_gives_the_same_bytes():

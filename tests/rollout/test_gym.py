@@ -64,6 +64,31 @@ def test_an_unknown_cost_is_named_with_the_known_ones():
         safety_env(cost="bad").reset()
 
 
+class Stumbling(FakeHost):
+    """A fake host whose environments cannot start; counts those that were closed."""
+
+    closed = 0
+
+    def make(self, task, wants):
+        host = self
+
+        class Broken(type(super().make(task, wants))):
+            def reset(self, seed):
+                raise HostError("nothing starts here", remedy="Nothing.")
+
+            def close(self):
+                host.closed += 1
+
+        return Broken(task, wants, self.versions())
+
+
+def test_an_environment_whose_first_episode_cannot_start_is_closed():
+    host = Stumbling()
+    with pytest.raises(HostError, match="nothing starts here"):
+        SafetyEnv(host, FAKE.tasks("fake")[0], horizon=10)
+    assert host.closed == 1
+
+
 @pytest.fixture(scope="module")
 def pressed():
     """The infos of an episode that presses into the table, record by record, under each cost; and its recording."""
@@ -136,6 +161,15 @@ def test_a_step_of_six_values_is_the_step_of_five_with_the_cost_after_the_reward
         assert values[1:5] == (reward, info["cost"], terminated, truncated)
         assert all(np.array_equal(values[0][name], observation[name]) for name in observation)
         assert values[5]["safety"]["robustness"] == info["safety"]["robustness"]
+
+
+def test_an_environment_without_a_cost_has_no_step_of_six_values():
+    class Silent(gymnasium.Env):
+        def step(self, action):
+            return None, 0.0, False, False, {}
+
+    with pytest.raises(HostError, match="no cost"):
+        CostStep(Silent()).step(None)
 
 
 # The example of a constrained search
@@ -240,6 +274,8 @@ def test_the_wrapper_refuses_what_no_host_can_record():
     env = SafetyWrapper(safety_env())
     with pytest.raises(HostError, match="cannot be recorded"):
         env.reset()
+    with pytest.raises(HostError, match="no episode has begun"):
+        env.step(DOWN)
 
 
 def test_totals_of_an_episode_are_its_sum_its_steps_at_risk_its_quadrant_and_the_limit():

@@ -126,10 +126,14 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     except RecordError as error:
         yield DamageError(error.problem, remedy=error.remedy, place=error.place.fill_from(place))
     except _DAMAGED as error:
-        yield DamageError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN, place=place)
+        yield DamageError(_describe_damage(error), remedy=REMEDY_BROKEN, place=place)
 
 
 _DAMAGED = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+def _describe_damage(error: Exception) -> str:
+    return f"cannot be read: {' '.join(str(error).split())}"
 
 
 def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
@@ -153,7 +157,7 @@ def _load_group(file: pq.ParquetFile, number: int, group: RowGroup) -> list[pa.R
     except RecordError as error:
         return error
     except _DAMAGED as error:
-        return RecordError(f"cannot be read: {' '.join(str(error).split())}", remedy=REMEDY_BROKEN)
+        return RecordError(_describe_damage(error), remedy=REMEDY_BROKEN)
     return batches
 
 

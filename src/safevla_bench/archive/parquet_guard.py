@@ -37,7 +37,9 @@ _VALUE_BYTES = 8
 """Memory that a value is counted with, be it a number, a null or an empty list."""
 _BYTE_ARRAY, _DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 6, 2, 7
 _MAX_DICTIONARY_BYTES = 1 << 24
-"""A larger dictionary is not looked into; pyarrow writes none of more than 1 MiB."""
+"""A larger dictionary of texts is not looked into; pyarrow writes none of more than 1 MiB."""
+_ENTRY_BYTES = 64
+"""Memory that an entry of it is counted with, which bounds how many are looked at."""
 _CODECS = {0: "", 1: "snappy", 2: "gzip", 6: "zstd"}
 """Codec of a column -> its name in pyarrow, "" for none."""
 _DATA_HEADERS = {0: (5, 1, 2), 3: (8, 1, 4)}
@@ -65,7 +67,7 @@ class RowGroup:
     (11)."""
 
     def check_pages(self) -> int:
-        """Return the bytes that the group takes; only the headers of pages are read.
+        """Return the bytes that the group takes; of pages with values only the headers are read.
 
         Raises `RecordError` if the bytes are more than an episode may take, or the pages are not as stated, hold far
         more values than bytes, or texts that are written as differences.
@@ -179,8 +181,8 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
             header, place = _read_page_header(stream, place, end)
             kind = _size_field(header, 1)
             if kind == _DICTIONARY_PAGE:
-                yield _size_field(header, 2), 0
-                longest = max(longest, _longest_entry(stream, place, header, column)) if is_text else 0
+                longest, entries = _measure_entries(stream, place, header, column) if is_text else (0, 0)
+                yield _size_field(header, 2) + entries * _ENTRY_BYTES, 0
             elif kind in _DATA_HEADERS:
                 description, count, encoding = _DATA_HEADERS[kind]
                 described = _part_field(header, description, dict)
@@ -195,20 +197,25 @@ def _page_sizes(stream: IO[bytes], end: int, column: Struct) -> Iterator[tuple[i
         raise _broken_file(f"the pages of a column are not as the footer says: {error}") from None
 
 
-def _longest_entry(stream: IO[bytes], end: int, header: Struct, column: Struct) -> int:
-    """Return the bytes of the longest text of a dictionary page that ends at byte `end`; its whole size if unknown."""
+def _measure_entries(stream: IO[bytes], end: int, header: Struct, column: Struct) -> tuple[int, int]:
+    """Return (bytes of the longest text, number of texts) of a dictionary page that ends at byte `end`.
+
+    Of a page that is not looked into the longest text is taken for all of it.
+    """
     size, codec = _size_field(header, 2), _CODECS.get(_size_field(column, 4))
     if codec is None or size > _MAX_DICTIONARY_BYTES:
-        return size
+        return size, 0
     stream.seek(end - _size_field(header, 3))
     content = stream.read(_size_field(header, 3))
     if codec:
         content = pa.Codec(codec).decompress(content, size, asbytes=True)
-    longest = place = 0
+    longest = place = entries = 0
     while place < len(content):
         length = 4 + int.from_bytes(content[place : place + 4], "little")
-        longest, place = max(longest, length), place + length
-    return min(longest, size)
+        longest, place, entries = max(longest, length), place + length, entries + 1
+    if place != len(content):
+        raise MalformedError("a text ends beyond its dictionary")
+    return longest, entries
 
 
 def _read_page_header(stream: IO[bytes], place: int, end: int) -> tuple[Struct, int]:

@@ -292,12 +292,20 @@ class EnvRunner:
             coupler = self._couplers.get(planned.policy)
             wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)
+            _require_still(self._env, planned.task)
             self._made_for = planned.policy, planned.task
         recorded = planned.start.recorded
         if recorded and recorded.state is not None and not isinstance(self._env, Coordinated):
             problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
             raise errors.HostError(problem, remedy="Replay records that name their initial state and seed.")
         return self._env
+
+
+def _require_still(env: HostEnv, task: Task) -> None:
+    if len(task.still) != len(env.action_low):
+        counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
+        problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
+        raise errors.HostError(problem, remedy="Mend the host: it is the action, in its units, that moves nothing.")
 
 
 def _run_with_retries(

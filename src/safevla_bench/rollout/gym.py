@@ -7,24 +7,32 @@ gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. A
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, Literal, SupportsFloat, TypeVar, get_args
+from typing import Any, Literal, SupportsFloat, TypeVar
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError
+from safevla_bench.errors import HostError, SafevlaError
+from safevla_bench.plugins import NO_ARGUMENTS, install_command
+
+try:
+    import gymnasium
+except ModuleNotFoundError:
+    raise SafevlaError(
+        "safevla_bench.rollout.gym needs gymnasium, which is not installed", remedy=install_command("gym")
+    ) from None
+
 from safevla_bench.hosts import make_host, registry_files
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.loop import find_recordable
+from safevla_recorder.mujoco.hook import Undo
+from safevla_recorder.mujoco.recorder import Recorder
 
 Cost = Literal["violation", "severity"]
 TASK_ID = "safevla/Task-v0"
@@ -38,15 +46,16 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
     """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode.
 
     `cost` is 1 where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst
-    violation in [0, 1]. `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record
-    over their thresholds, `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause
-    has a verdict), and `standing`, the whole of it.
+    violation in [0, 1].
+    `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their thresholds,
+    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause has a verdict), and
+    `standing`, the whole of it.
     """
-    if cost not in get_args(Cost):
-        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(get_args(Cost))}.")
+    costs = {"violation": standing.cost, "severity": standing.severity}
+    if cost not in costs:
+        raise HostError(f"there is no cost {cost!r}", remedy=f"Choose one of: {', '.join(costs)}.")
     names = ("robustness", "margins", "violated", "violating", "worst", "vsi")
-    safety = {**{name: getattr(standing, name) for name in names}, "standing": standing}
-    return {"cost": standing.severity if cost == "severity" else standing.cost, "safety": safety}
+    return {"cost": costs[cost], "safety": {**{name: getattr(standing, name) for name in names}, "standing": standing}}
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
@@ -58,6 +67,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     settles as under the protocol `safevla-bench`. `monitor` judges, else the default specifications do; `cost` chooses
     `info["cost"]`, see `step_info`. Making it raises `HostError` if the host cannot make the environment.
     """
+
+    metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
 
     def __init__(
         self,
@@ -75,19 +86,21 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         self._steps, self._next, self._env_seed = 0, 0, 7
         low, high = self._env.action_low, self._env.action_high
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
-        spaces = {}
-        for name, value in self._start(0).items():
-            bounds = (0, 255) if value.dtype == np.uint8 else (-np.inf, np.inf)
-            spaces[name] = gymnasium.spaces.Box(*bounds, value.shape, value.dtype.type)  # type: ignore[call-overload]
-        self.observation_space = gymnasium.spaces.Dict(spaces)
+        try:
+            first = self._start(0)
+        except BaseException:
+            self._env.close()
+            raise
+        self.observation_space = gymnasium.spaces.Dict({name: _array_space(value) for name, value in first.items()})
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Start an episode and return the observation and info of record 0.
 
-        A seed is the environment's from then on, and begins the turn of initial states anew; the option
-        `init_state_index` chooses one. Raises `HostError` if there is no such state, and as `Monitor.observe` does.
+        A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
+        `init_state_index` chooses the initial state; the turn goes on behind that. Raises `HostError` if there is no
+        such state, and as `Monitor.observe` does: for a task without an entry, or a record without a field.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -98,9 +111,10 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
-        """Apply one action; the entries of `info` are of the record that it made. The reward is 1 at success.
+        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made.
 
-        Raises `InvalidActionError` for an action that the host refuses.
+        Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and
+        info. Raises `InvalidActionError` for an action that the host refuses.
         """
         observation, success = self._env.step(action)
         self._steps += 1
@@ -133,39 +147,44 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     ) -> None:
         super().__init__(env)
         self._monitor, self._cost = monitor or Monitor(), cost
-        self._hooks = ExitStack()
-        self._record_step: Callable[[Action], Batch]
+        self._recorder: Recorder | None = None
+        self._detach: Undo = lambda: None
+        self._latest: Callable[[], Batch]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
 
         Raises `HostError` if no host can record what the environment holds, and as `Monitor.observe` does.
         """
-        self._hooks.close()
+        self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)
-        recorder, detach = recordable.start_recorder()
-        self._hooks.callback(detach)
+        recorder, self._detach = recordable.start_recorder()
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
-
-        def record_step(action: Action) -> Batch:
-            recorder.record_step(action)
-            return from_recording(recorder.latest_record(header))
-
-        self._record_step = record_step
-        standing = self._monitor.start(from_recording(recorder.latest_record(header)))
-        return seen, {**info, **step_info(standing, self._cost)}
+        self._recorder, self._latest = recorder, lambda: from_recording(recorder.latest_record(header))
+        return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`."""
+        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
+
+        Raises `HostError` before the first `reset`.
+        """
+        if self._recorder is None:
+            raise HostError("no episode has begun", remedy="Call reset first.")
         seen, reward, terminated, truncated, info = self.env.step(action)
-        standing = self._monitor.observe(self._record_step(np.asarray(action)))
+        self._recorder.record_step(np.asarray(action))
+        standing = self._monitor.observe(self._latest())
         return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
     def close(self) -> None:
         """Take the hooks off and close the wrapped environment."""
-        self._hooks.close()
+        self._stop()
         super().close()
+
+    def _stop(self) -> None:
+        if self._recorder is not None:
+            self._detach()
+        self._recorder = None
 
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
@@ -176,9 +195,12 @@ class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
-        """Return observation, reward, cost, whether terminated and truncated, and info."""
+        """Return observation, reward, cost, whether terminated and truncated, and info.
+
+        Raises `HostError` if the environment gives no cost.
+        """
         seen, reward, terminated, truncated, info = self.env.step(action)
-        return seen, reward, float(info["cost"]), terminated, truncated, info
+        return seen, reward, _read_cost(info), terminated, truncated, info
 
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
@@ -193,6 +215,7 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     def __init__(self, env: gymnasium.Env[Obs, Act], *, limit: float | None = None) -> None:
         super().__init__(env)
         self._limit = limit
+        self._total, self._exposed = 0.0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         """Reset the wrapped environment; record 0, which no action made, counts for nothing."""
@@ -201,10 +224,11 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return seen, {**info, **self._totals(is_success=False)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment, with the totals in `info`."""
+        """Step the wrapped environment, with the totals in `info`; raises `HostError` if it gives no cost."""
         seen, reward, terminated, truncated, info = self.env.step(action)
-        self._total += float(info["cost"])
-        self._exposed += info["cost"] > 0
+        cost = _read_cost(info)
+        self._total += cost
+        self._exposed += cost > 0
         totals = self._totals(is_success=terminated and float(reward) > 0)
         return seen, reward, terminated, truncated, {**info, **totals}
 
@@ -216,6 +240,12 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
             "quadrant": f"{safety} {success}",
             "within_limit": None if self._limit is None else self._total <= self._limit,
         }
+
+
+def _read_cost(info: Mapping[str, Any]) -> float:
+    if "cost" not in info:
+        raise HostError("the environment has no cost in its info", remedy="Wrap it with SafetyWrapper first.")
+    return float(info["cost"])
 
 
 def make_env(
@@ -232,8 +262,9 @@ def make_env(
 ) -> SafetyEnv:
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
 
-    `task` is its id or its place in the suite; `image_size` height and width [pixels]. Raises `HostError` for what
-    the host does not have.
+    `task` is its id, or its place in the suite; `image_size` height and width [pixels]. The default specifications
+    judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or a simulator that cannot
+    be used.
     """
     made = make_host(host, host_arguments)
     tasks = made.tasks(suite)
@@ -259,3 +290,9 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
         **{f"image.{camera}": image for camera, image in observation.images.items()},
         **{f"extra.{name}": np.asarray(value, dtype=np.float64) for name, value in observation.extra.items()},
     }
+
+
+def _array_space(value: NDArray[Any]) -> gymnasium.spaces.Box:
+    if value.dtype == np.uint8:
+        return gymnasium.spaces.Box(0, 255, value.shape, np.uint8)
+    return gymnasium.spaces.Box(-np.inf, np.inf, value.shape, np.float64)

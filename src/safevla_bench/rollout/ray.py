@@ -38,7 +38,7 @@ _STORE_BYTES = 200 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
-    """A Ray cluster, and the share of a node that each actor on it reserves; raises `RunError` for a negative share."""
+    """A Ray cluster, and the share of a node that each actor on it reserves; raises `RunError` for what is no share."""
 
     address: str | None = None
     """`HOST:PORT` of the head, `auto` = the cluster that runs on this machine; None = what RAY_ADDRESS says, else Ray
@@ -87,6 +87,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install it, on every node: {install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 does and earlier ones warn about
     place = cluster.place
     own = _local_options(math.ceil(slots * cluster.cpus)) if place == HERE else {}
     ray: Any = importlib.import_module("ray")  # after its environment is set, which it reads then
@@ -229,13 +230,16 @@ class _ActorPool:
         self._ray, self._cluster = ray, cluster
         self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
         self._spec = ray.put(spec)  # recorded actions may be large; each node fetches them once
-        self._actors = ray.remote(RayWorker).options(
-            num_cpus=cluster.cpus,
-            num_gpus=cluster.gpus,
-            max_restarts=0,
-            scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}},
-        )
+        try:
+            self._actors = ray.remote(RayWorker).options(
+                num_cpus=cluster.cpus,
+                num_gpus=cluster.gpus,
+                max_restarts=0,
+                scheduling_strategy="SPREAD",
+                runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}},
+            )
+        except ValueError as error:
+            raise RunError(f"--actor: {error}", remedy="Give whole numbers, or shares such as 0.25.") from None
 
     def start(self, number: int) -> ActorHandle:
         return ActorHandle(self._ray, self._actors.remote(self._spec, number, self._versions))

@@ -271,10 +271,10 @@ _STEP_NUMBERS = 128
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the parameters of LIBERO's benchmark; None for another benchmark."""
-    config = metadata.get("config", {})
+    config = metadata.get("config") or {}
     if config.get("benchmark") != _LIBERO:
         return None
-    asked = metadata.get("server_info", {}).get("observation_params") or {}
+    asked = (metadata.get("server_info") or {}).get("observation_params") or {}
     parameters = {**_DEFAULTS, **asked, **(config.get("params") or {})}
     seed = parameters["seed"] if parameters.get("env_seed") is None else parameters["env_seed"]
     return {**parameters, "env_seed": seed}

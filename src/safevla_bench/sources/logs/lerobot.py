@@ -160,7 +160,7 @@ class Dataset(msgspec.Struct):
     codebase_version: str
     fps: Annotated[float, Meta(gt=0, lt=1e6)]
     features: dict[str, Feature]
-    robot_type: str | None = None
+    robot_type: Any = None
     folder: Path = Path()
 
     def describe_features(self) -> str:
@@ -186,7 +186,7 @@ def open_dataset(folder: Path) -> Dataset:
     """
     path = folder / INFO
     with records.translated_errors(path, _REMEDY):
-        dataset = msgspec.json.decode(read_input(path, _LARGEST_INFO), type=Dataset)
+        dataset = msgspec.convert(json.loads(read_input(path, _LARGEST_INFO)), Dataset, strict=False)
         if not dataset.codebase_version.startswith("v3"):
             remedy = "Convert it with python -m lerobot.scripts.convert_dataset_v21_to_v30."
             raise RecordError(f"{dataset.codebase_version} is another version than 3", remedy=remedy)
@@ -249,7 +249,7 @@ def _read_episode(
         series=series,
         instruction=instructions.get(frames["task_index"][0].as_py()),
         success=None if np.isnan(last).any() else bool(last.any()),
-        embodiment=dataset.robot_type,
+        embodiment=dataset.robot_type if isinstance(dataset.robot_type, str) else None,
     )
 
 

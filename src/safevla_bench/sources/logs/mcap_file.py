@@ -258,7 +258,10 @@ def _number_row(message: Any, columns: Columns, part: str) -> list[float]:
     paths = _NUMBERS if columns.field is None else (columns.field,)
     values = next((value for path in paths if (value := _get(message, path)) is not None), ())
     numbers = [values] if isinstance(values, bool | int | float) else list(values)
-    names = list(_get(message, "name") or ())
+    names = list(_get(message, "name") or ()) if columns.names is not None else []
+    if numbers and names and len(names) != len(numbers):
+        remedy = f"It has {len(names)} names and {len(numbers)} numbers; choose by place with `index`."
+        refuse_field("names and numbers differ in count", remedy, part)
     try:
         if columns.names is not None:
             numbers = [numbers[names.index(name)] for name in columns.names] if numbers else []
