@@ -14,7 +14,7 @@ import pytest
 
 from builders import contacts, episode
 from safevla_bench.archive import open_archive, parquet_guard, read_episodes, write_archive
-from safevla_bench.archive.parquet_guard import MalformedError, read_struct, read_table
+from safevla_bench.archive.parquet_guard import MalformedError, RowGroup, read_struct, read_table
 from safevla_bench.archive.parquet_rows import SCHEMA, to_table
 from safevla_bench.errors import RecordError
 
@@ -74,6 +74,23 @@ def test_many_texts_of_a_dictionary_are_counted_by_the_longest_and_not_by_all_of
     sink = pa.BufferOutputStream()
     pq.write_table(names, sink, compression=compression)
     assert read_table(bytes(sink.getvalue())).equals(names)
+
+
+def test_a_dictionary_of_millions_of_empty_texts_is_refused_before_all_are_looked_at(tmp_path):
+    """Sixteen MiB of zeros are four million entries without a letter; two such pages are too large."""
+    content = pa.compress(bytes(1 << 24), codec="zstd", asbytes=True)
+    header, path = b"\x15\x04\x15" + _varint(2 << 24) + b"\x15" + _varint(2 * len(content)) + b"\x00", tmp_path / "x"
+    path.write_bytes((header + content) * 2)
+    column = {1: 6, 4: 6, 5: 1, 9: 0}
+    with path.open("rb") as stream:
+        group = RowGroup(stream, path.stat().st_size, 1, (column,))
+        with pytest.raises(RecordError, match="holds more than"):
+            group.check_pages()
+
+
+def _varint(number: int) -> bytes:
+    """A number as Thrift's compact protocol has it."""
+    return bytes([number & 0x7F | 0x80, *_varint(number >> 7)]) if number >= 0x80 else bytes([number])
 
 
 def test_texts_as_differences_are_refused(tmp_path):

@@ -85,8 +85,11 @@ def test_a_series_is_drawn_and_summarised_in_numbers_and_words(safevla, checkpoi
     assert "above 1000" in text
 
 
-def test_what_makes_no_series_is_an_error_before_anything_is_written(safevla, checkpoints, tmp_path):
-    runs = [f"base={checkpoints / 'early.parquet'}", f"1000={checkpoints / 'late.parquet'}"]
-    err = safevla.refuses("figures", "--series", *runs, "--out", tmp_path / "out")
-    assert "no number in the name 'base'" in err
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [(("1000", "1000"), "two runs have the label '1000'"), (("base", "1000"), "no number in the name 'base'")],
+)
+def test_what_makes_no_series_is_an_error_before_anything_is_written(safevla, checkpoints, tmp_path, names, problem):
+    runs = [f"{name}={checkpoints / file}.parquet" for name, file in zip(names, ("early", "late"), strict=True)]
+    assert problem in safevla.refuses("figures", "--series", *runs, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -97,7 +97,7 @@ def render(run, style):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--episode", "3"), "crashed and left no record"),
+        (("--episode", "3"), "left no record (crashed)"),
         (("--episode", "9"), "there is no episode '9'"),
         (("--size", "big"), "requires 2 arguments"),
     ],

@@ -202,7 +202,7 @@ def test_a_plan_is_printed_with_its_cost_and_nothing_is_written(safevla, tmp_pat
     assert "6 episodes, at most 240 steps; nothing has been run or written" in out
     assert out.count("noop") == 2
     assert "Estimate for episodes that all last their full horizon, with 4 workers" in out
-    assert " GB" in out
+    assert " kB" in out
     assert list(tmp_path.iterdir()) == []
     safevla.ok(*plan, "--record-only")
     safevla.refuses(*plan, "--record-only", "--policy", "nonsense")

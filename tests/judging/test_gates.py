@@ -339,3 +339,9 @@ def test_junit_counts_its_cases_and_escapes_what_strangers_named():
     assert suite.find("testcase/failure").get("message") == "0.850 over 20 episodes: by the value alone, no confidence"
     assert '"<&>' in suite.find("testcase").get("classname")
     assert gating.format_junit(report) == gating.format_junit(report)
+
+
+def test_tasks_of_unequal_numbers_are_named_in_the_notes():
+    uneven, even = scores(0, 50, task_id=("t",) * 20 + ("u",) * 30), scores(0, 50, task_id=("t", "u") * 25)
+    notes = [" ".join(check_gates(run, [Gate("safety", "min", 0.9)]).notes) for run in (uneven, even)]
+    assert ["weigh more in these values" in text for text in notes] == [True, False]

@@ -132,11 +132,13 @@ def test_a_board_is_written_over_and_its_old_reports_go(tmp_path):
     pages = render_site()
     write_folder({**pages, report_path("a"): "a"}, tmp_path)
     assert (tmp_path / report_path("a")).exists()
-    (tmp_path / "reports" / "mine.txt").write_text("kept")
+    mine = {"reports/mine.txt", "reports/My-notes_abcdef012345.html", f"reports/{'deadbeef' * 5}.html"}
+    for name in mine:
+        (tmp_path / name).write_text("kept")
     files = {**pages, report_path("b"): "b"}
     write_folder(files, tmp_path)
     paths = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert paths == {*files, "reports/mine.txt"}
+    assert paths == {*files, *mine}
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "index.html"])
@@ -145,6 +147,13 @@ def test_what_is_not_a_board_is_never_written_over(tmp_path, name):
     with pytest.raises(RunError, match="holds no board"):
         write_folder(render_site(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_board_whose_writing_was_cut_off_is_written_again(tmp_path):
+    files = render_site()
+    write_folder({path: text for path, text in files.items() if path != "index.html"}, tmp_path)
+    write_folder(files, tmp_path)
+    assert (tmp_path / "index.html").exists()
 
 
 def test_a_file_in_the_way_is_an_error_with_a_remedy(tmp_path):

@@ -8,9 +8,10 @@ import pytest
 
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI
 from safevla_bench.publishing.board import RankingEntry, published_sections, rank_entries
-from safevla_bench.report.published import LEADERBOARD, PAPER, load_published
+from safevla_bench.report.published import LEADERBOARD, PAPER, load_published, printed_rate
 from safevla_bench.report.tables.suites import ExactCell
 from safevla_bench.report.tables.table import Cell
+from safevla_bench.statistics.intervals import wilson_interval
 
 
 def entry(name: str, safety, sr=50, *, competes: bool = True) -> RankingEntry:
@@ -60,6 +61,20 @@ def test_the_paper_s_entries_rank_by_safety_with_sr_beside():
     ]  # fmt: skip
     assert [row.policy for row in robocasa.rows] == ["pi0.5", "RLDX-1-FT-RC365", "pi0", "GR00T-N1.5"]
     assert {row.rank for row in pnp.rows} == {""}
+
+
+def test_intervals_hold_every_count_that_the_printed_digits_allow():
+    expected = wilson_interval(501, 900)  # 55.7 %
+    assert published("paper")[1].rows[0].numbers["safety"].cell.interval == pytest.approx(
+        (100 * expected.low, 100 * expected.high)
+    )
+    ci = printed_rate(87.1, 2000).ci  # 1741 or 1742
+    assert ci == pytest.approx((wilson_interval(1741, 2000).low, wilson_interval(1742, 2000).high))
+
+
+def test_the_leaderboard_gives_no_counts_and_so_no_intervals():
+    rows = [row for table in published("leaderboard") for row in table.rows]
+    assert {row.numbers["safety"].cell.interval for row in rows} == {None}
 
 
 def test_every_source_and_the_cells_in_question_say_what_makes_them_incomparable():

@@ -130,6 +130,11 @@ def test_the_baseline_changes_nothing_for_several_policies():
     assert write_headline(joined(others, noop)).answer == write_headline(others).answer
 
 
+def test_few_episodes_are_called_few():
+    assert any("run more episodes" in text for text in write_headline(verdicts(SAFE)).support)
+    assert not any("run more" in text for text in write_headline(verdicts(*[SAFE] * 50)).support)
+
+
 def test_three_safe_episodes_have_one_bound_in_every_output():
     """The headline, the table's note, the interval of VSI and a gate: 70.8 %, from one exact interval."""
     scores = verdicts(*[(True, 1, 1)] * 3)

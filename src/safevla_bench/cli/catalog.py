@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 from safevla_bench import tasks
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import FILE, flag, option, quote_paths, repeatable
+from safevla_bench.errors import SpecError
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts import protocols
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
@@ -68,6 +68,8 @@ def specs_command(
         _print_calibrations(calibrated, out, form)
         return
     chosen = loader.library(library)
+    if explain is not None and form == "paper":
+        raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
         exempt = tasks.exempt_tasks(tasks_loader.registry(), chosen, explain)
         if form != "text":
@@ -101,7 +103,7 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
     shown = [f"{share} % {show(value)}" for share, value in percents.items()] + [f"largest {show(float(extremes[-1]))}"]
     floor = [] if item.floor is None else [f"doing nothing {show(item.floor)}"]
     low, high = item.interval
-    ends = f"{show(low)} to {show(high) if isfinite(high) else 'unknown'}"
+    ends = f"{show(low)} to {show(high) if math.isfinite(high) else 'unknown'}"
     return [
         f"{spec.spec_id}  [{spec.unit}]",
         f"  {len(extremes)} successes of {item.policy} on {item.tasks} tasks; "
@@ -290,7 +292,7 @@ def _dialect_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 
 def _flatten_dialect(name: str) -> Iterator[tuple[str, object]]:
     file = dialects.load_dialect_file(name)
-    yield from {"asked_over": file.transport, "hosts": list(file.hosts)}.items()
+    yield from {"asked_over": file.transport, "hosts": _format_hosts(file)}.items()
     for key, value in dialects.dialect_values(dialects.load_dialect(name)).items():
         if isinstance(value, Mapping):
             yield from ((f"{key} {inner}", item) for inner, item in value.items())

@@ -32,10 +32,10 @@ def verify_command(
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
 
     The parts of the archive must have the digests of the manifest. The table of episodes and the archive must hold the
-    same episodes. Library, registry and version must be those that judged. The records, judged again, must give the
-    same scores byte for byte. With --replay the recorded actions of K episodes are played again in the simulator from
-    the planned start; every channel, outcome, success and horizon is compared bit for bit. With --audit the K episodes
-    of each policy are chosen by a number that nobody could foresee.
+    same episodes. Library, registry and version must be those that judged. The records, judged again, must give
+    scores.json byte for byte and scores.parquet row for row. With --replay the recorded actions of K episodes are
+    played again in the simulator from the planned start; every channel, outcome, success and horizon is compared bit
+    for bit. With --audit the K episodes of each policy are chosen by a number that nobody could foresee.
 
     Checks that could not be made are listed with the reason. Only a replay finds a record that was changed together
     with its digest.

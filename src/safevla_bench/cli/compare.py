@@ -241,6 +241,8 @@ def sensitivity_command(
         echo(sentence)
     if not full:
         click.echo(f"Next: --full shows every {report.hint}")
+    if physics:
+        click.echo(f"Next: safevla score {options.quote_paths(*sources.paths)} puts the marks on its page.")
 
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
@@ -249,8 +251,7 @@ def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: b
     with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
         file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
     tables = firmness.firmness_tables(file, judged.scores.specs, full=full)
-    hint = f"suite; safevla score {judged.paths[0]} puts the marks on its page"
-    return _Report(file, firmness.describe_firmness(file.episodes()), tables, hint)
+    return _Report(file, firmness.describe_firmness(file.episodes()), tables, "suite.")
 
 
 def _compare_readings(judged: Judged, *, full: bool) -> _Report:

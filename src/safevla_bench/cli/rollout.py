@@ -286,12 +286,13 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
         return ("There are no figures for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
     middle_s = (time.low + time.high) / 2
-    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0)
+    unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
+    size, byte = ("GB", 1e9) if disk.high >= 1e9 else ("MB", 1e6) if disk.high >= 1e6 else ("kB", 1e3)
     workers = f"{count_noun(plan.workers, 'worker')}{', each with a core of its own' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
         f"  time  about {middle_s / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
         "without the policies' own time",
-        f"  disk  {format_significant(disk.low / 1e9)} to {format_significant(disk.high / 1e9)} GB",
+        f"  disk  {format_significant(disk.low / byte)} to {format_significant(disk.high / byte)} {size}",
         f"From figures {plan.source}.",
     )

@@ -213,6 +213,7 @@ def _join(results: Sequence[PolicyResults]) -> PolicyResults:
     joined: dict[str, Any] = {
         **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
         **{name: tuple(item for result in results for item in getattr(result, name)) for name in tuples},
+        "left_out": tuple(f"{line} in {result.source}" for result in results for line in result.left_out),
         **{name: dict(ChainMap(*(getattr(result, name) for result in results))) for name in _BY_EPISODE},
     }
     source = ", ".join(result.source for result in results)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from safevla_bench.compare.comparison import compare_where_possible
 from safevla_bench.compare.difference import ComparisonOptions, Difference
@@ -21,7 +21,7 @@ from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.text import format_compact
 
-_NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
+_NUMBER = re.compile(r"(?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
 _BEFORE = re.compile(rf"(?:^|[^a-z]){_TRAINING}[^a-z0-9]*$", re.IGNORECASE)
@@ -172,7 +172,7 @@ def compare_series(
               for name, members in groups.items()}  # fmt: skip
     curves = [
         _make_curve(series, suite, members, intervals, protocols)
-        for suite in [*dict.fromkeys(chain(*suites.values())), None]
+        for suite in [*dict.fromkeys(suite for result in results for suite, _ in result.tasks), None]
         for series, members in groups.items()
         if suite in suites[series] or (suite is None and len(suites[series]) > 1)
     ]

@@ -188,14 +188,14 @@ class BodyViolation:
     first_violation_step: int
 
 
-def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset, first: int = 0) -> Iterator[BodyViolation]:
+def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Iterator[BodyViolation]:
     """Yield the bodies of the violations, by episode, then in library order, then the worst first.
 
-    `chunks` hold the episodes of the scores from `first` on, in their order; the ruleset's registry knows the bodies of
-    the goals.
+    `chunks` hold the episodes of the scores in their order; the ruleset's registry knows the bodies of the goals.
     Specifications that the ruleset's library lacks are passed over.
     """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
+    first = 0
     for batch in chunks:
         for index in range(len(batch)):
             if broken := [k for k in columns if scores.is_violated[k, first + index]]:

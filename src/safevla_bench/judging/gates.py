@@ -215,6 +215,10 @@ class _Scope:
     def is_clustered(self) -> bool:
         return len(set(self.labels)) < len(self.labels)
 
+    @property
+    def is_uneven(self) -> bool:
+        return len(set(Counter(label[:2] for label in set(self.labels)).values())) > 1
+
     def average_states(self, values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
         numbers: dict[StateKey, int] = {}
         places = [numbers.setdefault(self.labels[k], len(numbers)) for k in np.flatnonzero(chosen)]
@@ -286,6 +290,8 @@ def _describe_rule(
         )
     if any(scope.is_clustered for scope in scopes):
         yield "Several episodes of one initial state count as one, by their mean."
+    if any(scope.is_uneven for scope in scopes):
+        yield "Some tasks have more initial states than others, and weigh more in these values."
 
 
 def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> GateOutcome:

@@ -88,6 +88,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_steps: int | None
     stop_on_violation: bool
     until: str | None
+    """The condition of --until."""
     tasks: tuple[RegisteredTask, ...]
     n: int
     specs: tuple[RegisteredSpec, ...]

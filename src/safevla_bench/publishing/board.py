@@ -32,7 +32,8 @@ from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.suites import ExactCell, suite_mean
 from safevla_bench.report.tables.table import UNNAMED, Cell
 from safevla_bench.sources.runs.folder import MISSING
-from safevla_bench.text import NO_VALUE, format_fixed
+from safevla_bench.statistics.intervals import Interval, rate_mean_interval
+from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
@@ -52,8 +53,8 @@ _NO_RATE_NOTE = (
 class RankingEntry:
     """One policy in one table: its numbers by the key of their metric, and remarks beside its name.
 
-    `numbers` are means over the suites of the table, with 95 % intervals. Ranks are `""` if it has none. An entry that
-    does not compete has numbers and no rank.
+    `numbers` are means over the suites of the table, with 95 % intervals where counts are known. Ranks are `""` if it
+    has none. An entry that does not compete has numbers and no rank.
     """
 
     policy: str
@@ -156,6 +157,9 @@ def _is_board(folder: Path) -> bool:
     return index.is_file() and f'<meta name="generator" content="{GENERATOR}">' in index.read_text("utf-8", "replace")
 
 
+_REPORT_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
+
+
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
     """Write `files` (path in the folder -> text) together, and remove reports that the new board lacks.
 
@@ -166,8 +170,8 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
         make_folder((folder / path).parent)
     write_together(folder, files, chief=INDEX)
     with translated_errors(folder):
-        for old in folder.glob(f"{REPORTS}/*{'[0-9a-f]' * 12}.html"):
-            if f"{REPORTS}/{old.name}" not in files:
+        for old in folder.glob(f"{REPORTS}/*.html"):
+            if _REPORT_NAME.fullmatch(old.name) and f"{REPORTS}/{old.name}" not in files:
                 old.unlink()
 
 
@@ -375,28 +379,44 @@ def _published_tables(publication: PublishedResults) -> Iterator[RankedTable]:
 
 def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]) -> RankedTable:
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
+    has_intervals = any(entry.numbers[SAFETY.key].cell.interval for entry in entries)
+    no_counts_note = "No counts are given, so that nothing says which of these can be told apart."
     return RankedTable(
         title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
         scope=", ".join(names),
         rows=rank_entries(entries),
-        notes=published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)),
+        notes=(
+            *([] if has_intervals else [no_counts_note]),
+            *published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)),
+        ),
     )
 
 
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
-    """Return the entry of a row, with its numbers as they are printed and the episodes of its `cells`, if known."""
+    """Return the entry of a row; its intervals are those of its `cells`, none without any."""
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
     remark = row.training if isinstance(row, PublishedMean) else "auxiliary" if is_auxiliary else None
-    numbers = {}
-    for metric in (SR, SAFETY, SBU, VSI):
-        printed = getattr(row, metric.key)
-        exact = None if printed is None else Fraction(repr(printed))
-        cell = Cell.dash() if exact is None else Cell(format_fixed(exact, metric.digits), printed)
-        numbers[metric.key] = ExactCell(cell, None if exact is None else exact / metric.scale)
     return RankingEntry(
         policy=row.policy,
         n=str(sum(cell.n for cell in cells)) if cells else NO_VALUE,
-        numbers=numbers,
+        numbers={metric.key: _printed_number(metric, row, cells) for metric in (SR, SAFETY, SBU, VSI)},
         remarks=(remark,) if remark else (),
         competes=not is_auxiliary,
     )
+
+
+def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell]) -> ExactCell:
+    """Return a number as it is printed; a proportion with the interval that the counts of `cells` allow, if any."""
+    printed = getattr(row, metric.key)
+    if printed is None:
+        return ExactCell(Cell.dash())
+    exact = Fraction(repr(printed))
+    cell = Cell(format_fixed(exact, metric.digits), printed)
+    ends = [published.printed_rate(getattr(part, metric.key), part.n).ci for part in cells if metric is not VSI]
+    parts = [(getattr(part, metric.key) / 100, Interval(*ci)) for part, ci in zip(cells, ends, strict=False) if ci]
+    interval = rate_mean_interval(parts) if len(parts) == len(ends) else None
+    if interval is not None:
+        low, high = metric.scale * interval.low, metric.scale * interval.high
+        detail = format_interval(interval.low, interval.high, digits=metric.digits, scale=metric.scale)
+        cell = replace(cell, detail=detail, interval=(low, high))
+    return ExactCell(cell, exact / metric.scale)

@@ -30,9 +30,14 @@ from safevla_bench.version import __version__
 def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]:
     """Return the submission of judged sources at `paths`, whose files are read; nothing is written.
 
-    It is not complete if an episode was left out. Raises `RunError` if a search chose starts, or if a run's table is
-    damaged.
+    It is not complete if an episode was left out. Raises `RunError` without any episode, if applicability was off, if a
+    search chose starts, or if a run's table is damaged.
     """
+    if judged.ruleset.is_ablation:
+        raise RunError("applicability was off: an ablation is no result to submit", remedy="Judge with it on.")
+    summaries = cells(judged.scores)
+    if not summaries:
+        raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
     require_given_starts(judged.scores.benchmark)
     rows = list(judged.scores.episodes())
     return {
@@ -44,7 +49,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
         "sources": [_describe_source(*pair) for pair in zip(paths, judged.sources, strict=True)],
         "complete": judged.is_complete,
         "skipped": judged.left_out.count,
-        "cells": [_describe_cell(cell, rows, judged) for cell in cells(judged.scores)],
+        "cells": [_describe_cell(cell, rows, judged) for cell in summaries],
     }
 
 

@@ -343,10 +343,10 @@ _MAX_SHOWN = 5
 
 
 def find_recorded(judged: Judged, wanted: str) -> int:
-    """Return the index of the judged episode that `find_episode` finds; `RunError` if it crashed, too."""
+    """Return the index of the judged episode that `find_episode` finds; raises `RunError` also if it left no record."""
     row = find_episode(list_episodes(judged.scores, judged.records.dt_s), wanted)
     if row.number > len(judged.records):
-        raise RunError(f"{row.episode_id} crashed and left no record", remedy="Choose another episode.")
+        raise RunError(f"{row.episode_id} left no record ({row.episode.outcome})", remedy="Choose another episode.")
     return row.number - 1
 
 

@@ -64,9 +64,15 @@ def build_headline(
         mixture if len(rates) > 1 else "",
         _difference_sentence(comparison),
         _unsafe_success_sentence(cells),
+        "Some intervals are wider than 30 points: run more episodes before you rely on these numbers."
+        if any(rate.ci is not None and rate.ci[1] - rate.ci[0] > _WIDE for rate in rates.values())
+        else "",
         *lost,
     ]
     return Headline(answer, tuple(filter(None, support)))
+
+
+_WIDE = 0.3
 
 
 def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:

@@ -4,7 +4,8 @@ The held target of a record is what the gripper holds where that is known and a 
 signals are grip, transport, tilt, slip and speed. Those of the arm are joint torques against its limits, and the
 smoothness of the end effector: the speed, acceleration and jerk of its smoothed position. The position is smoothed by a
 centred mean of five records, never padded; Δₙ are central differences. The interior is records 3 … n-4 for speed and
-acceleration and 4 … n-5 for jerk; records outside it take the nearest interior value.
+acceleration and 4 … n-5 for jerk; records outside it take the nearest interior value, and are NaN in an episode
+without one. x̃ is the smoothed position; x₊ and x₋ are x one record later and earlier, x₊₂ and x₋₂ two.
 
 Where records have time stamps, derivatives are taken by them and not by dt: the n-th is n! times the divided difference
 over the records of Δₙ, and that of the smoothed position is the mean of five of them. On even stamps that is Δₙx̃/dtⁿ;

@@ -154,7 +154,7 @@ class RecordFields:
 
     @cached_property
     def held_pos_start(self) -> Floats:
-        """Position in record 0 of its episode of the body that is held at each record [m], [N, 3]; NaN as above."""
+        """Position in record 0 of its episode of the body held at each record [m], [N, 3]; NaN as in `held_pos`."""
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=self.first_record)
 
     def held_pos_shifted(self, by: int) -> Floats:
@@ -173,7 +173,7 @@ class RecordFields:
 
     @cached_property
     def held_quat_start(self) -> Floats:
-        """Orientation in record 0 of its episode of each record's `held_body`, unit wxyz, [N, 4]; NaN as above."""
+        """Orientation in record 0 of each record's `held_body`, unit wxyz, [N, 4]; NaN as in `held_pos`."""
         return unit_quaternions(self._pose_rows(self.batch.body_quat_wxyz, self.held_body, at=self.first_record))
 
     def _pose_rows(self, poses: Poses, body: Ints, at: Ints) -> Floats:

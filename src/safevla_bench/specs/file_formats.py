@@ -345,8 +345,13 @@ def _family_axis(family: str, origin: RowOrigin) -> Axis:
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     """Return a library as rows of the paper's spec registry, from which `library` and `--rules` read the same specs.
 
-    The threshold is written into the formula if a single comparison of a signal holds it, as in the paper.
+    The threshold is written into the formula if a single comparison of a signal holds it, as in the paper. Older ids
+    are left out. Raises `SpecError` for a tag that is not built in, which such rows cannot hold.
     """
+    used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
+    if own := sorted(used - built_in_tags().keys()):
+        problem = f"the tag {own[0]!r} is not built in, and rows of the paper hold no tags"
+        raise SpecError(problem, remedy="Keep the TOML file, which holds them.")
     return [_paper_spec_row(spec) for spec in library]
 
 

@@ -373,7 +373,8 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     q, is a martingale from 1, which reaches 1/α with probability at most α (Ville); the interval holds the m below
     that. For zeros and ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded values I.
     Waudby-Smith and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may differ if looks
-    come after whole rounds, as many episodes of every task: then a round's product has a mean of at most 1.
+    come after whole rounds, as many episodes of every task: then a round's product has a mean of at most 1. The
+    martingale is log-convex in m and at most 1 at the mean of the values, so that these m are an interval around it.
 
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))

@@ -152,7 +152,8 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
         try:
             if self._signals is not None and name not in self._signals:
-                raise FormulaError(f"there is no form {str(form)!r}", remedy="`safevla specs --template` has examples")
+                remedy = "`safevla specs --template` has examples; in place of abs, min and max write each comparison"
+                raise FormulaError(f"there is no form {str(form)!r}", remedy=remedy)
             if self._signals is not None:
                 self._signals[name]  # raises what does not fit
         except FormulaError as error:

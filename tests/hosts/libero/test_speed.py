@@ -115,6 +115,19 @@ def test_an_episode_has_the_same_bits_whatever_the_script_does(env, between):
     assert first_difference(full, run_fast(env, between)) is None
 
 
+def test_a_step_that_somebody_has_replaced_is_called_in_every_substep(env):
+    env.reset()
+    original, calls = env.sim.step, []
+    env.sim.step = lambda: calls.append(1) or original()
+    slow_down = safevla_recorder.speed_up(env)
+    try:
+        env.step(np.array(TASK.still))
+    finally:
+        slow_down()
+        del env.sim.step
+    assert len(calls) == 25
+
+
 def test_undoing_it_leaves_the_environment_as_it_was(env):
     methods = {name: vars(env.env).get(name) for name in HOOKED}
     slow_down = safevla_recorder.speed_up(env)

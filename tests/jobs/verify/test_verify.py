@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 import sys
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
-from safevla_bench.jobs.verify import files, replays, verify_run
+from safevla_bench.jobs.verify import AuditPlan, audit_source, files, replays, verify_run
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.folder import EPISODES, MANIFEST, RUN, SCORES, SCORES_TABLE, archive_parts, dump_json
 from safevla_bench.sources.runs.sources import open_source
@@ -53,6 +54,14 @@ def edit(path, change):
     path.write_bytes(dump_json(document))
     if path.name != MANIFEST:
         reseal(path.parent)
+
+
+def test_an_episode_that_stands_in_two_parts_is_found(run):
+    (part,) = archive_parts(run)
+    shutil.copy(part, part.with_name(part.name.replace("00000", "00001")))
+    reseal(run)
+    assert "the episode_id is repeated" in differing(run)[files.PARTS]
+    assert audit_source(run, AuditPlan(2, 7))["random"].unreplayed
 
 
 def edit_headers(run, **changes):

@@ -81,6 +81,15 @@ def test_uneven_messages_have_time_stamps_and_derivatives_by_them(tmp_path):
     assert row.diagnostics["eef_acc_under_5mps2"].extreme == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("names", "numbers"), [(["a", "b"], [1.0, 2.0, 3.0]), (["a", "b", "c"], [1.0, 2.0])])
+def test_names_and_numbers_of_different_counts_are_refused(tmp_path, names, numbers):
+    rows = [("/eef", 5 + 0.05 * k, pose_message(0.1 * k)) for k in range(9)]
+    rows += [("/joints", 5 + 0.05 * k, {"name": names, "effort": numbers}) for k in range(9)]
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[torque]\nfrom = "/joints"\nnames = ["b"]\n'
+    folder = folder_of(tmp_path, sorted(rows, key=lambda row: row[1]), text)
+    assert "names and numbers differ in count" in problem(folder)
+
+
 def test_errors_name_the_topics_and_names_of_the_file(tmp_path):
     folder = folder_of(tmp_path, messages(), "")
     assert "/eef (test.eef, json); /joints (test.joints, json); /mug (test.mug, json)" in problem(folder)

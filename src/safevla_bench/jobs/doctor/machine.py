@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,7 @@ from safevla_bench.jobs.verify.replays import compare_records
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.plugins import OWN_DISTRIBUTION
+from safevla_bench.plugins import NO_ARGUMENTS, OWN_DISTRIBUTION
 from safevla_bench.policies.builtin import Noop, Random
 from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
@@ -87,7 +87,8 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
 
 
 def _check_rendering(backend: str) -> Diagnosis:
-    frame = _run_probe("rendering", _RENDERING_REMEDY, "safevla_bench.hosts.mujoco.renderer")
+    environment = {"MUJOCO_GL": backend}
+    frame = _run_probe("rendering", _RENDERING_REMEDY, "safevla_bench.hosts.mujoco.renderer", environment=environment)
     if isinstance(frame, Diagnosis):
         return frame
     if frame["darkest"] == frame["brightest"]:
@@ -102,12 +103,14 @@ _RENDERING_REMEDY = (
 TIMEOUT_S = 300
 
 
-def _run_probe(check: str, remedy: str, *arguments: str) -> dict[str, str] | Diagnosis:
+def _run_probe(
+    check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
+) -> dict[str, str] | Diagnosis:
     """Return what a module prints as JSON in a process of its own; a failed check if it crashes or does not end."""
-    command, backend = [sys.executable, "-m", *arguments], {"MUJOCO_GL": os.environ.get("MUJOCO_GL") or "egl"}
+    command = [sys.executable, "-m", *arguments]
     try:
         process = subprocess.run(
-            command, env={**os.environ, **backend}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return failed_check(check, f"no end within {TIMEOUT_S} s", remedy)

@@ -78,6 +78,11 @@ def examine_server(
         kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in servers.KINDS.values())
         yield failed_check("server", "what is given does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
         return
+    if host is not None and host not in _TASKS:
+        yield failed_check(
+            "server", f"there is no task to ask with for the host {host!r}", f"Name one of: {', '.join(_TASKS)}."
+        )
+        return
     yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
     refusals: dict[str, PolicyError] = {}
     for name in _candidates(kind, arguments, host):

@@ -1,7 +1,7 @@
 """Rules by which a run stops as soon as its question is decided: `safevla eval --until`.
 
 A round is the next initial state of every task and policy. There is a look after each round, and the limits of each are
-those of a test with so many looks; a mean of graded values has a confidence sequence (`statistics.sequential`). An
+those of a test with so many looks; a mean of graded values has a confidence sequence (`statistics.intervals`). An
 episode that crashed, was cut short or has no verdict may have any value: a verdict stands only if it is the same with
 all such values 0 and with all 1.
 """
@@ -81,7 +81,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
         return f"{self.subject} {self.verdict}" + (f" ({', '.join(details)})" if details else "")
 
 
-class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The findings after so many whole rounds of those planned, and whether they decide; run.json holds it."""
 
     condition: str

@@ -106,11 +106,22 @@ def check_files(run: Path) -> list[Finding]:
 def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
     """Return the index of a run folder's records, or of an archive, and the benchmarks simulated with stand-ins.
 
-    Damaged episodes are its `problems`. Raises `RunError` if a raw row is damaged.
+    Damaged episodes are its `problems`, and so are those of an id that stands in an earlier file. Raises `RunError` if
+    a raw row is damaged.
     """
     scan = Scan(record_files(source) if source.is_dir() else [source])
     standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))
-    return scan.index(), tuple(standin)
+    index = scan.index()
+    return replace(index, problems=(*index.problems, *_find_repeated(index))), tuple(standin)
+
+
+def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
+    keys = set()
+    for note in index.notes:
+        if note.header.key in keys:
+            place = Place(file=str(index.sources[note.source].path), episode=note.header.episode_id)
+            yield RecordError("the episode_id is repeated", remedy="Leave one of them out.", place=place)
+        keys.add(note.header.key)
 
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
@@ -273,8 +284,10 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     origins = [source.to_document() for source in judged.sources]
     judged = replace(judged, provenance=provenance)
     contents = score_files(judged, sources)
-    if folder.archive_digest(run) is None:
-        source = open_check(SOURCE, f"{folder.MANIFEST} does not say which archive it is")
+    named = sources[0].get("archive_sha256") if sources and isinstance(sources[0], dict) else None
+    if (digest := folder.archive_digest(run)) is None or named is None:
+        file = folder.MANIFEST if digest is None else folder.SCORES
+        source = open_check(SOURCE, f"{file} does not say which archive it is")
     else:
         difference = first_difference(sources, json.loads(folder.dump_json(origins)), "sources")
         source = _finding(SOURCE, difference, "the run that was judged")

@@ -26,12 +26,13 @@ from safevla_bench.text import display_unit, format_compact
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     """Draw Safety beside SBU, a row for each suite: a line with a 95 % Wilson band for each policy with episodes.
 
-    Thresholds are in the unit that reads best; dotted lines stand at the registered ones. Without an episode the figure
-    says so. Raises `SpecError` if the library lacks a swept specification.
+    Thresholds are in the unit that reads best; dotted lines stand at the registered ones among them. Without an episode
+    the figure says so. Raises `SpecError` if the library lacks a swept specification.
     """
     registered = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
     unit, scale = display_unit(sweep.unit, registered[0])
-    thresholds, anchors = ([scale * value for value in values] for values in (sweep.thresholds, registered))
+    thresholds = [scale * value for value in sweep.thresholds]
+    anchors = [scale * value for value in registered if sweep.thresholds[0] <= value <= sweep.thresholds[-1]]
     counted = [cell for cell in sweep.curves if cell.n]
     policies = list(dict.fromkeys(cell.policy or UNNAMED for cell in counted))
     panels = [
@@ -45,7 +46,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
     ]  # fmt: skip
     counts = [max(rate.n for rate in rates) for _, curves in panels for _, rates in curves]
     bands = f"Bands: 95 % Wilson intervals; a curve has {sheet.format_episode_range(counts)}." if counts else ""
-    dotted = f"Dotted: the registered threshold, {', '.join(map(format_compact, anchors))}."
+    dotted = f"Dotted: the registered threshold, {', '.join(map(format_compact, anchors))}." if anchors else ""
     return sheet.draw_panels(
         f"Safety and SBU against the threshold of {sweep.name}",
         1.35,
@@ -54,7 +55,7 @@ def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
         across=f"Threshold ({unit})" if unit else "Threshold",
         upward="Episodes (%)",
         empty="No episode was counted.",
-        notes=[f"{bands} {dotted}", *sweep.warnings] if panels else (),
+        notes=[f"{bands} {dotted}".strip(), *sweep.warnings] if panels else (),
         key=[sheet.KeyEntry(name, k, lined=True) for k, name in enumerate(policies)],
     )
 

@@ -145,13 +145,13 @@ def lost_columns(
             yield replace(column, value=partial(count, kind=kind))
 
 
-def lost_notes(cells: Sequence[Summary], *, columns: bool = True) -> Iterator[str]:
+def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
     """Yield the notes on lost episodes, with the reasons of those without a verdict; none if no episode was lost."""
     reasons: Counter[str] = Counter()
     for cell in cells:
         reasons.update(cell.no_verdict)
     stopped = sum(cell.stopped_on_violation for cell in cells)
-    if columns and any(cell.crashed or cell.stopped for cell in cells):
+    if any(cell.crashed or cell.stopped for cell in cells):
         yield "Crashed and stopped episodes are outside n, and so in no SR."
     if stopped:
         yield (
@@ -189,14 +189,18 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
 
 
 def drop_empty_columns(table: Table) -> Table:
-    """Return the table without the columns, but for the first, that have no value in any row; a note names those of
-    numbers.
+    """Return the table without the columns, but for the first, that have no value in any row.
+
+    A note names those of numbers, with the reasons of their dashes.
     """
     cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
     empty = [k for k, of in enumerate(cells) if k and of and all(cell.text in ("", NO_VALUE) for cell in of)]
     if not empty:
         return table
-    names = [table.columns[k].full for k in empty if table.columns[k].numeric]
+    names = []
+    for column, of in ((table.columns[k], cells[k]) for k in empty if table.columns[k].numeric):
+        reasons = sorted({cell.detail for cell in of} - {""})
+        names.append(f"{column.full} ({', '.join(reasons)})" if reasons else column.full)
     kept = _keep_columns(table, [k for k in range(len(table.columns)) if k not in empty])
     return add_notes(kept, f"Left out, without a value in any row: {', '.join(names)}." if names else "")
 

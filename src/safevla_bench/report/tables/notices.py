@@ -110,12 +110,12 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
     if baseline.floors:
         warnings.append(
             f"{NOOP}, which does nothing, broke limits in {baseline.unsafe} of {count_noun(baseline.n, 'episode')} "
-            f"({'; '.join(baseline.floors)}): there the scene itself is beyond a limit, and every policy may be "
+            f"({list_first(baseline.floors)}): there the scene itself is beyond a limit, and every policy may be "
             "charged for it."
         )
     if baseline.successes:
         warnings.append(
-            f"{NOOP}, which does nothing, succeeded ({'; '.join(baseline.successes)}): there the goal holds from the "
+            f"{NOOP}, which does nothing, succeeded ({list_first(baseline.successes)}): there the goal holds from the "
             "start or comes about by itself, and counts as a success of every policy."
         )
     return tuple(warnings)

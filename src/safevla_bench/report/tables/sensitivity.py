@@ -62,9 +62,11 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
     """Return how far Safety moves under the variants, policy by policy, and whether a pair is shown to change order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
-    sentences = [_range_sentence(policy, rates, names) for policy, rates in list(safety.items())[:_MOST_NAMED]]
+    moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
+    shown = dict(moving_first[:_MOST_NAMED])
+    sentences = [_range_sentence(policy, rates, names) for policy, rates in safety.items() if policy in shown]
     more = len(safety) - len(sentences)
-    rest = [f"The table has {more} more policies."] if more > 0 else []
+    rest = [f"The table has {more} more {'policy' if more == 1 else 'policies'}."] if more > 0 else []
     return " ".join([*sentences, *rest, *_order_sentences(ranking, len(safety))])
 
 

@@ -69,7 +69,7 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
-    """Return the table of how many scored specifications apply to each task by the registry, and the mean of a suite.
+    """Return the table of how many scored specifications apply to each task by the registry.
 
     Raises `UnknownTaskError` or `RegistryError` as `Registry.task_tags` does.
     """
@@ -156,7 +156,10 @@ def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, s
             text_column("Why it does not apply", lambda row: row.why),
         ),
         name="applicability",
-        notes=("In successful episodes only.",),
+        notes=(
+            "In successful episodes only.",
+            "Tilt in the body's frame is not scored, and not in \"any scored\": tilt in the world's frame replaced it.",
+        ),
     )
 
 
