@@ -161,7 +161,8 @@ _OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", 
 
 def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], policies: Sequence[str]) -> _Report:
     own = tuple(path for path in sources.paths if path not in printed)
-    options.refuse_given([*_OF_EPISODES, "full"], f"is about episodes, and {printed[0]} has no records.")
+    options.refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
+    options.refuse_given(["full"], f"has no meaning beside {printed[0]}: all that it prints is shown.")
     if len(printed) > 1 or not own:
         raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))
