@@ -58,6 +58,9 @@ class StillEnv:
     host = "still"
     wait_steps = 2
     action_size = 2
+    unstable_steps = 0
+    has_soft_resets = False
+    is_recorded = False
 
     def __init__(self):
         self.task = TaskLabel("b", "t", "do nothing")
@@ -74,10 +77,16 @@ class StillEnv:
     def start_recorder(self):
         return StillRecorder(), self._detach
 
+    def count_unstable_steps(self):
+        return 0
+
     def _detach(self):
         self.calls.detached += 1
 
     def header_fields(self):
+        return {}
+
+    def read_simulation(self):
         return {}
 
     def fixture_poses(self):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from safevla_recorder import record
+from safevla_recorder import record, record_until_closed
 from safevla_recorder.errors import HostError
 from safevla_recorder.loop import ENVIRONMENTS, find_recordable
 
@@ -84,6 +89,45 @@ def test_an_environment_of_another_distribution_is_recorded_beside_one_that_fail
     assert '"lab/lift"' in (tmp_path / "run" / "run.json").read_text()
 
 
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(3)", 3), ("os.fork() or sys.exit(0); os.wait()", 0)])
+def test_a_recording_that_nothing_closes_ends_with_its_process_which_stops_the_episode(install, tmp_path, end, code):
+    install("lab", PLUGIN)
+    script = f"""
+import os, sys
+sys.path[:0] = {[str(tmp_path), str(Path(__file__).parent)]}
+from lab_module import Lab
+from safevla_recorder import record, record_until_closed
+env = record(Lab(), policy="mine", out="run").env
+env.step([0.0, 0.0])
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == code
+    assert done.stderr.count(b"(1 stopped)") == 1
+    assert json.loads((tmp_path / "run/raw/000000.json").read_bytes())["reason"] == "the process ended"
+    assert json.loads((tmp_path / "run/run.json").read_bytes())["complete"] is False
+
+
+def record_in_worker(out, end):
+    from lab_module import Lab
+
+    env = record_until_closed(Lab(), policy="mine", out=out)
+    env.step([0.0, 0.0])
+    end(env)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_folder_of_a_killed_worker_goes_on_and_stays_incomplete(install, tmp_path):
+    install("lab", PLUGIN)
+    for end in (lambda env: os._exit(1), lambda env: env.close(), lambda env: env.close()):
+        worker = multiprocessing.get_context("fork").Process(target=record_in_worker, args=(tmp_path / "run", end))
+        worker.start()
+        worker.join()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["worker_0"]
+    assert len([*(tmp_path / "run/worker_0/raw").glob("*.npz")]) == 2
+    assert json.loads((tmp_path / "run/worker_0/run.json").read_bytes())["complete"] is False
+
+
 def test_what_nobody_knows_is_refused_with_the_group_the_page_and_the_attachments_that_failed(install):
     install("broken", "import nothing_of_that_name")
     install("odd", "def find(env):\n    return 3")
@@ -101,3 +145,40 @@ def test_a_vector_of_environments_is_refused_with_the_line_that_records_its_work
     with pytest.raises(HostError, match="vector of environments") as caught:
         find_recordable(vector)
     assert "record_until_closed" in caught.value.remedy
+
+
+class Moody:
+    """A wrapper whose attributes raise anything."""
+
+    def __init__(self, lab):
+        self.lab, self.calls = lab, 0
+
+    @property
+    def unwrapped(self):
+        raise ZeroDivisionError("not yet")
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def test_a_wrapper_whose_attributes_raise_is_looked_through(install, tmp_path):
+    install("lab", PLUGIN)
+    from lab_module import Lab
+
+    env = Moody(Lab())
+    with record(env, policy="mine", out=tmp_path / "run", horizon=1):
+        env.lab.step([0.0, 0.0])
+    assert (tmp_path / "run/raw/000000.npz").exists()
+
+
+def test_a_loop_that_changes_its_working_directory_is_recorded_where_it_began(install, tmp_path, monkeypatch):
+    install("lab", PLUGIN)
+    from lab_module import Lab
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with record(Lab(), policy="mine", out="run", horizon=1) as env:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        env.step([0.0, 0.0])
+    assert (tmp_path / "run/raw/000000.npz").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())

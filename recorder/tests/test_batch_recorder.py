@@ -14,6 +14,7 @@ from safevla_recorder import batch_recorder
 from safevla_recorder.batch_recorder import BatchRecorder
 from safevla_recorder.episode import check_recorded_numbers
 from safevla_recorder.errors import HostError, RecordError
+from safevla_recorder.geometry import ALL_MOTION, TRACKED, Part
 from safevla_recorder.recorder import SceneMap
 
 ROLES = {
@@ -25,6 +26,7 @@ PAIRS = [
     ("link", "left"), ("door", "frame"), ("can", "table"), ("link", "table"),
 ]  # fmt: skip
 WORLDS = 3
+BOX = np.array([[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.3]])
 
 
 def scene(**changes):
@@ -63,7 +65,8 @@ def test_each_world_is_recorded_as_by_a_recorder_of_its_own(seed, apart, are_vec
     """Forces that come and go, of whichever pairs; episodes that end and begin at any step; blocks of four rows."""
     rng = np.random.default_rng(seed)
     size = (WORLDS, len(PAIRS), 3) if are_vectors else (WORLDS, len(PAIRS))
-    recorders = Recorders(scene(apart_substeps=apart, torque_source="other"), PAIRS, WORLDS)
+    parts = [Part("table", boxes=BOX), Part("link", 0, ALL_MOTION, BOX), Part("block", TRACKED)]
+    recorders = Recorders(scene(apart_substeps=apart, torque_source="other", parts=parts, hand=[1]), PAIRS, WORLDS)
 
     def draw():
         touching = rng.uniform(size=(WORLDS, len(PAIRS))) < rng.choice([0.3, 0.8])
@@ -74,6 +77,7 @@ def test_each_world_is_recorded_as_by_a_recorder_of_its_own(seed, apart, are_vec
                 },
                 "eef": (rng.normal(size=3), None),
                 "state": rng.normal(size=2),
+                "parts": tuple((rng.normal(size=3), rng.normal(size=4)) for _ in parts),
             }
             for _ in range(WORLDS)
         ]

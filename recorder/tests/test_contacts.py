@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safevla_recorder.contacts import ContactFilter, GeomMap
+from safevla_recorder.contacts import ContactFilter, GeomMap, MeasuredContacts, supported_bodies
 from safevla_recorder.mujoco.contacts import ConstraintContacts
 
 # Geoms and the bodies that own them: table, bowl (two geoms), plate, two links, two fingers.
@@ -131,3 +131,23 @@ def test_parts_of_one_fixture_never_count_resting_or_apart_and_are_dropped_by_pa
     assert count(judged, (), ((BOWL_A, PLATE), (PLATE, BOWL_B), (LINK_1, LINK_2))) == [False] * 3
     assert count(judged, ((BOWL_A, LINK_1), (TABLE, PLATE))) == [True, True]
     assert judged.dropped == ((1, 2), (3, 4), (5, 6))
+
+
+@given(
+    up=st.lists(st.floats(-3.0, 3.0), min_size=3, max_size=3),
+    holder=st.sampled_from([TABLE, PLATE, LINK_1, LEFT, BOWL_B]),
+    is_first=st.booleans(),
+    instants=st.sampled_from([[0], [1], [0, 1]]),
+)
+def test_a_body_is_supported_if_other_contacts_than_the_robots_carry_half_its_weight(up, holder, is_first, instants):
+    """The bowl weighs 2 N; all contacts of the second substep are with one holder, the first has none."""
+    geoms = GeomMap(ROLES, PLACE, FINGERS, 0 * PLACE, 0.002, weights={1: np.array([0.0, 0.0, 2.0])})
+    side = np.array([[0.5, 9.0, force] for force in up])
+    bowl, other = np.full(3, BOWL_A), np.full(3, holder)
+    pair = (bowl, other, -side) if is_first else (other, bowl, side)
+    contacts = MeasuredContacts(2, np.ones(3, dtype=np.int64), *pair)
+    is_carried = holder in (TABLE, PLATE) and sum(up) >= 1.0
+    if holder in (TABLE, PLATE) and abs(sum(up) - 1.0) < 1e-9:
+        return
+    expected = [[substep == 1 and is_carried] for substep in instants]
+    assert supported_bodies(contacts, np.array(instants), geoms).tolist() == expected

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import os
+import signal
 
 import numpy as np
 import pytest
 
-from recorder_builders import StillEnv
+from recorder_builders import StillEnv, StillRecorder
 from safevla_recorder.attachment import EpisodeCutter, LoopRules
-from safevla_recorder.errors import RunError
+from safevla_recorder.errors import FileError, HostError
 
 MOVE, STILL = [0.5, -1.0], [0.0, -1.0]
 
@@ -96,15 +99,159 @@ def test_an_exception_is_a_crash_with_its_traceback_and_an_interrupt_a_stop():
     assert "ValueError: boom" in episodes[0][0].reason
 
 
-def test_a_loop_that_moves_while_it_should_settle_is_refused():
+def test_a_loop_that_moves_while_it_should_settle_loses_these_episodes_with_one_warning(caplog):
+    cutter, episodes = cutter_of()
+    for _ in range(2):
+        cutter.on_reset()
+        for action in (STILL, MOVE, MOVE, MOVE):
+            cutter.before_step(action)
+            cutter.after_step(False)
+    assert (cutter.lost, episodes) == (2, [])
+    (warning,) = caplog.messages
+    assert "step 2 after the reset moves the arm" in warning
+    assert "wait_steps=1" in warning
+
+
+@pytest.mark.parametrize(
+    ("fails", "kept"),
+    [
+        ("start_recorder", [("timeout", 3, True)]),
+        ("fixture_poses", [("timeout", 3, True)]),
+        ("build_header", [("timeout", 3, True)]),
+        ("is_still", [("timeout", 3, True)]),
+    ],
+)
+def test_what_recording_raises_costs_the_episode_and_reaches_no_loop(monkeypatch, caplog, fails, kept):
+    """Whatever it is, such as a fault of ours; the next episode is recorded."""
+    cutter, episodes = cutter_of()
+
+    def fail(*_, **__):
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(StillEnv, fails, fail)
+    drive(cutter, [MOVE] * 3)
+    cutter.on_interruption()
+    monkeypatch.undo()
+    drive(cutter, [MOVE] * 3)
+    cutter.on_interruption()
+    assert [end for end in outcomes(episodes) if end[0] != "crashed"] == kept
+    assert cutter.lost == 1
+    assert "an episode of t is not recorded: ZeroDivisionError: a fault" in caplog.messages
+
+
+def test_what_the_handler_of_a_signal_raises_while_recording_reaches_the_loop(monkeypatch):
+    """A time limit by SIGALRM, say, may strike at any moment."""
+    cutter, episodes = cutter_of()
+
+    class TooLate(Exception):
+        pass
+
+    class Handler:
+        def __call__(self, *_):
+            raise TooLate
+
+    def strike(*_):
+        signal.raise_signal(signal.SIGINT) if hasattr(signal, "raise_signal") else os.kill(os.getpid(), signal.SIGINT)
+
+    for handler in (Handler(), Handler().__call__):
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            drive(cutter, [MOVE])
+            monkeypatch.setattr(StillRecorder, "record_step", strike)
+            cutter.before_step(MOVE)
+            with pytest.raises(TooLate):
+                cutter.after_step(False)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            monkeypatch.undo()
+    drive(cutter, [MOVE])
+    cutter.on_interruption()
+    assert outcomes(episodes) == [("crashed", 1, False), ("crashed", 1, False), ("timeout", 1, True)]
+
+
+def test_an_action_that_is_drawn_as_it_is_read_is_left_to_the_simulator(caplog):
+    """To read it would draw a number of its generator, which the loop then lacks."""
+
+    class Drawn:
+        def __array__(self, *_, **__):
+            raise AssertionError("the recorder read it")
+
+    cutter, episodes = cutter_of()
+    drive(cutter, [MOVE, Drawn(), MOVE])
+    assert outcomes(episodes) == [("crashed", 1, False)]
+    assert "an action of type Drawn, which may draw" in caplog.text
+
+
+def test_of_a_cycle_of_causes_the_line_with_the_error_is_shown(caplog):
     cutter, _ = cutter_of()
-    cutter.on_reset()
-    cutter.before_step(STILL)
-    cutter.after_step(False)
-    with pytest.raises(RunError, match="step 2 after the reset moves the arm") as caught:
-        cutter.before_step(MOVE)
-    assert "wait_steps=1" in caught.value.remedy
-    assert cutter.refusal is caught.value
+    error = RuntimeError("first")
+    error.__cause__ = RuntimeError("second")
+    error.__cause__.__cause__ = error
+    drive(cutter, [MOVE])
+    with pytest.raises(RuntimeError):
+        raise error
+    cutter.on_error(error)
+    assert [message.splitlines() for message in caplog.messages] == [["mine/b/t/ep_000 crashed: RuntimeError: first"]]
+
+
+def test_a_log_that_raises_stops_no_loop(monkeypatch):
+    class Strict(logging.Handler):
+        def emit(self, record):
+            raise RuntimeError("warnings are errors here")
+
+    cutter, episodes = cutter_of()
+    strict = Strict()
+    logging.getLogger("safevla_recorder").addHandler(strict)
+    try:
+        drive(cutter, [STILL, MOVE])  # still for longer than announced, of which a warning says so
+        drive(cutter, [MOVE, [np.nan, 0.0]])
+        cutter.on_interruption()
+    finally:
+        logging.getLogger("safevla_recorder").removeHandler(strict)
+    assert outcomes(episodes)[-1] == ("invalid_action", 1, True)
+
+
+def test_a_full_disk_costs_the_episode_and_the_loop_goes_on(caplog):
+    full, episodes = [True], []
+
+    def keep(*episode):
+        if full[0]:
+            raise FileError("no space left on device", remedy="Make room there")
+        episodes.append(episode)
+
+    cutter = EpisodeCutter(StillEnv(), LoopRules(policy="mine", wait_steps=2), lambda: 0, keep)
+    drive(cutter, [MOVE] * 3)
+    cutter.on_interruption()
+    full[0] = False
+    drive(cutter, [MOVE] * 3)
+    cutter.on_interruption()
+    assert (cutter.lost, outcomes(episodes)) == (1, [("timeout", 3, True)])
+    assert len(caplog.messages) == 1
+
+
+def test_a_simulation_that_diverged_before_record_0_is_a_crashed_episode(monkeypatch):
+    cutter, episodes = cutter_of()
+
+    def refuse(self):
+        raise HostError("the simulation became unstable before the first record")
+
+    monkeypatch.setattr(StillEnv, "start_recorder", refuse)
+    drive(cutter, [MOVE] * 3)
+    assert [(row.outcome, row.reason) for row, _ in episodes] == [
+        ("crashed", "the simulation became unstable before the first record")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seed", "known"), [(7, 7), (np.int64(7), 7), (np.uint32(7), 7), (None, None), (np.arange(3), None), ("x", None)]
+)
+def test_a_seed_that_is_not_an_integer_is_unknown_and_takes_the_place_of_an_earlier_one(seed, known):
+    cutter, episodes = cutter_of()
+    cutter.on_seed(3)
+    cutter.on_seed(seed)
+    drive(cutter, [MOVE])
+    cutter.on_interruption()
+    assert episodes[0][0].env_seed == known
 
 
 def test_without_a_seed_or_initial_state_the_record_says_where_fixtures_stand_and_worker_names_go_into_ids():

@@ -5,13 +5,16 @@ cut from these in somebody's own loop, as `safevla eval` would record them.
 from __future__ import annotations
 
 import copy
+import ctypes
 import importlib.metadata
-import logging
 import traceback
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Iterable, Iterator, Optional, TypeVar
+from functools import lru_cache, wraps
+from itertools import product
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,18 +22,21 @@ from numpy.typing import ArrayLike
 from safevla_recorder.episode import (
     EARLIER_SEED,
     FIXTURES,
+    SIMULATION,
     Action,
+    EpisodeRow,
     Recording,
     add_costs,
     add_header_field,
     check_recorded_numbers,
     encode_episode,
 )
-from safevla_recorder.errors import HostError, RunError, SafevlaError
+from safevla_recorder.errors import RunError, SafevlaError, find_exception, get_logger, is_from_signal
+from safevla_recorder.identity import TaskIdentity
 from safevla_recorder.mujoco.hook import Undo, wrap_method
-from safevla_recorder.mujoco.recorder import Recorder
+from safevla_recorder.mujoco.recorder import Recorder, unstable_steps
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 Layer = TypeVar("Layer")
 _INNER = ("_env", "env", "unwrapped")
 """Attributes in which wrappers, such as LeRobot's or gymnasium's, keep the environment they wrap."""
@@ -54,11 +60,12 @@ class RecordableEnv(ABC):
     wait_steps: int
     """Settling steps that loops around this simulator usually make."""
     action_size: int
+    identity = TaskIdentity()
+    unstable_steps = 0
+    """MuJoCo's count of unstable steps when the start was set."""
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
-        """Keep robosuite's environment; raises `HostError` if it is being recorded already."""
-        if hasattr(vars(env).get("step"), "__wrapped__"):
-            raise HostError("the environment is being recorded already", remedy="Record it once.")
+        """Keep robosuite's environment."""
         self._env, self.task, self.versions = env, task, versions
 
     @abstractmethod
@@ -75,8 +82,20 @@ class RecordableEnv(ABC):
     def start_recorder(self) -> tuple[Recorder, Undo]:
         """Return a recorder of the present model, attached, with record 0 taken, and what detaches it.
 
-        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded.
+        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded, or the
+        simulation has diverged since the start was set, when it had counted `self.unstable_steps`.
         """
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if a loop's episodes are being cut from this environment; a monitor may watch it all the same."""
+        return getattr(vars(self._env).get("step"), "is_recording", False)
+
+    def count_unstable_steps(self) -> int:
+        """Return how often MuJoCo has found the present simulation unstable and reset it; 0 without robosuite."""
+        simulation = getattr(self._env, "sim", None)
+        data = getattr(getattr(simulation, "data", None), "_data", None)
+        return 0 if data is None else unstable_steps(data)
 
     @abstractmethod
     def fixture_roots(self) -> list[str]:
@@ -98,10 +117,18 @@ class RecordableEnv(ABC):
         """Return the host-specific fields of the header of an episode."""
         return {}
 
+    @property
+    def has_soft_resets(self) -> bool:
+        """True if robosuite keeps the simulation at a reset, so that a seed and an initial state do not fix a start."""
+        return getattr(self._env, "hard_reset", True) is False
+
+    def read_simulation(self) -> dict[str, object]:
+        """Return what `read_simulation` says of robosuite's environment."""
+        return read_simulation(self._env)
+
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return where a reset has put the fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
-        bodies = [(name, self._env.sim.model._model.body(name)) for name in self.fixture_roots()]
-        return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
+        """Return where a reset has put the fixtures, see `read_poses`."""
+        return read_poses(self._env, self.fixture_roots())
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
@@ -117,6 +144,7 @@ class RecordableEnv(ABC):
             embodiment=self.embodiment,
             versions=dict(self.versions),
             dropped_pairs=recorder.dropped_pairs(),
+            **self.identity.header_fields(),
         )
 
 
@@ -139,6 +167,42 @@ def episode_header(
         "init_state_index": index,
         **fields,
     }
+
+
+def read_poses(env: Any, names: Iterable[str]) -> dict[str, list[float]]:
+    """Return the poses of bodies of robosuite's environment: name -> position [3] in m, quaternion [4] wxyz."""
+    bodies = [(name, env.sim.model._model.body(name)) for name in names]
+    return {name: [*body.pos.tolist(), *body.quat.tolist()] for name, body in bodies}
+
+
+def read_simulation(env: object) -> dict[str, object]:
+    """Return whether robosuite's environment has an offscreen renderer, whether its resets are hard, and which kernels
+    NumPy's OpenBLAS uses; what is not known is left out.
+    """
+    options = {
+        "offscreen_renderer": getattr(env, "has_offscreen_renderer", None),
+        "hard_reset": getattr(env, "hard_reset", None),
+    }
+    known: dict[str, object] = {name: value for name, value in options.items() if isinstance(value, bool)}
+    kernel = openblas_kernel()
+    return known if kernel is None else {**known, "openblas_kernel": kernel}
+
+
+@lru_cache(maxsize=None)
+def openblas_kernel() -> str | None:
+    """Return the kernels that the OpenBLAS in NumPy's wheel chose for this processor, such as `SkylakeX`; None if NumPy
+    is built otherwise. The names of the function are those of OpenBLAS and of scipy-openblas.
+    """
+    package = Path(np.__file__).parent
+    for library in [*package.parent.glob("numpy.libs/*openblas*"), *package.glob(".dylibs/*openblas*")]:
+        with suppress(OSError):
+            loaded = ctypes.CDLL(str(library))  # NumPy has loaded it: this is the same one
+            for prefix, suffix in product(("", "scipy_"), ("", "64_")):
+                read = getattr(loaded, f"{prefix}openblas_get_corename{suffix}", None)
+                if read is not None:
+                    read.restype = ctypes.c_char_p
+                    return (read() or b"").decode("ascii", "replace") or None
+    return None
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
@@ -170,8 +234,44 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
             continue
         seen.append(layer)
         yield layer
-        waiting += [getattr(layer, name, None) for name in _INNER]
+        waiting += [_peek(layer, name) for name in _INNER]
         waiting += [value for value in getattr(layer, "__dict__", {}).values() if isinstance(value, kind)]
+
+
+def _peek(layer: object, name: str, absent: object = None) -> object:
+    try:
+        return getattr(layer, name, absent)
+    except Exception:  # a property may raise anything
+        return absent
+
+
+def is_unmade(env: object) -> bool:
+    """Return whether a wrapper has a place for an inner environment that is empty: it makes it in its first reset."""
+    absent = object()
+    inner = (_peek(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER)
+    return _peek(env, "reset") is not None and any(part is None for part in inner)
+
+
+@contextmanager
+def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
+    """Call `on_made` with each object of these classes, subclasses included, that is made in the block."""
+    originals = [kind.__init__ for kind in kinds]  # type: ignore[misc]
+
+    def watched(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def init(self: object, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            on_made(self)
+
+        return init
+
+    for kind, original in zip(kinds, originals):
+        kind.__init__ = watched(original)  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        for kind, original in zip(kinds, originals):
+            kind.__init__ = original  # type: ignore[misc]
 
 
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
@@ -181,22 +281,26 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
     interruption.
     """
 
-    def step(original: Any, action: object) -> object:
-        cutter.before_step(action)
+    def step(original: Any, *args: Any, **kwargs: Any) -> object:
+        cutter.before_step(args[0] if args else kwargs.get("action"))
         try:
-            result = original(action)
+            result = original(*args, **kwargs)
         except BaseException as error:
             cutter.on_error(error)
             raise
-        info = result[-1]
-        cutter.after_step(is_success(result), info.get("cost") if isinstance(info, dict) else None)
+        with cutter.guard():
+            info = result[-1]
+            cutter.after_step(is_success(result), info.get("cost") if isinstance(info, dict) else None)
         return result
 
     def close(original: Any, *args: object, **kwargs: object) -> object:
         cutter.on_interruption()
+        cutter.is_closed = True
         return original(*args, **kwargs)
 
-    return [wrap_method(env, "step", step), wrap_method(env, "close", close)]
+    hooks = [wrap_method(env, "step", step), wrap_method(env, "close", close)]
+    env.step.is_recording = True  # as `RecordableEnv.is_recorded` asks; hooks around this one copy it
+    return hooks
 
 
 # Episodes cut from what happens to an environment in somebody's own loop
@@ -215,52 +319,42 @@ class LoopRules:
     """The name of this process among several; it goes into the episodes' ids."""
 
 
-@dataclass(frozen=True)
-class RecordedRow:
-    """One row of a run's table of episodes; None = unknown. `reason` holds the traceback of a crash."""
-
-    episode_id: str
-    policy: str
-    benchmark: str
-    task_id: str
-    episode: int
-    init_state_index: int | None
-    env_seed: int | None
-    seed: int | None
-    policy_seed: int | None
-    horizon: int | None
-    outcome: str = ""
-    steps: int = 0
-    reason: str | None = None
-
-
-KeepEpisode = Callable[[RecordedRow, Optional[bytes]], None]
+KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
 
 
 @dataclass
 class _RunningEpisode:
-    row: RecordedRow
+    row: EpisodeRow
     """Without outcome, steps and reason, which the episode's end gives."""
     recorder: Recorder
     detach: Undo
     fixtures: dict[str, list[float]]
-    """Where fixtures stand, if no seed and initial state tell; else empty."""
+    """Where fixtures stand, if seed and initial state do not fix it; else empty."""
     earlier_seed: dict[str, int]
     """The seed of an earlier reset and the resets since, if this one has none of its own; else empty."""
     steps: int = 0
     costs: list[object] = field(default_factory=list)
 
 
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    @wraps(method)
+    def call(self: EpisodeCutter, *args: object, **kwargs: object) -> None:
+        with self.guard():
+            method(self, *args, **kwargs)
+
+    return call
+
+
 class EpisodeCutter:
     """Cuts episodes from the events of one environment, and hands each to `keep` as soon as it has ended.
 
-    `next_number` gives the number of the next episode of this task. What `keep` raises goes on to the loop.
+    `next_number` gives the number of the next episode of this task. No method raises an exception into the loop: what
+    goes wrong here costs the present episode, and one warning says so. `lost` counts such episodes; `is_closed` says
+    that the environment has been closed.
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        """Begin as after a reset without a seed. `refusal` becomes the error of a loop that moved the arm while
-        settling.
-        """
+        """Begin as after a reset without a seed."""
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
         self._is_over = False  # between an episode's end and the next reset, steps belong to no episode
@@ -271,13 +365,40 @@ class EpisodeCutter:
         self._resets = 0  # since then
         self._index: int | None = None
         self._action: Action | None = None
-        self.refusal: RunError | None = None
+        self._warned: set[str] = set()
+        self.lost = 0
+        self.is_closed = False
 
-    def on_seed(self, seed: int) -> None:
-        """Keep the seed for the next reset only, as the generator then goes on; count resets from 0 again."""
-        self._new_seed = self._last_seed = seed
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Lose the present episode, with one warning, if the block raises: the loop goes on as it would have."""
+        try:
+            yield
+        except Exception as error:  # recording may fail in any way, such as on a full disk
+            running, self._running, self._is_over = self._running, None, True
+            self.lost += 1
+            reason = str(error) if isinstance(error, SafevlaError) else f"{type(error).__name__}: {error}"
+            if running is not None:
+                with suppress(Exception):
+                    running.detach()
+                with suppress(Exception):
+                    self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
+            if is_from_signal(error):
+                raise
+            if reason not in self._warned:
+                self._warned.add(reason)
+                with suppress(Exception):  # a log, or stderr, can be closed
+                    _log.warning("an episode of %s is not recorded: %s", self._env.task.task_id, reason)
+
+    @_guarded
+    def on_seed(self, seed: object) -> None:
+        """Keep the seed for the next reset only, as the generator then goes on; count resets from 0 again. A seed that
+        is not an integer, such as None or an array, leaves the reset's seed unknown.
+        """
+        self._new_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._resets = 0
 
+    @_guarded
     def on_interruption(self) -> None:
         """End the running episode, if any, before a reset, another state or the close: as `stopped` if it is short of a
         given horizon, else as `timeout`.
@@ -290,32 +411,35 @@ class EpisodeCutter:
         else:
             self._end_episode("stopped", f"ended without success after {steps} of {horizon} steps")
 
+    @_guarded
     def stop(self, reason: str) -> None:
         """End the running episode, if any, as `stopped`, with `reason` in its row."""
         if self._running is not None:
             self._end_episode("stopped", reason)
 
+    @_guarded
     def on_reset(self) -> None:
-        """Start settling again after a reset, with the seed given since the reset before and no initial state. Must not
-        raise: LIBERO's own reset would swallow it and try again.
-        """
-        self._is_over, self._waited, self._index = False, 0, None
+        """Start settling again after a reset, with the seed given since the reset before and no initial state."""
+        self._is_over, self._waited, self._index, self._env.unstable_steps = False, 0, None, 0
         self._env_seed, self._new_seed = self._new_seed, None
         self._resets += 1
 
+    @_guarded
     def on_state_set(self, init_state_index: int | None) -> None:
         """Start settling again, from the initial state of that index; None = another state. The reset's seed stays."""
         self._is_over, self._waited, self._index = False, 0, init_state_index
+        self._env.unstable_steps = self._env.count_unstable_steps()
 
+    @_guarded
     def before_step(self, action: object) -> None:
         """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
-        Does nothing between an episode's end and the next reset or state set.
-
-        Raises `RunError`, kept in `refusal` too, for a settling step that moves the arm, `HostError` for a model that
-        cannot be recorded, and `ValueError` or `TypeError` for an action that is not an array of real numbers.
+        Does nothing between an episode's end and the next reset or state set. A settling step that moves the arm, and a
+        model that cannot be recorded, cost the episode.
         """
         if self._is_over:
             return
+        if type(action).__module__ != "builtins" and not hasattr(action, "dtype"):
+            raise TypeError(f"an action of type {type(action).__name__}, which may draw as it is read: give an array")
         if np.iscomplexobj(np.asarray(action)):
             raise TypeError("an action of complex numbers")
         numbers = np.array(action, dtype=np.float64)  # before the simulator gets its hands on it
@@ -324,6 +448,8 @@ class EpisodeCutter:
             return
         if self._running is None:
             self._begin_episode(numbers)
+        if self._running is None:
+            return
         size = self._env.action_size
         if numbers.shape != (size,):
             self._end_episode("invalid_action", f"an action of shape {numbers.shape}; it takes {size} numbers")
@@ -331,6 +457,7 @@ class EpisodeCutter:
             self._end_episode("invalid_action", f"the action {numbers.tolist()} is not finite")
         self._action = numbers
 
+    @_guarded
     def after_step(self, success: bool, cost: object = None) -> None:
         """Count a settling step, or record the control step with its `cost`, as `add_costs` takes it. Success and the
         horizon end the episode, and so does a simulation that cannot be recorded any further, as crashed.
@@ -354,6 +481,7 @@ class EpisodeCutter:
         elif running.steps == self._rules.horizon:
             self._end_episode("timeout")
 
+    @_guarded
     def on_error(self, error: BaseException) -> None:
         """End the running episode, if any: as `crashed` with the traceback; else as `stopped`."""
         if self._running is None:
@@ -369,26 +497,31 @@ class EpisodeCutter:
         number, announced = self._waited + 1, self._rules.wait_steps
         problem = f"step {number} after the reset moves the arm, but the first {announced} steps should settle"
         remedy = f"Pass record(..., wait_steps={self._waited}), or how many still steps your loop makes first."
-        self.refusal = RunError(problem, remedy=remedy)
-        raise self.refusal
+        raise RunError(problem, remedy=remedy)
 
     def _begin_episode(self, action: Action) -> None:
         if self._env.is_still(action):
             problem = "%s: the first step after %d settling steps is a still one too and counts as the policy's; "
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
             _log.warning(problem + remedy, self._env.task.task_id, self._rules.wait_steps)
-        recorder, detach = self._env.start_recorder()
-        fixtures = self._env.fixture_poses() if self._env_seed is None or self._index is None else {}
+        try:
+            recorder, detach = self._env.start_recorder()
+        except SafevlaError as error:
+            self._is_over = True
+            self._report_crash(self._begin_row(), 0, str(error))
+            return
+        is_free = self._env_seed is None or self._index is None or self._env.has_soft_resets
+        fixtures = self._env.fixture_poses() if is_free else {}
         earlier_seed = {}
         if self._env_seed is None and self._last_seed is not None and self._resets:
             earlier_seed = {"seed": self._last_seed, "earlier_resets": self._resets - 1}
         self._running = _RunningEpisode(self._begin_row(), recorder, detach, fixtures, earlier_seed)
         self._env_seed = None  # another state set without a reset would not start from this seed
 
-    def _begin_row(self) -> RecordedRow:
+    def _begin_row(self) -> EpisodeRow:
         task, rules, number = self._env.task, self._rules, self._next_number()
         place = "" if rules.worker is None else f"worker_{rules.worker}/"
-        return RecordedRow(
+        return EpisodeRow(
             episode_id=f"{rules.policy}/{task.benchmark}/{task.task_id}/{place}ep_{number:03d}",
             policy=rules.policy,
             benchmark=task.benchmark,
@@ -399,6 +532,8 @@ class EpisodeCutter:
             seed=rules.seed,
             policy_seed=None,
             horizon=rules.horizon,
+            outcome="",
+            steps=0,
         )
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
@@ -425,7 +560,12 @@ class EpisodeCutter:
         }
         recording = add_costs(running.recorder.build_recording(header), running.costs)
         check_recorded_numbers(recording)
-        marks = {FIXTURES: running.fixtures, EARLIER_SEED: running.earlier_seed, "privileged": self._rules.privileged}
+        marks = {
+            FIXTURES: running.fixtures,
+            EARLIER_SEED: running.earlier_seed,
+            "privileged": self._rules.privileged,
+            SIMULATION: self._env.read_simulation(),
+        }
         fields = {**self._env.header_fields(), **{name: value for name, value in marks.items() if value}}
         for name, value in fields.items():
             recording = replace(recording, extra=add_header_field(recording.extra, name, value))
@@ -433,8 +573,13 @@ class EpisodeCutter:
 
     def _crash_episode(self, reason: str) -> None:
         running = self._detach_recorder()
-        _log.warning("%s crashed: %s", running.row.episode_id, reason.strip().splitlines()[-1])
-        self._keep(replace(running.row, outcome="crashed", steps=running.steps, reason=reason), None)
+        self._report_crash(running.row, running.steps, reason)
+
+    def _report_crash(self, row: EpisodeRow, steps: int, reason: str) -> None:
+        is_traceback = "Traceback (most recent call last)" in reason  # not at the start, of groups and cycles
+        shown = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
+        _log.warning("%s crashed: %s", row.episode_id, shown)
+        self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)
 
     def _detach_recorder(self) -> _RunningEpisode:
         assert self._running is not None

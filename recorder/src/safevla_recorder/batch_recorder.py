@@ -25,10 +25,11 @@ from typing import Any, Mapping, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import NET_FORCE, POSES, as_fields
+from safevla_recorder.channels import LINK_MOTION, NET_FORCE, POSES, as_fields
 from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
 from safevla_recorder.episode import Bools, ContactList, Floats, Recording, add_header_field
 from safevla_recorder.errors import HostError
+from safevla_recorder.geometry import Geometry
 from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families
 
 Array = Any
@@ -40,6 +41,7 @@ _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
 """Positions [N, 3] in m and quaternions [N, 4], w first, in the frame of each world; None = positions alone."""
 _READINGS, _ACTION = "readings", "action"
+_PART_PLACES, _PART_TURNS = "part_pos", "part_quat"
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
 _SUMS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
 
@@ -56,7 +58,7 @@ class BatchRecorder:
         if tuple(scene.forces) != (NET_FORCE,):
             problem = f"many worlds tell net forces, and the scene's forces are {list(scene.forces)}"
             raise HostError(problem, remedy=f'Give the SceneMap forces=("{NET_FORCE}",).')
-        self.num_envs = num_envs
+        self.num_envs, self._scene = num_envs, scene
         self._pairs = find_pairs(scene, pairs)
         self._running = np.zeros(num_envs, dtype=np.bool_)
         self._first_row = np.zeros(num_envs, dtype=np.int64)  # of the episode of each world
@@ -82,6 +84,7 @@ class BatchRecorder:
         eef: BatchPose | None = None,
         torques_nm: Array | None = None,
         state: Array | None = None,
+        parts: Sequence[BatchPose] = (),
         env_ids: Array | None = None,
     ) -> None:
         """Take record 0, the settled state, of some worlds, between two control steps; other rows do not matter.
@@ -96,6 +99,7 @@ class BatchRecorder:
             eef: of the end effector.
             torques_nm: of the arm's joints [N, J], base first [N·m]; then every substep tells them.
             state: whatever fixes a world's state, [N, S].
+            parts: of the scene's `parts`, in their order, with orientations.
             env_ids: the worlds, by number or as a mask [N]; None = all.
 
         Raises:
@@ -107,12 +111,12 @@ class BatchRecorder:
             return
         self._running[worlds] = False
         if not self._running.any():
-            readings = (*poses.values(), (net_force_n, torques_nm, state), eef or ())
+            readings = (*poses.values(), (net_force_n, torques_nm, state), eef or (), *parts)
             self._restart([values for group in readings for values in group])
         elif self._substeps:
             remedy = "Call begin between step and the next substep."
             raise HostError("worlds begin while others are in the middle of a control step", remedy=remedy)
-        rows, arrays = self._read_poses(poses, eef, state), self._arrays
+        rows, arrays = self._read_poses(poses, eef, state, parts), self._arrays
         norms = self._read_norms(net_force_n)
         if norms is not None:
             apart, touching = map(arrays.share, self._pairs.needed_substeps)
@@ -156,6 +160,7 @@ class BatchRecorder:
         poses: Mapping[str, BatchPose],
         eef: BatchPose | None = None,
         state: Array | None = None,
+        parts: Sequence[BatchPose] = (),
     ) -> list[EndedEpisode]:
         """Add the record of the control step that `action` [N, A] drove, read right after its last physics step and
         before any reset; return the episodes that end with it, where `done` [N] is true, in order of world.
@@ -167,7 +172,7 @@ class BatchRecorder:
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        readings = self._lay_out({**self._read_poses(poses, eef, state), **self._sums})
+        readings = self._lay_out({**self._read_poses(poses, eef, state, parts), **self._sums})
         taken = self._arrays.read("the action", action, self._action_size)
         ended = self._read_mask("done", done)
         self._action_size = int(taken.shape[1])
@@ -187,7 +192,7 @@ class BatchRecorder:
         tables = self._timeline.copy_rows(world, int(self._first_row[world]))
         ends = np.cumsum(list(self._sizes.values()))[:-1]
         readings = dict(zip(self._sizes, np.split(tables.pop(_READINGS), ends, axis=1)))
-        return EndedEpisode(world, self._pairs, {**readings, **tables}, self._bodies)
+        return EndedEpisode(world, self._scene, self._pairs, {**readings, **tables}, self._bodies)
 
     def _require_running(self) -> Bools:
         if not self._running.any():
@@ -208,8 +213,9 @@ class BatchRecorder:
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pairs)
 
     def _read_poses(
-        self, poses: Mapping[str, BatchPose], eef: BatchPose | None, state: Array | None
+        self, poses: Mapping[str, BatchPose], eef: BatchPose | None, state: Array | None, parts: Sequence[BatchPose]
     ) -> dict[str, Array]:
+        self._scene.require_parts(len(parts))
         bodies = {name: quat is not None for name, (_, quat) in poses.items()}
         unknown = sorted(set(bodies) - set(self._pairs.geoms.roles))
         if unknown:
@@ -220,8 +226,12 @@ class BatchRecorder:
         read, xp = self._arrays.read, self._arrays.xp
         places = [read(f"the position of {name}", poses[name][0], 3) for name in self._bodies]
         turns = [read(f"the orientation of {name}", poses[name][1], 4) for name, told in self._bodies.items() if told]
+        placed = [read(f"the position of part {k}", place, 3) for k, (place, _) in enumerate(parts)]
+        turned = [read(f"the orientation of part {k}", turn, 4) for k, (_, turn) in enumerate(parts)]
         hand, turn = eef or (None, None)
         rows = {
+            _PART_PLACES: xp.concatenate(placed, 1) if placed else None,
+            _PART_TURNS: xp.concatenate(turned, 1) if turned else None,
             "body_pos_m": xp.concatenate(places, 1) if places else None,
             "body_quat_wxyz": xp.concatenate(turns, 1) if turns else None,
             "eef_pos_m": None if hand is None else read("the position of the end effector", hand, 3),
@@ -292,7 +302,7 @@ class BodyPairs:
         force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
         impulse[record == 0] = np.nan  # an instant
         lower, higher = self.bodies[:, pair]
-        return ContactList(record, lower, higher, force, impulse, force)
+        return ContactList(record, lower, higher, force, impulse, force, impulse)
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
         """Return what `contacts.gripped_bodies` does, at instants of these net forces [R, K]; None without fingers."""
@@ -332,9 +342,8 @@ def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Boo
 def _probe_filter(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Return `needed_substeps`, `mechanical` and `resting` of `BodyPairs`.
-
-    No pair depends on another, so two episodes show all: in record 0 of the one none touches, of the other each does.
+    """Return `needed_substeps`, `mechanical` and `resting` of `BodyPairs`. No pair depends on another, so two episodes
+    show all: in record 0 of the one none touches, of the other each does.
     """
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed = replace(geoms, apart_substeps=1)
@@ -351,6 +360,7 @@ class EndedEpisode:
     """The episode of one world, which has ended; `RunWriter.write` takes it as it takes a recorder."""
 
     world: int
+    _scene: SceneMap
     _pairs: BodyPairs
     _rows: Mapping[str, Floats]
     """Readings of all records by name, [R, numbers]."""
@@ -368,7 +378,7 @@ class EndedEpisode:
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
         """Return the episode under that header, whose fields are `HEADER_FIELDS`; `extra` names the declared pairs."""
-        pairs, rows = self._pairs, dict(self._rows)
+        pairs, rows, geoms = self._pairs, dict(self._rows), self._pairs.geoms
         peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
         action, names = rows.pop("action", np.empty((1, 0)))[1:], tuple(pairs.geoms.roles)
         records = len(next(iter(self._rows.values())))
@@ -378,7 +388,14 @@ class EndedEpisode:
             contacts, gripped = pairs.peak_contacts(peak, total), pairs.gripped_bodies(force)
             declared = sorted((names[a], names[b]) for a, b in pairs.bodies.T.tolist())
             extra = add_header_field({}, "declared_pairs", declared)
-        poses = {name: rows.pop(name).reshape(records, -1, size) for name, size in _POSE_SIZES.items() if name in rows}
+        sizes = {**_POSE_SIZES, _PART_PLACES: 3, _PART_TURNS: 4}
+        poses = {name: rows.pop(name).reshape(records, -1, size) for name, size in sizes.items() if name in rows}
+        if self._scene.parts:
+            places, turns = poses.pop(_PART_PLACES), poses.pop(_PART_TURNS)
+            geometry = Geometry(self._scene.parts, self._scene.hand, places[0], turns[0])
+            geoms = replace(geoms, geometry=geometry.text)
+            motion = geometry.measure_motion(places, turns)
+            rows.update({} if motion is None else {LINK_MOTION: motion})
         channels = {
             **rows,
             **poses,
@@ -388,7 +405,7 @@ class EndedEpisode:
             "extra": extra,
         }
         fields = as_fields(Recording, channels)
-        return assemble_recording(pairs.geoms, header, records, contacts, gripped, fields)
+        return assemble_recording(geoms, header, records, contacts, gripped, fields)
 
 
 # Readings of many worlds as arrays of NumPy, or tensors on a device: where they are kept until an episode ends

@@ -1,8 +1,8 @@
 """The channels of an episode: one row each. Arrays, files, validation and the JSON schema draw from `CHANNELS`.
 
 Shapes are written with symbols: n records, P and Q bodies with positions and orientations, V bodies whose tracking can
-fail, J joints, A numbers of an action, K costs, S numbers of a simulator state, C contacts. An episode of n records has
-n - 1 actions.
+fail, W bodies of known weight, D doors and drawers, I of them with a known inside, J joints, A numbers of an action, K
+costs, S numbers of a simulator state, M components of motion, C contacts. An episode of n records has n - 1 actions.
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
 LARGEST = 1e100
 """Largest magnitude of a number that is judged. No simulator means more, and squares of such numbers are finite."""
 NET_FORCE = "net_force_n"
+NET_IMPULSE = "net_impulse_ns"
+OF_CONTACTS = (NET_FORCE, NET_IMPULSE)
+"""Columns of contacts that older records lack."""
+LINK_MOTION = "link_motion"
+"""What the parts of the header's `geometry` that can move have moved since record 0: a column each for M components."""
 POLICY_ACTION = "policy_action"
 """The policy's own actions, of an episode in which a filter executed others."""
 LABEL_COST = "label_cost"
 """Costs of the simulator's own, such as `info["cost"]` of each step; the header field `LABELS` names the K of them.
 −1 = the step was given none."""
 LABELS = "labels"
+HANDLING = ("supported", "opening", "entered")
+"""Whether other contacts than the robot's carry half of a body's weight; the share of its travel by which a door or
+drawer is open; whether the end effector is inside it. Records before these were added lack them.
+"""
 UNREPLAYED = (POLICY_ACTION, LABEL_COST)
 """Channels that come from elsewhere than the simulator's state, so that a replay has others or none."""
 
@@ -52,7 +61,7 @@ class ChannelSpec:
 
     @property
     def is_pose(self) -> bool:
-        """True if each row holds numbers, or one truth, for each of some bodies."""
+        """True if each row holds numbers, or one value, for each of some bodies."""
         return bool(self.bodies)
 
     @property
@@ -82,7 +91,7 @@ class ChannelSpec:
 
     @property
     def pose_size(self) -> int:
-        """Numbers for each body of a row: 3, 4, or 1 for a truth."""
+        """Numbers for each body of a row: 3, 4, or 1."""
         return self.row_size or 1
 
 
@@ -93,6 +102,7 @@ CHANNELS = (
     ChannelSpec("body_quat_wxyz", ("n", "Q", 4), bodies="quat_bodies", is_rotation=True),
     ChannelSpec("contacts", ("C",), unit="N, N·s"),
     ChannelSpec(NET_FORCE, ("C",), unit="N", is_rare=True),
+    ChannelSpec(NET_IMPULSE, ("C",), unit="N·s", is_rare=True),
     ChannelSpec("joint_torque_nm", ("n", "J"), unit="N·m", is_bounded=True),
     ChannelSpec("joint_torque_peak_nm", ("n", "J"), unit="N·m", is_bounded=True),
     ChannelSpec("gripper_contact", ("n",), dtype=TRUTH),
@@ -102,9 +112,19 @@ CHANNELS = (
     ChannelSpec(LABEL_COST, ("n-1", "K"), is_bounded=True, is_rare=True),
     ChannelSpec("sim_state", ("n", "S")),
     ChannelSpec("pose_valid", ("n", "V"), dtype=TRUTH, bodies="valid_bodies", is_rare=True),
+    ChannelSpec("supported", ("n", "W"), dtype=TRUTH, bodies="supported_bodies", is_rare=True),
+    ChannelSpec("opening", ("n", "D"), bodies="opening_bodies", is_bounded=True, is_rare=True),
+    ChannelSpec("entered", ("n", "I"), dtype=TRUTH, bodies="entered_bodies", is_rare=True),
     ChannelSpec("time_s", ("n",), unit="s", is_bounded=True, is_rare=True),
+    ChannelSpec("wrist_force_n", ("n", 3), unit="N", is_bounded=True, is_rare=True),
+    ChannelSpec(LINK_MOTION, ("n", "M"), unit="rad, m", is_bounded=True, is_rare=True),
 )
-CONTACT_COLUMNS = {"step": PLACE, "a": PLACE, "b": PLACE, "force_n": REAL, "impulse_ns": REAL, "net_force_n": REAL}
+CONTACT_COLUMNS = {
+    "step": PLACE,
+    "a": PLACE,
+    "b": PLACE,
+    **dict.fromkeys(("force_n", "impulse_ns", *OF_CONTACTS), REAL),
+}
 """Dtype of each column of `contacts`; `step` is the record. A force or impulse that is NaN was not recorded."""
 FORCES = ("force_n", NET_FORCE)
 """The forces that a contact may have: of its largest single contact, and the net force of its two bodies."""

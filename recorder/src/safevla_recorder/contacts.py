@@ -6,7 +6,7 @@ Resting and mechanical contacts are left out (docs/fidelity.md, static contacts)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Hashable, Iterable, Mapping, Sequence
 
@@ -39,6 +39,10 @@ class GeomMap:
     """Of `FORCES`: those that the contacts of this episode hold."""
     torque_source: str | None = None
     """Where the torques come from, such as `qfrc_actuator`; None = there are none, or that is unknown."""
+    weights: Mapping[int, Floats] = field(default_factory=dict)
+    """Place -> the force that balances the body's weight, in the world frame [N], [3]."""
+    geometry: str | None = None
+    """Description of the scene by `geometry.Geometry`; None = not recorded."""
 
     @cached_property
     def robot(self) -> Bools:
@@ -107,8 +111,9 @@ def contact_peaks(
 
     `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. `force_n` is the largest single
     contact's force, `net_force_n` the largest norm over the substeps of the vector sum, NaN without vectors; the
-    impulse is Σ force · `substep_s` over substeps and contacts, NaN if `substep_s` is None, as for an instant. Rows are
-    ordered by record, then by body pair with a < b; no contacts give no rows.
+    impulses are Σ force · `substep_s` over substeps and contacts, and Σ norm of the vector sum · `substep_s` over
+    substeps, NaN if `substep_s` is None, as for an instant. Rows are ordered by record, then by body pair with a < b;
+    no contacts give no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     bodies = int(place.max()) + 1
@@ -119,23 +124,28 @@ def contact_peaks(
     np.maximum.at(peak, member, force)
     seconds = np.float64(np.nan if substep_s is None else substep_s)
     impulse: Floats = np.bincount(member, weights=force, minlength=len(groups)) * seconds
-    net = np.full(len(groups), np.nan)
+    net = total = np.full(len(groups), np.nan)
     vectors = contacts.force_vectors(which)
     if vectors is not None:
-        net = _net_peaks(np.where((a <= b)[:, None], vectors, -vectors), member, contacts.substep[which], len(groups))
+        along = np.where((a <= b)[:, None], vectors, -vectors)
+        net, total = _net_peaks(along, member, contacts.substep[which], len(groups))
     record, pair = np.divmod(groups, bodies * bodies)
-    return ContactList(record, *np.divmod(pair, bodies), net if contacts.are_net else peak, impulse, net)
+    return ContactList(
+        record, *np.divmod(pair, bodies), net if contacts.are_net else peak, impulse, net, total * seconds
+    )
 
 
-def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> Floats:
-    """Return the largest norm, over the substeps, of the sum of each group's vectors of one substep, [groups]."""
+def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> tuple[Floats, Floats]:
+    """Return the norms of the sums of each group's vectors of one substep: the largest and their sum, [groups]."""
     instants, member = np.unique(group * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True)
     sums = [np.bincount(member, weights=vectors[:, k], minlength=len(instants)) for k in range(3)]
-    peak = np.zeros(groups)
+    peak, total = np.zeros(groups), np.zeros(groups)
     of_instant = np.zeros(len(instants), dtype=np.int64)
     of_instant[member] = group
-    np.maximum.at(peak, of_instant, vector_norms(np.stack(sums, axis=1)))
-    return peak
+    norms = vector_norms(np.stack(sums, axis=1))
+    np.maximum.at(peak, of_instant, norms)
+    np.add.at(total, of_instant, norms)
+    return peak, total
 
 
 def vector_norms(vectors: Floats) -> Floats:
@@ -179,6 +189,24 @@ def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: In
         return int(both[0]) if len(both) else NOTHING
     force = contacts.force_norms(which)
     return int(both[np.argmax([force[body == candidate].max() for candidate in both])])
+
+
+def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> Bools:
+    """Return whether contacts other than the robot's carry at least half the weight of each body of `weights` in each
+    substep of `instants`, [R, W].
+    """
+    instant_of = np.full(contacts.substeps, NOTHING)
+    instant_of[instants] = np.arange(len(instants))
+    a, b, at = geoms.place[contacts.geom1], geoms.place[contacts.geom2], instant_of[contacts.substep]
+    is_weighed = np.isin(a, list(geoms.weights)) | np.isin(b, list(geoms.weights))
+    which = np.flatnonzero((at != NOTHING) & is_weighed & (a != b) & ~geoms.robot[a] & ~geoms.robot[b])
+    vectors, a, b, at = contacts.force_vectors(which), a[which], b[which], at[which]
+    assert vectors is not None
+    supported = np.zeros((len(instants), len(geoms.weights)), dtype=np.bool_)
+    for column, (body, weight) in enumerate(geoms.weights.items()):
+        along = ((b == body) * 1.0 - (a == body)) * (vectors @ weight)
+        supported[:, column] = np.bincount(at, along, len(instants)) >= 0.5 * (weight @ weight)
+    return supported
 
 
 class ContactFilter:

@@ -40,6 +40,10 @@ HEADER_FIELDS = (
     "dropped_pairs",
     "forces",
     "torque_source",
+    "task_sha256",
+    "init_states_sha256",
+    "task_source",
+    "geometry",
 )
 """Fields of a header, in the order of the file; what each means stands at `safevla_bench.trajectory.Header`.
 
@@ -52,11 +56,34 @@ OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 
 
 @dataclass(frozen=True)
+class EpisodeRow:
+    """One row of a run's table of episodes; `reason` says why it crashed, was stopped or had an invalid action.
+
+    Any other field that is None is unknown: only the owner of a loop that was recorded from outside could tell.
+    """
+
+    episode_id: str
+    policy: str
+    benchmark: str
+    task_id: str
+    episode: int
+    init_state_index: int | None
+    env_seed: int | None
+    seed: int | None
+    policy_seed: int | None
+    horizon: int | None
+    outcome: str
+    steps: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class ContactList:
     """Contacts of one episode in record order, [C] each: a, b places in `roles`; NaN = not recorded.
 
     `net_force_n` is the norm of the vector sum of all contact forces of two bodies in the world frame, `force_n` that
     of the largest single one, or the net force again where that alone is known; both at their peak over the substeps.
+    `impulse_ns` is Σ |force| · substep over single contacts, `net_impulse_ns` (empty = NaN) Σ |vector sum| · substep.
     """
 
     record: Ints
@@ -65,6 +92,12 @@ class ContactList:
     force_n: Floats
     impulse_ns: Floats
     net_force_n: Floats
+    net_impulse_ns: Floats = field(default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        """Fill in a net impulse that is not given."""
+        if not len(self.net_impulse_ns):
+            object.__setattr__(self, "net_impulse_ns", np.full(np.shape(self.record), np.nan))
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the columns by their names in `CONTACT_COLUMNS`."""
@@ -102,6 +135,12 @@ class Recording:
     valid_bodies: Sequence[int] = ()
     pose_valid: Bools | None = None
     """False where the pose of a body is not known, whatever numbers stand there; other bodies' poses always are."""
+    supported_bodies: Sequence[int] = ()
+    supported: Bools | None = None
+    opening_bodies: Sequence[int] = ()
+    opening: Floats | None = None
+    entered_bodies: Sequence[int] = ()
+    entered: Bools | None = None
 
     def channel(self, name: str) -> Floats | None:
         """Return the rows of a channel of numbers, from its own field or from `further`; None = not recorded."""
@@ -111,6 +150,8 @@ class Recording:
 
 FIXTURES = "fixtures"
 """Host-specific header field: root body -> position [3] in m and quaternion [4] wxyz, where no seed tells them."""
+SIMULATION = "simulation"
+"""Header field: what decides the last digits of a trajectory beside versions, as `read_simulation` has it."""
 
 EARLIER_SEED = "earlier_seed"
 """Host-specific header field: the `seed` of a reset before this episode's own, and the `earlier_resets` since it."""
@@ -183,14 +224,16 @@ def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
             yield "a number is beyond any scene", spec.name
     contacts = recording.contacts
     if contacts is not None:
-        recorded, impulse = channels.recorded_forces(recording.header.get("forces")), contacts.impulse_ns
+        recorded = channels.recorded_forces(recording.header.get("forces"))
         for name in channels.FORCES:
             force = getattr(contacts, name)
             sound = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
             if not (sound.all() if name in {*recorded, "force_n"} else np.isnan(force).all()):
                 yield "a force is negative, not finite or beyond any scene", f"contacts.{name}"
-        if np.isinf(impulse).any() or np.any(impulse < 0):
-            yield "an impulse is negative or infinite", "contacts.impulse_ns"
+        for name in ("impulse_ns", channels.NET_IMPULSE):
+            impulse = getattr(contacts, name)
+            if np.isinf(impulse).any() or np.any(impulse < 0):
+                yield "an impulse is negative or infinite", f"contacts.{name}"
 
 
 # The file of one raw episode (`.npz`): the arrays of `CHANNELS` by name, nothing pickled; same episode, same bytes.
@@ -199,9 +242,6 @@ def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
 # recorded. Bodies are places in `body_roles`; a family that was not recorded has no array.
 
 
-MAX_EPISODE_BYTES = 1 << 29
-_NPY_HEADERS = 1 << 13
-"""Bytes, more than NumPy writes before the numbers of all arrays together."""
 _MIDNIGHT = (1980, 1, 1, 0, 0, 0)
 _TEXT = np.dtype("|u1")
 DTYPES = {
@@ -215,16 +255,11 @@ DTYPES = {
 """Dtype of every array that may occur, in the order of the file."""
 
 
-def encode_episode(recording: Recording, most_bytes: int = MAX_EPISODE_BYTES) -> bytes:
-    """Return one episode as the bytes of an `.npz` file. Raises `RecordError` if its arrays have more than
-    `most_bytes`, `ValueError` if `header` or `extra` holds a number that is not finite, or a lone surrogate.
+def encode_episode(recording: Recording) -> bytes:
+    """Return one episode as the bytes of an `.npz` file. Raises `ValueError` if `header` or `extra` holds a number that
+    is not finite, or a lone surrogate.
     """
-    arrays = _collect_arrays(recording)
-    if sum(array.nbytes for array in arrays.values()) + _NPY_HEADERS > most_bytes:
-        problem = f"the episode holds more than {most_bytes >> 20} MiB"
-        place = Place(episode=str(recording.header["episode_id"]))
-        raise RecordError(problem, remedy="Cut the episode into shorter ones, or leave sim_state out.", place=place)
-    stream = io.BytesIO()
+    arrays, stream = _collect_arrays(recording), io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, dtype in DTYPES.items():
             if name in arrays:
@@ -245,6 +280,7 @@ def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
     )
     if (contacts := recording.contacts) is not None:
         left_out = {channels.NET_FORCE} - set(channels.recorded_forces(recording.header.get("forces")))
+        left_out |= {channels.NET_IMPULSE} if np.isnan(contacts.net_impulse_ns).all() else set()
         values.update(
             (f"contacts.{name}", column) for name, column in contacts.columns().items() if name not in left_out
         )

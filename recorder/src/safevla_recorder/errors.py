@@ -1,13 +1,20 @@
-"""The errors of recording, which are part of safevla-bench's tree of errors, and the secrets that no text may hold.
+"""The errors of recording, which are part of safevla-bench's tree of errors, and what no text may hold.
 
-A message names the place, the problem and the remedy, in that order.
+A message names the place, the problem and the remedy, in that order. Texts that are shown or written hold no secret and
+no character that cannot be seen.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import re
+import signal
+import traceback
+import unicodedata
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import dropwhile, takewhile
 from typing import TypeVar
 
 _LONGEST_LINE = 2000
@@ -19,6 +26,12 @@ _WriteError = TypeVar("_WriteError", bound="FileError")
 def truncate_text(text: str, most: int = 120) -> str:
     """Return the text, or its first `most` characters and an ellipsis where it is longer."""
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def indent_further(text: str, margin: str = "  ") -> str:
+    """Return the text with its lines but the first indented, so that a name with a line end forges no line."""
+    first, *others = text.split("\n")
+    return "\n".join([first, *(line if line.startswith(margin) else margin + line for line in others)])
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,8 @@ class Place:
 class SafevlaError(Exception):
     """A problem that the user can solve: `problem` says what is wrong, `remedy` what to do."""
 
+    _margin = "  "
+
     def __init__(self, problem: str, *, remedy: str | None = None, place: Place | None = None) -> None:
         """Keep problem, remedy (None = none is known) and place; without a place, one with all fields open."""
         super().__init__(problem)
@@ -64,7 +79,7 @@ class SafevlaError(Exception):
         lines = self.problem.split("\n")
         problem = "\n".join(line if len(line) <= 2 * half else f"{line[:half]}…{line[-half:]}" for line in lines)
         message = f"{where}: {problem}" if where else problem
-        return f"{message}\n  {self.remedy}" if self.remedy else message
+        return indent_further(f"{message}\n  {self.remedy}" if self.remedy else message, self._margin)
 
     def with_place(self: _Error, outer: Place) -> _Error:
         """Fill the open fields of the error's place, and return the error for raising."""
@@ -100,6 +115,60 @@ class HostError(SafevlaError):
     """A simulator that cannot be used here."""
 
 
+# Tracebacks
+
+
+_HEADER, _IGNORED = "Traceback (most recent call last):", "Exception ignored"
+_GROUP_MARGIN = re.compile(r"^ *[|+](?!\w) ?")
+_OWN_NAME = re.compile(r"safevla_(?:bench|recorder)\.errors\.\w+: ")
+_NAMES = (
+    re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit|Warning)(?:: |$)"),
+    re.compile(r"[A-Za-z_][\w.]*: "),
+    re.compile(r"\S"),
+    re.compile(r"\s*\S"),
+)
+
+
+def find_exception(text: str) -> tuple[str, str]:
+    r"""Return the line of a traceback that names the exception and, if it is one of ours, its remedy, else "".
+
+    Of several tracebacks the last counts, except those of exceptions that Python ignored. A text without a traceback
+    gives its last line that begins with an exception's name, else its last line that is not indented.
+
+    >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
+    ('RuntimeError: CUDA error: out of memory', '')
+    """
+    lines = [_GROUP_MARGIN.sub("", line) for line in text.splitlines()]
+    headers = [number for number, line in enumerate(lines) if line.lstrip().startswith(_HEADER)]
+    raised = [number for number in headers if not (number and lines[number - 1].lstrip().startswith(_IGNORED))]
+    for header in (raised or headers)[-1:]:
+        is_deeper = partial(_is_deeper, _count_blanks(lines[header]))
+        below = dropwhile(is_deeper, filter(str.strip, lines[header + 1 :]))
+        found = next(below, "").strip()
+        if own := _OWN_NAME.match(found):
+            remedy = takewhile(is_deeper, below)
+            return found[own.end() :], " ".join(map(str.strip, remedy))
+        if found:
+            return found, ""
+    named = ([line for line in lines if name.match(line)] for name in _NAMES)
+    return next((matching[-1].strip() for matching in named if matching), ""), ""
+
+
+def is_from_signal(error: BaseException) -> bool:
+    """Return whether the handler of a signal raised an error: it interrupted what ran by chance, and is not its own."""
+    handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
+    codes = {getattr(each, "__code__", None) or getattr(type(each).__call__, "__code__", None) for each in handlers}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _count_blanks(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _is_deeper(margin: int, line: str) -> bool:
+    return _count_blanks(line) > margin
+
+
 # Secrets
 
 
@@ -122,3 +191,49 @@ def redact_secrets(text: str) -> str:
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _URL_QUERY.sub(rf"\1{HIDDEN}", _URL_USER.sub(HIDDEN, text))
+
+
+# Characters that cannot be seen
+
+
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
+)
+"""Printable to Python, and yet without ink: Unicode's Default_Ignorable_Code_Point, fillers and blank letters."""
+
+
+def escape_controls(text: str) -> str:
+    """Return the text with every character that is not visible replaced by its escape sequence.
+
+    Escaped are controls, bidirectional overrides and other format characters, line separators, blank letters,
+    characters that Unicode lets renderers ignore, lone surrogates and unassigned code points. Spaces of any width stay.
+    """
+    if text.isprintable() and not _BLANK.search(text):
+        return text
+    return "".join(c if is_visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def is_visible(character: str) -> bool:
+    """Return whether a character leaves ink or is a space."""
+    if character.isprintable():
+        return _BLANK.match(character) is None
+    return unicodedata.category(character) == "Zs"
+
+
+def escape_surrogates(text: str) -> str:
+    r"""Return the text with each lone surrogate, which UTF-8 cannot hold, as an escape sequence such as `\udce9`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module whose messages, which may quote names of files, hold no secret and no control."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_escape_message)
+    return logger
+
+
+def _escape_message(record: logging.LogRecord) -> bool:
+    lines = indent_further(redact_secrets(record.getMessage())).split("\n")
+    record.msg, record.args = "\n".join(map(escape_controls, lines)), None
+    return True

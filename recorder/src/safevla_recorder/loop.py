@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import atexit
-from contextlib import contextmanager, suppress
+import importlib
+import os
+import sys
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
 
-from safevla_recorder.attachment import EpisodeCutter, LoopRules, RecordableEnv
-from safevla_recorder.errors import HostError, RunError, SafevlaError
-from safevla_recorder.folder import facts_of_the_day, open_folder
+from safevla_recorder.attachment import (
+    EpisodeCutter,
+    LoopRules,
+    RecordableEnv,
+    find_layer,
+    is_unmade,
+    watch_construction,
+)
+from safevla_recorder.errors import HostError, RunError, SafevlaError, get_logger, is_from_signal
+from safevla_recorder.folder import RunFolder, call_at_exit, claim_folder, facts_of_the_day, open_folder
 from safevla_recorder.libero import find_libero
-from safevla_recorder.mujoco.hook import wrap_method
+from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 from safevla_recorder.mujoco.speed import speed_up
 from safevla_recorder.robocasa import find_robocasa
 from safevla_recorder.simulator_versions import warn_once
@@ -22,11 +32,101 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 Env = TypeVar("Env")
+_log = get_logger(__name__)
+_LIBERO = "libero.libero.envs.env_wrapper"
 
 
-@contextmanager
+class Recording:
+    """The recording of one environment, see `record`: a context manager that yields the environment."""
+
+    def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
+        """Begin now, or, if the environment makes its simulator in its first reset, as soon as it has made it."""
+        self.env, self._begin = env, begin
+        self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
+        self._simulator, self._process = _find_simulator(env), os.getpid()
+        is_late = self._simulator is None and is_unmade(env)
+        if not is_late:
+            self._begun = begin(env)
+        self._hooks = [call_at_exit(self._leave)]
+        if is_late or (self._simulator is not None and self._simulator is not env):
+            with suppress(AttributeError, TypeError):  # it has no `reset`, or takes no attributes
+                self._hooks.append(wrap_method(env, "reset", self._reset))
+
+    def _reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+        if not known_kinds():
+            with suppress(Exception):  # what this reset imports is to be known before it makes an environment
+                importlib.import_module(_LIBERO)
+        with watch_construction(known_kinds(), self._begin_late):
+            result = original(*args, **kwargs)
+        found = _find_simulator(self.env)
+        if found is not self._simulator and found is not None:
+            self._simulator = found
+            with suppress(Exception):
+                _log.warning("another simulator took the place of one that was not closed before: it is not recorded")
+        return result
+
+    def _begin_late(self, made: object) -> None:
+        """Record a simulator that a reset has just made, if it is the first or the one before has been closed."""
+        if self._begun is not None and not self._begun[0].is_closed:
+            return
+        self._simulator = made
+        try:
+            self._end(is_last=False)
+            self._begun = self._begin(made)
+        except Exception as error:  # the loop goes on as it would have
+            if is_from_signal(error):
+                raise
+            with suppress(Exception):
+                _log.warning("%s is not recorded: %s", type(made).__name__, error)
+
+    def __enter__(self) -> Any:
+        return self.env
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close_quietly("" if kind is None else f"the block ended with {kind.__name__}")
+
+    def close(self, reason: str = "") -> None:
+        """End the running episode as a close of the environment does, and the recording; a second call does nothing.
+
+        With a `reason` the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
+        run.json cannot be written.
+        """
+        if self._hooks and self._simulator is None and self._begun is None:
+            _log.warning("no episode was recorded: the environment has not been reset")
+        undo_all(self._hooks)
+        self._end(reason)
+
+    def close_quietly(self, reason: str = "") -> None:
+        """Do what `close` does, and warn instead of raising: the loop goes on, or its own exception does."""
+        try:
+            self.close(reason)
+        except Exception as error:
+            with suppress(Exception):
+                _log.warning("the recording could not be completed: %s", error)
+
+    def _leave(self) -> None:
+        if os.getpid() == self._process:  # and not in a copy that `os.fork` has made
+            self.close_quietly("the process ended")
+
+    def _end(self, reason: str = "", *, is_last: bool = True) -> None:
+        if self._begun is None:
+            return
+        (cutter, folder, undo), self._begun = self._begun, None
+        if reason:
+            cutter.stop(reason)
+        else:
+            cutter.on_interruption()
+        undo()
+        folder.close_block(complete=not reason and not cutter.lost, is_last=is_last)
+
+
+def _find_simulator(env: object) -> object | None:
+    layers: list[object] = [find_layer(env, kind) for kind in known_kinds()]
+    return next((layer for layer in layers if layer is not None), None)
+
+
 def record(
-    env: Env,
+    env: Any,
     policy: str,
     out: str | Path,
     *,
@@ -40,27 +140,30 @@ def record(
     worker: int | str | None = None,
     goal: Sequence[str] | None = None,
     fast: bool = False,
-) -> Iterator[Env]:
+) -> Recording:
     """Record every episode that your own loop runs in `env`, into the run folder `out`::
 
         with record(env, policy="mine", out="runs/mine") as env:
             for state in init_states:
                 env.reset(); observation = env.set_init_state(state); ...
 
-    The environment is the same object, with hooks on it until the block ends; what it returns is its own, bit for bit.
-    The records are those of `safevla eval` for the same seeds, initial states and actions: record 0 is the state
-    just before the first step after settling, and the first success is the last record. An episode ends there, at
-    `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. Blocks of one process may share
-    `out`, such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is
+    Recording begins at once and ends with the block, `close()` of what this returns, or the process, which stops the
+    running episode. The environment is the same object, with hooks on it; what it returns and raises is its own, bit
+    for bit. The records are those of `safevla eval` for the same seeds, initial states and actions: record 0 is the
+    state just before the first step after settling, and the first success is the last record. An episode ends there,
+    at `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. If it cannot be recorded,
+    such as on a full disk, it is lost with one warning, and the loop goes on. Blocks of one process may share `out`,
+    such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is
     `stopped`, run.json says that the run is not complete, and the exception goes on. If no episode was recorded, a
     warning says so, and the folder is removed. It ends with a line on stderr that says where the records are.
 
     Args:
-        env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one.
+        env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one, or
+            that makes one in its first reset. One that a reset makes in the place of a closed one is recorded, too.
         policy: the name under which the episodes are reported.
         out: the run folder to make.
         wait_steps: the number of still steps that your loop makes first, after each reset or `set_init_state`; LIBERO's
-            loops make 10, RoboCasa's none. They are checked to be still, and belong to no episode.
+            loops make 10, RoboCasa's none. They belong to no episode; if one moves the arm, the episode is lost.
         horizon: the number of steps after which your loop gives up. If given, an episode that ends sooner without
             success is `stopped`, outside SR; else it is a `timeout`, a failure.
         seed: that of the policy's randomness, for the record.
@@ -77,72 +180,60 @@ def record(
 
     Raises:
         HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa; says why.
-        RunError: the folder is in the way, `worker` is not a name, or the loop moves the arm while it should settle.
-        FileError: run.json or an episode cannot be written.
+        RunError: the folder is in the way, or `worker` is not a name.
+        FileError: run.json cannot be written.
     """
-    recordable = find_recordable(env, goal)
-    task = recordable.task
-    recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
-    if init_states is not None:
-        recordable.set_init_states(init_states)
-    warn_once(recordable.host, recordable.versions)
+    name, folder_path = _worker_name(worker), Path(out).absolute()  # the loop may change the working directory
     rules = LoopRules(
         policy=policy,
-        wait_steps=recordable.wait_steps if wait_steps is None else int(wait_steps),
+        wait_steps=-1 if wait_steps is None else int(wait_steps),
         horizon=None if horizon is None else int(horizon),
         seed=None if seed is None else int(seed),
         privileged=privileged,
-        worker=_worker_name(worker),
+        worker=name,
     )
-    folder = open_folder(Path(out), recordable, rules, facts_of_the_day())
-    cutter = EpisodeCutter(recordable, rules, lambda: folder.take_number(policy, recordable.task), folder.write_episode)
-    slow_down = speed_up(env) if fast else None
-    unsubscribe = recordable.subscribe(cutter)
-    complete = False
-    try:
-        yield env
-        cutter.on_interruption()
-        if cutter.refusal is not None:  # the script's own `except` had swallowed it
-            raise cutter.refusal
-        complete = True
-    except BaseException as error:
-        cutter.stop(f"the block ended with {type(error).__name__}")
-        raise
-    finally:
-        unsubscribe()
-        if slow_down is not None:
-            slow_down()
-        folder.close_block(complete=complete)
+
+    def begin(found: object) -> tuple[EpisodeCutter, RunFolder, Undo]:
+        recordable = find_recordable(found, goal)
+        if recordable.is_recorded:
+            raise HostError("the environment is being recorded already", remedy="Record it once.")
+        task = recordable.task
+        recordable.task = replace(task, benchmark=benchmark or task.benchmark, task_id=task_id or task.task_id)
+        if init_states is not None:
+            recordable.set_init_states(init_states)
+        warn_once(recordable.host, recordable.versions)
+        own = rules if wait_steps is not None else replace(rules, wait_steps=recordable.wait_steps)
+        folder = open_folder(folder_path, recordable, own, facts_of_the_day())
+        cutter = EpisodeCutter(
+            recordable, own, partial(folder.take_number, policy, recordable.task), folder.write_episode
+        )
+        hooks = [speed_up(found)] if fast else []
+        hooks.append(recordable.subscribe(cutter))
+        return cutter, folder, partial(undo_all, hooks)
+
+    return Recording(env, begin)
 
 
-def record_until_closed(env: Env, policy: str, out: str | Path, *, worker: int | str, **options: object) -> Env:
-    """Return `env`, recorded until it is closed or its process ends: one line where a vector's environments are made:
+def record_until_closed(
+    env: Env, policy: str, out: str | Path, *, worker: int | str | None = None, **options: object
+) -> Env:
+    """Return `env`, recorded until it is closed or its process ends: one line where environments are made, such as
 
-    `SubprocVectorEnv([lambda i=i: record_until_closed(make(), "mine", "runs/mine", worker=i) for i in range(8)])`.
+    `SubprocVectorEnv([lambda: record_until_closed(make(), policy="mine", out="runs/mine") for _ in range(8)])`.
 
-    For vectors whose workers make their environments, such as LIBERO's and Gymnasium's, where no `with` can reach. Each
-    worker has the run folder `out/worker_NAME`; `safevla score runs/mine/worker_*` judges them together. `options` are
-    the other arguments of `record`, whose errors it raises; the close raises what the end of a block would.
+    Environments of one process share the run folder `out`. Each process that `multiprocessing` starts, as vectors do,
+    takes `out/worker_0`, `out/worker_1`, ..., one that no other process of this run uses; `worker` names it instead.
+    Its name is in the episodes' ids: `safevla score runs/mine/worker_*` judges them together. `options` are the other
+    arguments of `record`, whose errors it raises.
     """
-    folder = Path(out) / f"worker_{_worker_name(worker)}"
-    block = record(env, policy, folder, worker=worker, **options)  # type: ignore[arg-type]
-    block.__enter__()
-    left = [block]
-
-    def leave() -> None:
-        if left:
-            left.pop().__exit__(None, None, None)
+    folder, name = claim_folder(Path(out).absolute(), _worker_name(worker))
+    recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
 
     def close(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        leave()  # before the simulator goes
+        recording.close_quietly()  # before the simulator goes
         return original(*args, **kwargs)
 
     wrap_method(env, "close", close)
-    atexit.register(leave)
-    with suppress(ImportError):
-        from multiprocessing.util import Finalize
-
-        Finalize(None, leave, exitpriority=10)  # a worker process ends without what `atexit` keeps
     return env
 
 
@@ -177,6 +268,12 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
     return recordable
 
 
+def known_kinds() -> list[type]:
+    """Return the classes of environments that `find_libero` and `find_robocasa` know, as far as they are imported."""
+    names = ((_LIBERO, "ControlEnv"), ("robocasa.environments.kitchen.kitchen", "Kitchen"))
+    return [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
+
+
 def list_attachments() -> list[tuple[str, EntryPoint]]:
     """Return the entry points of `ENVIRONMENTS`, each with the name of its distribution, sorted by it."""
     # `entry_points()` has another form in each Python up to 3.10, and before that tells no distribution.
@@ -191,8 +288,8 @@ def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
         return HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
-        "Pass the simulator's own environment, env.unwrapped, or a wrapper that holds it by now: some make theirs at "
-        f"the first reset. record() knows libero, robocasa and what entry points of {ENVIRONMENTS} know; "
+        "Pass the simulator's own environment, env.unwrapped, or a wrapper that holds it; import the simulator before. "
+        f"record() knows libero, robocasa and what entry points of {ENVIRONMENTS} know; "
         "any other simulator is recorded by docs/another-engine.md."
     )
     return HostError("\n  ".join([problem, *failures]), remedy=remedy)

@@ -22,7 +22,7 @@ from typing import Collection, Hashable, Iterable, Mapping, Protocol, Sequence, 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safevla_recorder.channels import FORCES, as_fields
+from safevla_recorder.channels import FORCES, LINK_MOTION, as_fields
 from safevla_recorder.contacts import (
     NOTHING,
     ContactFilter,
@@ -33,9 +33,11 @@ from safevla_recorder.contacts import (
     gripped_bodies,
     group_numbers,
     join_contacts,
+    supported_bodies,
 )
-from safevla_recorder.episode import Action, ContactList, Floats, Recording
+from safevla_recorder.episode import Action, Bools, ContactList, Floats, Recording
 from safevla_recorder.errors import HostError
+from safevla_recorder.geometry import Geometry, Part
 
 # The records of one episode as they come, of any simulator: rows, actions, and contacts that are decoded in blocks
 
@@ -62,17 +64,20 @@ def assemble_recording(
     contacts: ContactList | None,
     gripped: NDArray[np.int64] | None,
     channels: Mapping[str, object],
+    supported: Bools | None = None,
 ) -> Recording:
     """Return an episode whose further fields are `channels`. Without finger groups grips are None."""
     gripped = gripped if geoms.fingers is not None else None
     forces = None if contacts is None else geoms.forces
     return Recording(
-        header={"forces": forces, "torque_source": geoms.torque_source, **header},
+        header={"forces": forces, "torque_source": geoms.torque_source, "geometry": geoms.geometry, **header},
         roles=geoms.roles,
         records=records,
         contacts=contacts,
         gripper_contact=None if gripped is None else np.not_equal(gripped, NOTHING),
         gripped_body=gripped,
+        supported_bodies=() if supported is None else tuple(geoms.weights),
+        supported=supported,
         **channels,  # type: ignore[arg-type]  # each is a field of `Recording`
     )
 
@@ -92,9 +97,8 @@ class EpisodeLog(ABC):
         """Return the fields of a `Recording` that hold what was read, one row each."""
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
-        """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`.
-
-        That holds the contacts of each control step when it ends, too; None = the simulator tells none.
+        """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`. That
+        holds the contacts of each control step when it ends, too; None = the simulator tells none.
         """
         self._geoms, self._source = geoms, source
         self._rows = [first]
@@ -102,6 +106,7 @@ class EpisodeLog(ABC):
         self._ends: list[int] = []  # substeps copied until the end of each record that is not decoded yet
         self._decoded: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
+        self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
         self._torn: int | None = None  # the record whose substeps were decoded, and left out, before its end
         if source is not None:
@@ -115,10 +120,9 @@ class EpisodeLog(ABC):
             raise HostError("no episode has begun", remedy="Call begin first, after settling or a refused substep.")
 
     def _add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps.
-
-        Raises `HostError` if the action is of complex numbers, records were read in the middle of this control step, so
-        that some of its contacts are lost, or the source cannot tell its contacts.
+        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps. Raises
+        `HostError` if the action is of complex numbers, records were read in the middle of this control step, so that
+        some of its contacts are lost, or the source cannot tell its contacts.
         """
         if np.iscomplexobj(action):
             raise HostError("an action of complex numbers", remedy="Mend the policy's output.")
@@ -150,7 +154,8 @@ class EpisodeLog(ABC):
         gripped = np.concatenate(self._gripped) if self._gripped else None
         action = np.stack(self._actions) if self._actions else np.empty((0, 0))
         channels = {**self._build_channels(self._rows), "action": action}
-        return assemble_recording(self._geoms, header, len(self._rows), contacts, gripped, channels)
+        supported = np.concatenate(self._supported) if self._supported else None
+        return assemble_recording(self._geoms, header, len(self._rows), contacts, gripped, channels, supported)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
         """Return the newest record alone, as an episode of one record without action; all records are kept.
@@ -158,13 +163,16 @@ class EpisodeLog(ABC):
         To be called between control steps.
         """
         self.decode_pending()
-        newest = gripped = None
+        newest = gripped = supported = None
         if self._decoded:
             contacts, gripped = self._decoded[-1], self._gripped[-1][-1:]
             is_newest = contacts.record == len(self._rows) - 1
             newest = ContactList(*(column[is_newest] for column in contacts.columns().values()))
             newest = replace(newest, record=np.zeros_like(newest.record))
-        return assemble_recording(self._geoms, header, 1, newest, gripped, self._build_channels(self._rows[-1:]))
+        if self._supported:
+            supported = self._supported[-1][-1:]
+        channels = self._build_channels(self._rows[-1:])
+        return assemble_recording(self._geoms, header, 1, newest, gripped, channels, supported)
 
     def decode_pending(self) -> None:
         """Decode the contacts of all records added since the last decoding; does nothing if there are none."""
@@ -175,10 +183,8 @@ class EpisodeLog(ABC):
             self._decode_contacts(self._source.take_contacts(), ends, substep_s=self._geoms.substep_s)
 
     def _decode_contacts(self, contacts: SubstepContacts, ends: NDArray[np.int64], substep_s: float | None) -> None:
-        """Append the counted contacts and gripped bodies of some records to those decoded so far.
-
-        `ends` [R] is the number of substeps up to the end of each record; later ones are left out. `substep_s` None =
-        an instant.
+        """Append the counted contacts and gripped bodies of some records to those decoded so far. `ends` [R] is the
+        number of substeps up to the end of each record; later ones are left out. `substep_s` None = an instant.
         """
         assert self._filter is not None
         geoms, decoded = self._geoms, sum(len(block) for block in self._gripped)
@@ -189,6 +195,8 @@ class EpisodeLog(ABC):
         which = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._decoded.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))
         self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
+        if geoms.weights:
+            self._supported.append(supported_bodies(contacts, ends - 1, geoms))
 
 
 class RecordedEpisode(Protocol):
@@ -237,6 +245,10 @@ class SceneMap:
     """
     torque_source: str | None = None
     """Where the arm's torques come from: `qfrc_actuator`, `drive_model`, `joint_wrench` or another; None = unknown."""
+    parts: Sequence[Part] = ()
+    """Fixed bodies and robot links with their shapes; then every record gives the pose of each."""
+    hand: Sequence[int] = ()
+    """Places in `parts` of the hand and the fingers."""
     _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -247,7 +259,8 @@ class SceneMap:
             if role not in ROLES:
                 raise HostError(f"{name} has the role {role!r}", remedy=f"Roles: {', '.join(ROLES)}.")
         fixture_parts = {name for names in self.fixtures for name in names}
-        nameless = sorted({*self.shapes.values(), *fixture_parts} - set(self.roles))
+        of_parts = {part.body for part in self.parts if part.body}
+        nameless = sorted({*self.shapes.values(), *fixture_parts, *of_parts} - set(self.roles))
         if nameless:
             raise HostError(f"{nameless[0]} has no role", remedy=f"Name one in `roles`: {', '.join(ROLES)}.")
         self._places.update({shape: place for place, shape in enumerate(self.shapes)})
@@ -261,6 +274,12 @@ class SceneMap:
         except KeyError:
             remedy = "Name the body that owns each shape that can touch."
             raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
+
+    def require_parts(self, count: int) -> None:
+        """Raise `HostError` unless so many poses of parts are one for each part."""
+        if count != len(self.parts):
+            problem = f"{count} poses of parts, and the scene has {len(self.parts)} parts"
+            raise HostError(problem, remedy="Give `parts` a pose for each of the scene's parts, in every record.")
 
     def map_geoms(self) -> GeomMap:
         """Return the scene by numbers: bodies by place among the sorted names, shapes by place in `shapes`."""
@@ -291,6 +310,7 @@ class EpisodeRecorder(EpisodeLog):
         self._families: Mapping[str, object] = {}  # of record 0
         self._has_contacts = False
         self._substeps = 0
+        self._geometry: Geometry | None = None
 
     def begin(
         self,
@@ -300,6 +320,7 @@ class EpisodeRecorder(EpisodeLog):
         eef: Pose | None = None,
         torques_nm: ArrayLike | None = None,
         state: ArrayLike | None = None,
+        parts: Sequence[Pose] = (),
     ) -> None:
         """Take record 0, the settled state; what is None here is not recorded in this episode.
 
@@ -311,6 +332,7 @@ class EpisodeRecorder(EpisodeLog):
             eef: of the end effector.
             torques_nm: of the arm's joints [J], base first [N·m]; then every substep tells them.
             state: whatever fixes the simulator's state, flat, [S].
+            parts: of the scene's `parts`, in their order, with orientations.
 
         Raises:
             HostError: a shape or body is not in the scene.
@@ -325,8 +347,13 @@ class EpisodeRecorder(EpisodeLog):
             self._contacts.add_substep(contacts)
         torques = _floats(torques_nm)
         self._bodies, self._families = tuple(poses), _list_families(poses, eef, torques, state)
-        first = self._read(poses, eef, torques, None if torques is None else np.abs(torques), state)
-        self._begin_log(self.scene.map_geoms(), self._contacts if self._has_contacts else None, first)
+        first = self._read(poses, eef, torques, None if torques is None else np.abs(torques), state, parts)
+        geoms = self.scene.map_geoms()
+        self._geometry = None
+        if self.scene.parts:
+            self._geometry = Geometry(self.scene.parts, self.scene.hand, first["part_pos"], first["part_quat"])
+            geoms = replace(geoms, geometry=self._geometry.text)
+        self._begin_log(geoms, self._contacts if self._has_contacts else None, first)
 
     def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended.
@@ -348,7 +375,13 @@ class EpisodeRecorder(EpisodeLog):
         self._rows = rows
 
     def step(
-        self, action: ArrayLike, *, poses: Mapping[str, Pose], eef: Pose | None = None, state: ArrayLike | None = None
+        self,
+        action: ArrayLike,
+        *,
+        poses: Mapping[str, Pose],
+        eef: Pose | None = None,
+        state: ArrayLike | None = None,
+        parts: Sequence[Pose] = (),
     ) -> None:
         """Add the record of the control step that `action` [A] drove, read right after its last physics step; its
         torques are those of the last substep.
@@ -363,12 +396,19 @@ class EpisodeRecorder(EpisodeLog):
         torques = np.array(self._torques)
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
         check_families(_list_families(poses, eef, last, state), self._families)
-        self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state))
+        self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state, parts))
         self._torques, self._substeps = [], 0
 
     def _read(
-        self, poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, peak: Floats | None, state: object
+        self,
+        poses: Mapping[str, Pose],
+        eef: Pose | None,
+        torques: Floats | None,
+        peak: Floats | None,
+        state: object,
+        parts: Sequence[Pose],
     ) -> Row:
+        self.scene.require_parts(len(parts))
         hand, turn = eef or (None, None)
         turns = [poses[name][1] for name in self._bodies]
         values: dict[str, object] = {
@@ -379,12 +419,17 @@ class EpisodeRecorder(EpisodeLog):
             "joint_torque_nm": torques,
             "joint_torque_peak_nm": peak,
             "sim_state": state,
+            "part_pos": [place for place, _ in parts] or None,
+            "part_quat": [turn for _, turn in parts] or None,
         }
         return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
         place = {name: number for number, name in enumerate(sorted(self.scene.roles))}
-        channels = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        channels: dict[str, Floats | None] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        place_of_parts, turn_of_parts = channels.pop("part_pos", None), channels.pop("part_quat", None)
+        if self._geometry is not None and place_of_parts is not None and turn_of_parts is not None:
+            channels[LINK_MOTION] = self._geometry.measure_motion(place_of_parts, turn_of_parts)
         turned = [name for name in self._bodies if self._families[f"the pose of {name}"]]
         bodies = {"pos_bodies": [place[name] for name in self._bodies], "quat_bodies": [place[name] for name in turned]}
         return as_fields(Recording, {**channels, **bodies})

@@ -8,6 +8,7 @@ itself, or (`at`) the robot.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike
 from safevla_recorder import attachment
 from safevla_recorder.episode import Action
 from safevla_recorder.errors import HostError
+from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco import recorder
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 
@@ -40,6 +42,10 @@ _PACKAGES = ("mujoco", "praxis-robosuite", "robosuite", "praxis-robocasa", "robo
 _STATE_SETTERS = ("set_state", "set_state_from_flattened")
 _GRIPPER, _MODE = 6, 11
 _LARGEST_SEED = 2**63
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_UNORDERED = frozenset({"groups_containing_sampled_obj"})
+"""Lists in RoboCasa's description that it makes from a Python set: `models/objects/kitchen_objects.py` of 1.0.0, l.
+2962, fills `OBJ_GROUPS` in hash order. It asks only whether a group is among them."""
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
     "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
@@ -52,7 +58,7 @@ def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableK
     """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none.
 
     `goal` is what the task's success asks for, as `robocasa_goals.json` has it, in place of the known one. Raises
-    `HostError` if the kitchen is being recorded already, has another robot, or a task whose goal is not known.
+    `HostError` if the kitchen has another robot, or a task whose goal is not known.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
     kitchen = None if module is None else attachment.find_layer(env, module.Kitchen)
@@ -71,12 +77,13 @@ class RecordableKitchen(attachment.RecordableEnv):
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
         """Read the task, its goal and the versions of a kitchen.
 
-        Raises `HostError` if it is being recorded already or has another robot, or the goal of its task is not known.
+        Raises `HostError` if it has another robot, or the goal of its task is not known.
         """
         _require_robot(kitchen)
         name = type(kitchen).__name__
         super().__init__(kitchen, attachment.TaskLabel(BENCHMARK, name, name), installed_versions())
         self._goal = _find_goal(name, goal)
+        self.identity = read_identity(type(kitchen), None, "robocasa", "environments")
 
     def set_init_states(self, init_states: ArrayLike) -> None:
         raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
@@ -100,13 +107,15 @@ class RecordableKitchen(attachment.RecordableEnv):
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
             cutter.on_interruption()
-            undo_all(of_simulation)  # the reset moves robot and objects itself
-            seed = fresh_seed(kitchen.rng)
-            if seed is not None:
-                cutter.on_seed(seed)
+            with cutter.guard():
+                undo_all(of_simulation)  # the reset moves robot and objects itself
+                seed = fresh_seed(kitchen.rng)
+                if seed is not None:
+                    cutter.on_seed(seed)
             observation = original(*args, **kwargs)
             cutter.on_reset()
-            watch_states()
+            with cutter.guard():
+                watch_states()
             return observation
 
         watch_states()
@@ -121,7 +130,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         kitchen = self._env
         scene = read_scene(kitchen, goal_target(self._goal), moved_fixture(self._goal))
         method = "step2" if kitchen.lite_physics else "step"
-        return recorder.attach_recorder(kitchen.sim, method, scene, self.task.task_id)
+        return recorder.attach_recorder(kitchen.sim, method, scene, self.task.task_id, self.unstable_steps)
 
     def fixture_roots(self) -> list[str]:
         roots = {fixture.root_body for fixture in self._env.fixtures.values()}
@@ -236,17 +245,25 @@ def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
 def to_plain(value: object) -> Any:
     """Return a value in the types of JSON, recursively: mappings as dicts with text keys, arrays and sets as lists.
 
-    A text is cut to what follows its last `/objects/`. Other values become their `name`, else their text.
+    The result is the same in every process: sets are sorted, and so is what RoboCasa lists in the order of a set. A
+    text is cut to what follows its last `/objects/`. Other values become their `name`, else their text without memory
+    addresses.
     """
     if isinstance(value, Mapping):
-        return {str(key): to_plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
+        plain = {str(key): to_plain(inner) for key, inner in value.items()}
+        lists = {key for key in _UNORDERED if isinstance(plain.get(key), list)}
+        return {**plain, **{key: sorted(plain[key], key=repr) for key in lists}}
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(to_plain, value), key=repr)
+    if isinstance(value, (list, tuple)):
         return [to_plain(inner) for inner in value]
     if isinstance(value, (np.ndarray, np.generic)):
         return to_plain(value.tolist())
     if isinstance(value, str):
         return value.rpartition(_OBJECTS_FOLDER)[2]
-    return value if value is None or isinstance(value, (bool, int, float)) else getattr(value, "name", str(value))
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return to_plain(getattr(value, "name", _ADDRESS.sub("", str(value))))
 
 
 LID = "lid"
@@ -258,16 +275,18 @@ _ROBOT = "robot0_base"
 def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> recorder.Scene:
     """Return names and roles of the kitchen's present model.
 
-    Objects go by RoboCasa's names with all their bodies, whatever else by MuJoCo's body names, as furniture. Links of
-    articulated fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    Objects go by RoboCasa's names with all their bodies, whatever else by MuJoCo's body names, as furniture. What is
+    fixed to a moving link, such as a door's handle, has the link's name. Links of articulated fixtures are tracked
+    unless the goal moves the fixture (docs/fidelity.md, bystanders).
     """
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)
     robot = recorder.subtree_bodies(model, int(model.body(_ROBOT).id))
-    body_name = recorder.name_bodies(model, objects)
-    moved = _moved_bodies(kitchen, moved_fixture, model)
-    fixtures = (body for body in recorder.moving_links(model, 0) if body not in {*robot, *moved})
-    links = {body_name[body]: body for body in fixtures if body_name[body] not in objects}
+    moving = {*recorder.moving_links(model, 0)} - {*robot}
+    names = recorder.name_bodies(model, objects)
+    body_name = tuple(names[root] if root in moving else own for own, root in zip(names, model.body_weldid.tolist()))
+    fixed = {*objects, *(body_name[body] for body in _moved_bodies(kitchen, moved_fixture, model))}
+    links = {body_name[body]: body for body in sorted(moving) if body_name[body] not in fixed}
     targets = [target] if target else []
     fingers = kitchen.robots[0].gripper["right"].important_geoms
     return recorder.Scene(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Mapping
 
+from safevla_recorder.errors import get_logger
+
 PHYSICS, PICTURES = "physics", "pictures"
 _DATA = Path(__file__).with_name("known_differences.json")
 _warned: set[tuple[str, str, str]] = set()
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)

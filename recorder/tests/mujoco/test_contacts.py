@@ -108,6 +108,7 @@ def test_a_pair_has_its_hardest_contact_the_sum_of_impulses_and_the_largest_norm
     np.testing.assert_allclose(peaks.force_n, [max(single[key]) for key in keys], atol=1e-12)
     np.testing.assert_allclose(peaks.impulse_ns, [sum(single[key]) * 0.002 for key in keys], rtol=1e-12)
     np.testing.assert_allclose(peaks.net_force_n, [max(net[key]) for key in keys], atol=1e-11)
+    np.testing.assert_allclose(peaks.net_impulse_ns, [sum(net[key]) * 0.002 for key in keys], rtol=1e-12)
     assert (peaks.net_force_n > peaks.force_n * 1.5).any()
 
 
@@ -139,6 +140,7 @@ def test_an_instant_has_no_impulse_and_lists_join_in_order():
     instant = contact_peaks(touches, np.arange(len(touches.geom1)), np.array([0]), np.arange(model.ngeom), None)
     assert len(instant.record) > 0
     assert np.isnan(instant.impulse_ns).all()
+    assert np.isnan(instant.net_impulse_ns).all()
     assert len(join_contacts([instant, instant]).a) == 2 * len(instant.a)
 
 

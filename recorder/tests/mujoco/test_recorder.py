@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import recorder_builders
-from safevla_recorder.channels import CHANNELS
+from safevla_recorder.channels import CHANNELS, HANDLING, LINK_MOTION
 from safevla_recorder.errors import HostError
+from safevla_recorder.mujoco.geometry import read_parts
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import Recorder, Scene, copy_state, set_state, state_size
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
@@ -117,7 +118,7 @@ def episode():
 
 
 def assert_same_contacts(first, second):
-    for name in ("record", "a", "b", "force_n", "impulse_ns"):
+    for name in ("record", "a", "b", "force_n", "impulse_ns", "net_impulse_ns"):
         np.testing.assert_array_equal(getattr(first.contacts, name), getattr(second.contacts, name))
 
 
@@ -388,21 +389,24 @@ def list_contacts(sim):
             yield int(contact.geom1), int(contact.geom2), np.linalg.norm(wrench[:3])
 
 
-def read_all(sim):
+def read_all(sim, bodies):
     data, site = sim.data, sim.model.site("grip").id
     block, door, quat = sim.model.body("block_main").id, sim.model.body("door").id, np.empty(4)
     mujoco.mju_mat2Quat(quat, data.site_xmat[site])
     poses = {"block": (data.xpos[block], data.xquat[block]), "door": (data.xipos[door], None)}
-    return {"poses": poses, "eef": (data.site_xpos[site], quat), "state": copy_state(sim.model, data)}
+    parts = [(data.xpos[body], data.xquat[body]) for body in bodies]
+    return {"poses": poses, "eef": (data.site_xpos[site], quat), "state": copy_state(sim.model, data), "parts": parts}
 
 
 def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
     sim = settle()
     own_scene = scene(sim.model)
     shapes = {geom: own_scene.body_name[body] for geom, body in enumerate(sim.model.geom_bodyid)}
-    neutral = EpisodeRecorder(SceneMap(shapes, ROLES, substep_s=0.002, fingers=own_scene.fingers))
+    parts, bodies, hand = read_parts(sim.model, own_scene)
+    described = {"fingers": own_scene.fingers, "parts": parts, "hand": hand}
+    neutral = EpisodeRecorder(SceneMap(shapes, ROLES, substep_s=0.002, **described))
     own = Recorder(sim.model, sim.data, own_scene)
-    neutral.begin(list_contacts(sim), torques_nm=sim.data.qfrc_actuator[:2], **read_all(sim))
+    neutral.begin(list_contacts(sim), torques_nm=sim.data.qfrc_actuator[:2], **read_all(sim, bodies))
     hook_after(sim, "step", own.record_substep)
     sim.forced = 30.0
     for step in range(70):
@@ -411,9 +415,10 @@ def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
             neutral.substep(list_contacts(sim), sim.data.qfrc_actuator[:2])
         sim.forced = 30.0 if step % 20 < 15 else -30.0
         own.record_step(np.array([sim.forced]))
-        neutral.step([sim.forced], **read_all(sim))
+        neutral.step([sim.forced], **read_all(sim, bodies))
     expected, recording = own.build_recording(header()), neutral.build_recording(header())
     assert own.dropped_pairs() == neutral.dropped_pairs()
+    assert recording.header["geometry"] == expected.header["geometry"]
     assert len(expected.contacts.a) > 50
     for name in ("record", "a", "b"):
         np.testing.assert_array_equal(getattr(recording.contacts, name), getattr(expected.contacts, name))
@@ -421,7 +426,7 @@ def test_the_recorder_for_any_simulator_records_the_same_of_this_one():
         np.testing.assert_allclose(getattr(recording.contacts, name), getattr(expected.contacts, name), atol=1e-12)
     assert expected.gripper_contact.any()
     for spec in CHANNELS:
-        if spec.name not in ("contacts", "gripped_body"):
+        if spec.name not in ("contacts", "gripped_body", LINK_MOTION, *HANDLING):  # what only the model of MuJoCo says
             np.testing.assert_array_equal(recording.channel(spec.name), expected.channel(spec.name), err_msg=spec.name)
     assert list(recording.pos_bodies) == list(expected.pos_bodies)
     assert list(recording.gripped_body) == list(expected.gripped_body)
@@ -436,3 +441,65 @@ def test_a_scene_without_gripper_arm_and_end_effector_has_none_of_them_in_its_re
     assert recording.body_pos_m is not None
     arm = ("eef_pos_m", "eef_quat_wxyz", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body")
     assert [name for name in arm if recording.channel(name) is not None] == []
+
+
+def test_a_body_is_supported_by_the_table_and_not_in_the_air_or_by_the_fingers_alone():
+    sim, recorder, _ = squeezing(3)
+    assert recorder.latest_record(header()).supported.all()
+    raised = copy_state(sim.model, sim.data)
+    raised[1 + 2 + 2] += 0.5  # after the time, two sliders, and the block's x and y
+    set_state(sim.model, sim.data, raised)
+    mujoco.mj_forward(sim.model, sim.data)
+    flying = Recorder(sim.model, sim.data, scene(sim.model))
+    assert not flying.latest_record(header()).supported.any()
+    recording = recorder.build_recording(header())
+    assert [list(ROLES)[place] for place in recording.supported_bodies] == ["block"]
+    assert recording.supported.shape == (4, 1)
+    sim.model.opt.gravity[:] = 0.0
+    assert Recorder(sim.model, sim.data, scene(sim.model)).latest_record(header()).supported is None  # no weight
+
+
+CABINET = """
+<mujoco>
+  <worldbody>
+    <body name="hand" pos="0 -1 0"><freejoint/><site name="grip"/><geom size="0.01" mass="1"/></body>
+    <body name="shell" pos="0 0 0" euler="0 0 90">
+      <site name="cook_region" type="box" size="0.1 0.1 0.002"/>
+      <geom name="shell_reg_int" type="box" size="0.1 0.1 0.1" pos="0 0 0.5" contype="0" conaffinity="0"/>
+      <geom type="box" size="0.3 0.3 0.01" pos="0 0 -0.5"/>
+      <body name="drawer"><joint name="rail" type="slide" axis="0 -1 0" range="-0.01 0.2" limited="true"/>
+        <site name="top_region" type="box" size="0.1 0.2 0.05" euler="0 0 90"/>
+        <geom size="0.01" pos="0 0.4 0" mass="1"/></body>
+      <body name="flap"><joint name="hinge" axis="0 0 1" range="-90 0" limited="true"/>
+        <geom size="0.01" pos="0.5 0.4 0" mass="1"/></body>
+      <body name="spinner"><joint name="free_hinge" axis="0 0 1"/><geom size="0.01" pos="0.7 0 0" mass="1"/></body>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def test_doors_and_drawers_have_an_opening_and_say_whether_the_end_effector_is_inside():
+    model = mujoco.MjModel.from_xml_string(CABINET)
+    data = mujoco.MjData(model)
+    names = tuple(model.body(k).name for k in range(model.nbody))
+    roles = {name: "robot" if name == "hand" else "furniture" for name in sorted(names)}
+    cabinet = Scene(names, roles, {}, {}, eef_site=model.site("grip").id)
+
+    def read(slide, swing, hand):
+        data.qpos[:3], data.qpos[7:9] = hand, (slide, swing)
+        mujoco.mj_forward(model, data)
+        record = Recorder(model, data, cabinet).latest_record(recorder_builders.header(target_object=None))
+        channels = ("opening", "entered")
+        bodies = [[list(roles)[place] for place in getattr(record, f"{name}_bodies")] for name in channels]
+        return [dict(zip(listed, getattr(record, name)[0].tolist())) for name, listed in zip(channels, bodies)]
+
+    # The shell is turned by 90 degrees, so that the drawer slides along x and its box, turned again, is 0.2 long there.
+    closed = {"drawer": 0.0, "flap": 0.0}
+    assert read(0.0, 0.0, (0, -1, 0)) == [closed, {"drawer": False, "flap": False}]
+    assert read(0.0, 0.0, (0.09, 0.19, 0.04)) == [closed, {"drawer": True, "flap": False}]
+    assert read(0.0, 0.0, (0.11, 0.0, 0.0)) == [closed, {"drawer": False, "flap": False}]
+    opening, entered = read(0.1, -np.pi / 4, (0.11, 0.0, 0.0))
+    assert opening == pytest.approx({"drawer": 0.5, "flap": 0.5})
+    assert entered == {"drawer": True, "flap": False}  # the box moves with the drawer
+    assert read(0.0, 0.0, (0.0, 0.0, 0.55))[1] == {"drawer": False, "flap": True}  # a door's inside is its frame's

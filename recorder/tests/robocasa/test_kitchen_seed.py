@@ -7,7 +7,15 @@ import pytest
 
 from safevla_recorder.errors import HostError
 from safevla_recorder.loop import find_recordable
-from safevla_recorder.robocasa import _find_goal, find_robocasa, fresh_seed, goal_target, known_goals, moved_fixture
+from safevla_recorder.robocasa import (
+    _find_goal,
+    find_robocasa,
+    fresh_seed,
+    goal_target,
+    known_goals,
+    moved_fixture,
+    to_plain,
+)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 7001, 2**32, np.int64(5)])
@@ -52,3 +60,11 @@ def test_a_goal_that_is_not_a_verb_with_names_is_refused_with_an_example(goal):
     with pytest.raises(HostError, match="is no goal") as caught:
         _find_goal("OpenDrawer", goal)
     assert 'goal=("open", "drawer")' in caught.value.remedy
+
+
+def test_plain_values_do_not_depend_on_hash_order_or_addresses():
+    first = {"object_cfgs": [{"info": {"groups_containing_sampled_obj": ["b", "a"]}}], "colors": {"red", "blue", 3}}
+    other = {"object_cfgs": [{"info": {"groups_containing_sampled_obj": ["a", "b"]}}], "colors": {3, "blue", "red"}}
+    assert to_plain(first) == to_plain(other)
+    assert to_plain({"order": ["b", "a"]}) == {"order": ["b", "a"]}, "other lists keep their order"
+    assert to_plain(object()) == to_plain(object())

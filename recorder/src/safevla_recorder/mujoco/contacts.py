@@ -74,10 +74,9 @@ _FRAME_BYTES = 72
 
 
 class _ContactView:
-    """View of four integers of each contact in the simulator's own memory, valid while `data` lives.
-
-    The fields lie side by side in each contact, and the list begins where the arena does, so that one view serves a
-    whole episode and one copy takes all four.
+    """View of four integers of each contact in the simulator's own memory, valid while `data` lives. The fields lie
+    side by side in each contact, and the list begins where the arena does, so that one view serves a whole episode and
+    one copy takes all four.
     """
 
     def __init__(self, data: mujoco.MjData) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from contextlib import contextmanager
-from functools import wraps
+from functools import update_wrapper
+from types import MethodType
 from typing import Any, Callable, Iterator
 
 from safevla_recorder.errors import HostError
@@ -45,24 +47,36 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
     If somebody has replaced the method since, their replacement stays. Undoing twice does nothing.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
-    is_on = True
-
-    @wraps(original)
-    def call_wrapper(*args: object, **kwargs: object) -> object:
-        return wrapper(original, *args, **kwargs) if is_on else original(*args, **kwargs)
+    hook = _Hook(original, wrapper)
 
     def undo() -> None:
-        nonlocal is_on
-        is_on = False
-        if vars(owner).get(method) is not call_wrapper:
+        hook.is_on = False
+        if vars(owner).get(method) is not hook:
             return
         if was_replaced:
             setattr(owner, method, original)
         else:
             delattr(owner, method)
 
-    setattr(owner, method, call_wrapper)
+    setattr(owner, method, hook)
     return undo
+
+
+class _Hook:
+    """A method in the place of the original. A deep copy of its owner has the original, bound to the copy."""
+
+    def __init__(self, original: Callable[..., object], wrapper: Callable[..., object]) -> None:
+        update_wrapper(self, original)
+        self._original, self._wrapper, self.is_on = original, wrapper, True
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self._wrapper(self._original, *args, **kwargs) if self.is_on else self._original(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: object = None) -> object:
+        return self if instance is None else MethodType(self, instance)  # on a class, as a function is
+
+    def __deepcopy__(self, memo: dict[int, object]) -> object:
+        return copy.deepcopy(self._original, memo)
 
 
 def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:

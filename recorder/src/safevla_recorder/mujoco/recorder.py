@@ -9,16 +9,18 @@ control step, and at record 0, before which no substep is recorded, the magnitud
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from safevla_recorder.channels import LINK_MOTION
 from safevla_recorder.contacts import GeomMap, group_numbers
-from safevla_recorder.episode import Action, Floats
-from safevla_recorder.errors import HostError
+from safevla_recorder.episode import Action, Bools, Floats
+from safevla_recorder.errors import HostError, get_logger, is_from_signal
+from safevla_recorder.geometry import Geometry, turn_back
 from safevla_recorder.mujoco.contacts import ContactLog
+from safevla_recorder.mujoco.geometry import read_parts
 from safevla_recorder.mujoco.hook import Undo, hook_after
 from safevla_recorder.recorder import EpisodeLog, Row
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     import mujoco
 
 RESTING_M_S = 0.05
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 # The names and roles of a model's parts: bodies, tracked bodies, the gripper's fingers, the arm
@@ -78,6 +80,11 @@ class Scene:
             substep_s=float(model.opt.timestep),
             apart_substeps=self.apart_substeps,
             torque_source="qfrc_actuator" if self.arm_dofs else None,
+            weights={
+                places[name]: -model.opt.gravity * model.body_subtreemass[root]
+                for name, root in self.objects.items()
+                if np.any(model.opt.gravity) and model.body_subtreemass[root]
+            },
         )
 
 
@@ -160,7 +167,67 @@ def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None
         used += len(view)
 
 
+# Doors and drawers: what is not robot and moves by one joint between limits; their insides
+
+
+_BOX, _SLIDING, _THINNEST_M = 6, (2, 3), 0.01
+"""MuJoCo's numbers of a box, and of a slide and a hinge. A thinner box is a place on something."""
+_INSIDES = ("_region", "reg_int")
+"""Endings of the names of LIBERO's sites and RoboCasa's geoms that mark what is inside."""
+
+
+@dataclass(frozen=True)
+class _Door:
+    """Joint position [m or rad] when closed, where it is in `sim_state`, its travel, and the boxes that are its inside:
+    body, centre [3] and quaternion [4] in it, half sizes [3].
+    """
+
+    name: str
+    column: int
+    closed: float
+    travel: float
+    boxes: tuple[tuple[int, Floats, Floats, Floats], ...]
+
+    def is_entered(self, point: Floats, pos: Floats, quat: Floats) -> Bools:
+        """Return whether points [n, 3] are inside, by the poses of all bodies, [n, nbody, 3] and [n, nbody, 4]."""
+        inside = np.zeros(len(point), dtype=np.bool_)
+        for body, center, turn, half in self.boxes:
+            seen = turn_back(turn, turn_back(quat[:, body], point - pos[:, body]) - center)
+            inside |= (np.abs(seen) <= half).all(axis=1)
+        return inside
+
+
+def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
+    boxes = []
+    for count, kind in ((model.nsite, "site"), (model.ngeom, "geom")):
+        body, form, size, pos, quat = (
+            getattr(model, f"{kind}_{name}") for name in ("bodyid", "type", "size", "pos", "quat")
+        )
+        named = (k for k in range(count) if form[k] == _BOX and size[k].min() >= _THINNEST_M)
+        inner = [k for k in named if getattr(model, kind)(k).name.endswith(_INSIDES)]
+        boxes += [(int(body[k]), pos[k].copy(), quat[k].copy(), size[k].copy()) for k in inner]
+    doors: dict[str, _Door] = {}
+    for joint, body in enumerate(model.jnt_bodyid.tolist()):
+        name, column = scene.body_name[body], int(model.jnt_qposadr[joint])
+        is_fixture = scene.roles.get(name, "robot") != "robot" and name not in scene.objects
+        if is_fixture and model.body_jntnum[body] == 1 and model.jnt_type[joint] in _SLIDING:
+            low, high = model.jnt_range[joint].tolist()
+            closed, below = float(model.qpos0[column]), subtree_bodies(model, body)
+            inside = [box for box in boxes if box[0] in below]
+            inside = inside or [box for box in boxes if box[0] == model.body_parentid[body]]
+            if model.jnt_limited[joint] and max(high - closed, closed - low) > 0:
+                travel = max(high - closed, closed - low)
+                doors.setdefault(name, _Door(name, 1 + column, closed, travel, tuple(inside)))
+    return list(doors.values())
+
+
 # The recorder
+
+
+_UNSTABLE_START = (
+    "The episode is lost, and would be with the same start again: look for overlapping bodies and large velocities in "
+    "its initial state. A loop of your own calls mujoco.mj_resetData before each episode."
+)
 
 
 class Recorder(EpisodeLog):
@@ -169,37 +236,54 @@ class Recorder(EpisodeLog):
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
 
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> None:
-        """Take record 0.
+    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, unstable: int = 0) -> None:
+        """Take record 0. `unstable` is the value of `unstable_steps` when the start was set, 0 after a reset.
 
-        Raises `HostError` if the model has soft bodies, whose contacts belong to no geom, `scene` lacks a body's role
-        or names a fixture part that the model lacks, or MuJoCo's contact list is not laid out as supposed.
+        Raises `HostError` if the simulation has diverged since then, the model has soft bodies, whose contacts belong
+        to no geom, `scene` lacks a body's role or names a fixture part that the model lacks, or MuJoCo's contact list
+        is not laid out as supposed.
         """
         super().__init__()
         if getattr(model, "nflex", 0):
             raise HostError("the model has flexible bodies", remedy="Only contacts between geoms can be recorded.")
+        if unstable_steps(data) != unstable:
+            problem = "the simulation became unstable before the first record, and MuJoCo has reset its state"
+            raise HostError(problem, remedy=_UNSTABLE_START)
         self.scene = scene
         self._data, self._substep_s, self._time_s = data, float(model.opt.timestep), data.time
         self._warnings = data.warning.number  # a view of the simulator's own counts
         self._warned = self._warnings.tobytes()
-        self._unstable = _unstable_steps(data)
+        self._unstable = unstable_steps(data)
         self._arm = list(scene.arm_dofs)
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
+        self._failure: Exception | None = None
         self._torques: list[Floats] = []  # of every substep since the last record
         # Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives.
         self._state_views = state_views(model, data)
         self._views = {"pos": data.xpos, "com": data.xipos, "quat": data.xquat, "actuator": data.qfrc_actuator}
         if scene.eef_site is not None:
             self._views.update(site_pos=data.site_xpos[scene.eef_site], site_mat=data.site_xmat[scene.eef_site])
+        self._doors = _find_doors(model, scene)
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
-        first = self._copy_state(np.abs(self._actuator[self._arm]))
-        self._begin_log(scene.map_geoms(model), self._contacts, first)
+        first, geoms = self._copy_state(np.abs(self._actuator[self._arm])), scene.map_geoms(model)
+        parts, self._parts, hand = read_parts(model, scene)
+        self._geometry = Geometry(parts, hand, first["pos"][self._parts], first["quat"][self._parts])
+        self._begin_log(replace(geoms, geometry=self._geometry.text), self._contacts, first)
 
     def record_substep(self) -> None:
         """Copy the contacts and torques of the substep that has just ended; raises `HostError` as `ContactLog` does."""
         self._contacts.add_substep(self._data)
         self._torques.append(self._actuator.copy())
+
+    def try_substep(self) -> None:
+        """Copy a substep as `record_substep` does; what that raises is raised by the next `record_step` instead."""
+        try:
+            self.record_substep()
+        except Exception as error:
+            if is_from_signal(error):
+                raise
+            self._failure = self._failure or error
 
     def record_step(self, action: Action) -> None:
         """Add the record of the control step that `action` [A] drove.
@@ -207,7 +291,10 @@ class Recorder(EpisodeLog):
         Raises `HostError` if the simulation diverged, so that MuJoCo has reset its state by itself, other substeps
         passed than were recorded, or none, or records were read in the middle of this control step.
         """
-        if self._warnings.tobytes() != self._warned and _unstable_steps(self._data) != self._unstable:
+        if self._failure is not None:
+            problem = f"a physics substep could not be recorded: {self._failure}"
+            raise HostError(problem, remedy="The episode is lost.") from self._failure
+        if self._warnings.tobytes() != self._warned and unstable_steps(self._data) != self._unstable:
             problem = f"the simulation became unstable in control step {len(self._rows)}"
             raise HostError(problem, remedy="The episode is lost; look for overlapping bodies or extreme actions.")
         self._check_substeps()
@@ -234,7 +321,25 @@ class Recorder(EpisodeLog):
         objects, links = list(scene.objects.values()), list(scene.links.values())
         quat_bodies = [places[name] for name in scene.objects]
         has_eef = scene.eef_site is not None
+        state = np.stack([row["sim_state"] for row in rows])
+        openings = [np.abs(state[:, door.column] - door.closed) / door.travel for door in self._doors]
+        doors: dict[str, object] = {
+            "opening_bodies": [places[door.name] for door in self._doors],
+            "opening": np.array(openings).reshape(-1, len(rows)).T,
+        }
+        if has_eef:
+            inner = [door for door in self._doors if door.boxes]
+            point, pos, quat = (np.stack([row[name] for row in rows]) for name in ("site_pos", "pos", "quat"))
+            entered = np.array([door.is_entered(point, pos, quat) for door in inner], dtype=np.bool_)
+            entered = entered.reshape(-1, len(rows)).T
+            doors.update(entered_bodies=[places[door.name] for door in inner], entered=entered)
+        parts = [np.stack([row[name][self._parts] for row in rows]) for name in ("pos", "quat")]
+        further = {
+            "joint_torque_peak_nm": np.stack([row["torque_peak_nm"] for row in rows]) if arm else None,
+            LINK_MOTION: self._geometry.measure_motion(*parts),
+        }
         return {
+            **doors,
             "eef_pos_m": np.stack([row["site_pos"] for row in rows]) if has_eef else None,
             "eef_quat_wxyz": np.stack([_to_quaternion(row["site_mat"]) for row in rows]) if has_eef else None,
             "pos_bodies": [*quat_bodies, *(places[name] for name in scene.links)],
@@ -242,22 +347,26 @@ class Recorder(EpisodeLog):
             "quat_bodies": quat_bodies,
             "body_quat_wxyz": np.stack([row["quat"][objects] for row in rows]),
             "joint_torque_nm": np.stack([row["actuator"][arm] for row in rows]) if arm else None,
-            "sim_state": np.stack([row["sim_state"] for row in rows]),
-            "further": {"joint_torque_peak_nm": np.stack([row["torque_peak_nm"] for row in rows])} if arm else {},
+            "sim_state": state,
+            "further": {name: values for name, values in further.items() if values is not None},
         }
 
 
-def attach_recorder(simulation: Any, method: str, scene: Scene, task_id: str) -> tuple[Recorder, Undo]:
+def attach_recorder(
+    simulation: Any, method: str, scene: Scene, task_id: str, unstable: int = 0
+) -> tuple[Recorder, Undo]:
     """Return a recorder of robosuite's `MjSim`, called after each `method`, and what takes the hook off. Record 0 is
-    taken; a warning names the fastest object if it still moves.
+    taken; a warning names the fastest object if it still moves. Raises as `Recorder` does; what a substep's recording
+    raises later is raised by `record_step`.
     """
     model, data = simulation.model._model, simulation.data._data
+    recorder = Recorder(model, data, scene, unstable)
     warn_if_moving(model, data, scene.objects, task_id)
-    recorder = Recorder(model, data, scene)
-    return recorder, hook_after(simulation, method, recorder.record_substep)
+    return recorder, hook_after(simulation, method, recorder.try_substep)
 
 
-def _unstable_steps(data: mujoco.MjData) -> int:
+def unstable_steps(data: mujoco.MjData) -> int:
+    """Return how often MuJoCo has reset this simulation, as it was unstable, since `mj_resetData`."""
     import mujoco
 
     kinds = mujoco.mjtWarning

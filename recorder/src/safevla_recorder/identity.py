@@ -1,0 +1,187 @@
+"""The identity of a task: hashes of its definition, initial states and simulator code, and the official ones.
+
+A name does not prove which task was simulated; these hashes do, up to the simulator's assets. `official_tasks.json`
+holds those of the official suites; docs/tools/official_tasks.py writes it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import re
+import sys
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, NamedTuple
+
+import numpy as np
+
+from safevla_recorder.errors import get_logger
+
+_DATA = Path(__file__).with_name("official_tasks.json")
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskIdentity:
+    """What was simulated; None = unknown.
+
+    `task_sha256` is the hash of the task's file, or of its class; `init_states_sha256` that of its array of initial
+    states; `task_source` names distribution and version of the simulator's code, with the hash of its environments
+    as `sources_sha256`. Without a distribution it holds that hash alone.
+    """
+
+    task_sha256: str | None = None
+    init_states_sha256: str | None = None
+    task_source: Mapping[str, str] | None = None
+
+    def header_fields(self) -> dict[str, object]:
+        """Return the fields of an episode's header."""
+        return dict(vars(self))
+
+
+def read_identity(
+    definition: Path | type, states: np.ndarray[Any, Any] | None, package: str, folder: str
+) -> TaskIdentity:
+    """Return the identity of a task: its file or class, its initial states [count, state], and the code in `folder` of
+    an imported package. What cannot be read is unknown, and logged.
+    """
+    try:
+        if isinstance(definition, type):
+            task = hash_class(definition)
+        else:
+            task = hashlib.sha256(definition.read_bytes()).hexdigest()
+        return TaskIdentity(task, None if states is None else hash_array(states), read_source(package, folder))
+    except Exception as error:  # recording must not raise, and a user's class or files can be anything
+        _log.warning("The task's identity cannot be read, so records will not have it: %s", error)
+        return TaskIdentity()
+
+
+def hash_array(array: np.ndarray[Any, Any]) -> str:
+    """Return the hash of an array's dtype, shape and bytes, little-endian in C order."""
+    array = np.asarray(array)
+    ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    about = json.dumps([ordered.dtype.str, list(array.shape)])
+    return hashlib.sha256(about.encode() + b"\n" + ordered.tobytes()).hexdigest()
+
+
+@lru_cache(maxsize=None)
+def hash_class(kind: type) -> str:
+    """Return the hash of a class's qualified name and source, without decorators and what it inherits. Cached."""
+    text = Path(str(inspect.getsourcefile(kind))).read_text(encoding="utf-8")
+    node: Any = ast.parse(text)
+    for name in kind.__qualname__.split("."):
+        node = next(child for child in node.body if isinstance(child, ast.ClassDef) and child.name == name)
+    source = text.splitlines()[node.lineno - 1 : node.end_lineno]
+    named = "\n".join([f"{kind.__module__}.{kind.__qualname__}", *source])
+    return hashlib.sha256(named.encode()).hexdigest()
+
+
+def hash_files(files: Iterable[tuple[str, bytes]]) -> str:
+    """Return the hash of files, given as name and content, in any order."""
+    rows = sorted((name, hashlib.sha256(content).hexdigest()) for name, content in files)
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+@lru_cache(maxsize=None)
+def read_source(package: str, folder: str) -> dict[str, str]:
+    """Return distribution and version of an imported package, and the hash of the Python files in one of its folders.
+    Cached. Without a distribution, or with several that claim the package, only the hash is returned.
+    """
+    root = Path(str(sys.modules[package].__file__)).parent / folder
+    sources = hash_files((path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py"))
+    found = list(find_distributions(package).items())
+    named = {"distribution": found[0][0], "version": found[0][1]} if len(found) == 1 else {}
+    return {**named, "sources_sha256": sources}
+
+
+@lru_cache(maxsize=None)
+def find_distributions(package: str) -> dict[str, str]:
+    """Return the installed distributions that provide an imported package, name -> version. Cached."""
+    file = Path(str(sys.modules[package].__file__)).resolve()
+    relative = f"{package.replace('.', '/')}/{file.name}"
+    installed = list(importlib.metadata.distributions())
+    found = [each for each in installed if _holds(_lists, each, relative, file)] or [
+        each for each in installed if _holds(_is_editable, each, file)
+    ]
+    return {str(each.metadata["Name"]): str(each.version) for each in found}
+
+
+def _holds(check: Callable[..., bool], *arguments: object) -> bool:
+    try:
+        return check(*arguments)
+    except Exception:  # a damaged installation of anything else must not stop a recording
+        return False
+
+
+def _lists(distribution: importlib.metadata.Distribution, relative: str, file: Path) -> bool:
+    listed = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
+    return relative in listed and Path(str(distribution.locate_file(relative))).resolve() == file
+
+
+def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> bool:
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    folder = Path(str(origin.get("url", "")).partition("file://")[2] or "/nowhere")
+    is_inside = folder in file.parents and "site-packages" not in file.relative_to(folder).parts
+    return is_inside and bool(origin.get("dir_info", {}).get("editable"))
+
+
+# The official tasks
+
+
+class OfficialTask(NamedTuple):
+    """A task of an official suite. None = the environment words each episode; there are no initial states, or no array
+    of them. `init_states` counts them.
+    """
+
+    name: str
+    instruction: str | None
+    task_sha256: str
+    init_states_sha256: str | None
+    init_states: int | None
+
+
+class OfficialSuite(NamedTuple):
+    """The tasks of a suite by task id, and the sources of its host: (distribution, version) -> hash of its code."""
+
+    tasks: Mapping[str, OfficialTask]
+    sources: Mapping[tuple[str, str], str]
+
+
+@lru_cache(maxsize=None)
+def official_suites() -> dict[str, OfficialSuite]:
+    """Return the official suites by their benchmark's name, aliases included. Cached."""
+    suites: dict[str, OfficialSuite] = {}
+    for host in json.loads(_DATA.read_text(encoding="utf-8")).values():
+        sources = {tuple(name.split(" ")): digest for name, digest in host["sources"].items()}
+        for name, rows in host["suites"].items():
+            tasks = host["suites"][rows] if isinstance(rows, str) else rows
+            suites[name] = OfficialSuite({key: OfficialTask(*row) for key, row in tasks.items()}, sources)
+    return suites
+
+
+@lru_cache(maxsize=1024)
+def find_official_name(name: str) -> str | None:
+    """Return the official suite that a name means in any spelling; None if it means none.
+
+    Case, separators, and forms of characters do not count. A letter that is not ASCII may stand for any, unless it is
+    a wide one of East Asia, and other characters for one or none.
+
+    >>> find_official_name("LIBERO_Object."), find_official_name("own-libero-object")
+    ('libero-object', None)
+    """
+    plain = unicodedata.normalize("NFKD", name).casefold()
+    letters = "".join(map(_stand_in, plain))
+    letters = re.sub(r"(\.\?)+", lambda run: f".{{0,{len(run[0]) // 2}}}", letters)  # else the time is exponential
+    return next((suite for suite in official_suites() if re.fullmatch(letters, re.sub(r"\W", "", suite))), None)
+
+
+def _stand_in(char: str) -> str:
+    if char.isascii() or unicodedata.east_asian_width(char) in "WF":
+        return char if char.isalnum() else ""
+    return "." if char.isalpha() else ".?"

