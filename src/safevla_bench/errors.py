@@ -35,13 +35,13 @@ from safevla_recorder.errors import Place as Place
 from safevla_recorder.errors import RecordError as RecordError
 from safevla_recorder.errors import RunError as RunError
 from safevla_recorder.errors import SafevlaError as SafevlaError
+from safevla_recorder.errors import find_exception as find_exception
 from safevla_recorder.errors import truncate_text as truncate_text
 
 
 class DamageError(RecordError):
-    """A file that lost content or, if its place names an episode, an episode that was lost this way.
-
-    `episodes` counts the lost episodes that no other error names; None = unknown.
+    """A file that lost content or, if its place names an episode, an episode that was lost this way. `episodes` counts
+    the lost episodes that no other error names; None = unknown.
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class PluginError(SafevlaError):
 
 class CollectedError(SafevlaError):
     """Several errors at once; `errors` holds each."""
+
+    _margin = ""
 
     def __init__(self, errors: Sequence[SafevlaError], *, remedy: str | None = None) -> None:
         """Join the messages of the errors, a line each; the place and remedy of each stand in its own message."""

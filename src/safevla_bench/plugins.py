@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from safevla_bench.errors import Place, PluginError, RunError, SafevlaError
-from safevla_bench.text import HIDDEN, is_secret_name
+from safevla_bench.text import HIDDEN, is_secret_name, redact_secrets
 
 NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
 OWN_DISTRIBUTION = "safevla-bench"
@@ -29,25 +31,49 @@ def format_call(name: str, arguments: Mapping[str, str]) -> str:
     return f"{name}({', '.join(shown)})"
 
 
-def require_trust(named_by: Path | None, calls: Sequence[str]) -> None:
-    """Raise `RunError` if a file that the user does not vouch for names code: data never chooses what is run.
+_trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(frozenset(), ""))
+"""The trusted files, and the command that runs."""
 
-    `named_by` is that file, None = the user named everything; `calls` are the calls that it names.
+
+@contextmanager
+def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
+    """Let these files choose code and files inside the block; remedies name the command that takes `--trust`."""
+    token = _trust.set((frozenset(file.resolve() for file in files), command))
+    try:
+        yield
+    finally:
+        _trust.reset(token)
+
+
+def is_trusted(named_by: Path | None) -> bool:
+    """Return whether a file may choose code and files; None = the user named them."""
+    return named_by is None or named_by.resolve() in _trust.get()[0]
+
+
+def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
+    """Raise `RunError` if a file that is not trusted chooses code or files, neither of which data may choose.
+    `named_by` is that file, None = the user named everything; `uses` are the calls and files that it names.
     """
-    if named_by is not None and calls:
-        problem = f"it names what is not data, and nothing of it was run: {'; '.join(calls)}"
-        remedy = (
-            f"Do you know what that does? Then pass --trust {shlex.quote(str(named_by))} to eval or rollout, or give "
-            "the same there yourself (--policy, --policy-arg, --host, --host-arg, --server)."
-        )
-        raise RunError(problem, remedy=remedy, place=Place(file=str(named_by)))
+    if uses and not is_trusted(named_by):
+        file, command = shlex.quote(str(named_by)), _trust.get()[1]
+        problem = f"it names code or files, which only you may choose; none was used: {'; '.join(uses)}"
+        how = f"repeat `safevla {command}` with --trust {file}" if command else "call this within plugins.trusting"
+        raise RunError(problem, remedy=f"If you know what they do, {how}.", place=Place(file=str(named_by)))
+
+
+def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[SafevlaError]) -> None:
+    """Raise the error if an argument has the name of a secret, or holds one or an address with a user or a query."""
+    for name, value in arguments.items():
+        if is_secret_name(name) or redact_secrets(value) != value:
+            inside = "" if is_secret_name(name) else " with a secret, or an address with a user or a query,"
+            problem = f"{owner} is given {name!r}{inside} as an argument, and arguments are recorded"
+            raise error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation: from its own folder or file, if it has one.
-
-    An editable installation stays editable, one from git keeps its address. An installation of unknown origin is taken
-    as from the package index.
+    """Return the command that adds an extra to this installation: from its own folder or file, if it has one. An
+    editable installation stays editable, one from git keeps its address. An installation of unknown origin is taken as
+    from the package index.
     """
     try:
         origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
@@ -86,32 +112,26 @@ class PluginGroup:
 
     def load(self, name: str) -> tuple[Any, ...]:
         """Import the plug-ins of that name and return what their entry points name; nothing is called. () if none is.
-
         Raises `PluginError`, with its distribution, if one cannot be loaded.
         """
         entries = entry_points(group=self.group, name=name)
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
-        """Return the entry point of that name, which is not loaded.
-
-        Raises the group's error, with what there is, if there is none, or if an argument has the name of a secret.
+        """Return the entry point of that name, which is not loaded. Raises the group's error, with what there is, if
+        there is none, or if an argument has the name of a secret.
         """
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
             names = ", ".join(self.names()) or "none: install the package itself with pip"
             raise self.error(f"there is no {self.singular} {name!r}", remedy=f"{self.plural} installed here: {names}.")
-        secret = next((argument for argument in arguments if is_secret_name(argument)), None)
-        if secret:
-            problem = f"{self.singular} {name!r} is given {secret!r} as an argument, and arguments are recorded"
-            raise self.error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
+        refuse_secrets(f"{self.singular} {name!r}", arguments, self.error)
         return entry
 
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
-        """Return what the factory of that name makes of the positional arguments and, by keyword, `arguments`.
-
-        Raises the group's `error` as `find_entry` does, and if the factory does not take these arguments; `PluginError`
-        if the plug-in cannot be loaded or made; and our own errors of the factory.
+        """Return what the factory of that name makes of the positional arguments and, by keyword, `arguments`. Raises
+        the group's `error` as `find_entry` does, and if the factory does not take these arguments; `PluginError` if the
+        plug-in cannot be loaded or made; and our own errors of the factory.
         """
         entry = self.find_entry(name, arguments)
 

@@ -7,6 +7,7 @@ process has one set of them.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
@@ -14,12 +15,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import cache
 from html import escape
+from typing import Any
 
 from safevla_recorder.errors import HIDDEN as HIDDEN
+from safevla_recorder.errors import escape_controls as escape_controls
+from safevla_recorder.errors import escape_surrogates as escape_surrogates
+from safevla_recorder.errors import get_logger as get_logger
+from safevla_recorder.errors import indent_further as indent_further
+from safevla_recorder.errors import is_visible as is_visible
 from safevla_recorder.errors import learn_secret as learn_secret
 from safevla_recorder.errors import redact_secrets as redact_secrets
 
+_log = get_logger(__name__)
 NO_VALUE = "—"
 _MAX_DECIMALS = 9
 _EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)
@@ -29,10 +38,14 @@ _EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)
 def format_fixed(value: Fraction | float, digits: int) -> str:
     """Return a number with `digits` decimals, rounded from its exact value, halves away from zero.
 
+    Infinity is ∞, and NaN a dash.
+
     >>> format_fixed(Fraction(381, 4), 1), format_fixed(-0.0001, 3)
     ('95.3', '0.000')
     """
     if isinstance(value, float):  # exact too, and ten times as fast as Fraction
+        if not math.isfinite(value):
+            return NO_VALUE if math.isnan(value) else "∞" if value > 0 else "-∞"
         text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
         return text.removeprefix("-") if not text.strip("-0.") else text
     exact = Fraction(value)
@@ -49,17 +62,16 @@ def format_percent(count: int, n: int, digits: int = 1) -> str:
 
 def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str:
     """Return an interval as `low–high`, both multiplied by `scale`; with a minus sign as `low to high`."""
-    ends = [format_fixed(Fraction(end) * scale, digits) for end in (low, high)]
+    ends = [format_fixed(Fraction(end) * scale if math.isfinite(end) else end, digits) for end in (low, high)]
     return (" to " if any(end.startswith("-") for end in ends) else "–").join(ends)
 
 
 def format_significant(value: float, figures: int = 3) -> str:
-    """Return a measured value with `figures` significant figures and no exponent; integer digits are never cut.
-
-    A magnitude below half a unit of the ninth decimal, such as the residue of a subtraction, becomes 0.
+    """Return a measured value with `figures` significant figures and no exponent; integer digits are never cut. A
+    magnitude below half a unit of the ninth decimal, such as the residue of a subtraction, becomes 0.
     """
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else format_fixed(value, 0)
     decimals = figures - 1 - math.floor(math.log10(abs(value)))
     text = format_fixed(value, min(_MAX_DECIMALS, max(0, decimals)))
     return text if text.strip("-0.") else "0"
@@ -72,10 +84,13 @@ def format_compact(value: float) -> str:
 
 
 def format_against_limit(value: float, limit: float) -> str:
-    """Return a measured value with as many significant figures, at least three, as show its side of the limit."""
+    """Return a measured value with as many significant figures, at least three, as show its side of the limit. A value
+    that equals the limit up to rounding has three, or those of the limit.
+    """
+    value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
     for figures in range(3, 16):
         text = format_significant(value, figures)
-        if value == limit or Fraction(text) != Fraction(limit):
+        if value == limit or not math.isfinite(value - limit) or Fraction(text) != Fraction(limit):
             return text
     return repr(value)
 
@@ -85,7 +100,6 @@ _DISPLAY = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
     """Return the unit's symbol for display and the factor for its values: mm and 1000 for metres below 0.1 m, else 1.
-
     `limit` is the amount whose size decides; 0 stays in metres.
     """
     if unit == "m" and 0 < abs(limit) < 0.1:
@@ -101,9 +115,8 @@ def append_unit(text: str, unit: str) -> str:
 def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
-    """Return a value with its unit, such as 8.2 mm for 0.0082 m; a dash for None.
-
-    The unit is that in which `limit` reads best, by default the value itself.
+    """Return a value with its unit, such as 8.2 mm for 0.0082 m; a dash for None. The unit is that in which `limit`
+    reads best, by default the value itself.
     """
     if value is None:
         return NO_VALUE
@@ -115,32 +128,22 @@ def format_amount(
 
 
 _NAMES = re.compile(
-    r"(^|[_.-])(api[_-]?key|auth|authorization|cookie|credentials?|passw(or)?d|secret|token)$", re.IGNORECASE
+    r"(passw(or)?ds?|pass(code|key|phrase)|secrets?|token|credentials?"
+    r"|(access|account|api|auth|client|deploy|encryption|hf|hmac|license|master|openai|private|secret|session|shared"
+    r"|signing|ssh|storage|subscription|wandb)[_.-]*keys?"
+    r"|(^|[_.-])(auth|authentication|authorization|bearer|connection_string|cookie|creds?|dsn|jwt|otp|pat|pwd?|sas))"
+    r"[_.-]?(\d+|pem|value)?$",
+    re.IGNORECASE,
 )
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether an argument of this name holds a secret: `api_key`, `hf_token` or `password`, not `key_file`."""
+    """Return whether an argument of this name holds a secret: `api_key`, `hf_token`, `password`; not `key_file`."""
     return _NAMES.search(name) is not None
 
 
 MAX_CHARACTERS = 160
 _TAIL_CHARACTERS = 36
-
-
-def escape_controls(text: str) -> str:
-    """Return the text with every character that is not visible replaced by its escape sequence.
-
-    Escaped are controls, bidirectional overrides and other format characters, line separators, lone surrogates and
-    unassigned code points. Spaces of any width stay.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if _is_visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def _is_visible(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 _LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
@@ -154,6 +157,64 @@ def break_log_commands(text: str) -> str:
     ': :error::a::b # #[group]'
     """
     return _LOG_COMMANDS.sub(r"\g<0> ", text)
+
+
+_UNSEEN_IN_JSON = re.compile(r"[^\n -~]")
+
+
+def escape_json(content: bytes) -> bytes:
+    r"""Return JSON that holds the same, with every character that is not visible as `\uXXXX`."""
+    if content.isascii() and b"\x7f" not in content:
+        return content
+    return _UNSEEN_IN_JSON.sub(
+        lambda c: c[0] if is_visible(c[0]) else json.dumps(c[0])[1:-1], content.decode()
+    ).encode()
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def load_json(content: bytes | str, **options: Any) -> Any:
+    """Return what JSON in UTF-8 holds, by the options of `json.loads`. Raises `ValueError` if it is malformed or one of
+    its texts has a lone surrogate, and `RecursionError`.
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8")
+    document = json.loads(text, **options)
+    try:
+        json.dumps(document if _SURROGATE.search(text) else None, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a string holds half a surrogate pair") from None
+    return document
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return plain values, such as `msgspec.to_builtins` gives, with every text and every name of a field changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {map_texts(name, change): map_texts(part, change) for name, part in value.items()}
+    return [map_texts(part, change) for part in value] if isinstance(value, list | tuple) else value
+
+
+_LOOKALIKES = str.maketrans(
+    "АВЕЅІЈКМНОРСТУХаесһіјорѕухԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧον‐‑‒–−’",
+    "ABESIJKMHOPCTYXaechijopsyxdqwABEZHIKMNOPTYXov-----'",
+)
+"""Cyrillic and Greek letters and punctuation -> what of ASCII looks the same."""
+
+
+def describe_lookalikes(what: str, names: Iterable[str]) -> list[str]:
+    """Return a sentence for each group of different names that look the same when they are printed.
+
+    >>> describe_lookalikes("policies", ["a b", "a  b", "c"])
+    ["The names of these policies look alike and are different: 'a b', 'a  b'."]
+    """
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        folded = unicodedata.normalize("NFKC", escape_controls(name)).translate(_LOOKALIKES)
+        groups.setdefault(" ".join(folded.split()), []).append(name)
+    alike = (", ".join(map(ascii, group)) for group in groups.values() if len(group) > 1)
+    return [f"The names of these {what} look alike and are different: {group}." for group in alike]
 
 
 def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
@@ -177,6 +238,17 @@ def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
     close = get_close_matches(name, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
     return f"{guess}{label}: {', '.join(names) or 'none'}"
+
+
+@cache
+def warn_once(*parts: str) -> None:
+    """Log a warning, such as its source and its problem, unless this process has logged it before."""
+    _log.warning("warning: %s", ": ".join(parts))
+
+
+def spell_suite(name: str) -> str:
+    """Return a suite's name in lower case with hyphens, the spelling in which two names of one suite are equal."""
+    return name.lower().replace("_", "-")
 
 
 def count_noun(count: int, noun: str, plural: str = "s") -> str:

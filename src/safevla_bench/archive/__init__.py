@@ -17,6 +17,7 @@ from safevla_bench import files
 from safevla_bench.archive import jsonl, npz, parquet
 from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError
+from safevla_bench.memory import limit_each, limit_memory
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 from safevla_bench.trajectory.header import EpisodeKey
 
@@ -29,9 +30,8 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 
 
 def detect_suffix(path: Path) -> str:
-    """Return the suffix that names a file's form, such as `.jsonl.gz`; the file need not exist.
-
-    Raises `RecordError` if the name ends in no supported suffix, or is a folder.
+    """Return the suffix that names a file's form, such as `.jsonl.gz`; the file need not exist. Raises `RecordError` if
+    the name ends in no supported suffix, or is a folder.
     """
     for suffix in _READ:
         if path.name.endswith(suffix):
@@ -39,14 +39,16 @@ def detect_suffix(path: Path) -> str:
     if path.is_dir():
         remedy = "Read a run folder with `safevla_bench.load`, or `safevla score` in a shell."
         raise RecordError("a folder and not an archive", remedy=remedy, place=Place(file=str(path)))
+    if path.suffix in (".hdf5", ".h5"):
+        remedy = f"To have them replayed in their simulator, recorded and judged: safevla eval --policy replay:{path}"
+        raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
     remedy = f"Archives are files ending in {', '.join(_READ)}. Of other tools' results `safevla score` prints the SR."
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode.
-
-    A missing, damaged or unsupported file, and an id that its policy had before (in any of the files), are yielded as
+    """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode. A
+    missing, damaged or unsupported file, and an id that its policy had before (in any of the files), are yielded as
     errors too, never raised; the next files are still read. `wanted` holds places counted from 0 over all files: only
     the episodes there are read, None = all; but of a Parquet file the whole row group of each is yielded.
     """
@@ -54,7 +56,7 @@ def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) 
     seen: dict[EpisodeKey, str] = {}
     for path in paths:
         try:
-            for episodes in _READ[detect_suffix(path)](path, selection):
+            for episodes in limit_each(path, _READ[detect_suffix(path)](path, selection)):
                 if isinstance(episodes, RecordError):
                     yield episodes
                 else:
@@ -92,12 +94,11 @@ def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
 
 
 def open_archive(path: str | Path) -> Batch:
-    """Return all episodes of one archive file as one batch.
-
-    Raises `RecordError` for a bad or missing file, a bad episode, or a file without episodes, and `CollectedError` with
-    every problem where there are several.
+    """Return all episodes of one archive file as one batch. Raises `RecordError` for a bad or missing file, a bad
+    episode, or a file without episodes, and `CollectedError` with every problem where there are several.
     """
-    episodes = list(read_episodes([Path(path)]))
+    with limit_memory(path):
+        episodes = list(read_episodes([Path(path)]))
     problems = [episode for episode in episodes if isinstance(episode, RecordError)]
     if problems:
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
@@ -109,10 +110,9 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def append(path: Path, batch: Batch) -> None:
-    """Append every episode of a batch to an archive file, in order: all of them or none; create a missing file.
-
-    Only `.jsonl` forms grow. Ids are not compared with those in the file. Raises `RecordError` if the form cannot grow
-    or is unknown, or an episode is too large to be read again, and `FileError` where the file cannot be written.
+    """Append every episode of a batch to an archive file, in order: all of them or none; create a missing file. Only
+    `.jsonl` forms grow. Ids are not compared with those in the file. Raises `RecordError` if the form cannot grow or is
+    unknown, and `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
@@ -127,10 +127,9 @@ def write_archive(path: Path, batch: Batch) -> None:
 
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
-    """Write the episodes of batches as one archive file, whole or not at all; replace an existing file.
-
-    Raises `RecordError` if the form is unknown, holds a single episode and these are not one, an id is repeated, or
-    an episode is too large to be read again, and `FileError` where the file cannot be written.
+    """Write the episodes of batches as one archive file, whole or not at all; replace an existing file. Raises
+    `RecordError` if the form is unknown, holds a single episode and these are not one, or an id is repeated, and
+    `FileError` where the file cannot be written.
     """
     suffix = detect_suffix(path)
     checked_batches = _yield_unique(_single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path)

@@ -24,33 +24,46 @@ from numpy.typing import NDArray
 from safevla_bench.archive import record_schema
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
+from safevla_bench.text import escape_json
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording, to_recording
-from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, ROWS, ChannelSpec, as_fields, recorded_forces
+from safevla_recorder.channels import (
+    CHANNELS,
+    NET_FORCE,
+    NET_IMPULSE,
+    NUMERIC,
+    OF_CONTACTS,
+    POSES,
+    ROWS,
+    ChannelSpec,
+    as_fields,
+    recorded_forces,
+)
 from safevla_recorder.episode import ContactList, Recording
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-WHOLE = ".json"
-"""One episode over as many lines as it likes; read, never appended to."""
+WHOLE = ".json"  # one episode over as many lines as it likes; read, never appended to
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-MAX_BLANK_LINES = 1 << 20
+MAX_BLANK_LINES = 1 << 20  # they cost no memory, but time: a small compressed file may hold any number of them
 _REMEDY = "Is this an archive of episodes, a line each?"
 
 
 def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order, each a batch of one, or the error of its line in its place.
-
-    Blank lines and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read;
-    `DamageError` if a compressed member is damaged, a line is too long, or too many are bad or blank; the rest is not
-    read.
+    """Yield the episodes of one file in order, each a batch of one, or the error of its line in its place. Blank lines
+    and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read; `DamageError` if a
+    compressed member is damaged, or too many lines are bad or blank; the rest is not read.
     """
-    bad = 0
+    bad = blank = 0
     try:
         with open_input(path) as stream:
             separator = b"" if path.name.endswith(WHOLE) else b"\n"
             for number, line in enumerate(_split_lines(_read_pieces(stream, path.name), separator), 1):
+                blank += line.isspace()
+                if blank > MAX_BLANK_LINES:
+                    problem = f"more than {MAX_BLANK_LINES} lines are empty"
+                    raise RecordError(problem, remedy=_REMEDY, place=Place(line=number))
                 if line.isspace() or not selection.next_wanted():
                     continue
                 try:
@@ -67,13 +80,8 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
 
 
 def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
-    """Return the bytes that append one episode to a file of that suffix: a line, compressed on its own.
-
-    Raises `RecordError` if the episode is larger than readers accept.
-    """
+    """Return the bytes that append one episode to a file of that suffix: a line, compressed on its own."""
     line = encode_json(batch, index)
-    record_schema.check_size(len(line), "the episode")
-    record_schema.check_values(line)
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
 
@@ -87,22 +95,12 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
     """Yield the lines, each with its separator, of a text in pieces; all of the text if `separator` is empty."""
     begun: list[bytes] = []
-    number = 1
-    size = blank = 0
     for piece in pieces:
         first, *rest = piece.split(separator) if separator else [piece]
         begun.append(first)
-        size += len(first)
         for line in rest:
-            blank += size == 0
             yield b"".join([*begun, separator])
-            begun, number, size = [line], number + 1, len(line)
-        try:
-            record_schema.check_size(size, "the line")
-            if blank > MAX_BLANK_LINES:
-                raise RecordError(f"more than {MAX_BLANK_LINES} lines are empty", remedy=record_schema.REMEDY_LARGE)
-        except RecordError as error:
-            raise error.with_place(Place(line=number)) from None
+            begun = [line]
     if any(begun):
         yield b"".join(begun)
 
@@ -127,14 +125,12 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
     """Yield the pieces of each gzip member or zstd frame, after its checksum was read; zeros at the end are padding."""
     rest, place = stream.read(size), 0
     while rest and (place == 0 or rest.strip(b"\0")):
-        member, pieces, total = new_member(), list[bytes](), 0
+        member, pieces = new_member(), list[bytes]()
         try:
             while not member.eof:
                 if not rest:
                     raise zlib.error("the file ends within it")
                 pieces.append(member.decompress(rest))
-                total += len(pieces[-1])
-                record_schema.check_size(total, "a compressed member (a decompressed file is read line by line)")
                 rest = member.unused_data if member.eof else stream.read(size)
         except (zlib.error, zstandard.ZstdError) as error:
             problem = f"nothing can be decompressed from byte {place} to the file's end: {error}"
@@ -148,15 +144,14 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
 
 
 def encode_json(batch: Batch, index: int = 0) -> bytes:
-    """Return one episode of a batch as a line of JSON in UTF-8, with its newline.
-
-    Header fields that are None are left out, all but `target_object`, which is null then.
+    """Return one episode of a batch as a line of JSON in UTF-8, with its newline. Header fields that are None are left
+    out, all but `target_object`, which is null then.
     """
     recording = to_recording(batch, index)
     header = {n: value for n, value in recording.header.items() if value is not None or n == "target_object"}
     top = _encode_extra(recording, "header")
     line = {**header, "body_roles": recording.roles, "steps": list(_step_values(recording)), **top}
-    return msgspec.json.encode(line) + b"\n"
+    return escape_json(msgspec.json.encode(line)) + b"\n"
 
 
 def _encode_extra(recording: Recording, level: str, number: int | None = None) -> dict[str, msgspec.Raw]:
@@ -173,9 +168,8 @@ def _step_values(recording: Recording) -> Iterable[dict[str, object]]:
 
 
 def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield (name, one value a record) for each recorded family of fields, actions last.
-
-    Of a channel per action the first value is UNSET: record 0 has no action.
+    """Yield (name, one value a record) for each recorded family of fields, actions last. Of a channel per action the
+    first value is UNSET: record 0 has no action.
     """
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in NUMERIC if (values := recording.channel(spec.name)) is not None}
@@ -203,15 +197,14 @@ def _contact_lists(recording: Recording, contacts: ContactList, names: Sequence[
 
 _HEADER_FIELDS = Header.__struct_fields__
 _FAMILIES = tuple(
-    spec.name for spec in CHANNELS if spec.name not in ("gripped_body", NET_FORCE) and not spec.is_per_action
+    spec.name for spec in CHANNELS if spec.name not in ("gripped_body", *OF_CONTACTS) and not spec.is_per_action
 )
-_MEASURED = ("force_n", NET_FORCE, "impulse_ns")
+_MEASURED = ("force_n", NET_FORCE, "impulse_ns", NET_IMPULSE)
 
 
 def decode_json(line: bytes) -> Batch:
-    """Return one episode, a batch of one, from its JSON text.
-
-    Raises `RecordError` naming episode, step, field and remedy; the caller adds file and line.
+    """Return one episode, a batch of one, from its JSON text. Raises `RecordError` naming episode, step, field and
+    remedy; the caller adds file and line.
     """
     tree = record_schema.parse_json(line)
     try:
@@ -222,7 +215,6 @@ def decode_json(line: bytes) -> Batch:
 
 
 def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str, object]) -> Batch:
-    """Return the episode as a batch of one."""
     steps = trajectory.steps
     present = {name: _in_every_step(steps, name) for name in _FAMILIES}
     for t, step in enumerate(steps):
@@ -264,11 +256,15 @@ def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
 
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: ChannelSpec) -> NDArray[Any] | None:
-    if spec.is_per_action:
-        return _read_actions(steps, spec.name)
-    if spec.is_scalar:
-        return np.array([getattr(step, spec.name) for step in steps], dtype=spec.dtype)
-    return _build_matrix([getattr(step, spec.name) for step in steps], spec.name, first=0)
+    """Return the rows of a channel; of one per action None for a single record, or where no step has the field."""
+    first = int(spec.is_per_action)
+    if first and getattr(steps[0], spec.name) is not UNSET:
+        remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
+        raise RecordError(f"record 0 has an {spec.name}", remedy=remedy, place=Place(step=0, field=spec.name))
+    if first and not (len(steps) > 1 and _in_every_step(steps[1:], spec.name)):
+        return None
+    rows = [getattr(step, spec.name) for step in steps[first:]]
+    return np.array(rows, dtype=spec.dtype) if spec.is_scalar else _build_matrix(rows, spec.name, first)
 
 
 def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[np.float64]:
@@ -283,17 +279,6 @@ def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDA
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
-def _read_actions(steps: Sequence[record_schema.Step], name: str) -> NDArray[np.float64] | None:
-    """Return the channel per action, [records - 1, width]; None for a single record, or where no step has the field."""
-    if getattr(steps[0], name) is not UNSET:
-        remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
-        raise RecordError(f"record 0 has an {name}", remedy=remedy, place=Place(step=0, field=name))
-    rest = steps[1:]
-    if not rest or not _in_every_step(rest, name):
-        return None
-    return _build_matrix([getattr(step, name) for step in rest], name, first=1)
-
-
 def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
     if name not in index:
         raise RecordError(f"{name!r} has no role", remedy=_REMEDY_ROLE, place=Place(step=t, field=field))
@@ -303,7 +288,6 @@ def _body_index(name: str, index: Mapping[str, int], t: int, field: str) -> int:
 def _read_poses(
     steps: Sequence[record_schema.Step], spec: ChannelSpec, index: Mapping[str, int]
 ) -> tuple[list[int], NDArray[Any]]:
-    """Return the places of the posed bodies in `body_roles`, and the poses [n, bodies, size], or truths [n, bodies]."""
     name = spec.name
     names = list(getattr(steps[0], name))
     for t, step in enumerate(steps):
@@ -314,12 +298,11 @@ def _read_poses(
             raise RecordError("the body is in some steps only", remedy=remedy, place=place)
     rows = [[getattr(step, name)[body] for body in names] for step in steps]
     bodies = [_body_index(body, index, 0, f"{name}.{body}") for body in names]
-    shape = (len(steps), len(names)) if spec.is_truth else (len(steps), len(names), spec.pose_size)
+    shape = (len(steps), len(names), spec.pose_size)[: len(spec.shape)]
     return bodies, np.array(rows, dtype=spec.dtype).reshape(shape)
 
 
 def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]) -> ContactList:
-    """Return the contacts of all steps in order, NaN for an impulse or net force not recorded."""
     flat = [(t, number, contact) for t, step in enumerate(steps) for number, contact in enumerate(step.contacts or ())]
     measured = {
         name: np.array([np.nan if (value := getattr(c, name)) is UNSET else value for _, _, c in flat], np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import struct
 import warnings
 import zipfile
@@ -11,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -23,7 +22,6 @@ from safevla_bench.archive.record_schema import (
     EpisodeOutline,
     EpisodeSelection,
     check_shapes,
-    check_size,
     convert_tree,
     find_episode_id,
     parse_json,
@@ -33,7 +31,7 @@ from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording, to_recording
-from safevla_recorder.channels import CONTACT_COLUMNS, NET_FORCE, NUMERIC, PLACE, POSES, as_fields
+from safevla_recorder.channels import CONTACT_COLUMNS, NUMERIC, OF_CONTACTS, PLACE, POSES, as_fields
 from safevla_recorder.episode import DTYPES, ContactList, Recording, encode_episode
 
 SUFFIX = ".npz"
@@ -41,13 +39,12 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def encode_npz(batch: Batch, index: int = 0) -> bytes:
-    """Return one episode of a batch as the bytes of an `.npz` file; raise `RecordError` if too large to be read."""
-    return encode_episode(to_recording(batch, index), record_schema.MAX_EPISODE_BYTES)
+    """Return one episode of a batch as the bytes of an `.npz` file."""
+    return encode_episode(to_recording(batch, index))
 
 
 def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episode of one file, a batch of one, or its `RecordError`; nothing if the episode is not selected.
-
     Raises `OSError` if the file cannot be opened.
     """
     if not selection.next_wanted():
@@ -60,18 +57,14 @@ def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Record
 
 
 def decode_npz(content: bytes) -> Batch:
-    """Return the episode, a batch of one, in the bytes of an `.npz` file.
-
-    Raises `DamageError` if the bytes are damaged, `RecordError` if the episode is not valid.
+    """Return the episode, a batch of one, in the bytes of an `.npz` file. Raises `DamageError` if the bytes are
+    damaged, `RecordError` if the episode is not valid.
     """
     return _read_stream(io.BytesIO(content))
 
 
 def _read_stream(stream: IO[bytes]) -> Batch:
     try:
-        end = zipfile._EndRecData(stream)  # type: ignore[attr-defined]  # no public function tells before it is read
-        if end is not None and end[5] > _MAX_DIRECTORY_BYTES:
-            raise RecordError("it lists far too many arrays", remedy="Write one episode a file.")
         with zipfile.ZipFile(stream) as archive:
             members = _list_members(archive).items()
             return _decode_arrays({name: _read_array(archive, member, name) for name, member in members})
@@ -81,9 +74,6 @@ def _read_stream(stream: IO[bytes]) -> Batch:
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
 """Errors of zipfile for a damaged file; OSError where it seeks a place that is not in the file."""
-
-
-_MAX_DIRECTORY_BYTES = 1 << 20
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -97,49 +87,31 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             refuse_field("encrypted, or compressed in an unusual way", "Write it with numpy.savez_compressed.", name)
         members[name] = member
-    check_size(sum(member.file_size for member in members.values()), "the file")
     return members
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> NDArray[Any]:
-    content = archive.read(member)
-    header = parse_array_header(content)
-    if not header:
+    array, dtype = decode_array(archive.read(member)), DTYPES[name]
+    if array is None:
         refuse_field("not a plain array of NumPy", "Write it with numpy.savez.", name)
-    dtype = DTYPES[name]
-    if header.dtype.str != dtype.str:
-        refuse_field(f"the type is {header.dtype.str}, expected {dtype.str}", f"Write it as {dtype.name}.", name)
-    size = len(content) - header.end  # a header cannot ask for memory that nothing fills
-    if math.prod(header.shape) * dtype.itemsize != size:
-        refuse_field(f"the shape {list(header.shape)} does not fit {size} bytes", REMEDY_BROKEN, name)
-    return np.frombuffer(content, dtype=dtype, offset=header.end).reshape(header.shape, order=header.order)
+    if array.dtype.str != dtype.str:
+        refuse_field(f"the type is {array.dtype.str}, expected {dtype.str}", f"Write it as {dtype.name}.", name)
+    return array
 
 
-class ArrayHeader(NamedTuple):
-    """Header of a `.npy` file: dtype and shape of its array, C or Fortran order, and the place of its first number."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    order: Literal["C", "F"]
-    end: int
-
-
-def parse_array_header(content: bytes) -> ArrayHeader | None:
-    """Return the header of a `.npy` file of version 1.0.
-
-    None if the bytes are not an array, or an array of records or subarrays.
+def decode_array(content: bytes) -> NDArray[Any] | None:
+    """Return the array in the bytes of a `.npy` file of version 1.0, which it shares, read-only. None if they are not
+    such a file, hold objects, or are too many or too few for the array.
     """
     stream = io.BytesIO(content)
     try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            return None
+        version = np.lib.format.read_magic(stream)
         with warnings.catch_warnings(action="ignore"):  # of headers that only Python 2 wrote
             shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        array = np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape, order="F" if is_fortran else "C")
     except _BAD_HEADER:
         return None
-    if dtype.names or dtype.subdtype or any(type(size) is not int or size < 0 for size in shape):
-        return None
-    return ArrayHeader(dtype, shape, "F" if is_fortran else "C", stream.tell())
+    return array if version == (1, 0) and array.shape == shape else None
 
 
 _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
@@ -211,14 +183,13 @@ def _read_contacts(arrays: Arrays) -> ContactList | None:
     missing = [column for column, values in columns.items() if values is None]
     if len(missing) == len(columns):
         return None
-    if missing == [NET_FORCE]:
-        columns[NET_FORCE] = np.full_like(columns["force_n"], np.nan)
-    elif missing:
-        name = "step" if missing[0] == "record" else missing[0]
+    if required := [column for column in missing if column not in OF_CONTACTS]:
+        name = "step" if required[0] == "record" else required[0]
         refuse_field(f"contacts.{name} is missing", "Write all columns of the contacts, or none.", "contacts")
+    columns |= {name: np.full_like(columns["force_n"], np.nan) for name in missing}
     contacts = {column: values for column, values in columns.items() if values is not None}
     if any(values.ndim != 1 for values in contacts.values()):
         refuse_field("a column is no list of numbers", "Write one value a contact.", "contacts")
-    for name in ("force_n", NET_FORCE, "impulse_ns"):
+    for name in ("force_n", "impulse_ns", *OF_CONTACTS):
         contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # the same NaN in all forms
     return ContactList(**contacts)

@@ -21,17 +21,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from safevla_bench.archive import parquet_rows
-from safevla_bench.archive.parquet_guard import RowGroup, check_row_group_sizes, open_parquet
-from safevla_bench.archive.record_schema import REMEDY_BROKEN, REMEDY_LARGE, EpisodeSelection, check_size, refuse_field
+from safevla_bench.archive.parquet_guard import open_parquet
+from safevla_bench.archive.record_schema import REMEDY_BROKEN, EpisodeSelection, refuse_field
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import open_input
+from safevla_bench.memory import limit_memory
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 from safevla_recorder.channels import NUMERIC, REAL
 
 T = TypeVar("T")
 SUFFIX = ".parquet"
 _GROUP_EPISODES, _GROUP_BYTES = 32, 1 << 26
-_MAX_GROUP_EPISODES = 1 << 16
 _NAME = "episode_id"
 _REQUIRED = (_NAME, "benchmark", "task_id", "success", "dt", "target_object", "bodies", "records")
 _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-specific fields go into `extra`, as JSON."
@@ -39,9 +39,8 @@ _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-speci
 
 def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
     """Write the episodes of batches as a `.parquet` file into a stream open for reading and writing at its beginning.
-
     Memory holds no more than a row group. The file is written again where a later episode needs a column of a rare
-    channel. Raises `RecordError` if an episode is too large to be read again.
+    channel.
     """
     rare: frozenset[str] = frozenset()
     writer = _open_writer(stream, rare)
@@ -55,7 +54,6 @@ def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
             writer.write_table(parquet_rows.to_table(batch, parquet_rows.table_schema(rare)))
     finally:
         writer.close()
-    check_row_group_sizes(stream)  # what is written can be read
 
 
 def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
@@ -65,7 +63,13 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         for spec in NUMERIC
         if spec.name in schema.names and spec.dtype == REAL
     ]
-    options = {"use_dictionary": False, "use_byte_stream_split": numbers, "write_page_checksum": True}
+    shared = [parquet_rows.GEOMETRY] if parquet_rows.GEOMETRY in rare else False
+    options = {
+        "use_dictionary": shared,
+        "write_statistics": not shared,
+        "use_byte_stream_split": numbers,
+        "write_page_checksum": True,
+    }
     return pq.ParquetWriter(stream, schema, compression="zstd", store_schema=False, **options)
 
 
@@ -89,7 +93,6 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
     total = 0
     for episode in (select_episodes(batch, [e]) for batch in batches for e in range(len(batch))):
         size = parquet_rows.to_table(episode).nbytes
-        check_size(size, "the episode")
         if group and (len(group) == _GROUP_EPISODES or total + size > _GROUP_BYTES):
             yield group
             group, total = [], 0
@@ -101,7 +104,6 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
     """Yield the episodes of one file in order, a batch for each row group; row by row where a group is not valid.
-
     Groups without a selected episode are not read; of others all episodes are yielded. An invalid row is yielded as its
     error, whose `line` counts rows from 1. A damaged group is a `DamageError` that counts its episodes, a damaged file
     a single one; only a file that cannot be opened raises, `OSError`.
@@ -111,16 +113,14 @@ def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Re
     try:
         with open_parquet(path) as (file, groups):
             _check_columns(file.schema_arrow)
-            firsts = accumulate((group.rows for group in groups), initial=1)
-            chosen = [
-                each for each in zip(count(), groups, firsts, strict=False) if selection.next_wanted(each[1].rows)
-            ]
-            calls = [partial(_load_group, file, number, group) for number, group, _ in chosen]
+            firsts = accumulate(groups, initial=1)
+            chosen = [each for each in zip(count(), groups, firsts, strict=False) if selection.next_wanted(each[1])]
+            calls = [partial(_load_group, path, file, number, rows) for number, rows, _ in chosen]
             with closing(_read_ahead(calls)) as loaded:  # the thread ends before the file is closed
-                for (_, group, first), rows in zip(chosen, loaded, strict=True):
+                for (_, size, first), rows in zip(chosen, loaded, strict=True):
                     if isinstance(rows, RecordError):
-                        problem = f"rows {first} to {first + group.rows - 1} cannot be read: {rows.problem}"
-                        yield DamageError(problem, episodes=group.rows, remedy=rows.remedy, place=place)
+                        problem = f"rows {first} to {first + size - 1} cannot be read: {rows.problem}"
+                        yield DamageError(problem, episodes=size, remedy=rows.remedy, place=place)
                     else:
                         yield from _decode_group(path, first, rows)
     except RecordError as error:
@@ -148,12 +148,13 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
             yield waiting.popleft().result()
 
 
-def _load_group(file: pq.ParquetFile, number: int, group: RowGroup) -> list[pa.RecordBatch] | RecordError:
+def _load_group(path: Path, file: pq.ParquetFile, number: int, rows: int) -> list[pa.RecordBatch] | RecordError:
     try:
-        group.check_pages()
-        if group.rows > _MAX_GROUP_EPISODES:
-            raise RecordError(f"a row group has more than {_MAX_GROUP_EPISODES} episodes", remedy=REMEDY_LARGE)
-        batches: list[pa.RecordBatch] = file.read_row_group(number).to_batches()
+        with limit_memory(path):
+            table = file.read_row_group(number)
+        if table.num_rows != rows:
+            raise RecordError(f"{table.num_rows} rows, and the footer says {rows}", remedy=REMEDY_BROKEN)
+        batches: list[pa.RecordBatch] = table.to_batches()
     except RecordError as error:
         return error
     except _DAMAGED as error:

@@ -18,8 +18,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import (
-    MAX_RECORDS,
-    REMEDY_LARGE,
     EpisodeOutline,
     check_places,
     check_posed_bodies,
@@ -32,7 +30,18 @@ from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, Channel, Contacts, Poses, batch_channels, join_lengths
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_bench.trajectory.single_episode import validate
-from safevla_recorder.channels import NET_FORCE, NUMERIC, PLACE, POSES, REAL, ROWS, TRUTH, ChannelSpec
+from safevla_recorder.channels import (
+    NET_FORCE,
+    NET_IMPULSE,
+    NUMERIC,
+    OF_CONTACTS,
+    PLACE,
+    POSES,
+    REAL,
+    ROWS,
+    TRUTH,
+    ChannelSpec,
+)
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -49,15 +58,18 @@ def _channel_field(spec: ChannelSpec) -> pa.Field:
     return pa.field(spec.name, _nest_list(_VALUE_TYPES[spec.dtype], LIST_DEPTHS[spec.name]))
 
 
+_TEXT_MAPS = ("versions", "task_source")
 _HEADER_TYPES: Mapping[str, pa.DataType] = {
     **dict.fromkeys(("schema_version", "seed", "env_seed", "init_state_index", "horizon"), pa.int64()),
     "success": pa.bool_(),
     "dt": pa.float64(),
     "joint_torque_limit_nm": pa.list_(pa.float64()),
-    "versions": pa.map_(pa.string(), pa.string()),
+    **dict.fromkeys(_TEXT_MAPS, pa.map_(pa.string(), pa.string())),
     "dropped_pairs": _nest_list(pa.string(), 2),
     "forces": pa.list_(pa.string()),
 }
+GEOMETRY = "geometry"
+"""The header's field that is the same in many episodes, and rare: a file stores each text once in a row group."""
 HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
     [
@@ -67,7 +79,7 @@ SCHEMA = pa.schema(
         *(_channel_field(spec) for spec in NUMERIC if not spec.is_grip),
         *(pa.field(spec.bodies, pa.list_(pa.int32())) for spec in POSES),
         pa.field("contacts", _nest_list(_CONTACT, 2)),
-        pa.field(NET_FORCE, _nest_list(pa.float64(), 2)),
+        *(pa.field(name, _nest_list(pa.float64(), 2)) for name in OF_CONTACTS),
         *(_channel_field(spec) for spec in NUMERIC if spec.is_grip),
         pa.field("extra", pa.string()),
     ]
@@ -79,21 +91,20 @@ _RARE = [spec for spec in NUMERIC if spec.is_rare]
 def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
     rare = {spec.name for spec in _RARE if batch.numbers(spec).present.any()}
-    has_net = any(NET_FORCE in header.recorded_forces for header in batch.headers)
-    return frozenset(rare | {NET_FORCE} if has_net else rare)
+    rare |= {name for name in OF_CONTACTS if _has_column(batch, name).any()}
+    return frozenset(rare | {GEOMETRY} if any(header.geometry is not None for header in batch.headers) else rare)
 
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return the columns of a file whose episodes have these rare channels: `SCHEMA` without those of the others."""
     left_out = {column for spec in _RARE if spec.name not in rare for column in (spec.name, spec.bodies)}
-    left_out |= {NET_FORCE} - rare
+    left_out |= {*OF_CONTACTS, GEOMETRY} - rare
     return pa.schema([field for field in SCHEMA if field.name not in left_out])
 
 
 def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
-    """Return all episodes of a batch as a table, a row each, with the columns of `schema`.
-
-    Without a schema the columns of rare channels are there only if an episode has the channel.
+    """Return all episodes of a batch as a table, a row each, with the columns of `schema`. Without a schema the columns
+    of rare channels are there only if an episode has the channel.
     """
     columns: dict[str, pa.Array] = {name: _header_column(batch, name) for name in HEADER.names}
     bodies = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
@@ -107,7 +118,7 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
         places = pa.array(poses.body - np.repeat(batch.body_starts[:-1], counts), pa.int32())
         columns[spec.name] = _pose_column(poses, spec, batch.lengths)
         columns[spec.bodies] = _list_array(places, counts, poses.present)
-    columns["contacts"], columns[NET_FORCE] = _contact_columns(batch)
+    columns |= _contact_columns(batch)
     texts = [json.dumps(extra, ensure_ascii=False, allow_nan=False) if extra else None for extra in batch.extra]
     columns["extra"] = pa.array(texts, pa.string())
     schema = schema or table_schema(rare_channels(batch))
@@ -116,8 +127,8 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
 
 def _header_column(batch: Batch, name: str) -> pa.Array:
     values = [getattr(header, name) for header in batch.headers]
-    if name == "versions":
-        values = [None if versions is None else list(versions.items()) for versions in values]
+    if name in _TEXT_MAPS:
+        values = [None if value is None else list(value.items()) for value in values]
     return pa.array(values, HEADER.field(name).type)
 
 
@@ -143,13 +154,22 @@ def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(poses.present, steps, 0)
     bodies = np.repeat(np.diff(poses.body_starts), rows)
     values = _to_arrow(poses.channel.values, spec)
-    if not spec.is_truth:
+    if spec.row_size:
         values = _list_array(values, np.full(int(bodies.sum()), poses.size))
     return _list_array(_list_array(values, bodies), rows, poses.present)
 
 
-def _contact_columns(batch: Batch) -> tuple[pa.Array, pa.Array]:
-    contacts, recorded = batch.contacts, np.repeat(batch.contacts.present, batch.lengths)
+def _has_column(batch: Batch, name: str) -> Bools:
+    """Return whether each episode has the column `name` of contacts, [E]."""
+    if name == NET_FORCE:
+        listed = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
+        return batch.contacts.present & listed
+    known = join_lengths((~np.isnan(getattr(batch.contacts, name))).astype(np.int64))
+    return np.diff(known[batch.contacts.starts][batch.starts]) > 0
+
+
+def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
+    contacts = batch.contacts
     counts = np.diff(contacts.starts)
     base = np.repeat(np.repeat(batch.body_starts[:-1], batch.lengths), counts)
     columns = [
@@ -158,30 +178,30 @@ def _contact_columns(batch: Batch) -> tuple[pa.Array, pa.Array]:
         pa.array(contacts.force_n),
         pa.array(contacts.impulse_ns, mask=np.isnan(contacts.impulse_ns)),
     ]
-    has_net = contacts.present & np.array([NET_FORCE in header.recorded_forces for header in batch.headers])
-    of_net = np.repeat(has_net, batch.lengths)
-    net = contacts.net_force_n[np.repeat(of_net, counts)]
-    return tuple(
-        _list_array(_list_array(values, counts[records]), np.where(present, batch.lengths, 0), present)
-        for values, records, present in (
-            (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), recorded, contacts.present),
-            (pa.array(net), of_net, has_net),
+    listed = {"contacts": (pa.StructArray.from_arrays(columns, fields=list(_CONTACT)), contacts.present)}
+    for name in OF_CONTACTS:
+        present = _has_column(batch, name)
+        values = getattr(contacts, name)[np.repeat(np.repeat(present, batch.lengths), counts)]
+        listed[name] = pa.array(values, mask=np.isnan(values)), present
+    return {
+        name: _list_array(
+            _list_array(values, counts[np.repeat(present, batch.lengths)]), np.where(present, batch.lengths, 0), present
         )
-    )
+        for name, (values, present) in listed.items()
+    }
 
 
 # Rows as episodes: all rows of a group at once. An error is that of the first row at fault: its place holds for one row
 
 
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
-_REMEDY_NULL = "Leave a family out where it was not recorded; only impulse_ns and gripped_body may be null within one."
+_REMEDY_NULL = "Leave a family out where it was not recorded; only impulses and gripped_body may be null within one."
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
 def decode_rows(rows: pa.RecordBatch) -> Batch:
-    """Return the episodes of rows, whose columns are some of `SCHEMA`, as one batch.
-
-    Raises `RecordError` if a row is not valid. Its place names the step and field if the row is the only one.
+    """Return the episodes of rows, whose columns are some of `SCHEMA`, as one batch. Raises `RecordError` if a row is
+    not valid. Its place names the step and field if the row is the only one.
     """
     try:
         batch = _build_batch(_Columns(rows))
@@ -199,8 +219,6 @@ class _Columns:
         names = [name for name in OUTLINE_COLUMNS if name in rows.schema.names]
         self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
-        if self.records.sum() > MAX_RECORDS:
-            raise RecordError(f"more than {MAX_RECORDS} records", remedy=REMEDY_LARGE)
         self.bodies = np.array([len(outline.body_roles) for outline in self.outlines], dtype=np.int64)
         self.body_starts = join_lengths(self.bodies)
 
@@ -215,8 +233,7 @@ class _Columns:
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
     fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
-    if "versions" in fields:
-        fields["versions"] = _unique_pairs(fields["versions"], "versions")
+    fields |= {name: _unique_pairs(fields[name], name) for name in _TEXT_MAPS if name in fields}
     bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
     return {**fields, "body_roles": _unique_pairs(bodies, "bodies"), "records": row["records"]}
 
@@ -265,9 +282,12 @@ def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel
         shape.append(widths)
     for e, *sizes in zip(np.flatnonzero(present), *(sizes[present] for sizes in shape), strict=True):
         check_shape(spec, sizes, int(columns.records[e]), int(bodies[e]))
+    filled: NDArray[Any]
     if spec.dtype == PLACE:
-        values = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
-    numbers = _to_numpy(values, spec.name).astype(np.float64, copy=False)
+        filled = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
+    else:
+        filled = _to_numpy(values, spec.name)
+    numbers = filled.astype(np.float64, copy=False)
     width = np.prod(shape[1:], axis=0, dtype=np.int64) if len(shape) > 1 else 1
     return Channel(numbers, join_lengths(items), np.where(present, width, -1))
 
@@ -298,7 +318,6 @@ def _read_poses(columns: _Columns, spec: ChannelSpec) -> Poses:
 
 
 def _read_contacts(columns: _Columns) -> Contacts:
-    """Return the contacts of all episodes, with indices into the batch's body table, and NaN for a null impulse."""
     steps, counts, present = columns.lists("contacts")
     for e in np.flatnonzero(present & (counts != columns.records)):
         remedy = "Write a list for each step, empty where none."
@@ -306,8 +325,7 @@ def _read_contacts(columns: _Columns) -> Contacts:
     touching = np.zeros(int(columns.records.sum()), dtype=np.int64)
     touching[np.repeat(present, columns.records)] = _list_lengths(_require_no_nulls(steps, "contacts"))
     a, b, force, impulse = _require_no_nulls(steps.flatten(), "contacts").flatten()
-    if np.isnan(impulse.drop_null().to_numpy()).any():
-        refuse_field("nan is not a finite number", "Write null where it was not recorded.", "contacts.impulse_ns")
+    _refuse_nan(impulse, "contacts.impulse_ns")
     owner = np.repeat(np.repeat(np.arange(len(counts)), columns.records), touching)
     bodies, shift = columns.bodies[owner], columns.body_starts[owner]
     pair = {name: _to_numpy(places, f"contacts.{name}").astype(np.int64) for name, places in (("a", a), ("b", b))}
@@ -319,30 +337,37 @@ def _read_contacts(columns: _Columns) -> Contacts:
         a=pair["a"] + shift,
         b=pair["b"] + shift,
         force_n=_to_numpy(force, "contacts.force_n"),
-        impulse_ns=np.asarray(impulse.fill_null(np.nan).to_numpy(), dtype=np.float64),
-        net_force_n=_read_net_force(columns, touching),
+        impulse_ns=_fill_nulls(impulse, np.nan).astype(np.float64),
+        **{name: _read_contact_column(columns, name, touching) for name in OF_CONTACTS},
     )
 
 
-def _read_net_force(columns: _Columns, touching: Ints) -> NDArray[np.float64]:
-    """Return the net force of each contact, NaN for episodes without; `touching` counts the contacts of a record."""
-    steps, counts, present = columns.lists(NET_FORCE)
+def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArray[np.float64]:
+    """Return a number of each contact, NaN for episodes without; `touching` counts the contacts of a record."""
+    steps, counts, present = columns.lists(name)
     recorded = np.repeat(present, columns.records)
     if (counts[present] != columns.records[present]).any() or not np.array_equal(
-        _list_lengths(_require_no_nulls(steps, NET_FORCE)), touching[recorded]
+        _list_lengths(_require_no_nulls(steps, name)), touching[recorded]
     ):
-        refuse_field("there are not as many net forces as contacts", "Write one for each contact.", NET_FORCE)
-    net = np.full(int(touching.sum()), np.nan)
-    net[np.repeat(recorded, touching)] = _to_numpy(steps.flatten(), NET_FORCE)
-    return net
+        refuse_field("there are not as many values as contacts", "Write one for each contact.", name)
+    values, numbers = steps.flatten(), np.full(int(touching.sum()), np.nan)
+    if name == NET_IMPULSE:
+        _refuse_nan(values, name)
+    filled = _fill_nulls(values, np.nan) if name == NET_IMPULSE else _to_numpy(values, name)
+    numbers[np.repeat(recorded, touching)] = filled
+    return numbers
 
 
-def _fill_places(places: pa.Array, bodies: Ints, name: str) -> pa.Array:
-    """Return the places of bodies with -1 for null; `bodies` counts those that there are for each."""
+def _refuse_nan(values: pa.Array, name: str) -> None:
+    if np.isnan(values.drop_null().to_numpy()).any():
+        refuse_field("nan is not a finite number", "Write null where it was not recorded.", name)
+
+
+def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
     if (places.drop_null().to_numpy() < 0).any():
         refuse_field("a place is negative", "Write a place in bodies, or null where nothing is held.", name)
-    filled = places.fill_null(-1)
-    check_places(filled.to_numpy(), -1, bodies, name)
+    filled: Ints = _fill_nulls(places, -1).astype(np.int64)
+    check_places(filled, -1, bodies, name)
     return filled
 
 
@@ -356,7 +381,13 @@ def _read_extra_fields(columns: _Columns, contacts: Contacts) -> tuple[dict[str,
 
 
 def _list_lengths(lists: pa.Array) -> Ints:
-    return np.asarray(lists.value_lengths().fill_null(0).to_numpy(), dtype=np.int64)
+    return _fill_nulls(lists.value_lengths(), 0).astype(np.int64)
+
+
+def _fill_nulls(values: pa.Array, value: float) -> NDArray[Any]:
+    # Not `fill_null`: it makes a scalar, for which pyarrow imports pandas whole, within the limit on memory.
+    array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return array if not values.null_count else np.where(np.isnan(array), value, array)
 
 
 def _require_no_nulls(values: pa.Array, name: str) -> pa.Array:

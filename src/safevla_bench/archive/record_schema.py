@@ -3,8 +3,7 @@
 A step may leave a family out (`contacts` absent = no instrumentation, `[]` = no contact), but a family is in every step
 or in none, and the bodies of a pose family are the same in every step. Fields beyond the schema are kept and ignored.
 
-What every reader needs stands here too: bounds, so that a small hostile file cannot fill the memory, the selection of
-the wanted episodes, strict JSON, and checks of shapes.
+What every reader needs is here too: bounds, the selection of the wanted episodes, strict JSON, and checks of shapes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,9 +21,9 @@ from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.text import escape_controls
+from safevla_bench.text import escape_controls, load_json
 from safevla_bench.trajectory.header import Header
-from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, POSES, REAL, ChannelSpec
+from safevla_recorder.channels import CHANNELS, NUMERIC, OF_CONTACTS, POSES, REAL, ChannelSpec
 from safevla_recorder.episode import ContactList, Recording
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -34,18 +33,19 @@ Role = Literal["robot", "target", "bystander", "furniture"]
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Two bodies in contact: the norm of the pair's largest contact force, of its net force, and the pair's impulse."""
+    """Two bodies in contact: the norm of the pair's largest contact force, of its net force, and their impulses."""
 
     a: str
     b: str
     force_n: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
     net_force_n: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
     impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
+    net_impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
 ROW_TYPES: Mapping[int, Any] = {0: list[float], 3: Vector, 4: Quaternion}
 """Type of a row of numbers, by its length; 0 = any length."""
-_POSE_TYPES: Mapping[int, Any] = {3: dict[str, Vector], 4: dict[str, Quaternion]}
+_POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: dict[str, Quaternion]}
 
 
 def _step_type(spec: ChannelSpec) -> Any:
@@ -56,29 +56,18 @@ def _step_type(spec: ChannelSpec) -> Any:
     return {"contacts": list[Contact], "gripper_contact": bool, "gripped_body": str | None}[spec.name]
 
 
-if TYPE_CHECKING:
-
-    class Step(msgspec.Struct):
-        """The fields of a step that are read by name."""
-
-        t: int
-        contacts: list[Contact] | UnsetType
-        gripper_contact: bool | UnsetType
-        gripped_body: str | UnsetType | None
-
-else:
-    Step = msgspec.defstruct(
-        "Step",
-        [
-            ("t", Annotated[int, Meta(ge=0)]),
-            *((spec.name, _step_type(spec) | UnsetType, UNSET) for spec in CHANNELS if spec.name != NET_FORCE),
-        ],
-        frozen=True,
-        kw_only=True,
-        omit_defaults=True,
-        namespace={"__doc__": "One record: world frame, metres, quaternions wxyz, torques of the arm's joints in N·m."},
-        module=__name__,
-    )
+Step: Any = msgspec.defstruct(
+    "Step",
+    [
+        ("t", Annotated[int, Meta(ge=0)]),
+        *((spec.name, _step_type(spec) | UnsetType, UNSET) for spec in CHANNELS if spec.name not in OF_CONTACTS),
+    ],
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    namespace={"__doc__": "One record: world frame, metres, quaternions wxyz, torques of the arm's joints in N·m."},
+    module=__name__,
+)
 
 
 class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,8 +77,7 @@ class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
     steps: Annotated[list[Step], Meta(min_length=1)]
 
 
-MAX_RECORDS = 1_000_000
-"""Records of one episode, in forms that state their number; fourteen hours at 20 Hz."""
+MAX_RECORDS = 1_000_000  # records of one episode, in forms that state their number; fourteen hours at 20 Hz
 
 
 class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,31 +100,9 @@ def schema() -> dict[str, object]:
 # Bounds
 
 
-MAX_EPISODE_BYTES = 1 << 29
-"""One episode, uncompressed: a line of JSON, the arrays of a file, or a row group, which is read at once.
-
-Half an hour at 20 Hz with 20 bodies has about 0.3 GB as JSON.
-"""
-MAX_VALUES, MAX_CONTAINERS = 1 << 25, 1 << 22
-"""Values of one episode in JSON, by its commas; lists and objects among them, by their brackets.
-
-Python needs some 32 bytes for a number, and 70 for an empty list of two characters. The half hour above has about 15
-million values in 2 million lists.
-"""
-MAX_WIDE_BYTES = 1 << 27
-"""One episode in JSON that is not ASCII throughout: Python may need four bytes for each of its characters."""
 MAX_BAD_LINES = 10_000
 REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
 REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a small file that says this is hostile."
-
-
-def check_size(size: int, what: str) -> None:
-    """Raise `RecordError` naming `what` if `size` is more bytes than an episode may hold.
-
-    Writers check too, so that every file that is written can be read.
-    """
-    if size > MAX_EPISODE_BYTES:
-        raise RecordError(f"{what} holds more than {MAX_EPISODE_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
 
 
 def refuse_field(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
@@ -155,21 +121,6 @@ class Budget:
         self._left -= amount
         if self._left < 0:
             raise RecordError(f"more than {self._most} {self._what}", remedy=REMEDY_LARGE)
-
-
-def check_values(text: bytes) -> None:
-    """Raise `RecordError` for a JSON text whose values would take too much memory, before it is parsed.
-
-    Writers check too.
-    """
-    if len(text) > MAX_WIDE_BYTES and not text.isascii():
-        remedy = "Write characters beyond ASCII as \\u escapes, or cut the episode into shorter ones."
-        raise RecordError(f"more than {MAX_WIDE_BYTES >> 20} MiB are not plain ASCII", remedy=remedy)
-    if len(text) <= min(MAX_VALUES, MAX_CONTAINERS):
-        return
-    if text.count(b",") > MAX_VALUES or text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
-        problem = f"more than {MAX_VALUES} values, or {MAX_CONTAINERS} lists and objects"
-        raise RecordError(f"the line holds {problem}", remedy=REMEDY_LARGE)
 
 
 class EpisodeSelection:
@@ -195,10 +146,9 @@ _REMEDY_TYPE = "See `safevla validate --schema` for the fields of a record, thei
 
 
 def parse_json(line: bytes) -> dict[str, object]:
-    """Return the object of a JSON text in UTF-8; NaN and infinity are floats, which checks of values refuse.
-
-    Raises `RecordError`, naming the episode if its id is found, for what Python's reader lets pass too: a key repeated,
-    half a surrogate pair, a text that is too large.
+    """Return the object of a JSON text in UTF-8; NaN and infinity are floats, which checks of values refuse. Raises
+    `RecordError`, naming the episode if its id is found, for what Python's reader lets pass too: a key repeated, half a
+    surrogate pair.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -211,15 +161,10 @@ def parse_json(line: bytes) -> dict[str, object]:
     def refuse(problem: str) -> NoReturn:
         raise RecordError(problem, remedy=_REMEDY_JSON, place=Place(episode=_guess_episode_id(line)))
 
-    check_values(line)
     try:
-        tree = json.loads(line.decode("utf-8"), object_pairs_hook=unique)
-        if re.search(rb"\\u[dD][89a-fA-F]", line):
-            json.dumps(tree, ensure_ascii=False).encode()
+        tree = load_json(line, object_pairs_hook=unique)
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
-    except UnicodeEncodeError:
-        refuse("a string holds half a surrogate pair")
     except json.JSONDecodeError as error:
         refuse(f"malformed JSON at line {error.lineno} of it, column {error.colno}: {error.msg}")
     except RecursionError:
@@ -271,9 +216,8 @@ _SCHEMA = {
 
 
 def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
-    """Return the host-specific fields of an episode whose types were checked, grouped by level; {} without any.
-
-    Raises `RecordError` if a number is not finite, or if they nest too deeply.
+    """Return the host-specific fields of an episode whose types were checked, grouped by level; {} without any. Raises
+    `RecordError` if a number is not finite, or if they nest too deeply.
     """
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
@@ -295,7 +239,6 @@ def _unknown_fields(fields: Mapping[str, object], level: str) -> dict[str, objec
 
 
 def _require_writable(extra: dict[str, object]) -> dict[str, object]:
-    """Return the fields; raise `RecordError` if they cannot be written again: not finite, or nested too deeply."""
     layer: list[object] = [extra]
     for _ in range(MAX_DEPTH):
         layer = [child for value in layer for child in (value.values() if isinstance(value, dict) else value)]  # type: ignore[attr-defined]
@@ -307,10 +250,9 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
 
 
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
-    """Return the host-specific fields of an episode with `records` records and `contacts` contacts.
-
-    Empty levels are left out. Raises `RecordError` if the text is not strict JSON, or the fields are not grouped by
-    level and number, name a field of the schema, or cannot be written again.
+    """Return the host-specific fields of an episode with `records` records and `contacts` contacts. Empty levels are
+    left out. Raises `RecordError` if the text is not strict JSON, or the fields are not grouped by level and number,
+    name a field of the schema, or cannot be written again.
     """
     extra = parse_json(text)
     _check_rule(extra.keys() <= _SCHEMA.keys(), "holds header, steps and contacts only")
@@ -344,9 +286,8 @@ _REMEDY = "Write each family once a record, bodies by their place in body_roles,
 
 
 def check_shapes(recording: Recording) -> None:
-    """Raise `RecordError` naming episode and field if shapes or indices of the arrays do not fit together.
-
-    Nothing is computed from the arrays before. `trajectory.validate` checks the values afterwards.
+    """Raise `RecordError` naming episode and field if shapes or indices of the arrays do not fit together. Nothing is
+    computed from the arrays before. `trajectory.validate` checks the values afterwards.
     """
     try:
         _check_arrays(recording)
@@ -369,9 +310,8 @@ def _check_arrays(recording: Recording) -> None:
 
 
 def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0) -> None:
-    """Raise `RecordError` if a channel of an episode has another shape than its row of `CHANNELS` says.
-
-    `bodies` counts those that each row of a pose channel lists.
+    """Raise `RecordError` if a channel of an episode has another shape than its row of `CHANNELS` says. `bodies` counts
+    those that each row of a pose channel lists.
     """
     sizes = {"n": records, "n-1": records - 1} | ({spec.shape[1]: bodies} if spec.is_pose else {})
     expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]

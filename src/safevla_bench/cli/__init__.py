@@ -6,10 +6,11 @@ import errno
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from types import FrameType, ModuleType
 from typing import Any, TextIO, cast
 
@@ -20,13 +21,12 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.text import break_log_commands, escape_controls, redact_secrets
 from safevla_bench.version import __version__
 
-OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""Exit codes of every command."""
+OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130  # exit codes of every command
 
+# Errors of a full or failing disk.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""Errors of a full or failing disk."""
+# Package -> the extra that brings it, of packages that whole commands need.
 _EXTRAS = {"matplotlib": "figures"}
-"""Package -> the extra that brings it, of packages that whole commands need."""
 
 # Group -> command -> module and one line of help; a command's module is imported when the command is used.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -78,7 +78,7 @@ Examples:
       --policy scripted:careful --policy scripted:hasty --out runs/first
   safevla score runs/first --library paper-text --out runs/rescored
   safevla episodes runs/first --unsafe --sort vsi
-  safevla show runs/first 3
+  safevla show runs/first :3
   safevla specs --explain held_object_tilt_world_15deg
 
 \b
@@ -155,17 +155,21 @@ def _handle_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class _LogSafeStream:
-    """A text stream for whole lines in which no name of a file's is a command to a CI log."""
+class _ShownStream:
+    """A text stream for whole lines in which no name in a file is a command to a CI log or controls a terminal. That
+    includes what libraries print. A line end, a tab and a return in front, as of a progress bar, pass.
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.rich_proxied_file = stream  # to which rich writes: it draws progress with control sequences
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.rich_proxied_file, name)
 
     def write(self, text: str) -> int:
-        self._stream.write(break_log_commands(text))
+        start = text[: len(text) - len(text.lstrip("\r"))]
+        shown = re.sub(r"[^\n\t -~]+", lambda found: escape_controls(found[0]), text[len(start) :])
+        self.rich_proxied_file.write(start + break_log_commands(shown))
         return len(text)
 
 
@@ -174,7 +178,12 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
     What is printed meanwhile is broken where a CI log would take it for a command.
     """
-    streams = (cast(TextIO, _LogSafeStream(stream)) for stream in (sys.stdout, sys.stderr))
+    for descriptor in range(3):  # one that is closed would be the next file's, and that be written to by whoever prints
+        with suppress(OSError):
+            os.fstat(descriptor)
+            continue
+        os.open(os.devnull, os.O_RDWR)
+    streams = (cast(TextIO, _ShownStream(stream or open(os.devnull, "w"))) for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     with redirect_stdout(next(streams)), redirect_stderr(next(streams)):
         return _run_arguments(arguments)
 
@@ -191,9 +200,10 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             error.show()
             return error.exit_code
         command = error.ctx.command_path if error.ctx else "safevla"
-        message = make_printable(error.format_message()).rstrip(".")
+        message = error.format_message().rstrip(".")
         return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.")
     except (click.ClickException, SafevlaError) as error:
+        click.echo(getattr(error, "mapping", ""), nl=False)  # of a log that needs one: MappingNeededError
         return _refuse(str(error))
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
@@ -220,12 +230,14 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         elif error.filename is None:
             raise
         return _refuse(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}\n  {remedy}")
+    except UnicodeEncodeError as error:
+        return _refuse(f"{error.object[:200]!a}: this text is not valid Unicode, and cannot be written as UTF-8")
     except MemoryError:
         return _refuse("memory ran out\n  Free some, or use fewer --workers; a run goes on with --resume.")
 
 
 def _refuse(message: str) -> int:
-    echo(f"error: {message}", err=True)
+    echo(*f"error: {message}".split("\n"), err=True)
     return USER_ERROR
 
 
@@ -233,11 +245,8 @@ def _discard_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Print a text, on stderr if `err`, as `make_printable` gives it."""
-    click.echo(make_printable(text), err=err)
-
-
-def make_printable(text: str) -> str:
-    """Return text that is safe to print: no control characters, no secrets. Names and messages may be foreign."""
-    return "\n".join(escape_controls(line) for line in redact_secrets(text).split("\n"))
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines, on stderr if `err`, without secrets. Names and messages may be foreign: their controls and line ends
+    are shown.
+    """
+    click.echo("\n".join(escape_controls(redact_secrets(line)) for line in lines), err=err)

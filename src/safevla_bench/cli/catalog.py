@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,21 @@ from safevla_bench import tasks
 from safevla_bench.cli import echo, options, rules
 from safevla_bench.cli.options import FILE, flag, option, quote_paths, repeatable
 from safevla_bench.errors import SpecError
+from safevla_bench.explain.places import collect_bodies, describe_places, list_places
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts import protocols
-from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
+from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge, read_installed_registries
+from safevla_bench.judging.provenance_marks import warn_of_left_out
 from safevla_bench.policies.servers import dialects, entries
 from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.sensitivity import calibration
+from safevla_bench.signals import signal_unit
 from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.sources.runs import episode_index
 from safevla_bench.specs import file_formats, loader
 from safevla_bench.specs.spec import Spec, explain_spec, spec_rows
 from safevla_bench.stl.formula import format_formula
+from safevla_bench.stl.units import spell_units
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.tasks.file_formats import paper_task_rows
@@ -44,6 +50,7 @@ def specs_command(
     quantile: float = option("With --calibrate: the share of its successes to be safe.", "SHARE", default=0.95),
     out: Path | None = options.out_option("With --calibrate: write the limits, for --rules FILE.", "FILE"),
     form: str = options.PAPER_FORMAT,
+    sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
 ) -> None:
     """List the safety specifications, or explain one; write specifications of your own, and try them.
 
@@ -56,22 +63,28 @@ def specs_command(
         text = resources.files("safevla_bench.specs").joinpath("template.toml").read_text(encoding="utf-8")
         click.echo(text, nl=False)
         return
+    if sources and check is None:
+        raise click.UsageError("a source is for --check FILE: it lists the bodies that the formulas name there.")
     if check is not None:
-        _print_trials(check)
+        _print_trials(check, sources)
         return
     if runs:
         ruleset = add_host_registries(
-            rules.load_rules(library, rule_files, {}), runs, as_judged=rules.is_as_judged(rule_files)
+            rules.load_rules(library, rule_files, {"missing": "deactivate"}),
+            runs,
+            as_judged=rules.is_as_judged(rule_files),
         )
         judged = judge(list(runs), ruleset)
         calibrated = calibration.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
+        for line in warn_of_left_out(judged.scores):
+            echo(line, err=True)
         _print_calibrations(calibrated, out, form)
         return
     chosen = loader.library(library)
     if explain is not None and form == "paper":
         raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
-        exempt = tasks.exempt_tasks(tasks_loader.registry(), chosen, explain)
+        exempt = tasks.exempt_tasks(tasks_loader.registry(read_installed_registries()), chosen, explain)
         if form != "text":
             options.print_json({**explain_spec(chosen, explain), "does_not_apply": exempt})
         else:
@@ -81,7 +94,7 @@ def specs_command(
     else:
         rows = spec_rows(chosen)
         scored = sum(row["tier"] == "safe" for row in rows)
-        echo(f"{scored} of {len(rows)} specifications are scored (tier safe); the others are in no score.\n")
+        echo(f"{scored} of {len(rows)} specifications are scored (tier safe); the others are in no score.", "")
         names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
         options.print_columns(names, [["—" if row[name] is None else str(row[name]) for name in names] for row in rows])
         click.echo("\nNext: safevla specs --explain ID says all about one; --template begins a file of your own.")
@@ -102,11 +115,10 @@ def _describe_calibration(item: calibration.Calibration) -> list[str]:
     percents = {share: calibration.order_statistic(extremes, share / 100) for share in calibration.SHOWN_PERCENT}
     shown = [f"{share} % {show(value)}" for share, value in percents.items()] + [f"largest {show(float(extremes[-1]))}"]
     floor = [] if item.floor is None else [f"doing nothing {show(item.floor)}"]
-    low, high = item.interval
-    ends = f"{show(low)} to {show(high) if math.isfinite(high) else 'unknown'}"
+    ends = " to ".join(show(end) if math.isfinite(end) else "unknown" for end in item.interval)
     return [
         f"{spec.spec_id}  [{spec.unit}]",
-        f"  {len(extremes)} successes of {item.policy} on {item.tasks} tasks; "
+        f"  {count_noun(len(extremes), 'success', 'es')} of {item.policy} on {count_noun(item.tasks, 'task')}; "
         f"{item.violated} exceed the library's {show(spec.threshold)}",
         "  " + "   ".join(shown + floor),
         f"  quantile {item.quantile:g}: {show(item.value)}, 95 % interval on these tasks {ends}",
@@ -142,7 +154,7 @@ def tasks_command(
             raise click.UsageError("--propose reads task files alone and writes TOML.")
         _propose_tags(propose)
         return
-    registry = tasks_loader.registry(rule_files)
+    registry = tasks_loader.registry((*read_installed_registries(), *rule_files))
     if form == "paper":
         options.print_json(paper_task_rows(registry, suite))
         return
@@ -176,23 +188,27 @@ def _print_suites(rows: Sequence[tasks.TaskListing]) -> None:
     click.echo("\nNext: safevla tasks --suite NAME lists its tasks, with what does not apply and why.")
 
 
-def _print_trials(path: Path) -> None:
+def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     chosen, base = loader.library(path), {spec.spec_id for spec in loader.library()}
     own = [spec for spec in chosen if spec.spec_id not in base]
-    registry = tasks_loader.registry()
+    registry = tasks_loader.registry(read_installed_registries())
     for spec in own:
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
-        severe = "" if spec.severe is None else f", severe {format_compact(spec.severe)} {spec.unit}"
+        idle = trial.idle if trial.broken else ()
+        severe = "" if spec.severe is None else f", severe {_show(spec, spec.severe)}"
         lines = [
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
-            f"  formula  {format_formula(spec.formula)}",
-            f"  limit    threshold {format_compact(spec.threshold)} {spec.unit}{severe}",
+            f"  formula  {format_formula(spell_units(spec.formula, signal_unit))}",
+            f"  limit    threshold {_show(spec, spec.threshold)}{severe}",
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
-            f"  breaks   {_describe_trace(spec, trial.broken)}",
+            *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
+            *(f"  idle     {text} decides no simple trace: does it say what you mean?" for text in idle),
             *(f"  exempt   {line}" for line in _count_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
+    for line in describe_places(list_places(own), collect_bodies(episode_index.Scan(sources))) if sources else ():
+        echo(f"  bodies   {line}")
     option = "--rules" if len(own) == len(chosen) else "--library"
     command = f"safevla score RUN {option} {quote_paths(path)} --out results"
     echo(f"{count_noun(len(own), 'specification')} can be judged by. Next: {command}")
@@ -202,8 +218,12 @@ def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
     if trace is None:
         return "no simple trace: does the formula say what you mean?"
     if not math.isfinite(trace.rho):
-        return f"{trace.describe()}   decided by a Boolean signal alone"
-    return f"{trace.describe()}   margin {format_compact(trace.rho)} {spec.unit}"
+        return f"{trace.describe()}   decided by what is true or false alone"
+    return f"{trace.describe()}   margin {_show(spec, trace.rho)}"
+
+
+def _show(spec: Spec, value: float) -> str:
+    return f"{format_compact(value)} {spec.unit}".removesuffix(" 1")
 
 
 def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
@@ -221,7 +241,8 @@ def _print_explanation(explanation: Mapping[str, object]) -> None:
     for name, value in explanation.items():
         values = value if isinstance(value, list | tuple) else [value]
         texts = [words[item] if item is None or isinstance(item, bool) else str(item) for item in values]
-        echo(f"{name:<{width}}  " + (f"\n{'':<{width}}  ".join(texts) or "none"))
+        for label, text in zip_longest([name], texts or ["none"], fillvalue=""):
+            echo(f"{label:<{width}}  {text}")
 
 
 def _propose_tags(paths: Sequence[Path]) -> None:

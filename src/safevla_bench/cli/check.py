@@ -16,10 +16,10 @@ from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.files import Verification
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
-from safevla_bench.text import count_noun
+from safevla_bench.text import count_noun, indent_further
 
 
-@options.command("verify")
+@options.command("verify", starts_host=True)
 def verify_command(
     context: click.Context,
     run: Path = options.argument("RUN", type=options.FILE),
@@ -33,16 +33,16 @@ def verify_command(
 
     The parts of the archive must have the digests of the manifest. The table of episodes and the archive must hold the
     same episodes. Library, registry and version must be those that judged. The records, judged again, must give
-    scores.json byte for byte and scores.parquet row for row. With --replay the recorded actions of K episodes are
-    played again in the simulator from the planned start; every channel, outcome, success and horizon is compared bit
-    for bit. With --audit the K episodes of each policy are chosen by a number that nobody could foresee.
+    scores.json and report.html byte for byte and scores.parquet row for row. With --replay the recorded actions of K
+    episodes are played again in the simulator from the planned start; every channel, outcome, success and horizon is
+    compared bit for bit. With --audit the K episodes of each policy are chosen by a number that nobody could foresee.
 
     Checks that could not be made are listed with the reason. Only a replay finds a record that was changed together
     with its digest.
 
     \b
-    Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or something that was asked for could not
-    be checked, such as a replay where the host is not installed.
+    Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or a file that safevla wrote, or something
+    that was asked for, could not be checked, such as a replay where the host is not installed.
 
     \b
     For instance:
@@ -62,25 +62,28 @@ def verify_command(
         findings = [asdict(finding) for finding in verification.findings]
         options.print_json({"agrees": verification.agrees, "open": verification.has_open_checks, "findings": findings})
     else:
-        echo(f"{_summarize_verification(verification)} {run}: {_count_verdicts(verification)}.\n")
+        echo(f"{_summarize_verification(verification)} {run}: {_count_verdicts(verification)}.", "")
         for finding in verification.findings:
-            detail = finding.said.replace("\n", f"\n{'':<11}")
-            echo(f"{finding.verdict:<10} {finding.check}: {detail}")
+            _echo_finding(f"{finding.verdict:<10} {finding.check}: {finding.said}")
         step = f"safevla open {options.quote_paths(run)}"
         if not verification.agrees:
             step = f"restore what differs; safevla score {options.quote_paths(run)} writes the scores anew"
         elif not (verification.has_open_checks or replay or audit):
             again = f"safevla verify {options.quote_paths(run)} --replay 3"
             step = f"{again} plays episodes again, the only check that finds a changed record"
-        echo(f"\nNext: {step}")
+        echo("", f"Next: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
+
+
+def _echo_finding(text: str) -> None:
+    echo(*indent_further(text, " " * 11).split("\n"))
 
 
 def _summarize_verification(verification: Verification) -> str:
     if not verification.agrees:
         return "Not as it was written: each line below that differs says what and where."
     if verification.has_open_checks:
-        return "What was checked agrees, and something that was asked for could not be checked."
+        return "What was checked agrees, and something could not be checked."
     return "All that was checked agrees."
 
 
@@ -123,9 +126,9 @@ def doctor_command(
     for finding in examined:
         findings.append(finding)
         if form == "text":
-            echo(f"{finding.level:<8} {finding.check}: {finding.found}".replace("\n", f"\n{'':<11}"))
+            _echo_finding(f"{finding.level:<8} {finding.check}: {finding.found}")
             if finding.remedy:
-                echo(f"{'':<8}   → {finding.remedy}".replace("\n", f"\n{'':<11}"))
+                _echo_finding(f"{'':<8}   → {finding.remedy}")
     counts = Counter[str](finding.level for finding in findings)
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})

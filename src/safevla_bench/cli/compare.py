@@ -15,17 +15,18 @@ from safevla_bench.cli.progress import show_run_progress, show_status
 from safevla_bench.compare import decisions, difference, perturbation, sample_size
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
+from safevla_bench.compare.series import measure_order
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import load_policy_results, make_rescorer
 from safevla_bench.jobs.evaluation.outputs import compare_with_paper, comparison_tables
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.registration import REGISTERED, check_registrations
-from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.report.published import PREFIX, find_paper_cells
 from safevla_bench.report.render import TableFormat, render_html, render_tables
 from safevla_bench.report.tables import cells, comparison_answer, firmness, published, sensitivity
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.comparison import change_table, describe_changes
+from safevla_bench.report.tables.series import describe_trends
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
@@ -62,8 +63,8 @@ def compare_command(
     tasks that both ran. Pairs that crashed on one side are left out and counted. If episodes that crashed, were cut
     short or have no verdict could change a verdict, it is undecided unless --allow-crashed is given.
 
-    Policies are told apart on tasks like these (sign flips of the tasks' differences) where there is more than one
-    task; that takes six tasks or more. Safety over all suites is the primary verdict; the others are exploratory.
+    Policies are compared on these tasks; those that differ there, for tasks like these as well (exact sign flips of the
+    tasks' differences). Safety over all suites is the primary verdict; the others are exploratory.
 
     --plan says how many episodes of each task it takes to tell two rates apart, on that side of the baseline which
     needs more. Pairs need fewer, the fewer of them differ; a pilot run shows that share.
@@ -100,8 +101,6 @@ def compare_command(
 
 @dataclass(frozen=True)
 class _Report:
-    """What a command prints: a document as JSON, else the answer and its tables."""
-
     document: object
     answer: str
     tables: Sequence[Table]
@@ -118,8 +117,11 @@ class _Report:
             click.echo(render_html(self.tables, self.answer), nl=False)
             return
         if form != "csv":
-            echo(f"{'% ' if form == 'tex' else ''}{self.answer}\n")
+            echo(f"{'% ' if form == 'tex' else ''}{self.answer}", "")
         click.echo(render_tables(self.tables, form), nl=False)
+
+
+_MOST_POLICIES = 200  # every pair is compared: these take about 15 s, twice as many a minute
 
 
 def _compare_sources(
@@ -131,11 +133,17 @@ def _compare_sources(
     full: bool,
 ) -> _Report:
     entrants = _load_results(sources, policies)
+    if len(entrants) > _MOST_POLICIES:
+        remedy = f"Name at most {_MOST_POLICIES}: --policy NAME for each."
+        raise RunError(f"{len(entrants)} policies are too many to compare each two of them", remedy=remedy)
     comparison = compare_policies(entrants, how, **pairing)
+    trends = measure_order(entrants) if comparison.paired else []
     tables = comparison_tables(comparison, entrants, sources.paths, sources.ruleset, full=full)
-    document = {**msgspec.to_builtins(comparison), **_describe_origin(entrants, sources)}
+    ordered = {"trends": trends} if trends else {}
+    document = {**msgspec.to_builtins(comparison), **ordered, **_describe_origin(entrants, sources)}
     hint = "Suites, further metrics, tests and their notes: --full."
-    return _Report(document, comparison_answer.describe_comparison(comparison), tables, hint)
+    answer = " ".join([*describe_trends(trends), comparison_answer.describe_comparison(comparison)])
+    return _Report(document, answer, tables, hint)
 
 
 def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join: bool = True) -> list[PolicyResults]:
@@ -155,8 +163,8 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     return _Report(document, describe_changes(changes), [table])
 
 
+# Options of `compare` that need the episodes of both sides.
 _OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", "confidence")
-"""Options of `compare` that need the episodes of both sides."""
 
 
 def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], policies: Sequence[str]) -> _Report:
@@ -186,7 +194,7 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSou
     return {"simulators": simulators, "judged_by": provenance, **({REGISTERED: checks} if checks else {})}
 
 
-@options.command("sensitivity")
+@options.command("sensitivity", starts_host=True)
 def sensitivity_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     sweeps: tuple[str, ...] = options.sweep_option("Move a limit, a family or `force` over LOW:HIGH:COUNT or A,B,C."),
@@ -248,6 +256,7 @@ def sensitivity_command(
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:
     from safevla_bench.jobs.physics import vary_physics
+    from safevla_bench.publishing.tracking import OutcomeScorer
 
     with show_run_progress(OutcomeScorer(judged.ruleset)) as observer:
         file = vary_physics(judged, workers=workers, episodes=episodes, observer=observer)
@@ -286,7 +295,6 @@ _VARIANTS = "suite, variant and pair of policies."
 
 
 def _rank_policies(judged: Judged, variants: Sequence[curves.ThresholdVariant]) -> decisions.RankingSensitivity | None:
-    """Return the ranking of the policies under each variant; None where they cannot be ranked, as a single policy."""
     again = make_rescorer(judged)
     return decisions.rank_under_variants(
         judged.scores, judged.headers, judged.library, variants, again, protocols=judged.protocols

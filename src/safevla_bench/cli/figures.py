@@ -30,8 +30,6 @@ from safevla_bench.text import count_noun
 
 
 def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
-    """Declare an option of comma-separated names, each once, in the order given; all without it."""
-
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
         if unknown := [name for name in names if name not in choices]:
@@ -90,7 +88,8 @@ def figures_command(
     count = (len(which) + len(requests) + series) * len(forms)
     echo(f"{count_noun(count, 'file')} in {folder}: {', '.join(forms)} of each.")
     target = _FigureTarget(folder, Page(style.width, titled=style.title == "yes"), forms)
-    inputs = drawing.FigureInput(judged.scores, judged.records.dt_s, judged.records.lengths, tradeoff_layout=layout)
+    records = judged.records
+    inputs = drawing.FigureInput(judged.scores, records.dt_s, records.lengths, layout, records.stamps_s)
     for name in which:
         kind = drawing.FIGURES[name]
         target.write(name, partial(kind.draw, inputs), kind.description)
@@ -102,7 +101,7 @@ def figures_command(
         compared = compared.pooled if layout == "pooled" else compared
         target.write("series", partial(draw_series, compared, style.across), "SR, Safety, SBU and VSI along the series")
         click.echo(f"\n{render_text(series_table(compared))}")
-        echo("\n".join([*describe_series(compared), ""]))
+        echo(*describe_series(compared), "")
     print_warnings(judged)
     rules.print_missing(judged)
     click.echo("Next: --style title=no and width=INCHES fit them to a paper; --which NAMES chooses.")
@@ -110,8 +109,6 @@ def figures_command(
 
 @dataclass(frozen=True)
 class _FigureTarget:
-    """The place of figures, the page that they are drawn for, and their forms."""
-
     folder: Path
     page: Page
     forms: tuple[drawing.FigureFormat, ...]

@@ -33,6 +33,7 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
 
 
 _SHARE, _STEPS = ("SHARE", options.Range(-1, 1)), ("STEPS", options.Range(0))
+# Option -> its help, metric and bound of the gate of which it is the limit, and what stands for it.
 _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
     "min_sr": ("The least success rate, such as 0.8.", SR.key, "min", _SHARE),
     "min_safety": ("The least Safety.", SAFETY.key, "min", _SHARE),
@@ -40,7 +41,6 @@ _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.
     "max_vsi": ("The greatest mean severity.", VSI.key, "max", _SHARE),
     "max_cost": ("The greatest mean of steps that break a limit.", gates.COST, "max", _STEPS),
 }
-"""Option -> its help, metric and bound of the gate of which it is the limit, and what stands for it."""
 _LIMIT_OPTIONS = {name: option(line, metavar, type=kind) for name, (line, _, _, (metavar, kind)) in _LIMITS.items()}
 
 
@@ -180,7 +180,7 @@ def select_command(
     if form == "json":
         options.print_json({**msgspec.to_builtins(selection), "judged_by": judged.provenance})
     else:
-        echo(f"{describe_selection(selection)}\n")
+        echo(describe_selection(selection), "")
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators()]
         table = selection_table(selection, (*origin, judged.provenance.to_sentence()))
         click.echo(render_text(table), nl=False)

@@ -21,6 +21,7 @@ from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, find_bodies
 from safevla_bench.files import write_atomically
+from safevla_bench.interface.environment import Host
 from safevla_bench.judging.judged import Judged
 from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list, terminal
@@ -29,7 +30,7 @@ from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.firmness import counterfactual_table, describe_counterfactual
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.episode_index import Scan
-from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_description
+from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_host
 from safevla_bench.specs.spec import Axis
 from safevla_bench.text import count_noun
 
@@ -90,23 +91,30 @@ def episodes_command(
         if len(shown) > len(table.rows):
             click.echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
         if shown:
-            worst = episode_list.sort_episodes(shown[:most], "vsi")[0].number
+            worst = episode_list.sort_episodes(shown[:most], "vsi")[0].position
             echo(f"Next: safevla show {quote_paths(*sources.paths)} {worst}")
 
 
+# Episodes that are listed as text without --limit.
 _MOST_LISTED = 20
-"""Episodes that are listed as text without --limit."""
+
+
+def _whole_id(text: str | None) -> episode_list.EpisodeId | None:
+    return None if text is None else episode_list.EpisodeId(text)
 
 
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
-    has_episode = context.params.get("formula") is None
-    if has_episode and len(words) < 2:
+    whole_id = context.params["whole_id"]
+    if whole_id is not None or context.params["formula"] is not None:
+        context.params["episode"] = whole_id or ""
+        return words
+    if len(words) < 2:
         raise click.UsageError("Missing argument 'EPISODE'.", context)
-    context.params["episode"] = str(words[-1]) if has_episode else ""
-    return words[:-1] if has_episode else words
+    context.params["episode"] = str(words[-1])
+    return words[:-1]
 
 
-@options.command("show")
+@options.command("show", starts_host=True)
 def show_command(
     episode: str,
     sources: rules.JudgedSources = rules.judged_sources(
@@ -118,11 +126,18 @@ def show_command(
     every: bool = flag("Plot every specification, not only what was broken or nearest.", spelling="--all"),
     page: Path | None = options.out_option("Write its page instead.", "FILE", spelling="--html"),
     formula: str | None = option("Ask this formula of every episode instead.", "FORMULA", is_eager=True),
+    whole_id: str | None = option(
+        "In the place of EPISODE: an id that begins with `:`.",
+        "ID",
+        spelling="--id",
+        is_eager=True,
+        callback=options.parsed(_whole_id),
+    ),
     form: str = options.format_option(),
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
-    EPISODE is an episode's id, its number in `safevla episodes` of the same sources, or how its id alone ends. Of a
+    EPISODE is an episode's id, how its id alone ends, or :2 for the second in `safevla episodes` of these sources. Of a
     folder that `score --out` wrote, which holds no records, it shows the verdicts as they were scored.
 
     --without replays the episode in its simulator, first with nothing changed, which must give the record bit for bit,
@@ -163,7 +178,7 @@ def show_command(
         options.print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every))
-        command = f"safevla show {quote_paths(*sources.paths)} {row.number}"
+        command = f"safevla show {quote_paths(*sources.paths)} {row.position}"
         echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
 
 
@@ -176,12 +191,11 @@ def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form:
     if form == "json":
         options.print_json(result)
         return
-    echo(f"{describe_counterfactual(result)}\n")
+    echo(describe_counterfactual(result), "")
     click.echo(render_text(counterfactual_table(result, judged.scores.specs)), nl=False)
 
 
 def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
-    """Print the formula's verdict and robustness for every episode, those without a record last; nothing is judged."""
     parsed = query.parse_query(formula)
     scan = Scan(sources.paths)
     answers = query.answer_chunks(parsed, scan)
@@ -194,49 +208,42 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
-    echo(f"Next: safevla show {quote_paths(*sources.paths)} NUMBER explains one")
+    echo(f"Next: safevla show {quote_paths(*sources.paths)} :N explains one")
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:
-    return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id)
+    return episode_list.list_episodes(judged.scores, judged.records.dt_s, spec_id, judged.records.stamps_s)
 
 
 @options.command("open")
 def open_command(
     folder: Path = options.argument("RUN|FOLDER", type=options.FILE, default=Path()),
-    port: int = option("Listen there; else on any free port.", "N", type=options.PORT, default=0),
-    no_browser: bool = flag("Print the address and open nothing."),
+    no_browser: bool = flag("Print the page's path and open nothing."),
 ) -> None:
-    """Serve the report of a run, or an index of the runs in a folder, and open it in the browser.
+    """Open the report of a run in the browser, or an index of the runs in a folder.
 
-    The index lists each run by policy and suite with n, SR, Safety and VSI. Only this machine can reach the server, and
-    only files of these runs are sent. Ctrl-C ends it.
+    The index, FOLDER/safevla-runs.html, lists each run by policy and suite with n, SR, Safety and VSI, and is written
+    anew each time.
     """
-    from safevla_bench.jobs.browse import RunServer, RunSite
+    from safevla_bench.jobs.browse import describe_maker, find_page
 
-    site = RunSite(folder)
-    for line in site.describe_maker():
+    page = find_page(folder)
+    for line in describe_maker(folder):
         echo(f"note: {line}", err=True)
-    with RunServer(site, port) as server:
-        address = server.address + site.start
-        echo(f"{address}   (Ctrl-C ends)")
-        if not no_browser:
-            _open_browser(address)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            click.echo()
+    echo(str(page))
+    if not no_browser:
+        _open_browser(page)
 
 
-def _open_browser(address: str) -> None:
+def _open_browser(page: Path) -> None:
     import webbrowser
 
     with suppress(webbrowser.Error, OSError):
         has_display = not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ) or sys.platform in ("darwin", "win32")
-        if has_display and webbrowser.open(address):
+        if has_display and webbrowser.open(page.absolute().as_uri()):
             return
-    port = address.split(":")[2].partition("/")[0]
-    click.echo(f"No browser opened here. From another machine: ssh -L {port}:127.0.0.1:{port} THIS-MACHINE", err=True)
+    command = f"python -m http.server --bind 127.0.0.1 --directory {quote_paths(page.parent)}"
+    echo(f"No browser opened here. To look from another machine, over ssh -L 8000:127.0.0.1:8000: {command}", err=True)
 
 
 # Pictures
@@ -245,12 +252,15 @@ def _open_browser(address: str) -> None:
 _PIXELS = click.IntRange(16, 9999)
 
 
-@options.command("frames")
+@options.command("frames", starts_host=True)
 def frames_command(
     sources: rules.JudgedSources = rules.judged_sources(
         options.argument("RUN", type=options.FILE, callback=lambda context, argument, run: (run,))
     ),
-    names: tuple[str, ...] = repeatable("Its id, its number, or how its id ends.", "EPISODE", spelling="--episode"),
+    names: tuple[str, ...] = repeatable(
+        "Its id, how its id ends, or :2 for the second.", "EPISODE", spelling="--episode"
+    ),
+    ids: tuple[str, ...] = repeatable("The same for ids that begin with `:`.", "ID", spelling="--id"),
     worst: int = option("Else so many, the worst of each cell.", type=options.POSITIVE, default=12),
     size: tuple[int, int] = option("Pixels of a picture.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
     video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
@@ -263,19 +273,20 @@ def frames_command(
     episodes stay. Needs the host and an off-screen OpenGL: see `safevla doctor`.
     """
     from safevla_bench.pictures.drawing import can_film
-    from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames
+    from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames, require_pictures
 
     (run,) = sources.paths
+    host = _make_host(run)
+    require_pictures(host)
     if video and not can_film():
         raise RunError("films need the extra `video`", remedy=install_command("video"))
-    host = _read_host(run)
     judged = sources.judge()
     if not len(judged.records):
         remedy = "A crashed episode cannot be shown."
         raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
-    chosen = _choose_episodes(judged, names, worst)
+    chosen = _choose_episodes(judged, [*names, *map(episode_list.EpisodeId, ids)], worst)
     shown = judged.records.read_sparsely(chosen)
-    material = RecordedRun(run, hosts.make_host(host), shown, judged.scores, judged.ruleset)
+    material = RecordedRun(run, host, shown, judged.scores, judged.ruleset)
     style = FrameStyle(size=size[::-1], video=video, replay3d=in_3d)
     with show_frame_progress(len(chosen)) as observer:
         frame_rows = render_frames(material, chosen, style, observer, report_skipped)
@@ -292,12 +303,12 @@ def report_skipped(reason: SafevlaError) -> None:
     echo(f"left out: {reason}", err=True)
 
 
-def _read_host(run: Path) -> str:
-    host = read_description(run).get("host") if (run / RUN).exists() else None
-    if not isinstance(host, str):
+def _make_host(run: Path) -> Host:
+    host, arguments = read_host(run)
+    if host is None:
         remedy = f"Name a folder that `safevla eval` made; its {RUN} names a host."
         raise RunError("this is not a run folder of a host", remedy=remedy, place=Place(file=str(run)))
-    return host
+    return hosts.make_host(host, arguments, named_by=run / RUN)
 
 
 def _choose_episodes(judged: Judged, names: Sequence[str], most: int) -> list[int]:

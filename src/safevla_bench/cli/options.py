@@ -21,16 +21,18 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from safevla_bench.files import own_path
+from safevla_bench.plugins import trusting
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import require_source
 from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
+    from safevla_bench.jobs.evaluation.request import Request
     from safevla_bench.jobs.verify import AuditPlan
 
-GENERAL, JUDGING = "Options", "Judging"
-"""Headings of the help."""
+GENERAL, JUDGING = "Options", "Judging"  # headings of the help
 
 
 class Option(click.Option):
@@ -41,16 +43,19 @@ class Option(click.Option):
         self.section = section
 
 
-ALL_OPTIONS = "safevla.all_options"
-"""Set in a context's `meta` by --help-all."""
+ALL_OPTIONS = "safevla.all_options"  # set in a context's `meta` by --help-all
 
 
 class Command(click.Command):
     """A command whose help shows its common options; --help-all shows all, shared ones under headings of their own."""
 
-    def __init__(self, *args: Any, common: str = "", **settings: Any):
-        """Make the command; `common` names the options of --help by their first spelling, all without it."""
+    def __init__(self, *args: Any, common: str = "", starts_host: bool = False, **settings: Any):
+        """Make the command; `common` names the options of --help by their first spelling, all without it.
+
+        A command that `starts_host` has --trust, for the run.json and other files that name what the host uses.
+        """
         super().__init__(*args, **settings)
+        self.params += declare_options({"trusted": TRUST} if starts_host else {})
         self.common = frozenset(common.split())
         self.params.append(click.Option(["--help-all"], is_flag=True, is_eager=True, hidden=True, expose_value=False,
                                         callback=_show_all_options))  # fmt: skip
@@ -153,7 +158,6 @@ class _Group:
     parse: Callable[[click.Context, dict[str, Any]], Any]
 
     def read(self, context: click.Context, values: Mapping[str, Any]) -> Any:
-        """Return the group's value among the values of all options."""
         return self.parse(context, {name: values[name] for name in self.options if name in values})
 
 
@@ -176,9 +180,11 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
 
         def run(**values: Any) -> None:
             context = click.get_current_context()
-            read = {key: group.read(context, values) for key, group in groups.items()}
-            values |= {"context": context, **read}
-            function(**{key: values[key] for key in parameters})
+            trusted = [place for file in values.get("trusted", ()) for place in (file, file / RUN)]
+            with trusting(trusted, str(context.info_name)):
+                read = {key: group.read(context, values) for key, group in groups.items()}
+                values |= {"context": context, **read}
+                function(**{key: values[key] for key in parameters})
 
         return Command(name, callback=run, params=declare_options(declared), help=function.__doc__, **settings)
 
@@ -217,12 +223,13 @@ def refuse_given(names: Collection[str | None], why: str) -> None:
 # Options of one meaning
 
 
-out_option = partial(option, type=FILE)
-"""Declares `--out`, where a command writes."""
+TRUST = repeatable("Use the code and files that this run.json, found starts, registration or --config file names.",
+                   "FILE", spelling="--trust", type=FILE)  # fmt: skip
+
+out_option = partial(option, type=FILE)  # declares `--out`, where a command writes
 
 
-sweep_option = partial(repeatable, metavar="NAME=GRID", spelling="--sweep")
-"""Declares `--sweep`, thresholds to move."""
+sweep_option = partial(repeatable, metavar="NAME=GRID", spelling="--sweep")  # declares `--sweep`, thresholds to move
 policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--policy-arg")
 """Declares `--policy-arg`, arguments of one policy."""
 
@@ -296,7 +303,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
     if out is not None:
         return out
     if len(sources) == 1 and (sources[0] / RUN).is_file() and not isinstance(sources[0], NamedSource):
-        return sources[0].joinpath(*names)
+        return own_path(sources[0], *names)
     for source in sources:
         require_source(source)
     raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
@@ -305,6 +312,11 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
 def quote_paths(*paths: object) -> str:
     """Return paths, or other words, as a shell takes them."""
     return shlex.join(map(str, paths))
+
+
+def format_trust(request: Request, file: Path) -> str:
+    """Return the option that a printed command on a request's file needs; "" if it needs none."""
+    return f" --trust {quote_paths(file)}" if request.list_calls() else ""
 
 
 def print_json(document: object) -> None:

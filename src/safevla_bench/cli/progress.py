@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from safevla_bench.rollout.episode import EpisodeOutcome, Observer
     from safevla_bench.rollout.plan import PlannedEpisode
 
+# So narrow that count, remaining time and rates fit beside it into 80 columns.
 _BAR_WIDTH = 12
-"""So narrow that count, remaining time and rates fit beside it into 80 columns."""
 
 
 @contextmanager
@@ -121,7 +121,6 @@ class RunProgressBar:
     """Observer of a run that shows the rates of the finished episodes."""
 
     def __init__(self, progress: Progress, scorer: OutcomeScorer) -> None:
-        """Add a task without a total to the progress display."""
         self.progress = progress
         self.scorer = scorer
         self.task = progress.add_task("starting", total=None)

@@ -13,26 +13,28 @@ from typing import Any, get_args
 import click
 
 from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo, progress, rules, score
-from safevla_bench.cli.options import FILE, POSITIVE, command, group, option, quote_paths, repeatable
+from safevla_bench.cli.options import FILE, POSITIVE, command, format_trust, group, option, quote_paths, repeatable
 from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, RUN_OPTIONS, RunCommand, make_request
-from safevla_bench.errors import ServerLostError, ServerRefusedError
+from safevla_bench.errors import ServerLostError, ServerRefusedError, find_exception
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation import preparation, results, rollouts, stopping_rule
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, open_questions
-from safevla_bench.jobs.search import FOLDER, Objective, SearchPlan, describe_claim, search_starts
+from safevla_bench.jobs.search import Objective, SearchPlan, describe_claim, search_starts
 from safevla_bench.jobs.search.optimizers import Method
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.provenance_marks import warn_of_scores
+from safevla_bench.plugins import is_trusted
 from safevla_bench.publishing import tracking
 from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.rollout.episode import Observer
+from safevla_bench.rollout.found import FOLDER
 from safevla_bench.rollout.plan import RunEstimate
 from safevla_bench.rollout.ray import ADDRESS, HERE
 from safevla_bench.sources.runs import episode_index, folder, parts
-from safevla_bench.text import NO_VALUE, count_noun, format_significant, redact_secrets
+from safevla_bench.text import count_noun, format_significant, indent_further, redact_secrets
 
 _TRACKERS = click.Choice(["wandb", "trackio", "tensorboard"])
 
@@ -40,6 +42,7 @@ _TRACKERS = click.Choice(["wandb", "trackio", "tensorboard"])
 @command(
     "eval",
     common="--config --host --suite --task --episodes --policy --policy-arg --out --workers --resume --dry-run",
+    starts_host=True,
 )
 def eval_command(
     context: click.Context,
@@ -68,10 +71,11 @@ def eval_command(
     rows = parts.episode_rows(run_command.out)
     _report_run(run_command, rows)
     if judged is None:
-        echo(f"Records: {run_command.shown}\nNext: safevla score {quote_paths(run_command.shown)}")
+        echo(f"Records: {run_command.shown}", f"Next: safevla score {quote_paths(run_command.shown)}")
     else:
         report = run_command.shown / folder.REPORT
-        echo(f"Run folder: {run_command.shown}\nReport: {report}\nNext: safevla open {quote_paths(run_command.shown)}")
+        next_step = f"Next: safevla open {quote_paths(run_command.shown)}"
+        echo(f"Run folder: {run_command.shown}", f"Report: {report}", next_step)
     outcomes = {row.outcome for row in rows}
     context.exit(CRASHED if "crashed" in outcomes else USER_ERROR if outcomes == {"invalid_action"} else OK)
 
@@ -146,7 +150,8 @@ def _write_registration(run_command: RunCommand, path: Path) -> None:
     make_folder(path.parent)
     write_atomically(path, registration.encode())
     echo(f"Registered: {path}, {registration.n} episodes, digest {registration.digest}")
-    echo(f"Publish the digest, then run: safevla eval --registered {quote_paths(path)} --out DIR")
+    trust = format_trust(run_command.request, path)
+    echo(f"Publish the digest, then run: safevla eval --registered {quote_paths(path)}{trust} --out DIR")
 
 
 def _print_plan(run_command: RunCommand) -> None:
@@ -154,8 +159,8 @@ def _print_plan(run_command: RunCommand) -> None:
     estimate = preparation.estimate_run(request, run_command.execution)
     click.echo(render_text(estimate_table(estimate)), nl=False)
     for call in request.list_calls():
-        trust = f"; only with --trust {quote_paths(request.named_by)}" if request.named_by else ""
-        echo(f"note: the run would call {call}{trust}", err=True)
+        trust = f"; only with --trust {quote_paths(request.named_by)}" if not is_trusted(request.named_by) else ""
+        echo(f"note: the run would use {call}{trust}", err=True)
 
 
 @contextmanager
@@ -185,11 +190,15 @@ def _report_servers(run_command: RunCommand) -> None:
 
 
 def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
-    """Say on stderr why the first three of the episodes that ended so crashed or had an invalid action; count all."""
-    for row in rows[:3]:
+    """Print the first three different reasons of failed episodes on stderr, and return the number of episodes."""
+    episodes: dict[str, list[folder.EpisodeRow]] = {}
+    for row in rows:
         reason = (row.reason or "").strip()
-        shown = reason.splitlines()[-1] if reason.startswith("Traceback") else reason
-        echo(f"{row.outcome}: {row.episode_id}: {shown}", err=True)
+        shown = "\n".join(filter(None, find_exception(reason))) if reason.startswith("Traceback") else reason
+        episodes.setdefault(shown, []).append(row)
+    for shown, (first, *others) in list(episodes.items())[:3]:
+        alike = f" (and {count_noun(len(others), 'other episode')})" if others else ""
+        echo(*indent_further(f"{first.outcome}: {first.episode_id}{alike}: {shown}").split("\n"), err=True)
     return len(rows)
 
 
@@ -208,7 +217,7 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
 # The search for unsafe starts
 
 
-_ASKED = ("host", "suites", "tasks", "policies", "arguments", "seed")
+_ASKED = ("host", "host_arguments", "suites", "tasks", "policies", "arguments", "protocol", "seed", "max_steps")
 _METHODS = click.Choice(get_args(Method))
 
 
@@ -257,11 +266,12 @@ def search_command(
     echo_failures([row for row in parts.episode_rows(out) if row.outcome == "crashed"])
     for line in warn_of_scores(judged.scores):
         echo(f"note: {line}")
-    echo(f"Run folder: {out}\nReport: {out / folder.REPORT}")
+    echo(f"Run folder: {out}", f"Report: {out / folder.REPORT}")
     if suite.starts:
         file = out / FOLDER / f"{name}.json"
-        command = f"safevla eval --suite found:{quote_paths(file)} --policy {quote_paths(suite.policy)} --out DIR"
-        echo(f"Found starts: {file}\nNext: {command}")
+        policy, trust = quote_paths(suite.policy), format_trust(replace(request, policies=()), file)
+        command = f"safevla eval --suite found:{quote_paths(file)}{trust} --policy {policy} --out DIR"
+        echo(f"Found starts: {file}", f"Next: {command}")
     context.exit(CRASHED if any(task.crashed for task in suite.tasks) else OK)
 
 
@@ -274,7 +284,7 @@ _COLUMNS = ("policy", "suite", "task_id", "episodes", "horizon", "cameras")
 def estimate_table(plan: RunEstimate) -> Table:
     """Return a table with a row per policy, suite and task of a planned run; its notes estimate time and disk."""
     values = [[getattr(row, name) for name in _COLUMNS] for row in plan.scenes]
-    rows = tuple(tuple(Cell(NO_VALUE if value is None else str(value)) for value in row) for row in values)
+    rows = tuple(tuple(Cell("asked" if value is None else str(value)) for value in row) for row in values)
     heads = [name.removesuffix("_id").capitalize() for name in _COLUMNS]
     columns = tuple(Column(head, numeric=k > 2) for k, head in enumerate(heads))
     title = f"{count_noun(plan.episodes, 'episode')}, at most {plan.steps} steps; nothing has been run or written"
@@ -288,11 +298,14 @@ def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     middle_s = (time.low + time.high) / 2
     unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
     size, byte = ("GB", 1e9) if disk.high >= 1e9 else ("MB", 1e6) if disk.high >= 1e6 else ("kB", 1e3)
+    is_asked = any(scene.cameras is None for scene in plan.scenes)
+    asked = ["Cameras are asked of the policy when it runs; the time is from none to two."] if is_asked else []
     workers = f"{count_noun(plan.workers, 'worker')}{', each with a core of its own' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
         f"  time  about {middle_s / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "
         "without the policies' own time",
         f"  disk  {format_significant(disk.low / byte)} to {format_significant(disk.high / byte)} {size}",
+        *asked,
         f"From figures {plan.source}.",
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +18,13 @@ from safevla_bench.cli import echo, options
 from safevla_bench.cli.options import is_given, option, repeatable
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
+from safevla_bench.files import parse_toml, read_text
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
 from safevla_bench.judging.judged import INTERRUPTED, Judged
 from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, load_ruleset
 from safevla_bench.judging.scores import IntervalMethod
+from safevla_bench.memory import limit_memory
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.tasks.file_formats import RegistryFile
 
@@ -37,8 +38,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "intervals": get_args(IntervalMethod),
     "invalid": ("skip",),
 }
+# What --set takes beside thresholds.
 _CAPABILITIES = "capabilities"
-"""What --set takes beside thresholds."""
 library_option = partial(option, metavar="NAME|FILE")
 rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=options.FILE)
 JUDGE_OPTIONS = {
@@ -112,9 +113,8 @@ def _read_rules(
 
 
 def _hide_pandas() -> None:
-    """Have pyarrow take pandas for missing: it would import it for its first array, which takes half a second.
-
-    Anybody may still import pandas, and pyarrow does where it makes a data frame.
+    """Have pyarrow take pandas for missing: it would import it for its first array, which takes half a second. Anybody
+    may still import pandas, and pyarrow does where it makes a data frame.
     """
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)
@@ -147,10 +147,11 @@ def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...
 
 def _holds_tasks(path: Path) -> bool:
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            return not {*RegistryFile.__struct_fields__}.difference({"tags"}).isdisjoint(tomllib.loads(text))
-        row, _ = json.JSONDecoder().raw_decode(text.lstrip().removeprefix("[").lstrip())
+        with limit_memory(path):
+            text = read_text(path)
+            if path.suffix == ".toml":
+                return not {*RegistryFile.__struct_fields__}.difference({"tags"}).isdisjoint(parse_toml(text))
+            row, _ = json.JSONDecoder().raw_decode(text.lstrip().removeprefix("[").lstrip())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(row, Mapping) and "task_id" in row

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from safevla_bench.cli import options
 from safevla_bench.cli.options import flag, is_given, option, parsed, repeatable
 from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
+from safevla_bench.files import decode_input, parse_toml
 from safevla_bench.hosts.protocols import PRESET
 from safevla_bench.jobs.evaluation.request import (
     ENTRY_OPTIONS,
@@ -31,6 +31,7 @@ from safevla_bench.jobs.evaluation.request import (
 from safevla_bench.jobs.evaluation.rollouts import registered_request
 from safevla_bench.judging.registration import read_registration
 from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.plugins import require_trust
 from safevla_bench.policies import split_name
 from safevla_bench.policies.coupling import FILTERS
 from safevla_bench.policies.servers import KINDS
@@ -101,8 +102,6 @@ EXECUTION_OPTIONS = {
     "actor": repeatable("Share of a node for each worker: cpus=1, gpus=0.", "NAME=VALUE"),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
-    "trusted": repeatable("Run the code that this run.json, registration or --config file names.", "FILE",
-                          spelling="--trust", type=options.FILE),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
     "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
 }  # fmt: skip
@@ -119,10 +118,8 @@ class RunCommand:
 
     request: Request
     ruleset: Ruleset
-    out: Path
-    """Absolute: a policy may change this process's folder."""
-    shown: Path
-    """The run folder as the user wrote it."""
+    out: Path  # absolute: a policy may change this process's folder
+    shown: Path  # the run folder as the user wrote it
     execution: ExecutionOptions
     record_only: bool
     dry_run: bool
@@ -145,8 +142,11 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = _change_request(context, what, registered_request(read_registration(file), file))
         request = replace(request, volatile=_volatile_facts())
     else:
-        file, request = what.get("found"), _new_request(context, what, how)
-    request = replace(request, named_by=_find_distrusted(context, what, how["trusted"], file, request))
+        request = _new_request(context, what, how)
+        makers = (policy.maker.partition("replay:") for policy in request.roster)
+        replays = [Path(path) for start, kind, path in makers if kind and not start]
+        file = what.get("found") or next(iter(replays), None)  # a recording names suites and the host's arguments
+    request = replace(request, named_by=_find_naming_file(context, what, file, request))
     shares = msgspec.structs.asdict(options.parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
         workers=how["workers"],
@@ -168,8 +168,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
 
 JUDGE = "judge"
 _NO_KEYS = ("config", "help", "trust")
-CONFIG = "safevla_bench.config"
-"""Key of click's context: the path of the --config file."""
+CONFIG = "safevla_bench.config"  # key of click's context: the path of the --config file
 
 
 def option_key(option: click.Parameter) -> str:
@@ -194,7 +193,7 @@ def read_config(path: Path, context: click.Context) -> dict[str, object]:
     A relative path is one from the file's folder. Raises `RunError` if the file cannot be read or has an unknown key.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"cannot be read: {error}", remedy="Name a TOML file.", place=Place(str(path))) from None
     running, judging = config_keys(context.command)
@@ -256,17 +255,15 @@ def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
     return _new_request(context, {"episodes": 1, "protocol": None, **what}, {"resume": False})
 
 
-def _find_distrusted(
-    context: click.Context, what: Mapping[str, Any], trusted: Sequence[Path], recorded: Path | None, request: Request
+def _find_naming_file(
+    context: click.Context, what: Mapping[str, Any], recorded: Path | None, request: Request
 ) -> Path | None:
-    """Return the file that chooses code which neither the command line nor a trusted file names; None without any."""
+    """Return the file that chooses code or files which the command line does not name; None without any."""
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
     if calls <= _list_calls(context, what, [ParameterSource.COMMANDLINE]):
         return None
     of_config = _list_calls(context, what, [ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP])
-    file = config if recorded is None or calls <= of_config else recorded
-    places = {place.resolve() for path in trusted for place in (path, path / RUN)}
-    return None if file is None or file.resolve() in places else file
+    return config if recorded is None or calls <= of_config else recorded
 
 
 def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequence[ParameterSource]) -> set[str]:
@@ -274,15 +271,22 @@ def _list_calls(context: click.Context, what: Mapping[str, Any], sources: Sequen
     given |= {"host", "host_arguments", "policies"} if "entry" in given else set()
     names = given & {"host_arguments", "policies", "arguments", "filters", "servers"}
     names = names if "policies" in names else names & {"host_arguments"}
+    names |= ({"found"} if what.get("found") else {"suites"}) if "suites" in given else set()
     fields = {"host": what["host"] if "host" in given else "", **_request_fields({name: what[name] for name in names})}
-    return set(Request(suites=(), **fields).list_calls())
+    return set(Request(**{"suites": (), **fields}).list_calls())
 
 
 def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[str, Any]) -> Request:
     fields = _request_fields(what)
     is_replay = bool(fields["policies"]) and all(policy.maker.startswith("replay:") for policy in fields["policies"])
-    if is_replay and not (fields["host"] and fields["suites"]):
+    if is_replay:
+        if context.get_parameter_source("policies") is ParameterSource.DEFAULT_MAP:  # the recording is read at once
+            calls = Request(host="", suites=(), policies=fields["policies"]).list_calls()
+            require_trust(context.meta.get(CONFIG), calls)
         filled = replay_fields(fields["policies"])
+        if fields["host"] not in (None, filled.get("host")):
+            filled.pop("host_arguments", None)
+        fields["host_arguments"] = {**filled.pop("host_arguments", {}), **fields["host_arguments"]}
         fields |= {name: value for name, value in filled.items() if not fields[name]}
     for name in ("host", "suites", "policies"):
         if not fields[name]:
@@ -291,7 +295,7 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
                 raise RunError("there is no run to resume", remedy=remedy, place=Place(file=str(how["out"])))
             _raise_missing(context, name)
     if fields["episodes"] is None:
-        fields["episodes"] = RECORDED if is_replay else PROTOCOL if what["protocol"] else None
+        fields["episodes"] = RECORDED if is_replay else PROTOCOL
     fields["protocol"] = what["protocol"] or PRESET
     return Request(**fields, volatile=_volatile_facts())
 
@@ -313,7 +317,6 @@ def _change_request(context: click.Context, what: Mapping[str, Any], recorded: R
 
 
 def _request_fields(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy] = ()) -> dict[str, Any]:
-    """Return the fields of a request that options fill; policies are the `recorded` ones if no option names them."""
     of_policies = {"policies", "arguments", "filters", "delays"}
     fields = {name: value for name, value in what.items() if name not in {"entry", "registered", *of_policies}}
     if file := what.get("registered"):
@@ -338,7 +341,6 @@ def _couple_policies(what: Mapping[str, Any], recorded: Sequence[RequestedPolicy
 
 
 def _expand_entry(what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for which --entry stands; {} without --entry. An --episodes that is given is not replaced."""
     if what["entry"] is None:
         return {}
     if what["host"] or what["policies"]:
@@ -361,14 +363,19 @@ def _expand_found(what: Mapping[str, Any]) -> dict[str, Any]:
     path = Path(files[0]).absolute()
     suite = read_suite(path)
     names = ("host", "host_arguments", "protocol")
-    return {**{name: getattr(suite, name) for name in names}, "suites": (suite.suite,), "found": path}
+    max_steps = what["max_steps"] or suite.max_steps
+    return {
+        **{name: getattr(suite, name) for name in names},
+        "suites": (suite.suite,),
+        "max_steps": max_steps,
+        "found": path,
+    }
 
 
 FOUND = "found:"
 
 
 def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[str, str]:
-    """Return policy -> the text for every policy, or the one that names it: `POLICY=TEXT`."""
     named = {text: policy for text in texts for policy in policies if text.startswith(f"{policy}=")}
     everyone = {policy: text for text in texts if text not in named for policy in policies}
     return {**everyone, **{policy: text.removeprefix(f"{policy}=") for text, policy in named.items()}}

@@ -13,6 +13,8 @@ from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
 from safevla_bench.cli import OK, USER_ERROR, echo, options, progress, rules
 from safevla_bench.errors import Place, RunError
+from safevla_bench.explain.places import collect_bodies, describe_places, list_places
+from safevla_bench.files import own_path
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
@@ -29,8 +31,9 @@ from safevla_bench.report.tables.catalog import ABLATED
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sources import foreign
+from safevla_bench.sources.logs import describe_log, find_log
 from safevla_bench.sources.runs import episode_index, writer
-from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, SCORES
+from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, RUN, SCORES
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
@@ -61,9 +64,12 @@ def score_command(
             raise RunError(problem, remedy="Leave out --out: its success rates are printed.", place=place)
         _print_results([file for files in results for file in files], form)
         return
+    if out is None:
+        for log in filter(None, map(find_log, sources.paths)):
+            log.require_mapping()  # one that fits is printed, which needs no output
     folder, kept = options.choose_output(out, sources.paths), ""
     if out is None and (folder / SCORES).exists() and rules.given_judge_options():
-        folder = folder / EXPERIMENTS / _name_rules(sources.ruleset)
+        folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))
         kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
     with progress.show_status("judging"):
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
@@ -77,15 +83,14 @@ def score_command(
 
 
 def _name_rules(ruleset: Ruleset) -> str:
-    """Return the options that make the rules as the name of a folder, such as `set-joint_torque-1.5`."""
     options_text = ruleset.recipe.describe() if ruleset.recipe else ruleset.library.name
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", options_text).strip("-.")
     digest = hashlib.sha256(options_text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
 
 
+# Characters of the name of an experiment's folder.
 _LONGEST_NAME = 80
-"""Characters of the name of an experiment's folder."""
 
 
 def _print_results(files: Sequence[Path], form: str) -> None:
@@ -98,8 +103,8 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 
+# Added or changed specifications that are printed, a line each.
 _MOST_CHANGED = 8
-"""Added or changed specifications that are printed, a line each."""
 
 
 def print_scores(judged: Judged) -> None:
@@ -111,6 +116,9 @@ def print_scores(judged: Judged) -> None:
         echo(f"  {line}")
     if len(changed) > _MOST_CHANGED:
         echo(f"  and {len(changed) - _MOST_CHANGED} more added or changed specifications, which the report lists.")
+    if places := list_places(judged.ruleset.own_specs()):
+        for line in describe_places(places, collect_bodies(judged.records.read_chunks())):
+            echo(f"  {line}")
     click.echo()
     click.echo(render_text(_cells_table(judged)))
     for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_forces(), *judged.makers]:
@@ -154,7 +162,7 @@ def demo_command(
     print_scores(judged)
     click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
     click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
-    echo(f"Records: {path}\nReport:  {out / REPORT}")
+    echo(f"Records: {path}", f"Report:  {out / REPORT}")
     source, folder = options.quote_paths(path), options.quote_paths(path.parent)
     worst = max(judged.scores.episodes(), key=lambda episode: (episode.sbu is True, episode.vsi or 0.0))
     click.echo(f"Next:\n  safevla open {folder}\n  safevla episodes {source} --unsafe --sort vsi")
@@ -169,9 +177,11 @@ def validate_command(
     context: click.Context,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
     wants_schema: bool = options.flag("Print the JSON Schema of one episode instead.", spelling="--schema"),
+    wants_bodies: bool = options.flag("List the bodies of each suite, with roles and poses.", spelling="--bodies"),
 ) -> None:
     """Check archives, run folders or logs against the trajectory contract.
 
+    Of a log each channel is shown: its source, time base, rate and extremes, with warnings of the impossible.
     Every bad episode is listed with file, line, episode, step, field and remedy; then the exit code is 2.
     --schema needs no SOURCE; it says fields, types and units.
     """
@@ -191,6 +201,12 @@ def validate_command(
         lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""
         counts = f"{len(records)} valid episodes ({records.lengths.sum()} records), {left_out.invalid} bad{lost}"
         echo(f"{source}: {counts}")
+        for line in () if (source / RUN).exists() else describe_log(source):
+            echo(line)
+        for suite, bodies in collect_bodies(records.read_chunks()).items() if wants_bodies else ():
+            echo(f"{suite}:")
+            for name, facts in bodies.items():
+                echo(f"  {name}: {facts.describe()}")
     if not has_problems:
         echo(f"Next: safevla score {options.quote_paths(*sources)} --out results")
     context.exit(USER_ERROR if has_problems else OK)
@@ -221,7 +237,6 @@ def convert_command(
 
 
 def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Iterator[Batch]:
-    """Yield the valid episodes in batches, then raise `RecordError` for an invalid one unless `skip_invalid`."""
     yield from scan
     records = scan.index()
     records.require_valid(skip_invalid=skip_invalid)

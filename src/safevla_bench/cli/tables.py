@@ -32,15 +32,18 @@ from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.text import count_noun
-from safevla_bench.training.export import CameraChoice, export_dataset
 
 _SUFFIX = {"text": "txt"}
 _TABLE_FORMS = click.Choice(get_args(render.TableFormat))
+# The tables that are printed if none is asked for.
 _DEFAULT = ("main", "violations")
-"""The tables that are printed if none is asked for."""
 
 
-@options.command("tables")
+_KINDS = (f"  {kind.name:13}  {', '.join(kind.numbers):6}  {kind.meaning}" for kind in catalog.KINDS)
+_EPILOG = "\n".join(["\b", "Tables:", *_KINDS])
+
+
+@options.command("tables", epilog=_EPILOG)
 def tables_command(
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
     which: tuple[str, ...] = repeatable("Names or the paper's numbers: main,7,12; or all.", "LIST"),
@@ -54,23 +57,10 @@ def tables_command(
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
-    \b
-    main           4, 5    SR, Safety, SBU by suite with means; P[U|S], VSI
-    auxiliary      6       runs outside every mean
-    violations     7, 8    violation rates by specification
-    composition    10, 11  what unsafe successes violate
-    tasks          12      SR, Safety, SBU by task
-    active         23      which specifications apply to each task, and why not
-    applicability          violations of successes that the registry removes
-    bodies                 violations by kind of body
-    onset                  violations by time, how the other episodes ended, near misses
-    beyond                 time in violation
-    agree                  the simulator's own safety labels against our verdicts
-
     Without --which these are main and violations, without notes; `--which all` takes all that the sources allow.
     A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
     takes all. `--which active` needs no source.
-    """  # noqa: D301  (click wants the character itself)
+    """
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
     judged, material = _load_material(sources, names)
@@ -83,7 +73,7 @@ def tables_command(
     tables = tables if intervals else list(map(drop_intervals, tables))
     tables = tables if columns is None else _choose_columns(tables, columns)
     if out is None and form == "text" and judged and not asked:
-        echo(build_headline(*judged.summarize_scores()).answer + "\n")
+        echo(build_headline(*judged.summarize_scores()).answer, "")
         click.echo(render_summary(tables), nl=False)
         paths = quote_paths(*sources.paths)
         echo(f"Next: what each number means, and all further tables: safevla tables {paths} --which all")
@@ -139,8 +129,6 @@ def _save_file(path: Path, content: str | bytes) -> None:
 
 @dataclass(frozen=True)
 class _ExportChoice:
-    """What was asked for beside the form."""
-
     out: Path
     sources: tuple[Path, ...]
     episode: str | None
@@ -163,8 +151,9 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
 
 
 def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]:
-    """Write the dataset, and return {}: no further file."""
     names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
+    from safevla_bench.training.export import CameraChoice, export_dataset
+
     cameras = CameraChoice(names, (choice.image_size, choice.image_size)) if names else None
     with show_frame_progress(len(judged.records)) as observer:
         summary = export_dataset(judged, choice.out, cameras, observer, report_skipped)
@@ -175,11 +164,9 @@ def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class _ExportForm:
-    """A form of `safevla export`: its file or folder in a run folder, its content, and the option of its own."""
-
     file: str
+    # Return the file, or the folder's files by name.
     encode: Callable[[Judged, _ExportChoice], str | bytes | Mapping[str, str | bytes]]
-    """Return the file, or the folder's files by name."""
     option: Literal["episode", "meta", "cameras"] | None = None
 
 
@@ -210,12 +197,12 @@ _EXPORTS: Mapping[str, _ExportForm] = {
 }
 
 
-@options.command("export")
+@options.command("export", starts_host=True)
 def export_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     form: str = option("What to write.", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True),
     out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
-    episode: str | None = option("rerun, mcap: which, by its id, its number or how its id ends.", "EPISODE"),
+    episode: str | None = option("rerun, mcap: its id, how its id ends, or :2 for the second.", "EPISODE"),
     meta: Path | None = option("hub, robocasa: TOML with facts that no record holds.", "FILE", type=options.FILE),
     cameras: str | None = option("lerobot: pictures of these, such as agentview,robot0_eye_in_hand.", "LIST"),
     image_size: int = option("lerobot: pixels of a side.", type=click.IntRange(16, 1024), default=128),
@@ -253,7 +240,7 @@ def export_command(
     echo(f"{form}: {file}")
 
 
-@options.command("board")
+@options.command("board", starts_host=True)
 def board_command(
     context: click.Context,
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
@@ -282,7 +269,7 @@ def board_command(
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
     marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]
     for policy, mark in marks:
-        echo("\n  ".join([f"{policy or UNNAMED}: {mark.badge}", *mark.differing]))
+        echo(f"{policy or UNNAMED}: {mark.badge}", *(f"  {line}" for line in mark.differing))
     if audit:
         click.echo(f"Audited with --audit {audit.count}:{audit.seed}, which repeats the choice of episodes.")
     click.echo("Next: put the folder on any web server, or add runs and write it again.")

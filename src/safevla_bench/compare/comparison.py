@@ -1,12 +1,12 @@
-"""Policies compared in SR, Safety and the metrics between them: differences, verdicts, and letters for indistinct ones.
+"""Policies compared in SR, Safety and the metrics between them: differences, verdicts, and ranges of ranks.
 
-One verdict is primary: Safety over all suites. All others are exploratory. Only the pairs of policies within one
-metric of one scope are adjusted for their number.
+One verdict is primary: Safety over all suites. All others are exploratory. Within one metric of one scope the p-values
+of each question are adjusted for the pairs of policies. Every output reads the `Difference` of a pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -15,17 +15,19 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from safevla_bench.compare import policy_results
 from safevla_bench.compare.difference import (
     ComparisonOptions,
     Difference,
+    TaskValues,
     add_extremes,
     interval_bounds,
+    is_better,
     least_tasks,
-    paired_difference,
-    sum_tasks,
-    unpaired_difference,
+    paired_differences,
+    unpaired_differences,
     values_by_task,
 )
 from safevla_bench.compare.pairs import PairedResults, pair_episodes
@@ -34,23 +36,26 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.rates import BOUNDED, CLEAN, METRICS, SAFETY, SBU, SR, Bounds
 from safevla_bench.statistics.intervals import bounded_mean_interval, is_significant, wilson_interval
-from safevla_bench.statistics.tests import holm_adjust, letter_display, mean_rate_interval
+from safevla_bench.statistics.significance import find_tipping_point, holm_adjust, max_t_adjust
 
 Compared = TypeVar("Compared")
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """One policy in one metric: its value over the n episodes that can tell, with its interval.
 
-    Independent episodes: the mean over the tasks that all policies ran. `letters`: policies of one suite that share a
-    letter are not told apart; empty where two were compared.
+    Independent episodes: those of the tasks that all policies ran, pooled. `ranks` are the best and the worst that the
+    policy may have: 1 + those shown to be better, to the number of policies less those shown to be worse; null for two
+    policies.
     """
 
     policy: str
     n: int
     value: float | None
     ci: Bounds | None
-    letters: str = ""
+    ranks: tuple[int, int] | None = None
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +135,7 @@ def compare_policies(
         confidence=options.confidence,
         allow_crashed=options.allow_crashed,
         across_seeds=paired and across_seeds,
-        scopes=tuple(_decide_verdicts(scopes, options)),
+        scopes=tuple(_mark_primary(scopes)),
         across_versions=tuple(provenance_marks.find_mixtures(policy_results.simulator_cells(results))),
         warnings=tuple(policy_results.comparison_warnings(results, scopes[-1].left_out, paired=paired)),
         interventions=tuple(list_interventions(pairs)) if pairs else (),
@@ -183,6 +188,8 @@ def _require_comparable(results: Sequence[policy_results.PolicyResults], *, pair
         if not len(result):
             remedy = "Leave it out, or roll it out again."
             raise RunError(f"no episode of {result.name} was scored", remedy=remedy)
+    for mine, theirs in combinations(results, 2) if not paired else ():
+        policy_results.require_same_tasks(mine, theirs)
     if not paired and not any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
         remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
         raise RunError("no task was run by two of the policies", remedy=remedy)
@@ -197,6 +204,26 @@ def _nothing_comparable(results: Sequence[policy_results.PolicyResults]) -> RunE
 
 
 # One suite, or all
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Differences of R pairs, and their parts by task [R, K], and by initial state [R, N] where signs are flipped."""
+
+    differences: list[Difference]
+    by_task: Floats
+    by_state: Floats | None
+
+    def put(self, rows: Ints, other: _Measured) -> _Measured:
+        """Return these with the other's in place of some rows."""
+        differences, by_task = [*self.differences], self.by_task.copy()
+        by_task[rows] = other.by_task
+        by_state = None if self.by_state is None else self.by_state.copy()
+        if by_state is not None:
+            by_state[rows] = other.by_state
+        for row, item in zip(rows.tolist(), other.differences, strict=True):
+            differences[row] = item
+        return _Measured(differences, by_task, by_state)
 
 
 @dataclass(frozen=True)
@@ -215,28 +242,54 @@ class _Scope:
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
         return [task for task in first if all(task in tasks for tasks in others)]
 
-    def difference(
-        self, i: int, j: int, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
-    ) -> Difference:
-        """Return the difference of policies i and j in their known values, or with `fill` for each one's unknown."""
-        first, second = self.members[i], self.members[j]
+    def measure(
+        self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
+    ) -> _Measured:
+        """Return the differences of pairs of policies [R, 2] in known values, or with `fill` for each one's unknown."""
+        names = [(self.members[i].name, self.members[j].name) for i, j in numbers.tolist()]
         if self.pairs:
-            states = self.pairs.state_means((i, j), metric, fill)
-            return paired_difference((first.name, second.name), states, metric, options)
-        low, high = fill or (None, None)
-        mine, theirs = values_by_task(first, metric, low), values_by_task(second, metric, high)
-        return unpaired_difference((first.name, second.name), mine, theirs, metric, options)
+            gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)
+            tasks, places = self.pairs.tasks, self.pairs.task_places
+            differences = paired_differences(names, gaps, places, tasks, is_single, metric, options)
+            filled = np.nan_to_num(gaps)
+            by_task = filled @ np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
+            return _Measured(differences, by_task, filled if METRICS[metric].unit else None)
+        first, second = (
+            [self.samples(k, metric, end) for k in column]
+            for column, end in zip(numbers.T.tolist(), fill or (None, None), strict=True)
+        )
+        return _Measured(*unpaired_differences(names, (first, second), self._planned_tasks, metric, options), None)
 
-    def count_unknown(self, i: int, j: int, metric: str) -> int:
-        """Return how many episodes of policies i and j, in tasks that both ran, have no value of the metric."""
+    def samples(self, k: int, metric: str, fill: float | None = None) -> TaskValues:
+        """Return policy k's values by task, `fill` for each unknown one."""
+        key = k, metric, fill
+        if key not in self._samples:
+            self._samples[key] = values_by_task(self.members[k], metric, fill)
+        return self._samples[key]
+
+    @cached_property
+    def _samples(self) -> dict[tuple[int, str, float | None], TaskValues]:
+        return {}
+
+    @cached_property
+    def _planned_tasks(self) -> list[policy_results.TaskKey]:
+        """All tasks, in an order that does not depend on the order of policies."""
+        return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
+
+    def count_unknown(self, numbers: Ints, metric: str) -> Ints:
+        """Return how many episodes of pairs [R, 2], in tasks that both planned, have no value of the metric, [R]."""
         if self.pairs:
-            return self.pairs.count_unknown([i, j], metric)
-        first, second = self.members[i], self.members[j]
-        shared, unknown = {*first.tasks} & {*second.tasks}, [*first.lost_tasks, *second.lost_tasks]
-        for member in (first, second):
-            values = METRICS[metric].values(member)
-            unknown += [task for task, value in zip(member.tasks, values, strict=True) if np.isnan(value)]
-        return sum(task in shared for task in unknown)
+            unknown = np.array([self.pairs.count_unknown([k], metric) for k in range(len(self.members))])
+            return np.asarray(unknown[numbers].sum(axis=1))
+        counts = np.zeros((2, len(self.members), len(self._planned_tasks)), dtype=np.int64)
+        places = {task: k for k, task in enumerate(self._planned_tasks)}
+        for k, member in enumerate(self.members):
+            is_unknown = [*np.isnan(METRICS[metric].values(member)).tolist(), *(True for _ in member.lost)]
+            for task, lacks in zip([*member.tasks, *member.lost_tasks], is_unknown, strict=True):
+                counts[:, k, places[task]] += (1, lacks)
+        first, second = numbers.T
+        is_shared = (counts[0, first] > 0) & (counts[0, second] > 0)
+        return np.asarray((is_shared * (counts[1, first] + counts[1, second])).sum(axis=1))
 
 
 def _split_scopes(results: Sequence[policy_results.PolicyResults], pairs: PairedResults | None) -> list[_Scope]:
@@ -253,9 +306,8 @@ def _split_scopes(results: Sequence[policy_results.PolicyResults], pairs: Paired
 
 
 def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
-    """Return the comparison of one scope in each metric that all its policies know.
-
-    SR is left out where a violation stopped an episode, Safety where a suite has no verdict, the others in either case.
+    """Return the comparison of one scope in each metric that all its policies know. SR is left out where a violation
+    stopped an episode, Safety where a suite has no verdict, the others in either case.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
@@ -277,21 +329,33 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
         if scope.pairs
         else _task_standings(scope, metric, options)
     )
-    differences = (_compare_two(scope, i, j, metric, options) for i, j in combinations(numbers, 2))
-    return MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(differences))
+    pairs = np.array(list(combinations(numbers, 2)))
+    known, unknown = scope.measure(pairs, metric, options), scope.count_unknown(pairs, _bound(metric))
+    rows = np.flatnonzero(unknown)
+    # Of P[U|S] it is not known which episodes count, and there is no extreme.
+    fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and len(rows) else ()
+    extremes = [known.put(rows, scope.measure(pairs[rows], metric, options, fill)) for fill in fills]
+    differences = [
+        add_extremes(item, [end.differences[k] for end in extremes], count) if count else item
+        for k, (item, count) in enumerate(zip(known.differences, unknown.tolist(), strict=True))
+    ]
+    adjusted = [_adjust(side, differences) for side in (known, *extremes)]
+    decided = [
+        _decide(item, metric, [numbers[k] for numbers in adjusted], options) for k, item in enumerate(differences)
+    ]
+    if metric in BOUNDED and METRICS[metric].unit:
+        each = replace(options, confidence=1 - (1 - options.confidence) / len(pairs))
+        for k in [k for k, item in enumerate(decided) if item.undecided][:_MOST_TIPPING]:
+            decided[k] = replace(decided[k], tipping=_find_tipping(scope, tuple(pairs[k]), decided[k], metric, each))
+    return _add_ranks(MetricComparison(metric=metric, standings=tuple(standings), differences=tuple(decided)))
 
 
-def _compare_two(scope: _Scope, i: int, j: int, metric: str, options: ComparisonOptions) -> Difference:
-    """Return the difference of policies i and j, with what episodes without a value could make of it.
+_MOST_TIPPING = 10
+"""Pairs of which the tipping point is computed: sentences name three."""
 
-    Of P[U|S] it is not known which episodes count: those without a value of clean success have none either.
-    """
-    difference = scope.difference(i, j, metric, options)
-    unknown = scope.count_unknown(i, j, metric if metric in BOUNDED else CLEAN.key)
-    if not unknown:
-        return difference
-    fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED else ()
-    return add_extremes(difference, [scope.difference(i, j, metric, options, fill) for fill in fills], unknown)
+
+def _bound(metric: str) -> str:
+    return metric if metric in BOUNDED else CLEAN.key
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
@@ -307,71 +371,144 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 
 
 def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
-    """Yield each policy's mean over the tasks of which all have a value, each of equal weight; None without such."""
-    by_policy = [values_by_task(member, metric) for member in scope.members]
+    """Yield each policy's value over its episodes of the tasks of which all have a value; None without such."""
+    by_policy = [scope.samples(k, metric) for k in range(len(scope.members))]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
     for member, values in zip(scope.members, by_policy, strict=True):
-        totals, sizes = sum_tasks(values, shared)
-        if not METRICS[metric].unit and len(shared) == 1:
-            interval = bounded_mean_interval(values[shared[0]], options.confidence)
+        samples = [values[task] for task in shared]
+        n, total = (
+            float(sum(part)) for part in ((len(one.values) for one in samples), (one.values.sum() for one in samples))
+        )
+        if METRICS[metric].unit and not any(one.by_start.is_clustered for one in samples):
+            interval = wilson_interval(total, n, options.confidence)
         else:
-            interval = mean_rate_interval(totals, sizes, options.confidence)
-        mean = float((totals / sizes).mean()) if shared else None
-        yield PolicyStanding(policy=member.name, n=int(sizes.sum()), value=mean, ci=interval_bounds(interval))
+            means, weights = (
+                np.concatenate([np.zeros(0), *parts])
+                for parts in (
+                    [one.by_start.means for one in samples],
+                    [one.by_start.shares * len(one.values) for one in samples],
+                )
+            )
+            interval = bounded_mean_interval(means, options.confidence, weights / n if n else None)
+        value = total / n if n else None
+        yield PolicyStanding(policy=member.name, n=int(n), value=value, ci=interval_bounds(interval))
 
 
 # Verdicts
 
 
-def _decide_verdicts(scopes: Sequence[SuiteComparison], options: ComparisonOptions) -> Iterator[SuiteComparison]:
+def _mark_primary(scopes: Sequence[SuiteComparison]) -> Iterator[SuiteComparison]:
     last = scopes[-1].metrics
     primary = next((metric for metric in last if metric.metric == SAFETY.key), last[0] if last else None)
     for scope in scopes:
-        decided = [replace(_decide_metric(metric, options), primary=metric is primary) for metric in scope.metrics]
-        yield replace(scope, metrics=tuple(map(_add_letters, decided)))
+        yield replace(scope, metrics=tuple(replace(metric, primary=metric is primary) for metric in scope.metrics))
 
 
-def _decide_metric(metric: MetricComparison, options: ComparisonOptions) -> MetricComparison:
-    """Return the metric with its differences decided; their p-values are adjusted together (Holm)."""
-    tested = [item for item in metric.differences if item.deciding_p is not None]
-    measured = [item.deciding_p or 0.0 for item in tested]
-    worst = [max(p, 0.0 if options.allow_crashed else item.p_at_extremes or 0.0)
-             for p, item in zip(measured, tested, strict=True)]  # fmt: skip
-    least = least_tasks(options.confidence, len(tested))
-    decided = {
-        (item.first, item.second): _decide_difference(item, metric.metric, p, worst_p, least, options)
-        for item, p, worst_p in zip(tested, holm_adjust(measured), holm_adjust(worst), strict=True)
-    }
-    differences = tuple(decided.get((item.first, item.second), item) for item in metric.differences)
-    return replace(metric, differences=differences)
+_Adjusted = list[tuple[float, float]]
 
 
-def _decide_difference(
-    item: Difference, metric: str, p: float, worst_p: float, least: int, options: ComparisonOptions
-) -> Difference:
-    """Return the difference with its adjusted p-value and the better policy, or why it has no verdict."""
-    item = replace(item, p_adjusted=p)
-    if item.is_by_task and item.tasks < least:
-        return replace(item, tasks_needed=least)
-    if not item.difference or not is_significant(p, options.confidence):
+def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
+    """Return for each pair the adjusted p-values on these tasks, and for tasks like these. A pair without a p-value has
+    1, and does not count. Differences by task, and rates of pairs, are adjusted by the greatest of all pairs'
+    statistics; other p-values by Holm's rule.
+    """
+    alone, by_task = (
+        np.array([1.0 if (p := getattr(item, name)) is None else p for item in measured.differences])
+        for name in ("p_value", "p_by_task")
+    )
+    tested = np.array(
+        [
+            k
+            for k, item in enumerate(measured.differences)
+            if item.p_value is not None and known[k].pairs != 0 and known[k].difference is not None
+        ],
+        dtype=np.int64,
+    )
+    here, there = np.ones(len(known)), np.ones(len(known))
+    here[tested], there[tested] = alone[tested], by_task[tested]
+    if len(tested) > 1:
+        rows = measured.by_state
+        of_pairs = holm_adjust(alone[tested].tolist()) if rows is None else max_t_adjust(rows[tested])
+        here[tested] = np.maximum(alone[tested], of_pairs)
+        there[tested] = np.maximum(by_task[tested], max_t_adjust(measured.by_task[tested]))
+    return list(zip(here.tolist(), np.maximum(here, there).tolist(), strict=True))
+
+
+def _decide(item: Difference, metric: str, p_values: _Adjusted, options: ComparisonOptions) -> Difference:
+    """Return the difference with its adjusted p-values and the better policy, or why it has no verdict. `p_values` are
+    those of the known values, then, if any are unknown, those at the extremes.
+    """
+    if item.p_value is None:
         return item
-    if not is_significant(worst_p, options.confidence):
+    (here, there), *extremes = p_values
+    item = replace(item, p_adjusted=here, p_by_task_adjusted=there if item.p_by_task is not None else None)
+    if item.p_by_task is not None and item.tasks < (least := least_tasks(options.confidence)):
+        item = replace(item, tasks_needed=least)
+    if not item.difference or item.no_verdict or not is_significant(here, options.confidence):
+        return item
+    worst = (
+        [item.p_at_extremes or 0.0, *(p for p, _ in extremes)],
+        [
+            item.p_by_task_at_extremes or 0.0,
+            *(p for _, p in extremes),
+        ],
+    )
+    is_robust, is_robust_by_task = (
+        options.allow_crashed or not item.unknown or is_significant(max(p), options.confidence) for p in worst
+    )
+    if not is_robust:
         return replace(item, undecided=True)
     is_first = (item.difference > 0) == (METRICS[metric].better == "high")
-    return replace(item, better=item.first if is_first else item.second)
+    better = item.first if is_first else item.second
+    item = replace(item, better=better)
+    if item.p_by_task is None or item.tasks_needed or not is_significant(there, options.confidence):
+        return item
+    return replace(item, better_by_task=better) if is_robust_by_task else replace(item, undecided_by_task=True)
 
 
-def _add_letters(metric: MetricComparison) -> MetricComparison:
-    """Return the metric with letters in its standings, a for the best; unchanged with fewer than three policies.
+def _find_tipping(
+    scope: _Scope, pair: tuple[int, int], item: Difference, metric: str, options: ComparisonOptions
+) -> int | None:
+    """Return the tipping point of a pair: see `Difference.tipping`; null for unpaired starts with several episodes."""
+    best = 1.0 if METRICS[metric].better == "high" else 0.0
+    mine, theirs = pair if ((item.difference or 0.0) > 0) == (best == 1.0) else pair[::-1]
+    if scope.pairs:
+        return find_tipping_point(
+            scope.pairs.count_outcomes((mine, theirs), metric, best),
+            lambda units: is_better(units, options.confidence, paired=True),
+        )
+    known, filled, others = (scope.samples(k, metric, fill) for k, fill in ((mine, None), (mine, best), (theirs, best)))
+    shared = sorted({*filled} & {*others})
+    if any(side[task].by_start.is_clustered for side in (filled, others) for task in shared):
+        return None
+    counts = [[(side[task].values == best, len(side[task].values)) for side in (filled, others)] for task in shared]
+    unknown = [
+        n - (len(known[task].values) if task in known else 0) for task, ((_, n), _) in zip(shared, counts, strict=True)
+    ]
+    units = [
+        (good.sum(), left, n, other.sum(), m) for left, ((good, n), (other, m)) in zip(unknown, counts, strict=True)
+    ]
+    return find_tipping_point(units, lambda units: is_better(units, options.confidence, paired=False))
 
-    SBU alone has none: it is not a merit, as who never succeeds has none of it.
+
+def _add_ranks(metric: MetricComparison) -> MetricComparison:
+    """Return the metric with ranges of ranks in its standings; unchanged with fewer than three policies. SBU alone has
+    none: it is not a merit, as who never succeeds has none of it.
     """
     if len(metric.standings) < 3 or metric.metric == SBU.key:
         return metric
-    values = {standing.policy: standing.value for standing in metric.standings if standing.value is not None}
-    order = sorted(values, key=values.__getitem__, reverse=METRICS[metric.metric].better == "high")
-    rank_of = {policy: rank for rank, policy in enumerate(order)}
-    distinct = {(rank_of[item.first], rank_of[item.second]) for item in metric.differences if item.better}
-    letters = dict(zip(order, letter_display(len(order), distinct), strict=True))
-    standings = tuple(replace(standing, letters=letters.get(standing.policy, "")) for standing in metric.standings)
+    ranks = rank_ranges(
+        [standing.policy for standing in metric.standings if standing.value is not None], metric.differences
+    )
+    standings = tuple(replace(standing, ranks=ranks.get(standing.policy)) for standing in metric.standings)
     return replace(metric, standings=standings)
+
+
+def rank_ranges(policies: Sequence[str], differences: Iterable[Difference]) -> dict[str, tuple[int, int]]:
+    """Return the best and the worst rank that each policy may have on these tasks, by the verdicts of the pairs."""
+    ranks = {policy: [1, len(policies)] for policy in policies}
+    for item in differences:
+        if item.better and item.first in ranks and item.second in ranks:
+            ranks[item.second if item.better == item.first else item.first][0] += 1
+            ranks[item.better][1] -= 1
+    return {policy: (best, worst) for policy, (best, worst) in ranks.items()}

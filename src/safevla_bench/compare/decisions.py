@@ -30,6 +30,7 @@ from safevla_bench.compare.policy_results import (
     PolicyResults,
     comparison_warnings,
     list_first,
+    require_same_tasks,
     split_by_policy,
 )
 from safevla_bench.compare.sample_size import LEAST_DIFFERENCE, SampleSizeRequest, plan_sample_size
@@ -162,9 +163,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_met(self) -> bool:
-        """True if the estimates satisfy all conditions, however uncertain they are."""
-        return self.value.value is not None and all(
-            row.gate is not None and row.value is not None and row.gate.is_satisfied(row.value)
+        """True if the estimates satisfy all conditions, unknown episodes at their worst, however uncertain they are."""
+        return self.value.worst is not None and all(
+            row.gate is not None and row.worst is not None and row.gate.is_satisfied(row.worst)
             for row in self.conditions
         )
 
@@ -179,7 +180,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
     `comparison` is that of the chosen one with the runner-up, the next best of those whose estimates satisfy all
     conditions; null without one, or where the two cannot be compared. `unpaired` says why not by pairs. `episodes` of
-    each task and policy would tell the two apart with a chance of 80 % if they differed as measured.
+    each task and policy would show a difference for tasks like these in 80 % of cases if true rates were as measured.
     """
 
     metric: GateMetric
@@ -190,9 +191,18 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...]
     chosen: str | None
     is_established: bool
+    """All conditions of the chosen one are established."""
     comparison: Comparison | None = None
     unpaired: str = ""
     episodes: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_shown(self) -> bool:
+        """True if its conditions are established; without conditions, if it is better than the runner-up."""
+        if self.conditions or self.comparison is None:
+            return bool(self.conditions) and self.is_established
+        return self.comparison.scopes[-1].metrics[0].differences[0].better == self.chosen
 
 
 def select_policy(
@@ -207,7 +217,8 @@ def select_policy(
 ) -> Selection:
     """Choose the policy with the greatest `metric` among those whose estimates satisfy the conditions.
 
-    Equal ones are taken by the slack of the first condition, then in the order of the scores.
+    Estimates are those with every unknown episode at its worst. Equal ones are taken by the slack of the first
+    condition, then in the order of the scores.
 
     Args:
         scores: the verdicts of all policies.
@@ -239,6 +250,7 @@ def select_policy(
         candidates=tuple(candidates),
         chosen=best[0].policy if best else None,
         is_established=bool(best) and best[0].is_established,
+        warnings=checked.warnings,
     )
     return _compare_best(selection, best, results, protocols) if len(best) > 1 else selection
 
@@ -253,14 +265,15 @@ def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
             listed = list_first([f"{suite}/{task}" for suite, task in differing])
             problem = f"{first.name} and {other.name} did not run the same tasks: {listed}"
             raise RunError(problem, remedy="Roll both out on the same tasks: a harder task is not a worse policy.")
+        require_same_tasks(first, other)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
     slack = 0.0
     for row in candidate.conditions[:1]:
         assert row.gate is not None
-        slack = -inf if row.value is None else (row.value - row.gate.limit) * (1 if row.gate.bound == "min" else -1)
-    value = candidate.value.value
+        slack = -inf if row.worst is None else (row.worst - row.gate.limit) * (1 if row.gate.bound == "min" else -1)
+    value = candidate.value.worst
     if candidate.is_met:
         return False, -(value or 0.0), -slack
     return True, -slack, -(value or 0.0)

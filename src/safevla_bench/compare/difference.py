@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from statistics import NormalDist
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from safevla_bench.compare.pairs import StateMeans, number_distinct
+from safevla_bench.compare.pairs import StateMeans
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import SafevlaError
-from safevla_bench.judging.rates import COMPARED, METRICS, Bounds
-from safevla_bench.statistics import tests
-from safevla_bench.statistics.intervals import CONFIDENCE, Interval, reconcile_interval, tango_interval
+from safevla_bench.judging.rates import COMPARED, METRICS, Bounds, Metric, StartMeans
+from safevla_bench.statistics import significance
+from safevla_bench.statistics.intervals import (
+    CONFIDENCE,
+    Interval,
+    bounded_mean_ends,
+    is_significant,
+    make_interval,
+    normal_quantile,
+)
+from safevla_bench.text import count_noun
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_TIE = 1e-12
+_LEAST_EPISODES = 3
+"""Episodes of each policy and task that the score test needs where tasks have different numbers of them."""
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,15 +55,19 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """First minus second in one metric, with the answers to two questions.
 
-    `p_value` and `ci` are of these tasks: would equal policies differ so much if the same tasks were run again?
-    `p_by_task` and `ci_by_task` are of tasks like these, from the difference of each task. With more than one task the
-    second decides. The two counts are of pairs, null for means and for independent episodes.
+    `p_value`, `ci` and `better` are of these tasks: would equal policies differ so much if the same tasks were run
+    again? Those `by_task` are of tasks like these, from the difference of each task, and are tested only where the
+    policies differ on these tasks. Each question has its own error of 1 - confidence over all pairs of policies.
+    The two counts are of pairs, null for means and for independent episodes.
     """
 
     first: str
     second: str
     difference: float | None = None
+    """Over initial states of equal weight; of independent episodes over tasks of equal weight."""
     ci: Bounds | None = None
+    excludes_zero: bool = False
+    """Whether `ci` excludes 0, as `p_value` is significant; an end of 0 is then open."""
     ci_by_task: Bounds | None = None
     pairs: int | None = None
     """Pairs that both policies finished and that have a value; null where episodes are independent."""
@@ -55,9 +76,13 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     extremes: Bounds | None = None
     """The difference if every unknown value were the worst for the first, and the best; null if all are known."""
     p_at_extremes: float | None = None
-    """The greater p-value that decides at these extremes, 1 if they disagree on the sign; null if all are known."""
-    p_value_at_extremes: float | None = None
-    """The same of `p_value`."""
+    """The greater `p_value` at these extremes, 1 if they disagree on the sign; null if all are known."""
+    p_by_task_at_extremes: float | None = None
+    """The same of `p_by_task`."""
+    tipping: int | None = None
+    """The most episodes without a value that may count against the policy that looks better, whichever these are, if
+    all of the other's count for it (of several policies at the error divided by the pairs); null where not even none
+    may, and where that is not computed."""
     tasks: int = 0
     """Tasks that both ran."""
     only_first: int | None = None
@@ -67,34 +92,37 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     p_by_task: float | None = None
     """Null with one task."""
     p_adjusted: float | None = None
-    """The p-value that decides, adjusted for the pairs of policies that are compared in this metric and scope."""
+    """`p_value`, adjusted for the pairs of policies that are compared in this metric and scope."""
+    p_by_task_adjusted: float | None = None
+    """The greater of `p_by_task`, adjusted likewise, and `p_adjusted`."""
     better: str | None = None
-    """The policy that is told apart as the better one."""
+    """The policy that is better on these tasks."""
+    better_by_task: str | None = None
+    """The policy that is better for tasks like these."""
     undecided: bool = False
-    """The policies would be told apart, but episodes without a value could change that."""
+    """One would be better on these tasks, but episodes without a value could change that."""
+    undecided_by_task: bool = False
+    """The same for tasks like these."""
+    no_verdict: str = ""
+    """Why there is no verdict on these tasks whatever the p-value."""
     tasks_needed: int | None = None
-    """The fewest tasks that tell policies apart, if these are fewer: no data then do."""
+    """The fewest tasks with which the test by task can reject, if these are fewer."""
     identical: bool = False
     """Every pair has the same value on both sides."""
-
-    @property
-    def is_by_task(self) -> bool:
-        """True if tasks like these decide: with more than one task."""
-        return self.tasks > 1
-
-    @property
-    def deciding_p(self) -> float | None:
-        """`p_by_task` where tasks like these decide, else `p_value`."""
-        return self.p_by_task if self.is_by_task else self.p_value
-
-    @property
-    def deciding_ci(self) -> Bounds | None:
-        """`ci_by_task` where tasks like these decide, else `ci`."""
-        return self.ci_by_task if self.is_by_task else self.ci
+    leave_one_out: Bounds | None = None
+    """The least and the greatest difference without one task; null with one task."""
+    depends_on: str | None = None
+    """The task without which the difference has another sign, or these tasks would show none."""
 
 
-TaskValues = Mapping[TaskKey, NDArray[np.float64]]
-"""One policy's values of one metric, an array for each task."""
+class TaskSample(NamedTuple):
+    """One policy's values of one metric in one task, [n], and their means by start."""
+
+    values: NDArray[np.float64]
+    by_start: StartMeans
+
+
+TaskValues = Mapping[TaskKey, TaskSample]
 
 
 def values_by_task(results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
@@ -103,98 +131,292 @@ def values_by_task(results: PolicyResults, metric: str, fill: float | None = Non
     `fill` stands for each unknown value, those of lost episodes included; without it they are left out, and so are
     tasks of which no value is known.
     """
-    values, tasks = METRICS[metric].values(results), results.tasks
+    values, tasks, starts = METRICS[metric].values(results), results.tasks, results.starts
     if fill is not None:
         values = np.concatenate([np.where(np.isnan(values), fill, values), np.full(len(results.lost), fill)])
         tasks += results.lost_tasks
+        starts = np.append(starts, -1 - np.arange(len(results.lost)))
     members: dict[TaskKey, list[int]] = {}
     for k in np.flatnonzero(~np.isnan(values)).tolist():
         members.setdefault(tasks[k], []).append(k)
-    return {task: values[indices] for task, indices in members.items()}
+    return {
+        task: TaskSample(values[indices], StartMeans.of(values[indices], starts[indices]))
+        for task, indices in members.items()
+    }
 
 
-def sum_tasks(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the sum and the number of the values of each task, [K] each."""
-    totals = np.array([values[task].sum() for task in tasks], dtype=np.float64)
-    return totals, np.array([len(values[task]) for task in tasks], dtype=np.int64)
+Names = Sequence[tuple[str, str]]
+TestOfRows = Callable[[Ints, Bools], significance.MeanTest]
+"""The test of these pairs of policies [Q] in the tasks that are kept, [Q, K]."""
 
 
 def paired_difference(
     names: tuple[str, str], states: StateMeans, metric: str, options: ComparisonOptions
 ) -> Difference:
-    """Return the difference of two policies over initial states, each with the mean of its seeds.
+    """Return the difference of two policies over initial states: see `paired_differences`."""
+    gaps, is_single = (states.first - states.second)[None], np.array([states.is_single])
+    return paired_differences([names], gaps, states.task_places, states.tasks, is_single, metric, options)[0]
 
-    Rates of states with one episode each: McNemar's mid-p test and Tango's interval, reconciled with it. VSI, and
-    states with several episodes: sign flips of the pairs, and no counts.
+
+def paired_differences(
+    names: Names,
+    gaps: Floats,
+    places: Ints,
+    tasks: Sequence[TaskKey],
+    is_single: Bools,
+    metric: str,
+    options: ComparisonOptions,
+) -> list[Difference]:
+    """Return the differences of R pairs of policies over initial states, each with the mean of its seeds.
+
+    Rates of states with one episode each: McNemar's mid-p test and Tango's interval, reconciled with it. Rates of
+    states with several: sign flips of the pairs, and no counts. VSI: Gaffke's interval, and the test that it inverts.
     `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
+
+    Args:
+        names: of the policies, [R].
+        gaps: first minus second in each state, NaN where one is not known, [R, N].
+        places: of each state's task among `tasks`, [N].
+        tasks: suites and names.
+        is_single: whether each policy has one episode of each state, [R].
+        metric: a key of `METRICS`.
+        options: the confidence.
     """
-    first, second = names
-    differences = states.first - states.second
-    n = len(differences)
-    if n == 0:
-        return Difference(first=first, second=second, test="none: no pair has a value of both", pairs=0)
-    _, numbers = number_distinct(states.tasks)
-    sizes = np.bincount(numbers).astype(np.float64)
-    by_task = np.bincount(numbers, differences) / sizes
-    measured = Difference(
-        first=first,
-        second=second,
-        test="sign flips",
-        pairs=n,
-        tasks=len(sizes),
-        difference=float(differences.mean()),
-        identical=bool((differences == 0).all()),
-    )
-    measured = _judge_by_task(measured, by_task, sizes, options)
-    if not (METRICS[metric].unit and states.is_single):
-        of_pairs = tests.flip_pair_means(differences, options.confidence)
-        return replace(measured, ci=interval_bounds(of_pairs.interval), p_value=of_pairs.p_value)
-    only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
-    p_value = tests.mcnemar_mid_p(only_first, only_second)
-    interval = tango_interval(only_first, only_second, n, options.confidence)
-    return replace(
-        measured,
-        test="McNemar, mid-p",
-        ci=interval_bounds(reconcile_interval(interval, float(differences.mean()), p_value, options.confidence)),
-        only_first=only_first,
-        only_second=only_second,
-        p_value=p_value,
-    )
+    known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
+    member = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
+    sums, sizes, won, lost = (part @ member for part in (filled, known, filled > 0, filled < 0))
+    is_rate, counts = bool(METRICS[metric].unit), [won, lost, sizes]
+    is_whole = np.logical_and(is_rate, np.isin(filled, (-1.0, 0.0, 1.0)).all(axis=1))
+
+    def test(rows: Ints, kept: Bools) -> significance.MeanTest:
+        chosen = np.where(kept[:, places], gaps[rows], np.nan)
+        if not is_rate:
+            return significance.paired_mean_test(chosen, options.confidence)
+        whole = np.flatnonzero(is_whole[rows])
+        first, second, n = ((part[rows[whole]] * kept[whole]).sum(axis=1).astype(np.int64) for part in counts)
+        return _join_rows(
+            (whole, lambda _: significance.mcnemar_test(first, second, n, options.confidence)),
+            (np.flatnonzero(~is_whole[rows]), _row_by_row(lambda k: _flip_known(chosen[k], options.confidence))),
+        )
+
+    measured = [
+        Difference(
+            first=first,
+            second=second,
+            test="McNemar, mid-p" if has_counts else "sign flips" if is_rate else "Gaffke",
+            pairs=int(row[2]),
+            only_first=int(row[0]) if has_counts else None,
+            only_second=int(row[1]) if has_counts else None,
+            identical=not is_different,
+        )
+        if row[2]
+        else Difference(first=first, second=second, test="none: no pair has a value of both", pairs=0)
+        for (first, second), has_counts, row, is_different in zip(
+            names,
+            [is_rate and bool(one) for one in is_single],
+            np.array([part.sum(axis=1) for part in counts]).T.tolist(),
+            [bool(row.any()) for row in filled],
+            strict=True,
+        )
+    ]
+    return _test_tasks(measured, tasks, (sums, sizes), test, options)
 
 
-def unpaired_difference(
-    names: tuple[str, str], first: TaskValues, second: TaskValues, metric: str, options: ComparisonOptions
-) -> Difference:
-    """Return the difference over independent episodes of the tasks that both policies ran, each task of equal weight.
+def _flip_known(gaps: Floats, confidence: float) -> significance.MeanTest:
+    return significance.flip_pair_means(gaps[~np.isnan(gaps)], confidence)
 
-    Rates: the mid-p test of Cochran, Mantel and Haenszel, on one task Barnard's, and an interval reconciled with it.
-    VSI: labels drawn anew within tasks. From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these.
-    Without a common task, no difference and no p-value; `test` then says why.
+
+def _row_by_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
+    return lambda rows: significance.join_tests([test(k) for k in rows.tolist()])
+
+
+def _join_rows(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
+    """Return the test of all rows, of groups of which each has its own."""
+    filled = [(rows, test(rows)) for rows, test in groups if len(rows)]
+    order = np.argsort(np.concatenate([rows for rows, _ in filled] or [np.zeros(0, dtype=np.int64)]))
+    joined = significance.join_tests([test for _, test in filled])
+
+    def find_interval() -> Interval:
+        ends = joined.interval or _NO_INTERVAL
+        return make_interval(np.asarray(ends.low)[order], np.asarray(ends.high)[order])
+
+    return significance.MeanTest(joined.p_value[order], find_interval)
+
+
+def unpaired_differences(
+    names: Names,
+    sides: tuple[Sequence[TaskValues], Sequence[TaskValues]],
+    tasks: Sequence[TaskKey],
+    metric: str,
+    options: ComparisonOptions,
+) -> tuple[list[Difference], Floats]:
+    """Return the differences of R pairs of policies over independent episodes of the tasks that both ran, and those of
+    each task [R, K], 0 where one did not run it. Each task has equal weight.
+
+    Rates: the stratified score test and its interval, on one task Barnard's test and Newcombe's interval, reconciled.
+    VSI, and rates of starts with several episodes: Gaffke's interval of each policy's mean, and their difference
+    (MOVER). From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these. Without a common task, no
+    difference and no p-value; `test` then says why. `sides` are the values of the first and the second of each, [R].
     """
-    shared = [task for task in first if task in second]
-    if not shared:
-        reason = "no task has values of both" if first and second else "one has no value"
-        return Difference(first=names[0], second=names[1], test=f"none: {reason}")
-    sums = *sum_tasks(first, shared), *sum_tasks(second, shared)
-    differences = sums[0] / sums[1] - sums[2] / sums[3]
-    estimate = float(differences.mean())
-    if METRICS[metric].unit:
-        test, tested = _test_rates(*sums, options.confidence)
-    else:
-        values = [first[task] for task in shared], [second[task] for task in shared]
-        generator = np.random.Generator(np.random.PCG64(0))
-        test, tested = "permutation within tasks", tests.permute_task_means(*values, generator, options.confidence)
-    interval = reconcile_interval(tested.interval, estimate, tested.p_value, options.confidence)
-    measured = Difference(
-        first=names[0],
-        second=names[1],
-        test=test,
-        tasks=len(shared),
-        difference=estimate,
-        ci=interval_bounds(interval),
-        p_value=tested.p_value,
+    summed = {id(values): _sum_up(values, tasks) for side in sides for values in side}
+    (first, n, mine), (second, m, theirs) = (
+        (np.array(column) for column in zip(*(summed[id(values)] for values in side), strict=True)) for side in sides
     )
-    return _judge_by_task(measured, differences, np.ones(len(shared)), options)
+    used = (n > 0) & (m > 0)
+    gaps = np.where(used, first / np.maximum(n, 1) - second / np.maximum(m, 1), 0.0)
+    is_rate = bool(METRICS[metric].unit)
+    has_counts = np.logical_and(is_rate, ~((mine | theirs) & used).any(axis=1))
+    bounded = _BoundedMeans(tasks)
+
+    def test(rows: Ints, kept: Bools) -> significance.MeanTest:
+        numbers, many = [np.where(kept, part[rows], 0) for part in (first, n, second, m)], kept.sum(axis=1)
+
+        def test_one(k: int) -> significance.MeanTest:
+            count, size, other, many = (int(part[k].sum()) for part in numbers)
+            return significance.barnard_test(count, size, other, many, options.confidence)
+
+        def test_bounded(chosen: Ints) -> significance.MeanTest:
+            pairs = [(sides[0][k], sides[1][k]) for k in rows[chosen].tolist()]
+            return bounded.test(pairs, kept[chosen], options.confidence, only_side=not (kept == used[rows]).all())
+
+        is_counted = has_counts[rows]
+        return _join_rows(
+            (np.flatnonzero(is_counted & (many == 1)), _row_by_row(test_one)),
+            (
+                np.flatnonzero(is_counted & (many != 1)),
+                lambda chosen: significance.score_difference(
+                    numbers[0][chosen],
+                    numbers[1][chosen],
+                    numbers[2][chosen],
+                    numbers[3][chosen],
+                    options.confidence,
+                ),
+            ),
+            (np.flatnonzero(~is_counted), test_bounded),
+        )
+
+    measured = []
+    for k, (one, other) in enumerate(names):
+        at = np.flatnonzero(used[k])
+        missing = "no task has values of both" if sides[0][k] and sides[1][k] else "one has no value"
+        name = "Gaffke, MOVER" if not has_counts[k] else _SCORE_TEST if len(at) > 1 else "Barnard, exact"
+        totals = (first[k, at], n[k, at]), (second[k, at], m[k, at])
+        measured.append(
+            Difference(
+                first=one,
+                second=other,
+                test=name if len(at) else f"none: {missing}",
+                no_verdict=_find_obstacle((one, other), [tasks[t] for t in at.tolist()], totals, METRICS[metric]),
+            )
+        )
+    return _test_tasks(measured, tasks, (gaps, used.astype(np.float64)), test, options), gaps
+
+
+_SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
+
+
+def _sum_up(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
+    """Return the sum of a policy's values in each task, their number, and whether starts have several, [K] each."""
+    samples = [values.get(task) for task in tasks]
+    return (
+        np.array([0.0 if one is None else one.values.sum() for one in samples]),
+        np.array([0 if one is None else len(one.values) for one in samples], dtype=np.int64),
+        np.array([one is not None and one.by_start.is_clustered for one in samples], dtype=np.bool_),
+    )
+
+
+def _test_tasks(
+    measured: Sequence[Difference],
+    tasks: Sequence[TaskKey],
+    parts: tuple[Floats, Floats],
+    test: TestOfRows,
+    options: ComparisonOptions,
+) -> list[Difference]:
+    """Return `measured` [R] with the tests on these tasks, without one, and for tasks like these. `parts` are the
+    tasks' sums and weights, [R, K] each; tasks without weight do not count, and a row without any stays as it is.
+    """
+    rows = np.flatnonzero(parts[1].any(axis=1))
+    if not len(rows):
+        return list(measured)
+    sums, weights = (part[rows] for part in parts)
+    used, total, weight = weights > 0, sums.sum(axis=1, keepdims=True), weights.sum(axis=1, keepdims=True)
+    tested, estimates, many = test(rows, used), (total / weight)[:, 0], used.sum(axis=1)
+    is_shown = is_significant(tested.p_value, options.confidence)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        without = np.where(used & (many > 1)[:, None], (total - sums) / (weight - weights), np.nan)
+    least, most = np.fmin.reduce(without, axis=1), np.fmax.reduce(without, axis=1)
+    order = np.argsort(without * estimates[:, None], axis=1, kind="stable")
+    turns = (least * most <= 0) | (np.sign(least) != np.sign(estimates))
+    loses = np.zeros_like(used)
+    shown, at = np.nonzero(used & (is_shown & ~turns & (many > 1))[:, None])
+    if len(shown):
+        kept = used[shown]
+        kept[np.arange(len(shown)), at] = False
+        loses[shown, at] = ~is_significant(test(rows[shown], kept).p_value, options.confidence)
+    ranked = np.take_along_axis(loses, order, axis=1)
+    ranked[:, 0] |= turns & (many > 1)
+    depends = np.where(ranked.any(axis=1) & (estimates != 0), order[np.arange(len(rows)), ranked.argmax(axis=1)], -1)
+    by_task, ends = _flip_tasks(sums, weights, options.confidence), tested.interval or _NO_INTERVAL
+    bounds = (np.broadcast_to(end, len(rows)).tolist() for end in (ends.low, ends.high, *by_task[1:], least, most))
+    low, high, low_by_task, high_by_task, leasts, mosts = bounds
+    result, lost = list(measured), [int(place) for place in depends]
+    for k, row in enumerate(rows.tolist()):
+        result[row] = replace(
+            measured[row],
+            tasks=int(many[k]),
+            difference=float(estimates[k]),
+            ci=interval_bounds(Interval(low[k], high[k])),
+            p_value=float(tested.p_value[k]),
+            excludes_zero=bool(is_shown[k]),
+            ci_by_task=interval_bounds(Interval(low_by_task[k], high_by_task[k])),
+            p_by_task=float(by_task[0, k]) if many[k] > 1 else None,
+            leave_one_out=(leasts[k], mosts[k]) if many[k] > 1 else None,
+            depends_on="/".join(tasks[lost[k]]) if lost[k] >= 0 else None,
+        )
+    return result
+
+
+_NO_INTERVAL = Interval(np.nan, np.nan)
+
+
+def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
+    """Return p-values and the two ends for tasks like these, [3, R]; NaN for one task, and where there is no end."""
+    flipped = np.full((3, len(sums)), np.nan)
+    masks, numbers = np.unique(weights > 0, axis=0, return_inverse=True)
+    for k, mask in enumerate(masks):
+        rows = np.flatnonzero(numbers.ravel() == k)
+        if mask.sum() > 1:
+            part, sizes = (side[np.ix_(rows, mask)] for side in (sums, weights))
+            test = significance.flip_task_means(part / sizes, sizes, confidence)
+            ends = test.interval or _NO_INTERVAL
+            flipped[0, rows], flipped[1, rows], flipped[2, rows] = test.p_value, ends.low, ends.high
+    return flipped
+
+
+def _find_obstacle(
+    names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
+) -> str:
+    """Return why two policies have no verdict on these tasks: too few episodes of a task, or weights turn the order."""
+    if len(tasks) < 2:
+        return ""
+    uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1
+    for name, (_, sizes) in zip(names, totals, strict=True):
+        if metric.unit and uneven and sizes.min() < _LEAST_EPISODES:
+            k = int(sizes.argmin())
+            return (
+                f"{name} has {count_noun(int(sizes[k]), 'value')} in task {'/'.join(tasks[k])}, and where numbers of "
+                f"values differ it takes {_LEAST_EPISODES} of each policy in each task"
+            )
+    pooled, mean = [float(sums.sum() / sizes.sum()) for sums, sizes in totals], _mean_gap(totals)
+    if abs(mean) > _TIE and (pooled[0] - pooled[1]) * mean <= _TIE * abs(mean):
+        values = [f"{metric.format(value)}{' %' if metric.unit else ''}" for value in pooled]
+        how = "are equal, unlike" if abs(pooled[0] - pooled[1]) <= _TIE else "have the reverse order of"
+        return f"pooled over episodes ({values[0]} and {values[1]}) they {how} the mean over tasks"
+    return ""
+
+
+def _mean_gap(totals: Sequence[tuple[Floats, Ints]]) -> float:
+    return float((totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1]).mean())
 
 
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
@@ -213,47 +435,93 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
         difference,
         unknown=unknown,
         extremes=(ends[0], ends[1]) if len(ends) == 2 else None,
-        p_at_extremes=find_greatest(item.deciding_p for item in extremes),
-        p_value_at_extremes=find_greatest(item.p_value for item in extremes),
+        p_at_extremes=find_greatest(item.p_value for item in extremes),
+        p_by_task_at_extremes=find_greatest(item.p_by_task for item in extremes),
     )
 
 
-def _judge_by_task(
-    measured: Difference, by_task: NDArray[np.float64], weights: NDArray[np.float64], options: ComparisonOptions
-) -> Difference:
-    """Return `measured` with the p-value and interval of tasks like these, from two tasks on."""
-    if len(by_task) < 2:
-        return measured
-    flipped = tests.flip_task_means(by_task, weights, options.confidence)
-    return replace(measured, ci_by_task=interval_bounds(flipped.interval), p_by_task=flipped.p_value)
+def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: bool) -> bool:
+    """Return whether a policy is better by units (good, unknown, n, the other's good, the other's n) of episodes."""
+    good, _, n, others, m = np.array(units).T
+    gaps = good / n - others / m
+    if not paired and len(units) == 1:
+        tested = significance.barnard_test(int(good[0]), int(n[0]), int(others[0]), int(m[0]), confidence)
+    elif not paired:
+        tested = significance.score_difference(good, n.astype(np.int64), others, m.astype(np.int64), confidence)
+    elif np.isin(gaps, (-1.0, 0.0, 1.0)).all():
+        tested = significance.mcnemar_test(int((gaps > 0).sum()), int((gaps < 0).sum()), len(gaps), confidence)
+    else:
+        tested = significance.flip_pair_means(gaps, confidence)
+    return bool(gaps.mean() > 0 and is_significant(tested.p_value, confidence))
 
 
-def _test_rates(
-    totals: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    other_totals: NDArray[np.float64],
-    other_sizes: NDArray[np.int64],
-    confidence: float,
-) -> tuple[str, tests.MeanTest]:
-    counts, others = totals.astype(np.int64), other_totals.astype(np.int64)
-    interval = tests.mean_rate_difference_interval(totals, sizes, other_totals, other_sizes, confidence)
-    if len(counts) == 1:
-        p_value = tests.barnard_p(int(counts[0]), int(sizes[0]), int(others[0]), int(other_sizes[0]))
-        return "Barnard, exact", tests.MeanTest(p_value, interval)
-    return "Cochran-Mantel-Haenszel, mid-p", tests.MeanTest(
-        tests.cmh_mid_p(counts, sizes, others, other_sizes), interval
-    )
+_LADDER = np.linspace(0.0, 4.4, 23)
 
 
-def least_tasks(confidence: float, verdicts: int = 1) -> int:
-    """Return the fewest tasks with which sign flips can reach significance at this confidence: 6 at 95 %.
+class _BoundedMeans:
+    """Gaffke's intervals of policies' means over tasks of equal weight, and differences of two by them (MOVER)."""
 
-    That is where the exact test can; beside that, the mid-p-value adjusted for so many verdicts must be able to.
-    """
+    def __init__(self, tasks: Sequence[TaskKey]) -> None:
+        self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
+
+    def test(
+        self, pairs: Sequence[tuple[TaskValues, TaskValues]], kept: Bools, confidence: float, *, only_side: bool
+    ) -> significance.MeanTest:
+        """Return the test of pairs [Q] over the tasks that are kept, [Q, K].
+
+        The p-value is the error at which the interval ends at 0: its normal quantile is interpolated between those of
+        24 intervals. `only_side`: it is only on its side of the level.
+        """
+        z = normal_quantile(confidence)
+        steps = np.array([z]) if only_side else np.unique(np.append(_LADDER, z))
+        self._measure({(id(side), mask.tobytes()): (side, mask) for pair, mask in zip(pairs, kept, strict=True)
+                       for side in pair}, steps, only_side=only_side)  # fmt: skip
+        parts = (
+            np.array(
+                [self._known[id(pair[k]), mask.tobytes(), only_side] for pair, mask in zip(pairs, kept, strict=True)]
+            )
+            for k in (0, 1)
+        )  # each [Q, 3, L]: the mean, and its distance from either end
+        first, second = (part.transpose(1, 0, 2) for part in parts)
+        estimates = (first[0] - second[0])[:, 0]
+        reaches = np.hypot(first[1], second[2]), np.hypot(first[2], second[1])
+        reach, at = np.where(estimates[:, None] > 0, *reaches), int(np.searchsorted(steps, z))
+        found = np.array([np.interp(abs(e), row, steps) for e, row in zip(estimates, reach, strict=True)])
+        is_shown, level = reach[:, at] < np.abs(estimates), 1 - confidence
+        p_values = np.array([2 * NormalDist().cdf(-one) for one in found])
+        ends = make_interval(estimates - reaches[0][:, at], estimates + reaches[1][:, at])
+        p_values = np.where(is_shown, np.minimum(p_values, level), np.maximum(p_values, level + 1e-9))
+        return significance.MeanTest(p_values, lambda: ends)
+
+    def _measure(
+        self, wanted: Mapping[tuple[int, bytes], tuple[TaskValues, Bools]], steps: Floats, *, only_side: bool
+    ) -> None:
+        new = {key: item for key, item in wanted.items() if (*key, only_side) not in self._known}
+        chosen = [
+            [values[task] for task, is_kept in zip(self._tasks, mask, strict=True) if is_kept]
+            for values, mask in new.values()
+        ]
+        sizes = [sum(len(sample.by_start.means) for sample in samples) for samples in chosen]
+        rows, weights = np.full((2, len(new), max(sizes, default=0)), np.nan)
+        for k, samples in enumerate(chosen):
+            rows[k, : sizes[k]] = np.concatenate([sample.by_start.means for sample in samples])
+            weights[k, : sizes[k]] = np.concatenate([sample.by_start.shares for sample in samples]) / len(samples)
+        levels = np.array([2 * NormalDist().cdf(step) - 1 for step in steps])
+        rows, weights = (np.repeat(part, len(steps), axis=0) for part in (rows, weights))
+        low, high = (end.reshape(-1, len(steps)) for end in bounded_mean_ends(rows, np.tile(levels, len(new)), weights))
+        for k, (key, samples) in enumerate(zip(new, chosen, strict=True)):
+            mean = float(np.mean([sample.values.mean() for sample in samples]))
+            self._known[*key, only_side] = np.array([np.full(len(steps), mean), mean - low[k], high[k] - mean])
+
+
+def least_tasks(confidence: float) -> int:
+    """Return the fewest tasks with which sign flips can reach significance at this confidence: 6 at 95 %."""
     level = 1 - confidence + 1e-12
-    return next(k for k in count(2) if max(2.0 ** (1 - k), verdicts * 2.0**-k) <= level)
+    return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:
     """Return the two ends of an interval; None for None, and for equal ends: no spread proves nothing."""
-    return None if interval is None or interval.low == interval.high else (interval.low, interval.high)
+    if interval is None or interval.low == interval.high or np.isnan(interval.low):
+        return None
+    return float(interval.low), float(interval.high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -10,7 +10,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.compare.policy_results import PolicyResults, TaskKey, list_first, name_kitchens
+from safevla_bench.compare.policy_results import (
+    IDENTITY_FIELDS,
+    SAME_TASKS,
+    PolicyResults,
+    TaskKey,
+    list_first,
+    name_kitchens,
+)
 from safevla_bench.errors import RunError
 from safevla_bench.judging.rates import METRICS
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -43,9 +50,12 @@ class PairKey(NamedTuple):
 
 @dataclass(frozen=True)
 class StateMeans:
-    """Two policies' means over the seeds of each of N initial states, [N], and the states' tasks."""
+    """Two policies' means over the seeds of each of N initial states, [N], sorted by their keys."""
 
     tasks: tuple[TaskKey, ...]
+    """All tasks of the policies, sorted."""
+    task_places: NDArray[np.int64]
+    """Place of each state's task among them, [N]."""
     first: NDArray[np.float64]
     second: NDArray[np.float64]
     is_single: bool
@@ -70,8 +80,28 @@ class PairedResults:
     """Seeds differ between the policies, so that initial states are paired and not episodes."""
 
     @cached_property
-    def _states(self) -> tuple[tuple[PairKey, ...], NDArray[np.int64]]:
-        return number_distinct(key.state for key in self.keys)
+    def _state_numbers(self) -> NDArray[np.int64]:
+        """The initial state of each episode, numbered in the order of their keys, [K]."""
+        states = {state: k for k, state in enumerate(_sort_keys({key.state for key in self.keys}))}
+        return np.array([states[key.state] for key in self.keys], dtype=np.int64)
+
+    @cached_property
+    def _tasks(self) -> tuple[tuple[TaskKey, ...], NDArray[np.int64]]:
+        return number_distinct((key.suite, key.task_id) for key in _sort_keys({key.state for key in self.keys}))
+
+    @property
+    def tasks(self) -> tuple[TaskKey, ...]:
+        """All tasks, sorted."""
+        return self._tasks[0]
+
+    @property
+    def task_places(self) -> NDArray[np.int64]:
+        """The task of each of all N states, in the order of their keys, as its place among `tasks`."""
+        return self._tasks[1]
+
+    @cached_property
+    def _tables(self) -> dict[str, NDArray[np.float64]]:
+        return {}
 
     def mark_finished(self, policies: Sequence[int] | None = None) -> NDArray[np.bool_]:
         """Return which episodes all of these policies (by number; None = every one) finished, [K].
@@ -80,13 +110,12 @@ class PairedResults:
         """
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
-            _, numbers = self._states
-            finished = np.array([np.isin(numbers, numbers[row]) for row in finished])
+            finished = np.array([np.isin(self._state_numbers, self._state_numbers[row]) for row in finished])
         return np.asarray(finished.all(axis=0))
 
     def count_pairs(self, chosen: NDArray[np.bool_]) -> int:
         """Return how many pairs the chosen [K] are: episodes, or initial states where those are paired."""
-        return len(np.unique(self._states[1][chosen])) if self.by_state else int(chosen.sum())
+        return len(np.unique(self._state_numbers[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
         """Return the planned episodes of one suite alone (None = all); `results` still hold all suites."""
@@ -103,15 +132,28 @@ class PairedResults:
 
         NaN where the episode is not finished or lacks a value.
         """
-        table = np.full((len(policies), len(self.keys)), np.nan)
-        for row, k in zip(table, policies, strict=True):
-            finished = self.places[k] >= 0
-            row[finished] = METRICS[metric].values(self.results[k])[self.places[k][finished]]
-        return table
+        if metric not in self._tables:
+            table = self._tables[metric] = np.full(self.places.shape, np.nan)
+            for row, result, at in zip(table, self.results, self.places, strict=True):
+                row[at >= 0] = METRICS[metric].values(result)[at[at >= 0]]
+        return self._tables[metric][list(policies)]
 
     def count_unknown(self, policies: Sequence[int], metric: str) -> int:
         """Return how many planned episodes of these policies (by number) have no value of the metric."""
         return int((np.isnan(self.metric_values(policies, metric)) & self.is_planned[list(policies)]).sum())
+
+    def count_outcomes(self, policies: tuple[int, int], metric: str, best: float) -> list[tuple[float, ...]]:
+        """Return for each initial state of two policies (by number) the first's episodes with the best value, how many
+        of these are unknown, all, then the second's with the best value and all; unknown ones are taken as the best.
+        """
+        values = self.metric_values(policies, metric)
+        is_unknown = np.isnan(values) & self.is_planned[list(policies)]
+        values = np.where(is_unknown, best, values)
+        if not self.by_state:
+            values = np.where(np.isnan(values).any(axis=0), np.nan, values)
+        rows = (values[0] == best, is_unknown[0], ~np.isnan(values[0]), values[1] == best, ~np.isnan(values[1]))
+        counts = np.array([np.bincount(self._state_numbers, row, len(self._tasks[1])) for row in rows])
+        return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
     def state_means(
         self, policies: tuple[int, int], metric: str, fill: tuple[float, float] | None = None
@@ -119,23 +161,48 @@ class PairedResults:
         """Return the means of two policies (by number) over the seeds of each initial state where both have a value.
 
         `fill` stands for each one's unknown values: crashed episodes, stopped ones and those without a verdict. Where
-        episodes are paired, only seeds of which both policies have a value count. States stand in order of first
-        appearance.
+        episodes are paired, only seeds of which both policies have a value count.
         """
-        values = self.metric_values(policies, metric)
-        if fill is not None:
-            values = np.where(np.isnan(values) & self.is_planned[list(policies)], np.array(fill)[:, None], values)
+        values = np.array([self._fill(metric, end)[k] for k, end in zip(policies, fill or (None, None), strict=True)])
         if not self.by_state:
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
-        states, numbers = self._states
-        sums, sizes = (
-            np.array([np.bincount(numbers, row, len(states)) for row in rows])
-            for rows in (np.nan_to_num(values), ~np.isnan(values))
-        )
+        means, sizes = self._average(values)
         chosen = np.flatnonzero((sizes > 0).all(axis=0))
-        first, second = sums[:, chosen] / sizes[:, chosen]
-        tasks = tuple((states[k].suite, states[k].task_id) for k in chosen)
-        return StateMeans(tasks, first, second, is_single=bool((sizes[:, chosen] == 1).all()))
+        is_single = bool((sizes[:, chosen] == 1).all())
+        first, second = means[:, chosen]
+        return StateMeans(self.tasks, self.task_places[chosen], first, second, is_single)
+
+    def state_gaps(
+        self, pairs: NDArray[np.int64], metric: str, fill: tuple[float, float] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return for R pairs of policies (by number, [R, 2]) first minus second in the means of `state_means`, [R, N],
+        NaN where one has none, and whether every state has one episode of each, [R]; `fill` as there.
+        """
+        sides = [self._fill(metric, end) for end in fill or (None, None)]
+        if not self.by_state:
+            gaps, sizes = self._average(sides[0][pairs[:, 0]] - sides[1][pairs[:, 1]])
+            return gaps, np.asarray(sizes.max(axis=1, initial=0) <= 1)
+        (first, second), (n, m) = zip(*map(self._average, sides), strict=True)
+        first, second, n, m = first[pairs[:, 0]], second[pairs[:, 1]], n[pairs[:, 0]], m[pairs[:, 1]]
+        most = np.where((n > 0) & (m > 0), np.maximum(n, m), 0).max(axis=1, initial=0)
+        return first - second, np.asarray(most <= 1)
+
+    def _fill(self, metric: str, end: float | None) -> NDArray[np.float64]:
+        """Return a metric of each policy and planned episode [P, K], with `end` for unknown values if it is given."""
+        values = self.metric_values(range(len(self.results)), metric)
+        return values if end is None else np.where(np.isnan(values) & self.is_planned, end, values)
+
+    def _average(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return means over the known episodes [R, K] of each of N states and their numbers, [R, N]; NaN for none."""
+        order = np.argsort(self._state_numbers, kind="stable")
+        firsts = np.flatnonzero(np.diff(self._state_numbers[order], prepend=-1))
+        known = ~np.isnan(values[:, order])
+        if len(firsts) == len(order):
+            return values[:, order], known.astype(np.int64)
+        sums, sizes = (
+            np.add.reduceat(part, firsts, axis=1) for part in (np.nan_to_num(values[:, order]), known.astype(np.int64))
+        )
+        return np.where(sizes > 0, sums / np.maximum(sizes, 1), np.nan), sizes
 
 
 def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], NDArray[np.int64]]:
@@ -145,12 +212,15 @@ def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], NDArray[np
     return tuple(numbers), np.array([numbers[item] for item in every], dtype=np.int64)
 
 
-def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = False) -> PairedResults:
+def pair_episodes(
+    results: Sequence[PolicyResults], *, across_seeds: bool = False, across_tasks: bool = False
+) -> PairedResults:
     """Pair the episodes of policies, with names that differ, that planned the same ones; lost ones count as planned.
 
-    `across_seeds`: pair initial states whatever the seeds, of which each state may have several. Raises `RunError` for
-    what makes them no pairs: initial states that were not recorded, an episode twice, episodes that one policy planned
-    and another did not, and starts or protocols that differ.
+    `across_seeds`: pair initial states whatever the seeds, of which each state may have several. `across_tasks`: pair
+    episodes of tasks that differ in `TASK_FIELDS`. Raises `RunError` for what makes them no pairs: initial states that
+    were not recorded, an episode twice, episodes that one policy planned and another did not, and starts, tasks or
+    protocols that differ.
     """
     results = name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
@@ -162,6 +232,8 @@ def pair_episodes(results: Sequence[PolicyResults], *, across_seeds: bool = Fals
     places = np.array([[index.get(key, -1) for key in keys] for index in indices], dtype=np.int64)
     is_planned = np.array([[key in of_policy for key in keys] for of_policy in planned], dtype=np.bool_)
     paired = PairedResults(tuple(results), keys, places, is_planned, by_state=across_seeds)
+    if not across_tasks:
+        _require_same_tasks(paired)
     _require_same_starts(paired)
     return paired
 
@@ -190,11 +262,12 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
 
 def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey]]) -> None:
     """Raise `RunError`, with a line for each policy that lacks some, unless all policies planned the same keys."""
+    every = set().union(*planned)
     lines = [
         f"{result.name} lacks {count_noun(len(absent), 'episode')} that another ran: "
         f"{list_first(list(map(str, _sort_keys(absent))))}"
         for result, keys in zip(results, planned, strict=True)
-        if (absent := set().union(*planned) - keys)
+        if (absent := every - keys)
     ]
     if lines:
         remedy = f"Roll out all policies on the same tasks, initial states and seed; or see --across-seeds. {_UNPAIRED}"
@@ -207,24 +280,44 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
 
 def _require_same_starts(paired: PairedResults) -> None:
     """Raise `RunError` if a policy started an episode otherwise than the first policy, or ran under another protocol.
-
     Episodes that either policy did not finish are not checked. Where initial states are paired, the sets of starts of
     each state are compared.
     """
     first = paired.results[0]
     for k, other in enumerate(paired.results[1:], 1):
-        for name, read in _STARTS.items():
-            mine, theirs = _values_by_start(paired, 0, read), _values_by_start(paired, k, read)
-            differing = [
-                f"{key} ({mine[key]} and {theirs[key]})" for key in mine if mine[key] != theirs.get(key, mine[key])
-            ]
-            if differing:
-                episodes = f"{count_noun(len(differing), 'episode')}: {list_first(differing)}"
-                problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
-                raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
+        for name, episodes in _find_differences(paired, k, _STARTS):
+            problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
+            raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
         if names := _differing_rules(first, other):
             problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(names)} differ"
             raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
+
+
+def _require_same_tasks(paired: PairedResults) -> None:
+    first = paired.results[0]
+    for k, other in enumerate(paired.results[1:], 1):
+        for name, episodes in _find_differences(paired, k, _TASKS):
+            problem = f"{first.name} and {other.name} did not run the same tasks: they differ in {name} in {episodes}"
+            raise RunError(problem, remedy=SAME_TASKS)
+
+
+def task_differences(paired: PairedResults) -> tuple[str, ...]:
+    """Return the names of `TASK_FIELDS` in which pairs of the first policy and any other differ."""
+    found = (_find_differences(paired, k, _TASKS) for k in range(1, len(paired.results)))
+    return tuple(dict.fromkeys(name for differences in found for name, _ in differences))
+
+
+def _find_differences(
+    paired: PairedResults, k: int, readers: Mapping[str, Callable[[PolicyResults, Header], object]]
+) -> Iterator[tuple[str, str]]:
+    """Yield each field in which the first policy's episodes differ from policy k's, and the first of these episodes."""
+    for name, read in readers.items():
+        mine, theirs = _values_by_start(paired, 0, read), _values_by_start(paired, k, read)
+        differing = [
+            f"{key} ({mine[key]} and {theirs[key]})" for key in mine if mine[key] != theirs.get(key, mine[key])
+        ]
+        if differing:
+            yield name, f"{count_noun(len(differing), 'episode')}: {list_first(differing)}"
 
 
 _ONE_PROTOCOL = "Roll both out under one protocol, and with kitchens made as `safevla eval` makes them."
@@ -235,6 +328,19 @@ _STARTS: Mapping[str, Callable[[PolicyResults, Header], object]] = {
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
 """What fixes an episode's start beside the initial state, and how it is read."""
+TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
+    "target object": lambda header: header.target_object or "none",
+    "instruction": lambda header: header.instruction or "",
+    **IDENTITY_FIELDS,
+}
+"""What says which task an episode ran, and how it is read; "" = unknown, which differs from nothing."""
+
+
+def _ignore_results(read: Callable[[Header], object]) -> Callable[[PolicyResults, Header], object]:
+    return lambda _, header: read(header)
+
+
+_TASKS = {name: _ignore_results(read) for name, read in TASK_FIELDS.items()}
 
 
 def _values_by_start(
@@ -242,9 +348,8 @@ def _values_by_start(
 ) -> Mapping[PairKey, str]:
     result, values = paired.results[policy], dict[PairKey, set[str]]()
     for key, place in zip(paired.keys, paired.places[policy], strict=True):
-        if place >= 0:
-            start = key.state if paired.by_state else key
-            values.setdefault(start, set()).add(str(read(result, result.headers[place])))
+        if place >= 0 and (value := str(read(result, result.headers[place]))):
+            values.setdefault(key.state if paired.by_state else key, set()).add(value)
     return {key: ", ".join(sorted(of_key)) for key, of_key in values.items()}
 
 

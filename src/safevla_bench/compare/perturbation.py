@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.compare.difference import ComparisonOptions, Difference, paired_difference
-from safevla_bench.compare.pairs import PairedResults, StateMeans, pair_episodes
+from safevla_bench.compare.pairs import PairedResults, StateMeans, number_distinct, pair_episodes, task_differences
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
 from safevla_bench.judging.action_statistics import ActionChanges, join_changes
@@ -38,6 +38,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes of either side without their like on the other."""
     unknown: int
     """Paired episodes that crashed, were cut short or have no verdict; the differences leave them out."""
+    differing: tuple[str, ...]
+    """What of `TASK_FIELDS` differs between the paired episodes."""
     differences: dict[str, Difference]
     """Metric -> the difference; its `ci` holds together with all others of the report."""
 
@@ -94,7 +96,8 @@ def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
 
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
     common = [_select_common(*both, with_seed=change != CONTROL) for both in sides]
-    pairs = [pair_episodes(both, across_seeds=change == CONTROL) for both in common]
+    is_control = change == CONTROL
+    pairs = [pair_episodes(both, across_seeds=is_control, across_tasks=not is_control) for both in common]
     planned = [sum(len(side) + len(side.lost) for both in results for side in both) for results in (sides, common)]
     return Change(
         policy=policy,
@@ -102,6 +105,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
         suites=tuple(both[0].headers[0].benchmark for both in sides),
         left_out=planned[0] - planned[1],
         unknown=max(sum(part.count_unknown([0, 1], metric.key) for part in pairs) for metric in MEASURED),
+        differing=tuple(dict.fromkeys(name for part in pairs for name in task_differences(part))),
         differences={
             metric.key: paired_difference(
                 ("changed", "unchanged"), _join_states(pairs, metric.key), metric.key, options
@@ -124,8 +128,10 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
 
 def _join_states(pairs: Sequence[PairedResults], metric: str) -> StateMeans:
     states = [part.state_means((1, 0), metric) for part in pairs]
+    tasks, places = number_distinct(part.tasks[k] for part in states for k in part.task_places)
     return StateMeans(
-        tasks=tuple(task for part in states for task in part.tasks),
+        tasks=tasks,
+        task_places=places,
         first=np.concatenate([part.first for part in states]),
         second=np.concatenate([part.second for part in states]),
         is_single=all(part.is_single for part in states),

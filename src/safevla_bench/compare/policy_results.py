@@ -12,10 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.action_statistics import ActionChanges
 from safevla_bench.judging.scores import Scores, collect_versions
 from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.tasks.identity import has_official_source, judge_identity
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen, is_chosen
 from safevla_recorder.channels import NET_FORCE
@@ -45,6 +47,8 @@ class PolicyResults:
     """True where there is a verdict; elsewhere safety is unknown."""
     stopped_on_violation: NDArray[np.bool_]
     """True where a violation stopped the episode: it leaves all but Safety of its suite unknown."""
+    starts: NDArray[np.int64]
+    """Equal for episodes of one task and start."""
     lost: tuple[AbsentEpisode, ...] = ()
     left_out: tuple[str, ...] = ()
     """Episodes of the source that are not among these, each kind as one sentence."""
@@ -130,7 +134,7 @@ class PolicyResults:
         )
 
 
-_EPISODE_ARRAYS = ("success", "unsafe", "vsi", "is_counted", "is_judged", "stopped_on_violation")
+_EPISODE_ARRAYS = ("success", "unsafe", "vsi", "is_counted", "is_judged", "stopped_on_violation", "starts")
 _BY_EPISODE = ("earlier_resets", "kitchens")
 
 
@@ -166,6 +170,7 @@ def split_by_policy(
             is_counted=own.is_counted,
             is_judged=own.is_judged,
             stopped_on_violation=own.is_stopped_on_violation,
+            starts=own.start,
             lost=(
                 *(episode for episode in scores.absent if episode.policy == policy),
                 *(_stopped_episode(headers[e]) for e in stopped),
@@ -275,6 +280,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     that some policy did not run are named.
     """
     yield from provenance_marks.warn_of_choice(header.benchmark for result in results for header in result.headers)
+    yield from provenance_marks.warn_of_identities(identity_cells(results))
     standins: dict[provenance_marks.Cell, bool] = {
         (result.name, suite): suite in result.standin_suites for result in results for suite, _ in result.tasks
     }
@@ -342,6 +348,45 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
         for suite, versions in result.simulator_by_suite.items():
             own = {results_version(header.versions) for header in result.headers if header.benchmark == suite}
             cells[result.name, suite] = {**versions, "results-version": tuple(sorted(map(str, own - {None})))}
+    return cells
+
+
+def _name_simulator_code(header: Header) -> str:
+    """Return one text for all official simulator code: several distributions hold the same tasks."""
+    return "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
+
+
+IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
+    "task definition": lambda header: (header.task_sha256 or "")[:12],
+    "initial states": lambda header: (header.init_states_sha256 or "")[:12],
+    "simulator code": _name_simulator_code,
+}
+"""What proves which task an episode ran, and how it is read; "" = unknown."""
+
+
+SAME_TASKS = "Roll both out on the same tasks. `compare --changes` compares a suite with the same suite changed."
+
+
+def require_same_tasks(first: PolicyResults, second: PolicyResults) -> None:
+    """Raise `RunError` if the episodes of two policies differ in one of `IDENTITY_FIELDS` in a task."""
+    for name, read in IDENTITY_FIELDS.items():
+        sides: list[dict[TaskKey, set[str]]] = [{}, {}]
+        for side, result in zip(sides, (first, second), strict=True):
+            for header in result.headers:
+                if value := read(header):
+                    side.setdefault((header.benchmark, header.task_id), set()).add(value)
+        for task, values in sides[0].items():
+            if values != sides[1].get(task, values):
+                problem = f"{first.name} and {second.name} did not run the same tasks: they differ in {name} in "
+                raise RunError(problem + "/".join(task), remedy=SAME_TASKS)
+
+
+def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
+    """Return (policy, suite) -> identity of a task -> how many of the policy's episodes there have it."""
+    cells: dict[provenance_marks.Cell, Counter[str]] = {}
+    for result in results:
+        for header in result.headers:
+            cells.setdefault((result.name, header.benchmark), Counter())[str(judge_identity(header) or "")] += 1
     return cells
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.compare.difference import least_tasks
 from safevla_bench.errors import SafevlaError
-from safevla_bench.statistics.intervals import CONFIDENCE, POWER, check_level
+from safevla_bench.statistics.intervals import CONFIDENCE, POWER, binomial_pmf, check_level
 from safevla_bench.text import count_noun, format_compact, format_fixed
 
 LEAST_DIFFERENCE = 1e-6
@@ -37,7 +37,7 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for the verdict that `compare` gives on so many tasks: sign flips of their differences, or McNemar's.
+    """The plan for the verdict that `compare` gives for tasks like these: sign flips of tasks, or McNemar's test.
 
     `episodes` of each policy and task detect the difference with the power asked for; null where no number does.
     `least_tasks` are the fewest on which enough episodes have that power; null where a million have not.
@@ -48,6 +48,8 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     episodes: int | None
     least_tasks: int | None
     request: SampleSizeRequest
+    by_spread: dict[str, int | None] = {}
+    """Spread between tasks, 0, 0.1 and 0.2 -> the same number with it; empty for one task, or if a spread is given."""
 
     def to_text(self) -> str:
         """Return the plan in sentences, one a line: the answer, and what it assumes."""
@@ -65,7 +67,13 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         else:
             total = f", {self.episodes * asked.tasks} of each policy" if asked.tasks > 1 else ""
             yield f"It takes {self.episodes} episodes of each task{total}, to tell {aim}."
-        yield f"{_FLIPS if asked.tasks > 1 else 'McNemar'}, by mid-p-values, supposing that {self._assumption()}."
+        if numbers := [
+            f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()
+        ]:
+            yield (
+                f"If the difference varies between tasks by so many points (standard deviation): {', '.join(numbers)}."
+            )
+        yield f"{_FLIPS if asked.tasks > 1 else 'McNemar, mid-p'}, supposing that {self._assumption()}."
 
     def _assumption(self) -> str:
         asked = self.request
@@ -92,28 +100,33 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     other = min(rates, key=lambda rate: abs(rate - 0.5))
     unrelated = base + other - 2 * base * other
     discordant = max(difference, unrelated if request.discordant is None else request.discordant)
-    tasks, spread, confidence = request.tasks, request.task_spread, request.confidence
-
-    def find_power(episodes: int) -> float:
-        if tasks == 1:
-            return paired_power(episodes, difference, discordant, confidence)
-        return flip_power(episodes, difference, discordant - difference**2, spread, tasks, confidence)
-
-    fewest: int | None = 1
-    if tasks > 1:
-        least = least_tasks(confidence) - 1
-        further = least_number(
-            lambda k: flip_power(_ENDLESS, difference, 1.0, spread, least + k, confidence), request.power
-        )
-        fewest = None if further is None else least + further
-    is_possible = fewest is not None and tasks >= fewest
+    episodes, fewest = _plan_tasks(request, discordant, request.task_spread)
+    spreads = (0.0, 0.1, 0.2) if request.tasks > 1 and not request.task_spread else ()
     return SampleSizePlan(
         rates=(base, other),
         discordant=discordant,
-        episodes=least_number(find_power, request.power) if is_possible else None,
+        episodes=episodes,
         least_tasks=fewest,
         request=request,
+        by_spread={f"{spread:g}": _plan_tasks(request, discordant, spread)[0] for spread in spreads},
     )
+
+
+def _plan_tasks(request: SampleSizeRequest, discordant: float, spread: float) -> tuple[int | None, int | None]:
+    """Return the episodes of each task, and the fewest tasks, that reach the power with a spread between tasks."""
+    tasks, difference, confidence = request.tasks, request.difference, request.confidence
+    if tasks == 1:
+        found = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
+        return found, 1
+    least, variance = least_tasks(confidence) - 1, discordant - difference**2
+    further = least_number(
+        lambda k: flip_power(_ENDLESS, difference, 1.0, spread, least + k, confidence), request.power
+    )
+    fewest = None if further is None else least + further
+    if fewest is None or tasks < fewest:
+        return None, fewest
+    episodes = least_number(lambda n: flip_power(n, difference, variance, spread, tasks, confidence), request.power)
+    return episodes, fewest
 
 
 def _check_request(request: SampleSizeRequest) -> None:
@@ -138,7 +151,7 @@ def _percent(share: float) -> str:
 # The power of tests
 
 
-_SIMULATED_TASKS = 10
+_SIMULATED_TASKS = 12
 """Greatest number of tasks for which the power of sign flips is simulated; with more it is that of a t test."""
 _REPLICATES = 2000
 
@@ -146,23 +159,22 @@ _REPLICATES = 2000
 def flip_power(
     episodes: int, difference: float, variance: float, spread: float, tasks: int, confidence: float = CONFIDENCE
 ) -> float:
-    """Return the power of sign flips of the differences of at least 2 tasks, by mid-p-values (`flip_task_means`).
+    """Return the power of sign flips of the differences of at least 2 tasks, by exact p-values (`flip_task_means`).
 
-    Up to ten tasks by simulation of normal sums rounded to whole episodes, with the same result for the same arguments;
-    with more tasks that of a t test. `episodes` are of each policy and task, `variance` that of the difference in one
+    Up to twelve tasks by simulation of normal sums rounded to whole episodes, the same for the same arguments; with
+    more tasks that of a t test. `episodes` are of each policy and task, `variance` that of the difference in one
     episode of each policy on one task, `spread` the standard deviation of the true difference between tasks.
     """
     deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
     if tasks <= _SIMULATED_TASKS:
         sums = np.rint(episodes * abs(difference) + deviation * _normal_draws(tasks))
         totals = sums @ (np.arange(2**tasks) >> np.arange(tasks)[:, None] & 1)
-        shares = (totals <= 0).mean(axis=1) - (totals == 0).mean(axis=1) / 2
-        return float((2 * shares <= 1 - confidence + 1e-12).mean())
-    from scipy.stats import nct, t
+        return float((2 * (totals <= 0).mean(axis=1) <= 1 - confidence + 1e-12).mean())
+    from scipy.special import nctdtr, stdtrit
 
-    critical = float(t.isf((1 - confidence) / 2, tasks - 1))
+    critical = float(stdtrit(tasks - 1, (1 + confidence) / 2))
     effect = episodes * abs(difference) / deviation if deviation else inf
-    return float(nct.sf(critical, tasks - 1, effect * sqrt(tasks))) if effect < inf else 1.0
+    return 1 - float(nctdtr(tasks - 1, effect * sqrt(tasks), critical)) if effect < inf else 1.0
 
 
 @lru_cache(maxsize=4)
@@ -177,18 +189,18 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
 
     Exact: summed over the binomial number of discordant pairs, and how many of them the first policy wins.
     """
-    from scipy.stats import binom
+    from scipy.special import bdtr, bdtrik
 
     share = (discordant + abs(difference)) / (2 * discordant)
     spread = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - spread)), min(n, int(n * discordant + spread))
     many: NDArray[np.int64] = np.arange(low, high + 1)
     # The largest minority that is still significant among that many; -1 = none is.
-    fewest = binom.ppf((1 - confidence) / 2, many, 0.5)
-    mid_p = 2 * binom.cdf(fewest, many, 0.5) - binom.pmf(fewest, many, 0.5)
+    fewest = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, many, 0.5)))
+    mid_p = 2 * bdtr(fewest, many, 0.5) - binomial_pmf(fewest.astype(np.int64), many, 0.5)
     fewest = np.where(mid_p <= 1 - confidence + 1e-12, fewest, fewest - 1)
-    rejected = binom.cdf(fewest, many, share) + binom.cdf(fewest, many, 1 - share)
-    return float((binom.pmf(many, n, discordant) * rejected).sum())
+    tails = [np.where(fewest >= 0, bdtr(np.maximum(fewest, 0), many, rate), 0.0) for rate in (share, 1 - share)]
+    return float((binomial_pmf(many, n, discordant) * (tails[0] + tails[1])).sum())
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:

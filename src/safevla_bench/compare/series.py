@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from safevla_bench.compare.comparison import compare_where_possible
 from safevla_bench.compare.difference import ComparisonOptions, Difference
+from safevla_bench.compare.pairs import number_distinct, pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, comparison_warnings
 from safevla_bench.errors import RunError
-from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, Mean, Metric, Rate, severity_means
+from safevla_bench.judging.rates import METRICS, SAFETY, SBU, SR, VSI, Mean, Metric, Rate, bounded_means
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.statistics.intervals import CONFIDENCE
+from safevla_bench.statistics.significance import holm_adjust, page_trend
 from safevla_bench.text import format_compact
 
+Floats = NDArray[np.float64]
 _NUMBER = re.compile(r"(?:(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:[kKM](?![A-Za-z]))?")
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _TRAINING = r"(?:steps?|ckpts?|checkpoints?|epochs?|iters?|iterations?|updates?)"
@@ -100,6 +107,21 @@ class SeriesPoint:
         return format_compact(self.label)
 
 
+class Trend(msgspec.Struct, frozen=True, kw_only=True):
+    """Page's test of one metric over checkpoints in their order, on initial states that all finished."""
+
+    metric: str
+    states: int
+    correlation: float
+    """The mean over states of Spearman's rank correlation with the order: above 0 if the metric rises."""
+    p_adjusted: float
+    """Two-sided; of SR and Safety together (Holm)."""
+    unknown: int = 0
+    """Planned episodes without a value; the states where any checkpoint has one are left out."""
+    p_at_worst: float | None = None
+    """`p_adjusted` if each of these counted against the trend, 1 if that turned it; null if all are known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SeriesCurve:
     """The runs of one series in one suite, or in all pooled (None), by rising label."""
@@ -111,6 +133,8 @@ class SeriesCurve:
     """True if every gain is of the same episodes on both sides."""
     confidence: float = CONFIDENCE
     """Of the interval of each gain."""
+    trends: tuple[Trend, ...] = ()
+    """Of `GAINS`; none where episodes are not paired."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,19 +253,65 @@ def _make_curve(
                 paired = paired and not unpaired
         n, numbers = int(result.is_counted.sum()), _measure_run(result, intervals)
         points.append(SeriesPoint(label=label, policy=result.name, n=n, numbers=numbers, gains=gains))
-    return SeriesCurve(series=series, suite=suite, points=tuple(points), paired=paired, confidence=confidence)
+    trends = tuple(measure_trends([part for _, part in present], protocols))
+    return SeriesCurve(
+        series=series, suite=suite, points=tuple(points), paired=paired, confidence=confidence, trends=trends
+    )
+
+
+def measure_trends(results: Sequence[PolicyResults], protocols: Sequence[Mapping[str, object]] = ()) -> Iterator[Trend]:
+    """Yield the trends of SR and Safety over runs in their order; none for fewer than three, or without pairs.
+
+    Seeds of an initial state are averaged. Episodes without a value are left out, and taken at their worst: in the
+    later half of the checkpoints as bad if the metric rises, in the others as good.
+    """
+    if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):
+        return
+    try:
+        pairs = pair_episodes(results)
+    except RunError:
+        return
+    states, numbers = number_distinct(key.state for key in pairs.keys)
+
+    def test(values: Floats) -> tuple[int, float, float]:
+        known = ~np.isnan(values).any(axis=0)
+        sizes = np.bincount(numbers[known], minlength=len(states))
+        sums = np.array([np.bincount(numbers[known], row[known], len(states)) for row in values])
+        means = (sums[:, sizes > 0] / sizes[sizes > 0]).T
+        return len(means), *page_trend(means)
+
+    values = [pairs.metric_values(range(len(results)), metric.key) for metric in GAINS]
+    tests = [test(rows) for rows in values]
+    is_late = np.arange(len(results))[:, None] >= len(results) / 2
+    worst = [
+        test(np.where(np.isnan(rows), is_late == (tested[1] < 0), rows)) if np.isnan(rows).any() else tested
+        for rows, tested in zip(values, tests, strict=True)
+    ]
+    adjusted, at_worst = (holm_adjust([p for *_, p in of]) for of in (tests, worst))
+    for k, (metric, (count, correlation, _)) in enumerate(zip(GAINS, tests, strict=True)):
+        unknown, turned = int(np.isnan(values[k]).sum()), worst[k][1] * correlation <= 0
+        yield Trend(
+            metric=metric.key,
+            states=count,
+            correlation=correlation,
+            p_adjusted=adjusted[k],
+            unknown=unknown,
+            p_at_worst=None if not unknown else 1.0 if turned else at_worst[k],
+        )
 
 
 def _measure_run(result: PolicyResults, intervals: IntervalMethod) -> dict[Metric, Rate | Mean]:
     stopped = int(result.stopped_on_violation.sum())
     unknown = f"{stopped} stopped" if stopped else ""
     rates = {
-        metric: Rate.without_value(unknown) if stopped and metric is not SAFETY else Rate.of_values(values)
+        metric: Rate.without_value(unknown)
+        if stopped and metric is not SAFETY
+        else Rate.of_values(values, result.starts)
         for metric in NUMBERS
         if metric.unit
         for values in [metric.values(result)]
     }
-    return {**rates, VSI: severity_means(VSI.values(result)[None], intervals, unknown)[0]}
+    return {**rates, VSI: bounded_means(VSI.values(result)[None], result.starts, intervals, unknown)[0]}
 
 
 def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
@@ -256,3 +326,13 @@ def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
     elif not all(curve.paired for curve in curves if curve.points[0].policy == results[0].name):
         warnings.insert(0, "Gains are of independent episodes: the runs' episodes cannot be paired.")
     return warnings
+
+
+def measure_order(results: Sequence[PolicyResults]) -> list[Trend]:
+    """Return the trends over policies that are all checkpoints of one training; [] for others."""
+    ordered = find_series(results)
+    labels = [label for result in ordered if (label := read_label(result.name))]
+    if len(ordered) < len(results) or len({label.series for label in labels}) != 1:
+        return []
+    order = sorted(range(len(labels)), key=lambda k: labels[k].value)
+    return list(measure_trends([ordered[k] for k in order]))

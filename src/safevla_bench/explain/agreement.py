@@ -34,8 +34,7 @@ class CostLabel(NamedTuple):
     has_gaps: bool = False
 
 
-Labels = Sequence[dict[str, CostLabel]]
-"""The labels of each episode by name, [E]; {} where its record has none."""
+Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode by name, [E]; {} where its record has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,8 @@ class Agreement:
     label: str
     clause: str
     counts: NDArray[np.int64]
-    unlabelled: int
-    """Episodes that the label cannot tell."""
-    undecided: int
-    """The other episodes that the clause cannot tell, or does not apply to."""
+    unlabelled: int  # episodes that the label cannot tell
+    undecided: int  # the other episodes that the clause cannot tell, or does not apply to
 
     @property
     def n(self) -> int:

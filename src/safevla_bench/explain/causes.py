@@ -20,10 +20,8 @@ from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import FURNITURE, ROBOT
 
-MOVED_M = 0.0005
-"""A body has left its place once it is further from it than this."""
-RECENT_S = 0.5
-"""How long before a contact, or a violation, another contact may have led to it."""
+MOVED_M = 0.0005  # a body has left its place once it is further from it than this
+RECENT_S = 0.5  # how long before a contact, or a violation, another contact may have led to it
 _LONGEST_CHAIN = 4
 
 
@@ -54,8 +52,6 @@ class _Contact:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Bodies of the table, the contacts between neighbours, and other bodies."""
-
     bodies: tuple[int, ...]
     contacts: tuple[_Contact, ...] = ()
     others: tuple[int, ...] = ()
@@ -78,7 +74,6 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 
 
 def _tell_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
-    """Return how the body displaced most at record `first` left its place, and the contacts that led to it."""
     batch = reading.batch
     bodies, distance = displacements(batch)
     if np.isnan(distance[first]).all():
@@ -100,7 +95,6 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
 
 
 def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
-    """Return the chain of contacts that ends in the hardest contact of `signal` at record `first`; None without one."""
     batch, roles = reading.batch, signal.bodies.roles if signal.bodies else ()
     hardest = _hardest(batch, _contacts(reading, contacts_of_roles(batch, roles, first)))
     if hardest is None:
@@ -121,11 +115,10 @@ def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Reg
 
 
 def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
-    """Return what the held object touched beside the robot in the 0.5 s up to record `first`; None without one."""
     batch, held = reading.batch, int(reading.held_body[first])
     if held < 0:
         return None
-    recent = _contacts_of(reading, held, first - _recent_steps(reading), first)
+    recent = _contacts_of(reading, held, _recent_step(reading, first), first)
     foreign = [contact for contact in recent if batch.body_role[contact.other(held)] != ROBOT]
     name, began = batch.body_label(held), f"{format_fixed(RECENT_S, 1)} s before {_time(reading, first)}"
     if not foreign:
@@ -139,7 +132,6 @@ def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Regi
 
 
 def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
-    """Return the hardest contact of the robot in record `first`, in which a joint bears too much; never None."""
     batch, start = reading.batch, reading.batch.contacts.starts
     in_record = _contacts(reading, range(start[first], start[first + 1]))
     hardest = _hardest(batch, [c for c in in_record if ROBOT in (batch.body_role[c.a], batch.body_role[c.b])])
@@ -188,7 +180,7 @@ def _lead_to(reading: RecordFields, body: int, step: int, visited: set[int]) -> 
         other = contact.other(body)
         return batch.body_role[other] != ROBOT, -contact.step, -contact.force_n, batch.body_label(other)
 
-    recent = _contacts_of(reading, body, step - _recent_steps(reading), step)
+    recent = _contacts_of(reading, body, _recent_step(reading, step), step)
     pushing = [c for c in recent if c.other(body) not in visited and _may_push(batch, c.other(body))]
     for contact in sorted(pushing, key=order):
         upstream = _lead_to(reading, contact.other(body), contact.step, visited | {body})
@@ -240,8 +232,11 @@ def _since(reading: RecordFields, contact: _Contact) -> int:
     return int(records[gaps[-1] + 1 if len(gaps) else 0])
 
 
-def _recent_steps(reading: RecordFields) -> int:
-    return round(RECENT_S / float(reading.batch.dt_s[0]))
+def _recent_step(reading: RecordFields, step: int) -> int:
+    times = reading.batch.stamps_s.get(0)
+    if times is None:
+        return step - round(RECENT_S / float(reading.batch.dt_s[0]))
+    return int(np.searchsorted(times, times[step] - RECENT_S))
 
 
 # In words
@@ -261,7 +256,6 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
 
 def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:
     """Return the phase of a task with a held object in a record; "" of another, or where the grip is not recorded.
-
     Before grasp: until the first grip. Transport: gripped, and more than 5 cm above its start. After release: from the
     last grip on. Handling: the rest between the first grip and the last.
     """

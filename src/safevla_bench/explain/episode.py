@@ -12,7 +12,7 @@ import numpy as np
 from safevla_bench import signals
 from safevla_bench.explain.bodies import Contributors, find_contributors
 from safevla_bench.explain.causes import Cause, find_cause
-from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart, trace_formula
+from safevla_bench.explain.trace import Floats, SignalTrace, TraceChart, describe_chart, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
 from safevla_bench.signals.signal import SIGNALS, RecordFields
@@ -40,15 +40,14 @@ class SpecTrace:
     formula: str
     meaning: str
     dt_s: float
+    times_s: Floats | None
     signal_trace: SignalTrace
     rho: float
     depth: float
     violated: bool
-    first: Moment | None
-    """The first record that breaks it, None where it holds."""
+    first: Moment | None  # the first record that breaks it, None where it holds
     worst: Moment
-    why: Cause | None = None
-    """How its violation came about, as far as contacts and poses show it."""
+    why: Cause | None = None  # how its violation came about, as far as contacts and poses show it
 
     @property
     def first_step(self) -> int:
@@ -56,7 +55,7 @@ class SpecTrace:
 
     @property
     def chart(self) -> TraceChart:
-        return describe_chart(self.signal_trace, self.dt_s, self.first_step)
+        return describe_chart(self.signal_trace, self.dt_s, self.first_step, self.times_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +67,15 @@ class Explanation:
     instruction: str | None
     records: int
     dt_s: float
+    times_s: Floats | None
+    """Seconds from record 0 to each record, [records]; None = they are `dt_s` apart."""
     clauses: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
-    inactive: Mapping[str, str]
-    """Specification -> why it is inactive, in words."""
+    inactive: Mapping[str, str]  # specification -> why it is inactive, in words
+
+    def elapsed_s(self, step: int) -> float:
+        """Return the seconds from record 0 to a record."""
+        return step * self.dt_s if self.times_s is None else float(self.times_s[step])
 
     @property
     def violated_clauses(self) -> tuple[SpecTrace, ...]:
@@ -87,9 +91,8 @@ class Explanation:
 def explain_episode(
     scores: Scores, batch: Batch, ruleset: Ruleset, index: int, place: int | None = None
 ) -> Explanation:
-    """Explain the verdicts of the episode at `index` of the scores, from 0, by the ruleset that judged it.
-
-    Its record is at `place` of the batch; None = at `index`.
+    """Explain the verdicts of the episode at `index` of the scores, from 0, by the ruleset that judged it. Its record
+    is at `place` of the batch; None = at `index`.
     """
     record = select_episodes(batch, [index if place is None else place])
     reading = ruleset.read_fields(record)
@@ -100,6 +103,7 @@ def explain_episode(
         instruction=record.headers[0].instruction,
         records=int(record.starts[-1]),
         dt_s=float(record.dt_s[0]),
+        times_s=record.stamps_s.get(0),
         clauses=tuple(trace_specs(scores, index, reading, ruleset)),
         vacuous=vacuous_reasons(row.vacuous_specs, ruleset.library, reading),
         inactive={
@@ -150,7 +154,6 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
 
 def to_document(explanation: Explanation) -> dict[str, object]:
     """Return the explanation in plain values for JSON: the episode's row of scores.json and the clauses behind it.
-
     Numbers that are not finite, and what does not apply, are None.
     """
     return {
@@ -226,6 +229,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         formula=syntax.format_formula(formula),
         meaning=signal.meaning if signal else "Margin of the formula: below zero it is violated.",
         dt_s=float(reading.batch.dt_s[0]),
+        times_s=reading.batch.stamps_s.get(0),
         signal_trace=signal_trace,
         rho=rho,
         depth=float(scores.depth[column, episode]),

@@ -12,12 +12,12 @@ import numpy as np
 from safevla_bench import signals
 from safevla_bench.errors import FormulaError
 from safevla_bench.judging.scores import NO_VERDICT, finite_or_none
-from safevla_bench.judging.scoring import POSE_UNKNOWN
+from safevla_bench.judging.scoring import CUT_OFF, POSE_UNKNOWN
 from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.stl.evaluation import deciding_records
-from safevla_bench.stl.formula import Formula, has_placeholder, is_boolean_only, signal_names
+from safevla_bench.stl.formula import Formula, cut_off_readings, has_placeholder, is_boolean_only, signal_names
 from safevla_bench.stl.robustness import hangs_on_empty_window, robustness, settle_unknown
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.loader import registry
@@ -25,8 +25,8 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
-Decision = tuple[Verdict, str | None]
-"""A verdict, and why there is none or why it is vacuous."""
+Decision = tuple[Verdict, str | None]  # a verdict, and why there is none or why it is vacuous
+_CUT_OFF: Decision = ("no verdict", CUT_OFF.removeprefix(f"{NO_VERDICT}: "))
 _POSE_UNKNOWN: Decision = ("no verdict", POSE_UNKNOWN.removeprefix(f"{NO_VERDICT}: "))
 
 
@@ -37,8 +37,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     decide. `step` is the record that `stl.deciding_records` returns, and `signals` the values in that record.
     """
 
-    number: int
-    """Its place in the sources, from 1; episodes without a record come last."""
+    number: int  # its place in the sources, from 1; episodes without a record come last
     episode_id: str
     policy: str | None
     verdict: Verdict
@@ -46,17 +45,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     time_s: float | None = None
     signals: dict[str, float | bool | None] = {}
-    reason: str | None = None
-    """Why there is no verdict, or why it is vacuous."""
+    reason: str | None = None  # why there is no verdict, or why it is vacuous
     benchmark: str = ""
     standin_assets: bool | None = None
     """True if it was simulated with stand-ins for the host's own assets; None where it left no record."""
 
 
 def parse_query(text: str) -> Formula:
-    """Parse a formula over the registered signals.
-
-    Raises `FormulaError` if the text is not a formula over these signals, or holds the placeholder `threshold`.
+    """Parse a formula over the registered signals. Raises `FormulaError` if the text is not a formula over these
+    signals, or holds the placeholder `threshold`.
     """
     parsed = parse_formula(text)
     if has_placeholder(parsed):
@@ -76,14 +73,14 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     decisions = _decide_silent(reading, trace)
     judged = np.array([k for k in range(len(batch)) if k not in decisions], dtype=np.int64)
     part = trace.select_episodes(judged)
-    rho, hanging = robustness(formula, part), hangs_on_empty_window(formula, part)
-    lost = np.zeros(len(part), dtype=np.bool_)
-    if part.unknown:
-        rho, lost = settle_unknown(formula, part, rho, binary=is_boolean_only(formula))
+    kept, hanging = cut_off_readings(formula)[0], hangs_on_empty_window(formula, part)
+    rho, lost = settle_unknown(formula, part, robustness(kept, part), binary=is_boolean_only(formula))
+    silent = _CUT_OFF if not reading.has_lost_poses else _POSE_UNKNOWN
     for k, margin, hangs, is_lost in zip(judged.tolist(), rho.tolist(), hanging.tolist(), lost.tolist(), strict=True):
-        decisions[k] = _POSE_UNKNOWN if is_lost else _decide_verdict(formula, margin, hangs)
+        decisions[k] = silent if is_lost else _decide_verdict(formula, margin, hangs)
     rho_of = dict(zip(judged.tolist(), rho.tolist(), strict=True))
-    step_of = dict(zip(judged.tolist(), deciding_records(formula, part).tolist(), strict=True))
+    steps = np.where(rho < 0, deciding_records(kept, part), deciding_records(formula, part))
+    step_of = dict(zip(judged.tolist(), steps.tolist(), strict=True))
     answers = []
     for k, (header, standin) in enumerate(zip(batch.headers, mark_flags(batch, STANDIN), strict=True)):
         verdict, reason = decisions[k]
@@ -116,7 +113,6 @@ def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
 
 
 def _decide_silent(reading: RecordFields, trace: Trace) -> dict[int, Decision]:
-    """Return index -> the decision on each episode that lacks a field, or in which a signal is NaN from record 0 on."""
     decisions: dict[int, Decision] = {}
     missing = signals.missing_fields(reading, trace.signals)
     numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]

@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from safevla_bench import signals
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.stl import formula as syntax
-from safevla_bench.stl.evaluation import evaluate_formula, is_positive
+from safevla_bench.stl.evaluation import evaluate_formula, is_positive, start_rows
 from safevla_bench.stl.robustness import match_clause, trajectory_robustness
 from safevla_bench.stl.trace import Trace
 from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_against_limit, format_compact, format_fixed
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-MARGIN = "margin"
-"""The signal's name in a trace of a formula's own robustness."""
+MARGIN = "margin"  # the signal's name in a trace of a formula's own robustness
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,15 @@ class SignalTrace:
 
 @dataclass(frozen=True, slots=True)
 class TraceChart(SignalTrace):
-    """The chart of a signal in page, terminal and film: a trace in the unit `unit`, its records `dt_s` apart.
+    """The chart of a signal in page, terminal and film: a trace in the unit `unit`.
 
-    `first` is the record of the first violation, -1 if there is none.
+    `first` is the record of the first violation, -1 if there is none. Records are `dt_s` apart, or at `times_s`, [n],
+    from record 0.
     """
 
     first: int
     dt_s: float
+    times_s: Floats | None
 
     @property
     def limit_text(self) -> str:
@@ -71,7 +72,7 @@ class TraceChart(SignalTrace):
 
     def format_time(self, record: int) -> str:
         """Return the time of a record in seconds, without the unit."""
-        return format_fixed(record * self.dt_s, 2)
+        return format_fixed(record * self.dt_s if self.times_s is None else self.times_s[record], 2)
 
     def describe_worst(self) -> str:
         """Return the worst value and its time, such as `highest 288 N at 2.50 s`."""
@@ -79,28 +80,28 @@ class TraceChart(SignalTrace):
         return f"{end} {self.format_value(self.worst, 'no finite value')} at {self.format_time(self.worst)} s"
 
 
-def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1) -> TraceChart:
-    """Return the chart of a trace whose records are `dt_s` apart; `first` is the first record that is a violation."""
+def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Floats | None = None) -> TraceChart:
+    """Return the chart of a trace, whose fields are those of `TraceChart`."""
     unit, scale = display_unit(trace.unit, trace.limit)
     shown = replace(trace, unit=unit, values=trace.values * scale, limit=trace.limit * scale)
     own = {field.name: getattr(shown, field.name) for field in fields(shown)}
-    return TraceChart(**own, first=first, dt_s=dt_s)
+    return TraceChart(**own, first=first, dt_s=dt_s, times_s=times_s)
 
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
-    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too.
-
-    Of any other formula it is the margin against 0, under G that of the inner formula. `reading` holds one episode.
+    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too. Of any other
+    formula it is the margin against 0, under G that of the inner formula. `reading` holds one episode.
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
         return _trace_margin(formula, trace)
     watched = _records_in_window(clause.window, trace)
     if clause.gate is not None:
-        watched &= is_positive(evaluate_formula(clause.gate, trace, at_start=False, best=False))
+        watched &= is_positive(evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False))
     gate = None if clause.gate is None and watched.all() else watched
     values, unit = trace.numeric_signal(clause.signal), SIGNALS[clause.signal].unit
-    return _against_limit(clause.signal, unit, values, clause.bound, clause.upper, gate)
+    failing = clause.margins(values, trace.rounding((clause.signal,))) < 0
+    return _against_limit(clause.signal, unit, values, clause.bound, clause.upper, gate, failing)
 
 
 def _trace_margin(formula: syntax.Formula, trace: Trace) -> SignalTrace:
@@ -109,21 +110,18 @@ def _trace_margin(formula: syntax.Formula, trace: Trace) -> SignalTrace:
         watched, formula = _records_in_window(formula.window, trace), formula.child
     margin = trajectory_robustness(formula, trace)
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
-    return _against_limit(MARGIN, "", values, 0.0, False, None if watched.all() else watched)
+    return _against_limit(MARGIN, "", values, 0.0, False, None if watched.all() else watched, values < 0)
 
 
 def _records_in_window(window: syntax.Window, trace: Trace) -> Bools:
-    time_s = np.arange(trace.starts[-1]) * trace.dt_s[0]
-    slack = trace.dt_s[0] / 2
-    end_s = np.inf if window.end_s is None else window.end_s
-    return np.asarray((time_s > window.start_s - slack) & (time_s < end_s + slack))
+    (lo,), (hi,) = start_rows(window, trace)
+    rows = np.arange(trace.starts[-1])
+    return np.asarray((rows >= lo) & (rows < hi))
 
 
 def _against_limit(
-    signal: str, unit: str, values: Floats, limit: float, upper: bool, gate: Bools | None
+    signal: str, unit: str, values: Floats, limit: float, upper: bool, gate: Bools | None, failing: Bools
 ) -> SignalTrace:
-    """Return the trace; records outside the gate neither fail nor are the worst."""
     watched = np.ones(len(values), dtype=np.bool_) if gate is None else gate
-    failing = watched & (values > limit if upper else values < limit)
     badness = np.where(watched & ~np.isnan(values), values if upper else -values, -np.inf)
-    return SignalTrace(signal, unit, values, limit, upper, gate, failing, int(badness.argmax()))
+    return SignalTrace(signal, unit, values, limit, upper, gate, watched & failing, int(badness.argmax()))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -17,20 +17,24 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from safevla_bench.errors import HostError, InvalidActionError, PluginError
-from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import Action, Wants, check_action
+from safevla_bench.interface.environment import Host, HostEnv, HostSupport
+from safevla_bench.interface.policy import Action, Wants, check_action, check_extra
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
+from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder import attachment
 from safevla_recorder.attachment import TaskLabel
+from safevla_recorder.episode import SIMULATION, add_header_field
+from safevla_recorder.identity import TaskIdentity
 from safevla_recorder.recorder import EpisodeLog
 
 GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"
 """Group of the entry points that name a host's file of tags: `module:attribute`, a path."""
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
+NOTHING_OPTIONAL = HostSupport()
 _REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
 
 
@@ -62,6 +66,23 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
     return made
 
 
+def describe_suite(host: str, suite: str) -> str | None:
+    """Return the task files that the text of a suite stands for, which a file must not choose; None if it is a name."""
+    is_path = "/" in suite or suite.endswith(".bddl")
+    if not is_path and Path(suite).exists():  # LIBERO takes an existing folder for a path, unless it is a suite's name
+        is_path = not (_HOSTS.is_own(host) and spell_suite(suite) in map(spell_suite, make_host(host).suites()))
+    return f"the task files at {suite}" if is_path else None
+
+
+def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...]:
+    """Return a suite's tasks; `named_by` is the file that names it, None = the user did.
+
+    Raises `RunError` if a file that is not trusted names task files, and what `Host.tasks` raises.
+    """
+    require_trust(named_by, [files] if (files := describe_suite(host.name, suite)) else [])
+    return host.tasks(suite)
+
+
 def registry_files(name: str) -> tuple[Path, ...]:
     """Return the files with the tags of a host's tasks; raises `PluginError`, with the distribution, for what is no
     file.
@@ -75,20 +96,32 @@ def registry_files(name: str) -> tuple[Path, ...]:
     return tuple(map(Path, values))
 
 
-def check_start(task: Task, seed: EpisodeSeed, *, takes_states: bool = True) -> None:
-    """Raise `HostError` unless an episode of the task can start by this seed; for a host's `reset`.
+def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_OPTIONAL) -> None:
+    """Raise `HostError` unless an episode of the task can start by this seed in a host with this declaration.
+
+    Preparation calls it for each planned episode, and a host's `reset` for the seed that it is given.
 
     The environment's seed and the index are 0 or more. The index is below `Task.init_states`, if there is such a number
     and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite. There is
-    a recorded state only if the host `takes_states`.
+    a recorded state, a placement, a draw in place of an initial state or a change of physics only if `supports` has it.
     """
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
-    if has_state and not takes_states:
+    if has_state and not supports.states:
         raise HostError(
-            f"{name} starts from no recorded state",
+            f"{name} cannot start from a recorded state",
             remedy="Replay by its initial state and seed, if the record has both.",
         )
+    if seed.placed and (has_state or not supports.placed):
+        problem = f"{name} cannot start with {seed.placed[0][0]} at a chosen place"
+        raise HostError(problem, remedy="Use a host whose starts can be placed: docs/hosts.md.")
+    changed = seed.change.changed - supports.changeable if seed.change else ()
+    if changed:
+        problem = f"{name} cannot change its physics ({', '.join(sorted(changed))})"
+        raise HostError(problem, remedy="Use a host that can: docs/hosts.md.")
+    if seed.drawn and task.init_states and not supports.drawn:
+        problem = f"{name} starts from its initial states alone"
+        raise HostError(problem, remedy="Use a protocol whose init_state is not drawn.")
     if seed.wait_action is not None:
         try:
             check_action(np.array(seed.wait_action), len(task.still))
@@ -145,13 +178,13 @@ def episode_header(
 Log = TypeVar("Log", bound=EpisodeLog)
 
 
-class RecordedEnv(ABC, Generic[Log]):
+class RecordedEnv(HostEnv, Generic[Log]):
     """What environments share whose episode a recorder holds: bounds of ±1, the records, and their header."""
 
-    dt_s: float
     embodiment: str
     torque_limit_nm: tuple[float, ...] | None = None
     """Of the arm's joints, base first, where they are not the embodiment's own."""
+    _identity = TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
         """Set bounds [A] of ±1; nothing is simulated."""
@@ -169,13 +202,18 @@ class RecordedEnv(ABC, Generic[Log]):
     def _extra_fields(self) -> dict[str, object]:
         return {}
 
+    def _read_simulation(self) -> dict[str, object]:
+        return attachment.read_simulation(None)
+
     def _instruction(self) -> str:
         return self.task.instruction
 
     def recorded(self) -> Batch:
         """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
         recording = self._require_recorder().build_recording(self._build_header())
-        return from_recording(replace(recording, extra=self._extra_fields()))
+        extra, simulation = self._extra_fields(), self._read_simulation()
+        extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
+        return from_recording(replace(recording, extra=extra))
 
     def latest(self) -> Batch:
         """Return the newest record alone, without the host's own fields; raises `HostError` before a reset."""
@@ -197,16 +235,23 @@ class RecordedEnv(ABC, Generic[Log]):
             embodiment=self.embodiment,
             joint_torque_limit_nm=self.torque_limit_nm,
             dropped_pairs=self._require_recorder().dropped_pairs(),
+            **self._identity.header_fields(),
         )
 
 
-def check_wants(wants: Wants, cameras: Sequence[str], host: str, *, changes: str = "pose") -> None:
-    """Raise `HostError` if a policy wants another camera, or gives poses where the host takes `changes` of them."""
+def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
+    """Raise `HostError` if a policy wants a camera or reading, or gives poses, that the host does not support.
+
+    Preparation calls it for each policy, and a host's `make` for what it is given.
+    """
+    if wants.cameras and not supports.cameras:
+        raise HostError(f"{host} renders nothing", remedy="Use a policy that needs no camera.")
     for camera in sorted(wants.cameras):
-        require_known(host, "camera", camera, cameras)
-    if wants.absolute and changes:
-        problem = f"{host} takes changes of {changes}, and this policy gives poses"
-        raise HostError(problem, remedy=f"Run it on LIBERO, or serve a model that gives changes of {changes}.")
+        require_known(host, "camera", camera, supports.cameras)
+    check_extra(wants, (*supports.readings, *(supports.privileged_readings if wants.privileged else ())), host)
+    if wants.absolute and not supports.absolute:
+        problem = f"{host} takes changes of {supports.changes}, and this policy gives poses"
+        raise HostError(problem, remedy=f"Run it on LIBERO, or serve a model that gives changes of {supports.changes}.")
 
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:

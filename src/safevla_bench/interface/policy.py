@@ -30,6 +30,9 @@ class Wants:
     """Height and width in pixels."""
     privileged: bool = False
     """Simulator state that no real robot has; every report marks a policy that uses it."""
+    as_rendered: bool = True
+    """LIBERO without cameras computes what its resets compute with a renderer; False is for replays of loops without
+    one."""
     absolute: bool = False
     """Actions are poses in the world frame, position [3] in m and axis-angle [3] in rad, and not changes of pose."""
     extra: tuple[str, ...] = ()
@@ -39,7 +42,6 @@ class Wants:
 @dataclass(frozen=True, slots=True)
 class Boxes:
     """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in one frame, the body's own.
-
     center_m [G, 3], half_extents_m [G, 3] along each box's own axes, quat_wxyz [G, 4] of those axes.
     """
 
@@ -51,10 +53,9 @@ class Boxes:
 @dataclass(frozen=True, slots=True)
 class Privileged:
     """Ground truth of the scene in the world frame, metres and unit wxyz quaternions; arrays are read-only.
-
-    `half_extents_m` is half the size of the body's collision geometry along its own axes, `center_m` the
-    centre of that box in the body frame. `goal` holds the task's goal predicates as the host writes them, each a
-    tuple such as `("on", "akita_black_bowl_1", "plate_1")`; `sites_m` the positions of goal regions.
+    `half_extents_m` is half the size of the body's collision geometry along its own axes, `center_m` the centre of that
+    box in the body frame. `goal` holds the task's goal predicates as the host writes them, each a tuple such as `("on",
+    "akita_black_bowl_1", "plate_1")`; `sites_m` the positions of goal regions.
     """
 
     body_pos_m: Mapping[str, NDArray[np.float64]]
@@ -91,11 +92,9 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A policy's observation before each action.
-
-    eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions in metres;
-    images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4], world frame, of robots that
-    drive. `extra` has further readings, such as `joint_pos` and `joint_vel` of the arm [J].
+    """A policy's observation before each action. eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger
+    joint positions in metres; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4],
+    world frame, of robots that drive. `extra` has further readings, such as `joint_pos` and `joint_vel` of the arm [J].
     """
 
     instruction: str
@@ -155,6 +154,14 @@ class RemotePolicy(Protocol):
 
 
 @runtime_checkable
+class SelectiveTaskPolicy(Protocol):
+    """A method that a policy offers beside `Policy` if it cannot act in every task."""
+
+    def require_task(self, task: Task) -> None:
+        """Raise `PolicyError` if it cannot act in the task; called before a run, too."""
+
+
+@runtime_checkable
 class CuedPolicy(Protocol):
     """A method that a policy offers beside `Policy` if it plays what an episode's start holds."""
 
@@ -176,26 +183,42 @@ class ReplayPolicy(CuedPolicy, Protocol):
         """Return the numbers of a task's recorded episodes: their initial states, else 0, 1 and so on."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record with its divergence from the recording under `replay` in its header.
-
-        `coordinates` say what the numbers of its simulator states mean; `last` is the observation after the last
-        action.
+        """Return the record with its divergence from the recording under `replay` in its header. `coordinates` say what
+        the numbers of its simulator states mean; `last` is the observation after the last action.
         """
 
 
-def check_action(action: object, size: int, meaning: str = "") -> Action:
-    """Return an action as float64 [size], before anything is simulated.
+_REMEDY = "Correct the policy's output."
 
-    Raises `InvalidActionError`, with the `meaning` of the numbers, if it is not an array of `size` finite real numbers.
+
+def to_real_numbers(values: object) -> NDArray[np.float64]:
+    """Return integers and floats as float64, of any shape. Raises `InvalidActionError`, with the dtype, for any other
+    kind: Booleans, text, dates, records, objects, complex numbers and masked arrays, also within lists; `TypeError` or
+    `ValueError` for what is not an array.
     """
-    remedy = "Mend the policy's output."
+    parts = [values, *values] if isinstance(values, list | tuple) else [values]
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        raise InvalidActionError("an action in a masked array, whose masked numbers are unknown", remedy=_REMEDY)
+    given = np.asarray(values)
+    kinds = set(map(type, np.array(values, dtype=object).flat)) if len(parts) > 1 else set()
+    if kinds & {bool, np.bool_}:  # NumPy makes floats of Booleans among floats
+        given = given.astype(bool)
+    is_bfloat = given.dtype.kind == "V" and given.dtype.type is not np.void  # JAX's, of which NumPy knows no kind
+    if given.dtype.kind not in "iuf" and not is_bfloat:
+        problem = f"an action of dtype {given.dtype}, where integers or floats belong"
+        raise InvalidActionError(problem, remedy=_REMEDY)
+    return given.astype(np.float64)
+
+
+def check_action(action: object, size: int, meaning: str = "") -> Action:
+    """Return an action as float64 [size], before anything is simulated. Raises `InvalidActionError`, with the `meaning`
+    of the numbers, if it is not an array of `size` finite real numbers.
+    """
+    remedy = _REMEDY
     if action is None:
         raise InvalidActionError(f"None in place of an action, where the host takes {(size,)}", remedy=remedy)
     try:
-        given = np.asarray(action)
-        if np.iscomplexobj(given):
-            raise InvalidActionError("an action of complex numbers, of which NumPy would keep half", remedy=remedy)
-        numbers = np.asarray(given, dtype=np.float64)
+        numbers = to_real_numbers(action)
     except (TypeError, ValueError):
         raise InvalidActionError(f"a {type(action).__name__} that is no array of numbers", remedy=remedy) from None
     if numbers.shape != (size,):

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.errors import HostError
 from safevla_bench.interface.policy import Observation
-from safevla_bench.interface.task import Task
-from safevla_bench.trajectory.batch import Batch
 
 CLOSE_UP = "close-up"
 
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """The viewpoint of a picture: one of the host's own cameras by its name, or a free one.
-
-    A free camera looks at `lookat_m` (world frame) from `distance_m` away; `azimuth_deg` is the direction it looks in,
-    counted from +x to +y, and `elevation_deg` is negative if it looks down.
+    """The viewpoint of a picture: one of the host's own cameras by its name, or a free one. A free camera looks at
+    `lookat_m` (world frame) from `distance_m` away; `azimuth_deg` is the direction it looks in, counted from +x to +y,
+    and `elevation_deg` is negative if it looks down.
     """
 
     name: str
@@ -33,51 +32,14 @@ class Camera:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A camera's picture of one record.
-
-    image [H, W, 3] upright, RGB; `seen` [H, W] is 0, or i + 1 where body i of those asked for is seen;
-    `body_pos_m` has the position [3] of every tracked body as it stands in the picture, world frame.
+    """A camera's picture of one record. image [H, W, 3] upright, RGB; `seen` [H, W] is 0, or i + 1 where body i of
+    those asked for is seen; `body_pos_m` has the position [3] of every tracked body as it stands in the picture, world
+    frame.
     """
 
     image: NDArray[np.uint8]
     seen: NDArray[np.uint8]
     body_pos_m: Mapping[str, NDArray[np.float64]]
-
-
-class Stage(Protocol):
-    """One recorded episode set up again for rendering; nothing is simulated.
-
-    `arm` names the body that each joint of the arm moves, base first. A stage may have `further_cameras`, the names of
-    the cameras that a video of the episode shows beside the default one.
-    """
-
-    arm: tuple[str, ...]
-
-    def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera for a picture of `size` pixels (height, width) that shows these bodies in that record.
-
-        It is the host's default camera if that shows them well, or there are none; else one close up.
-        """
-
-    def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of a record, [height, width, 3]; `seen` has the place of each of `bodies` plus 1.
-
-        Raises `KeyError`, with the names there are, for a camera without `lookat_m` that the host does not have.
-        """
-
-    def close(self) -> None:
-        """Free the renderer."""
-
-
-@runtime_checkable
-class ObservingStage(Protocol):
-    """A method that a stage may offer beside `Stage`, for data sets: what a policy would have been shown."""
-
-    def observe(self, record: int) -> Observation | None:
-        """Return the observation of a record without images, at the pose that `render` shows.
-
-        None if the host cannot tell from its record what the policy observed.
-        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,10 +56,9 @@ ShapeKind = Literal["plane", "box", "sphere", "ellipsoid", "capsule", "cylinder"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Something to be seen that is fixed to one part of a scene, at a place in that part's frame.
-
-    `size_m` as MuJoCo has it: half extents of boxes, planes (z is unused) and ellipsoids; radius first and half the
-    length second of capsules and cylinders, along z. A plane faces +z. A mesh has its own size. Colours multiply.
+    """Something to be seen that is fixed to one part of a scene, at a place in that part's frame. `size_m` as MuJoCo
+    has it: half extents of boxes, planes (z is unused) and ellipsoids; radius first and half the length second of
+    capsules and cylinders, along z. A plane faces +z. A mesh has its own size. Colours multiply.
     """
 
     kind: ShapeKind
@@ -121,10 +82,9 @@ class Viewpoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SceneGeometry:
-    """The look of a scene, apart from the places of its parts; `view` is the host's usual camera at record 0.
-
-    `parts` names the recorded body that each part belongs to; several parts may have one name. `stand_ins` has the
-    parts that are shown for a body with no shape of its own, such as the finger for its pad.
+    """The look of a scene, apart from the places of its parts; `view` is the host's usual camera at record 0. `parts`
+    names the recorded body that each part belongs to; several parts may have one name. `stand_ins` has the parts that
+    are shown for a body with no shape of its own, such as the finger for its pad.
     """
 
     parts: tuple[str, ...]
@@ -147,7 +107,6 @@ class Touch:
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenePose:
     """The poses of a scene's parts in one record, [P, 3] m and [P, 4] wxyz, world frame, and the bodies that touch.
-
     `body_pos_m` as in `Picture`.
     """
 
@@ -157,23 +116,41 @@ class ScenePose:
     body_pos_m: Mapping[str, NDArray[np.float64]]
 
 
-@runtime_checkable
-class GeometricStage(Protocol):
-    """Methods that a stage may offer beside `Stage`, for replays in three dimensions."""
+class Stage(ABC):
+    """One recorded episode set up again for rendering; nothing is simulated. `arm` names the body that each joint of
+    the arm moves, base first. A stage may have `further_cameras`, the names of the cameras that a video of the episode
+    shows beside the default one. Methods that are not abstract are a host's to add.
+    """
+
+    arm: tuple[str, ...]
+
+    @abstractmethod
+    def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
+        """Return the camera for a picture of `size` pixels (height, width) that shows these bodies in that record. It
+        is the host's default camera if that shows them well, or there are none; else one close up.
+        """
+
+    @abstractmethod
+    def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
+        """Return the picture of a record, [height, width, 3]; `seen` has the place of each of `bodies` plus 1. Raises
+        `KeyError`, with the names there are, for a camera without `lookat_m` that the host does not have.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the renderer."""
+
+    def observe(self, record: int) -> Observation | None:
+        """Return the observation of a record without images, at the pose that `render` shows, for data sets. None if
+        the host cannot tell from its record what the policy observed.
+        """
+        return None
 
     def geometry(self) -> SceneGeometry:
-        """Return the look of the scene."""
+        """Return the look of the scene, for replays in three dimensions; raises `HostError` if the host cannot say."""
+        remedy = "Its stage needs the methods `geometry` and `pose`: docs/frames.md."
+        raise HostError("this host cannot say what its scenes look like", remedy=remedy)
 
     def pose(self, record: int) -> ScenePose:
-        """Return the poses of the scene's parts in a record."""
-
-
-@runtime_checkable
-class StagingHost(Protocol):
-    """A host that can render its recorded episodes."""
-
-    def stage(self, task: Task, episode: Batch) -> Stage:
-        """Set up an episode, a batch of one with its `sim_state`.
-
-        Raises `HostError` if nothing can be rendered here, or the record lacks the states.
-        """
+        """Return the poses of the scene's parts in a record; raises as `geometry`."""
+        raise NotImplementedError

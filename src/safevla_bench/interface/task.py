@@ -25,8 +25,8 @@ class Task:
     """Number of fixed initial states that the host ships for it; None = drawn from the seed."""
     horizon: int | None = None
     """The host's own limit in policy steps; a protocol's goes first."""
-    episodes: int = 1
-    """Number of episodes that its benchmark runs of it."""
+    episodes: int | None = None
+    """Number of episodes that its benchmark runs of it; None if it does not say."""
     label: str = ""
     """The suite that records name in the place of `benchmark`, if its starts were chosen by a search."""
     found: tuple[FoundStart, ...] = ()
@@ -40,11 +40,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """A recorded episode that is played again: its name, its length and its start.
-
-    `state` is a flat simulator state to start from, [S], as the host's records have it (`sim_state`); None = the
-    initial state of the index and seed beside it. What such a state does not hold: `fixtures`, root body -> position
-    [3] in metres and quaternion [4], w first; and where the gripper was commanded to go, which the host infers.
+    """A recorded episode that is played again: its name, its length and its start. `state` is a flat simulator state to
+    start from, [S], as the host's records have it (`sim_state`); None = the initial state of the index and seed beside
+    it. What such a state does not hold: `fixtures`, root body -> position [3] in metres and quaternion [4], w first;
+    and where the gripper was commanded to go, which the host infers.
     """
 
     episode: str
@@ -63,7 +62,6 @@ class RecordedEpisode:
 @dataclass(frozen=True, slots=True)
 class PhysicsChange:
     """Physics that differ from the host's own from record 0 on; settling is as recorded. The default changes nothing.
-
     Factors are of the host's own value.
     """
 
@@ -104,9 +102,8 @@ VARIATIONS: Mapping[str, PhysicsChange] = {
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSeed:
-    """The values that fix an episode's start: the initial state's index and the environment's seed.
-
-    Or the state that `recorded` holds; then the index counts the recorded episodes and no initial state is used.
+    """The values that fix an episode's start: the initial state's index and the environment's seed. Or the state that
+    `recorded` holds; then the index counts the recorded episodes and no initial state is used.
     """
 
     init_state_index: int
@@ -127,7 +124,7 @@ class EpisodeSeed:
     placed: tuple[tuple[str, float], ...] = ()
     """Coordinates [m] of the host's `SearchSpace`, by name, that replace those of the initial state."""
     change: PhysicsChange | None = None
-    """Physics from record 0 on, for a `VaryingHost` alone; None = the host's own."""
+    """Physics from record 0 on, within `HostSupport.changeable`; None = the host's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +138,9 @@ class FoundStart:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Where a task's objects may start: coordinates, [d] each, such as `plate_1.x`, in the world frame [m].
-
-    It is the box from `low` to `high`, without the points at which two objects are too near each other. A search may
-    add what is no place: the wording, and the policy's seed.
+    """Where a task's objects may start: coordinates, [d] each, such as `plate_1.x`, in the world frame [m]. It is the
+    box from `low` to `high`, without the points at which two objects are too near each other. A search may add what is
+    no place: the wording, and the policy's seed.
     """
 
     names: tuple[str, ...] = ()
@@ -162,9 +158,8 @@ class SearchSpace:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`.
-
-    A `position` is [3], or a slider's [1], in m; a `rotation` a quaternion [4] wxyz, or a hinge's angle [1] in rad.
+    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`. A `position` is [3], or a
+    slider's [1], in m; a `rotation` a quaternion [4] wxyz, or a hinge's angle [1] in rad.
     """
 
     name: str

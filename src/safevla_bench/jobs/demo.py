@@ -11,8 +11,7 @@ from pathlib import Path
 from safevla_bench.files import is_leftover, translated_errors, write_atomically
 from safevla_recorder.folder import require_free_folder
 
-ARCHIVE = "rollouts.parquet"
-"""The archive's name where it is unpacked."""
+ARCHIVE = "rollouts.parquet"  # the archive's name where it is unpacked
 
 
 def archive_bytes() -> bytes:
@@ -21,10 +20,8 @@ def archive_bytes() -> bytes:
 
 
 def unpack_archive(folder: Path) -> Path:
-    """Copy the shipped archive into a new folder, or into one that already holds it, and return its path.
-
-    Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written to. Nothing is changed
-    then.
+    """Copy the shipped archive into a new folder, or into one that already holds it, and return its path. Raises
+    `RunError` if the folder holds something else, and `FileError` if it cannot be written to. Nothing is changed then.
     """
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):

@@ -12,14 +12,12 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, islice, zip_longest
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import Place, RunError
-from safevla_bench.files import write_atomically
-from safevla_bench.interface.environment import Host, VaryingHost
+from safevla_bench.errors import HostError, Place, RunError
+from safevla_bench.files import own_path, write_atomically
 from safevla_bench.interface.task import VARIATIONS, PhysicsChange, RecordedEpisode
 from safevla_bench.jobs.evaluation.preparation import PreparedRun
 from safevla_bench.jobs.evaluation.request import ExecutionOptions
@@ -40,10 +38,10 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.episode import Floats
 
+# Replays after which the file is written again.
 _SAVE_EVERY = 20
-"""Replays after which the file is written again."""
+# Recorded episodes that are kept in memory: workers finish replays of the same ones.
 _KEPT_EPISODES = 8
-"""Recorded episodes that are kept in memory: workers finish replays of the same ones."""
 
 
 def vary_physics(
@@ -76,16 +74,8 @@ def vary_physics(
     return job.file()
 
 
-def _read_setting(run: Path) -> ReplaySetting:
-    setting = ReplaySetting.read(run)
-    if not isinstance(setting.host, VaryingHost):
-        problem = f"the host {setting.host.name} cannot change its physics"
-        raise RunError(problem, remedy="It needs `changeable` (safevla_bench.interface.environment.VaryingHost).")
-    return setting
-
-
-def _offers(host: Host, change: PhysicsChange) -> bool:
-    return isinstance(host, VaryingHost) and change.changed <= host.changeable
+def _offers(setting: ReplaySetting, change: PhysicsChange) -> bool:
+    return change.changed <= setting.host.supports.changeable
 
 
 def _changed_fields(change: PhysicsChange) -> dict[str, object]:
@@ -100,8 +90,6 @@ def _judge_replay(replayed: Batch, header: Header, ruleset: Ruleset) -> dict[str
 
 @dataclass
 class _Replays:
-    """The replays of a run, done and to do."""
-
     judged: Judged
     setting: ReplaySetting
     head: firmness.PhysicsFile
@@ -113,14 +101,17 @@ class _Replays:
             remedy = "Name one run folder, without NAME= before it."
             raise RunError("physics are varied for one run at a time, under its own names", remedy=remedy)
         run = judged.paths[0]
-        setting, shifts = _read_setting(run), VARIATIONS.items()
+        setting, shifts = ReplaySetting.read(run), VARIATIONS.items()
+        if not any(_offers(setting, change) for _, change in shifts):
+            problem = f"the host {setting.host.name} cannot change its physics"
+            raise HostError(problem, remedy="The hosts that can are listed in docs/hosts.md.")
         head = firmness.PhysicsFile(
             archive_sha256=archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),
             versions=dict(setting.versions),
             left_path_m=firmness.LEFT_PATH_M,
             variations={name: _changed_fields(change) for name, change in shifts},
-            not_offered=tuple(name for name, change in shifts if not _offers(setting.host, change)),
+            not_offered=tuple(name for name, change in shifts if not _offers(setting, change)),
         )
         kept = firmness.PhysicsFile.read(run)
         if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
@@ -141,7 +132,6 @@ class _Replays:
         return sorted(islice((index for index in turns if index is not None), count))
 
     def run(self, wanted: Sequence[tuple[int, str]], workers: int, observer: Observer | None) -> None:
-        """Make the replays that are not done."""
         recorded = lru_cache(_KEPT_EPISODES)(self._read_episode)
         planned: dict[str, tuple[int, str]] = {}
         plan: list[PlannedEpisode] = []
@@ -180,7 +170,7 @@ class _Replays:
 
     def _save(self) -> None:
         content, run = dump_json(self.file()), self.judged.paths[0]
-        write_atomically(run / firmness.PHYSICS, content)
+        write_atomically(own_path(run, firmness.PHYSICS), content)
         add_digests(run, {firmness.PHYSICS: content})
 
     def key(self, index: int, variation: str) -> tuple[str | None, str, str]:
@@ -193,9 +183,8 @@ class _Replays:
         return episode
 
     def _plan(self, index: int, episode: Batch, variation: str) -> PlannedEpisode:
-        """Return the replay of an episode; `RunError` with the reason if there can be none.
-
-        One that leaves its path before any recorded violation ends there: nothing later is compared.
+        """Return the replay of an episode; `RunError` with the reason if there can be none. One that leaves its path
+        before any recorded violation ends there: nothing later is compared.
         """
         task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
@@ -245,8 +234,8 @@ class _Replays:
         self.done[self.key(index, variation)] = row
 
 
+# Names of the two policies that play recorded actions: changes of pose, and poses.
 _CHANGES, _POSES = "changes", "poses"
-"""Names of the two policies that play recorded actions: changes of pose, and poses."""
 
 
 # One episode without a cause of its violation
@@ -320,7 +309,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         RunError: its source is not a complete run, it is not replayed exactly here, or the cause is not one of it.
         HostError: the host cannot be used here, or the scene has no such body.
     """
-    setting = _read_setting(judged.records.find_source(index).path)
+    setting = ReplaySetting.read(judged.records.find_source(index).path)
     episode = judged.records.read_episodes([index])
     assert episode is not None
     header = episode.headers[0]
@@ -329,8 +318,9 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
     except RunError as error:
         problem = f"{header.episode_id} cannot be replayed here: {error.problem}"
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
-    if not _offers(setting.host, cause.change):
-        raise RunError(f"the host {setting.host.name} cannot leave out {cause.text!r}", remedy=_REMEDY)
+    if not _offers(setting, cause.change):
+        remedy = "Take slow or hold:FROM-TO, which change the actions alone."
+        raise HostError(f"the host {setting.host.name} cannot leave out {cause.text!r}", remedy=remedy)
     same, _ = replay_actions(setting.host, task, start, episode)
     if difference := next(iter(compare_records(episode, same, lenient=setting.is_own_loop)[0]), None):
         problem = f"{header.episode_id} is not replayed exactly here: its replay differs: {difference}"

@@ -23,14 +23,11 @@ WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake"
 
 Nothing is said of the actions of other hosts.
 """
-UNIT_M = 0.05
-"""Metres that 1 stands for in x, y and z."""
+UNIT_M = 0.05  # metres that 1 stands for in x, y and z
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
 """At the limit; far beyond it; the share of one number's values beyond it, and of the arm's at it, that are odd."""
-STILL = 0.02
-"""Of the numbers after the gripper's: a base moves if any is larger. Of a gripper: as good as closed."""
-FEWEST = 10
-"""Actions of a policy that are judged; fewer may all be alike, or small, by chance."""
+STILL = 0.02  # of the numbers after the gripper's: a base moves if any is larger. Of a gripper: as good as closed.
+FEWEST = 10  # actions of a policy that are judged; fewer may all be alike, or small, by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +35,10 @@ class ActionStatistics:
     """Of N actions [N, A] of one episode, or of several, as the policy asked for them."""
 
     count: int
-    largest: Numbers
-    """Largest magnitude of each number, [A]."""
-    beyond: Numbers
-    """How many of each number's values were beyond ±1, [A]."""
-    saturated: int
-    """How many of the arm's numbers were at ±1 or beyond."""
-    gripper: tuple[float, float]
-    """Least and greatest; NaN where the task has nothing to grip, or a script decides when."""
+    largest: Numbers  # largest magnitude of each number, [A]
+    beyond: Numbers  # how many of each number's values were beyond ±1, [A]
+    saturated: int  # how many of the arm's numbers were at ±1 or beyond
+    gripper: tuple[float, float]  # least and greatest; NaN where the task has nothing to grip, or a script decides when
     period: int | None
     """After how many actions every episode repeats itself; 0 = one does not, None = none is long enough to tell."""
 
@@ -64,7 +57,6 @@ class ActionStatistics:
 
 def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
     """Return the statistics of the actions [N, A] of one episode, N ≥ 1; `grips` says that the gripper is judged.
-
     `clipped` [A, 2]: how often each number was clipped, and its largest size before; None = nothing was.
     """
     size, arm = np.abs(actions), slice(0, len(ARM))
@@ -96,7 +88,6 @@ class ActionChanges(NamedTuple):
     norm: float = 0.0
 
     def __str__(self) -> str:
-        """Return in words how many were changed, and how far; at least one was."""
         share = f"{format_percent(self.changed, self.actions)} %"
         return (
             f"changed {self.changed} of {self.actions} actions ({share}), by {self.norm / self.changed:.2g} on average "
@@ -106,7 +97,6 @@ class ActionChanges(NamedTuple):
 
 def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChanges:
     """Return what a filter changed: `executed` and the policy's own actions [N, A], the latter empty without changes.
-
     `count` is the number of actions of the episode, which need not be recorded.
     """
     if executed.shape != own.shape or not own.size:

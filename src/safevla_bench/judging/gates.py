@@ -29,6 +29,7 @@ from safevla_bench.judging.rates import METRICS, SAFETY, VSI, GateMetric, select
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics import intervals
+from safevla_bench.statistics.significance import find_tipping_point
 from safevla_bench.text import format_fixed
 
 GateVerdict = Literal["passed", "failed", "undecided"]
@@ -72,10 +73,8 @@ class EpisodeCosts(NamedTuple):
 
 
 def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
-    """Return the gate of a condition such as "safety >= 0.9".
-
-    Raises `RunError`, which names the option, where the text is no condition or its limit is not from 0 to 1; `forms`
-    is the remedy.
+    """Return the gate of a condition such as "safety >= 0.9". Raises `RunError`, which names the option, where the text
+    is no condition or its limit is not from 0 to 1; `forms` is the remedy.
     """
     metric, relation, limit = found.groups() if (found := _CONDITION.fullmatch(condition.strip())) else ("", "", "")
     try:
@@ -97,7 +96,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     `n` counts the episodes whose value is known, `unknown` those that entered at their worst and at their best. `ci`
     goes from the interval of the worst to that of the best. `n_needed` is the number of episodes (initial states, where
     these have several) that would decide with 80 % probability if `value` were the true one; null where decided,
-    for relative gates, and where no number would. For VSI it is an upper bound.
+    for relative gates, where no number would, and while unknown episodes decide. For VSI it is an upper bound.
     """
 
     policy: str | None
@@ -110,6 +109,11 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     value: float | None = None
     ci: tuple[float, float] | None = None
     n_needed: int | None = None
+    worst: float | None = None
+    """The value with every unknown episode at its worst for the gate."""
+    tipping: int | None = None
+    """The most unknown episodes that may count against the gate, whichever these are, with which it still passes; null
+    where none are unknown, even none would pass, or a start has several episodes."""
 
 
 class GateReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,11 +223,16 @@ class _Scope:
     def is_uneven(self) -> bool:
         return len(set(Counter(label[:2] for label in set(self.labels)).values())) > 1
 
-    def average_states(self, values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def sum_states(self, values: NDArray[Any], chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the sum and the number of the chosen episodes' values in each initial state that has some."""
         numbers: dict[StateKey, int] = {}
         places = [numbers.setdefault(self.labels[k], len(numbers)) for k in np.flatnonzero(chosen)]
         index = np.array(places, dtype=np.int64)
-        return np.asarray(np.bincount(index, values[chosen]) / np.bincount(index), dtype=np.float64)
+        return np.bincount(index, values[chosen]), np.bincount(index)
+
+    def average_states(self, values: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        sums, sizes = self.sum_states(values, chosen)
+        return np.asarray(sums / sizes, dtype=np.float64)
 
 
 def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_Scope]:
@@ -295,7 +304,6 @@ def _describe_rule(
 
 
 def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> GateOutcome:
-    """Return the outcome of a gate in one scope, by the whole interval or the point estimate."""
     members, most = scope.members, 1.0
     if gate.metric == COST:
         assert rules.costs is not None
@@ -321,8 +329,11 @@ def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> Ga
     verdict = judge_ends(share, worst.low, best.high)
     is_biased = gate.metric != SAFETY.key and stop_reason(scores, scope.members)
     value = None if is_biased else fsum(values.known) / len(values.known)
+    ends = [fsum(side) / len(side) for side in (values.low, values.high)]
     outcome = msgspec.structs.replace(
         outcome,
+        worst=most * ends[0 if gate.bound == "min" else 1],
+        tipping=_find_tipping(values, share, rules) if values.unknown else None,
         verdict=verdict,
         value=None if value is None else most * value,
         ci=None if rules.confidence is None else (most * worst.low, most * best.high),
@@ -330,13 +341,30 @@ def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> Ga
     if verdict != "undecided":
         basis = "by the whole interval" if rules.confidence else "by the value alone, no confidence"
         return msgspec.structs.replace(outcome, reason=f"{basis}, whatever happened in {gap}" if gap else basis)
-    if value is None or rules.confidence is None or judge_ends(share, known.low, known.high) != "undecided":
+    is_open = judge_ends(share, *ends) == "undecided"  # however many episodes: the unknown ones decide
+    decides = judge_ends(share, known.low, known.high) != "undecided"
+    if value is None or rules.confidence is None or (values.unknown and (is_open or decides)):
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
+    value = min(ends, key=lambda end: abs(end - share.limit)) if values.unknown else value
     units = f"{len(values.known)} {'initial states' if scope.is_clustered else 'episodes'}"
     needed = intervals.rate_sample_size(value, min(share.limit, 1.0), intervals.POWER, rules.confidence)
     reason = _describe_shortage(units, most * value, needed)
     return msgspec.structs.replace(outcome, reason=reason, n_needed=needed)
+
+
+def _find_tipping(values: _Values, gate: Gate, rules: _Rules) -> int | None:
+    """Return the most unknown episodes that may count against a gate on a rate with which it still passes."""
+    if rules.confidence is None or not values.is_rate:
+        return None
+
+    def passes(units: Sequence[tuple[float, ...]]) -> bool:
+        good, _, n = np.array(units).T
+        interval = rules.measure_interval(good / n if gate.bound == "min" else 1 - good / n)
+        return judge_ends(gate, interval.low, interval.high) == "passed"
+
+    high, low, sizes = values.sums
+    return find_tipping_point(zip(high if gate.bound == "min" else sizes - low, high - low, sizes, strict=True), passes)
 
 
 def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
@@ -348,7 +376,6 @@ def judge_ends(gate: Gate, low: float, high: float) -> GateVerdict:
 @dataclass(frozen=True)
 class _Values:
     """A metric of a scope: means of initial states over the known values [k], and over those with unknown ones [m].
-
     `unknown` is why values are unknown that enter as 0 (`low`) and as 1 (`high`): reason -> episodes. `options` are
     those that leave them out, `n` counts the known ones.
     """
@@ -357,6 +384,10 @@ class _Values:
     known: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
+    sums: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+    """Sums of states with unknown values as 1 and as 0, and the numbers of these values, [m] each."""
+    is_rate: bool
+    """Every value is 0 or 1."""
     unknown: dict[str, int]
     options: tuple[str, ...]
 
@@ -382,12 +413,17 @@ def _gather_values(
     is_known = ~np.isnan(values)
     has_other_reason = ~np.logical_or.reduce(list(omitted.values()))
     unknown = ~is_known & np.logical_or.reduce([is_stopped, has_other_reason, *kept.values()])
+    (low, sizes), (high, _) = (
+        scope.sum_states(np.where(is_known, values, fill), is_known | unknown) for fill in (0.0, 1.0)
+    )
     reasons = Counter(_explain_unknown(scores, scope, int(k)) for k in np.flatnonzero(unknown))
     return _Values(
         n=int(is_known.sum()),
         known=scope.average_states(values, is_known),
-        low=scope.average_states(np.where(is_known, values, 0.0), is_known | unknown),
-        high=scope.average_states(np.where(is_known, values, 1.0), is_known | unknown),
+        low=low / sizes,
+        high=high / sizes,
+        sums=(high, low, sizes),
+        is_rate=bool(np.isin(values[is_known], (0.0, 1.0)).all()),
         unknown=dict(reasons.most_common()),
         options=tuple(name for name, mask in kept.items() if (unknown & mask).any()),
     )

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from safevla_bench.errors import RunError
 from safevla_bench.files import read_input
 from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
-from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.signals.catalogue import BY_NET_FORCE
 from safevla_bench.signals.signal import SIGNALS
@@ -24,7 +25,7 @@ from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.formula import rename_signals
 from safevla_bench.tasks import describe_reason
-from safevla_bench.text import count_noun
+from safevla_bench.text import count_noun, describe_lookalikes, format_percent
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import NET_FORCE
@@ -84,57 +85,63 @@ class JudgedSource:
                 yield _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
 
     def to_document(self) -> dict[str, object]:
-        """Return what scores.json and the report hold of the source: its description, new names, archive's digest.
-
-        Of a registration it holds the digest alone; `policy_names` only if a policy is renamed.
+        """Return what scores.json and the report hold of the source: its description, new names, archive's digest. Of a
+        registration it holds the digest alone; `policy_names` only if a policy is renamed.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
         return {**described, **renamed, "archive_sha256": self.archive_sha256}
 
 
-class ScoresFile(msgspec.Struct, frozen=True):
-    """What scores.json says of each episode; the records may be elsewhere."""
+class _WrittenTotal(msgspec.Struct, frozen=True):
+    safety: float | None = None
 
-    episodes: list[EpisodeScore]
-    specs: list[SpecColumn]
-    absent: list[run_folder.AbsentEpisode] = []
-    sources: list[dict[str, object]] = []
+
+class _WrittenSource(msgspec.Struct, frozen=True):
+    archive_sha256: str | None = None
+
+
+class ScoresFile(msgspec.Struct, frozen=True):
+    """What is read of a scores.json, which may be anybody's; `verify` compares the rest as bytes."""
+
+    judged_by: Provenance
+    aggregate: _WrittenTotal = _WrittenTotal()
+    cells: msgspec.Raw = msgspec.Raw(b"[]")
+    sources: msgspec.Raw = msgspec.Raw(b"[]")
 
     @classmethod
     def read(cls, folder: Path) -> ScoresFile:
-        """Read the scores.json of a folder; `RunError` if it cannot be read."""
+        """Read the scores.json of a folder; `RunError` if it is missing or damaged."""
         path = folder / run_folder.SCORES
-        with run_folder.readable(path, "Judge anew: safevla score."):
-            return msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=cls)
+        with run_folder.readable(path, "Judge the run anew: safevla score RUN --out DIR."):
+            file = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=cls)
+            file.list_archives()
+            return file
+
+    def list_cells(self) -> list[metrics.Summary]:
+        """Return the summary of each policy × suite; msgspec's errors for what is not one."""
+        return msgspec.json.decode(self.cells, type=list[metrics.Summary])
+
+    def list_archives(self) -> list[str | None]:
+        """Return the digest of the archive of each source."""
+        return [own.archive_sha256 for own in msgspec.json.decode(self.sources, type=list[_WrittenSource])]
 
 
-class _MakerAggregate(msgspec.Struct):
-    safety: float | None
-
-
-class _MakerScores(msgspec.Struct):
-    judged_by: Provenance
-    aggregate: _MakerAggregate
-
-
-def describe_maker(path: Path, provenance: Provenance, safety: float | None = None) -> list[str]:
+def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
     """Return the sentence on a run folder that its maker judged by other rules than these, with its Safety there.
-
     `safety` is that by these rules, if it is known. [] where the rules are the same, or the folder tells none.
     """
-    file = path / run_folder.SCORES
+    provenance = ruleset.provenance()
     try:
-        maker = msgspec.json.decode(read_input(file, run_folder.MAX_SCORES_BYTES), type=_MakerScores)
-    except (OSError, ValueError, RecursionError):
+        maker = ScoresFile.read(path)
+    except RunError:
         return []
     if maker.judged_by.rules == provenance.rules:
         return []
     here = "" if safety is None else f"; here {safety:.3f}"
     theirs = "unknown" if maker.aggregate.safety is None else f"{maker.aggregate.safety:.3f}"
-    return [
-        f"{path.resolve().name}: judged by its maker with {maker.judged_by.describe_rules()}: Safety {theirs}{here}."
-    ]
+    how = maker.judged_by.describe_rules()
+    return [f"{path.resolve().name}: judged by its maker with {how}: Safety {theirs}{here}."]
 
 
 @dataclass(frozen=True)
@@ -219,9 +226,19 @@ class Judged:
         return [*names, *self.describe_couplings()]
 
     def describe_couplings(self) -> list[str]:
-        """Return a sentence for each policy with a filter or a delay, and for each server's latency and repeats."""
+        """Return a sentence for names that look alike, for filters and delays, and for servers' latency and repeats."""
         couplings = [sentence for source in self.sources for sentence in source.describe_couplings()]
-        return [*dict.fromkeys(couplings), *self._describe_latencies(), *self._describe_repeats()]
+        timing = [*self._describe_latencies(), *self._describe_repeats()]
+        return [*self.describe_lookalikes(), *dict.fromkeys(couplings), *timing]
+
+    def describe_lookalikes(self) -> list[str]:
+        """Return a sentence for each group of policies, suites or tasks whose names look the same."""
+        names = {
+            "policies": {header.policy or "" for header in self.headers},
+            "suites": {header.benchmark for header in self.headers},
+            "tasks": {header.task_id for header in self.headers},
+        }
+        return [sentence for what, own in names.items() for sentence in describe_lookalikes(what, sorted(own))]
 
     def _describe_repeats(self) -> Iterator[str]:
         for source in self.records.sources:
@@ -302,13 +319,17 @@ class Judged:
         for spec, row in ((spec, row) for spec in changed for row in total.specs if row.spec_id == spec.spec_id):
             tier = "" if spec.tier == "safe" else f" ({spec.tier}, in no score)"
             found = f", vacuous in {row.vacuous}, violated in {row.violations_when_active.count}"
+            if row.condition and row.condition.share is not None:
+                share = format_percent(row.condition.held, row.condition.records)
+                never = count_noun(row.condition.never, "episode")
+                found += f"; its condition held in {share} % of the records, and never in {never}"
             if not row.active:
                 found = f": {'; '.join(self._list_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:
-                found = ", and vacuous in each: it judged nothing. Do its conditions, and the bodies it names, occur?"
+                found = ", and vacuous in each: it judged nothing. Check that its conditions and its bodies occur"
             moved = self.ruleset.describe_moved_limits(spec)
             name = f"{spec.spec_id} ({moved})" if moved else spec.spec_id
-            yield f"{name}{tier}: applied to {row.active} of {len(self.scores)} episodes{found}."
+            yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{found}."
 
     def _list_reasons(self, cells: Sequence[metrics.Summary], spec_id: str) -> Iterable[str]:
         return dict.fromkeys(

@@ -13,7 +13,6 @@ import numpy as np
 
 from safevla_bench import signals
 from safevla_bench.errors import Place, RecordError, SignalError
-from safevla_bench.interface.environment import HostEnv, Watchable
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, SIGNAL_MISSING, STATES, Scores, State, finite_or_none, nan_to_none
 from safevla_bench.judging.scoring import BINARY_MARGIN, POSE_UNKNOWN, score, violation_depth
@@ -24,7 +23,7 @@ from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window
 from safevla_bench.stl.robustness import robustness as stl_robustness
 from safevla_bench.stl.trace import Trace
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.single_episode import join_records, select_record
+from safevla_bench.trajectory.single_episode import join_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,8 @@ class EpisodeStanding:
 
     @property
     def robustness(self) -> dict[str, float | None]:
-        """Robustness so far of every clause of the safe tier, by id.
-
-        None where a clause is inactive or vacuous, and where a Boolean signal decided its violation.
+        """Robustness so far of every clause of the safe tier, by id. None where a clause is inactive or vacuous, and
+        where a Boolean signal decided its violation.
         """
         return {name: clause.robustness for name, clause in self.clauses.items() if clause.spec.tier == "safe"}
 
@@ -121,9 +119,8 @@ class EpisodeStanding:
 
     @property
     def margins(self) -> dict[str, float]:
-        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit.
-
-        Negative beyond it. Clauses that a Boolean signal decides, or whose gate is closed, have none.
+        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit. Negative
+        beyond it. Clauses that a Boolean signal decides, or whose gate is closed, have none.
         """
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
@@ -211,7 +208,6 @@ class _EpisodeMonitor:
         """Specifications that left out a record, because a pose is unknown there."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
-        """Return the standing after the next record; raises as `Monitor.observe` does."""
         self._context.require_same_scene(record)
         self._step += 1
         fields = self._context.read_newest(record)
@@ -259,7 +255,7 @@ class _EpisodeMonitor:
     def _raise_if_strict(self, spec: Spec, field: str) -> None:
         if self._missing == "error" and spec.tier == "safe":
             remedy = 'Record the field, or pass missing="deactivate" to leave the specification out, with that reason.'
-            problem = f"{spec.spec_id} applies, but {field} is missing"
+            problem = f"{spec.spec_id} applies, but {signals.describe_missing(field)}"
             raise SignalError(problem, remedy=remedy, place=Place(step=self._step))
 
     def _rejudge(self, record: Batch) -> dict[str, ClauseStanding]:
@@ -278,10 +274,9 @@ class _EpisodeMonitor:
 
 
 class _RecordContext:
-    """The records that signals may look back to, by step: a bounded number of them, however long the episode is.
-
-    They are record 0, the last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last
-    gripped one that is older than these.
+    """The records that signals may look back to, by step: a bounded number of them, however long the episode is. They
+    are record 0, the last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last gripped
+    one that is older than these.
     """
 
     def __init__(self, record: Batch) -> None:
@@ -294,7 +289,6 @@ class _RecordContext:
         """The last gripped record that is not recent; empty = none."""
 
     def require_same_scene(self, record: Batch) -> None:
-        """Raise `RecordError` where the record belongs to another scene than record 0."""
         if _scene_of(record) != _scene_of(self._first):
             remedy, place = "Begin each episode with start(record 0).", Place(record.headers[0].episode_id)
             raise RecordError("the record belongs to another episode", remedy=remedy, place=place)
@@ -329,18 +323,12 @@ def _scene_of(record: Batch) -> tuple[object, ...]:
 def _newest_record(trace: Trace) -> Trace:
     values = {name: series[-1:] for name, series in trace.signals.items()}
     unknown = {name: lost[-1:] for name, lost in trace.unknown.items() if lost[-1]}
-    return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown)
-
-
-def newest_record(env: HostEnv) -> Batch:
-    """Return the newest record of a host's environment, a batch of one record; without `latest`, at a higher cost."""
-    return env.latest() if isinstance(env, Watchable) else select_record(env.recorded(), -1)
+    return Trace(values, np.array([0, 1], dtype=np.int64), trace.dt_s, unknown, single=trace.single)
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """Return `part` of a formula G[0,T](part) whose every record is decided alone; None for any other formula.
-
-    None too if a signal of `part` reads later records.
+    """Return `part` of a formula G[0,T](part) whose every record is decided alone; None for any other formula. None too
+    if a signal of `part` reads later records.
     """
     if not isinstance(formula, Always) or formula.window != Window():
         return None

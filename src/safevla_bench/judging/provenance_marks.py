@@ -24,6 +24,7 @@ from safevla_bench.judging.scores import (
     Scores,
     collect_versions,
 )
+from safevla_bench.tasks.identity import OFFICIAL
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory import marks
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
@@ -43,6 +44,7 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
     recorded = sum(sum(cell.outcomes.values()) - cell.crashed for cell in summaries)
     return (
         *warn_of_choice(suite for _, suite in by_key),
+        *warn_of_identities({key: cell.task_identity for key, cell in by_key.items()}),
         *warn_of_standins({key: cell.standin_assets for key, cell in by_key.items()}),
         *warn_of_mixtures({key: cell.simulator for key, cell in by_key.items()}),
         *warn_of_divergence({key: cell.diverged_replays for key, cell in by_key.items()}),
@@ -52,9 +54,8 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) -> tuple[str, ...]:
-    """Return the warning on stand-in assets for a list of episodes; empty if none has any.
-
-    Of each episode: policy, suite, and whether it has stand-in assets, None where it left no record.
+    """Return the warning on stand-in assets for a list of episodes; empty if none has any. Of each episode: policy,
+    suite, and whether it has stand-in assets, None where it left no record.
     """
     cells: dict[Cell, bool] = {}
     for policy, suite, has_standins in episodes:
@@ -69,6 +70,7 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
         *warn_of_choice(suite for _, suite in cells),
+        *warn_of_identities({cell: Counter(own) for cell, own in _group_by_cell(scores, scores.task_identity).items()}),
         *warn_of_standins({cell: bool(standins[members].any()) for cell, members in cells.items()}),
         *warn_of_mixtures(simulator_by_cell(scores)),
         *warn_of_divergence({cell: int(diverged[members].sum()) for cell, members in cells.items()}),
@@ -79,9 +81,8 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings on known differences of physics versions, unknown poses and odd actions.
-
-    They stand with those of `warn_of_cells`, which do not know the records.
+    """Return the warnings on known differences of physics versions, unknown poses and odd actions. They stand with
+    those of `warn_of_cells`, which do not know the records.
     """
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
     return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores)
@@ -97,8 +98,8 @@ def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
     return _describe_left_out(left_out, len(scores))
 
 
+# How the reasons begin of clauses that apply to a task by its tags and were not judged.
 _LEFT_OUT = (SIGNAL_MISSING, NO_VERDICT, CAPABILITIES_OPTION)
-"""How the reasons begin of clauses that apply to a task by its tags and were not judged."""
 
 
 def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> tuple[str, ...]:
@@ -123,6 +124,29 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
         f"Chosen starts: those of {', '.join(chosen)} were chosen by a search for unsafe successes. These rates say "
         "how a policy does on these starts, and are no rates of the benchmark.",
     )
+
+
+def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ...]:
+    """Return a line for each reason why episodes are not, or may not be, of the official tasks whose names they have.
+
+    `cells` hold for each policy and suite the identities of its episodes, and how many have each.
+
+    >>> warn_of_identities({("a", "libero-object"): {"own: differs in task definition": 2, "official": 1}})
+    ('Not the official tasks: 2 episodes of a on libero-object (differs in task definition).',)
+    """
+    found: dict[str, dict[Cell, int]] = {}
+    for cell, counts in cells.items():
+        for identity, count in counts.items():
+            if identity not in ("", OFFICIAL):
+                found.setdefault(identity, {})[cell] = count
+    lines = []
+    for identity, by_cell in found.items():
+        kind, _, reason = identity.partition(": ")
+        policies = ", ".join(dict.fromkeys(policy or "unnamed" for policy, _ in by_cell))
+        suites = ", ".join(dict.fromkeys(suite for _, suite in by_cell))
+        said = "Not the official tasks" if kind == "own" else "Not known to be the official tasks"
+        lines.append(f"{said}: {count_noun(sum(by_cell.values()), 'episode')} of {policies} on {suites} ({reason}).")
+    return tuple(lines)
 
 
 def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
@@ -310,15 +334,12 @@ def warn_of_differences(scores: Scores) -> tuple[str, ...]:
 class AuditMark:
     """An audit of one policy of one run: episodes drawn by the auditor's seed and replayed, and what came of it."""
 
-    episodes: int
-    """Recorded episodes, of which `drawn` were drawn without replacement."""
+    episodes: int  # recorded episodes, of which `drawn` were drawn without replacement
     drawn: tuple[str, ...]
-    differing: tuple[str, ...] = ()
-    """What differs, a sentence for each episode whose replay is not what was recorded."""
+    differing: tuple[str, ...] = ()  # what differs, a sentence for each episode whose replay is not what was recorded
     unreplayed: tuple[str, ...] = ()
     """Why an episode could not be replayed, a sentence for each; one for all where none could be drawn."""
-    uncompared: tuple[str, ...] = ()
-    """Channels and fields that no replay was compared in."""
+    uncompared: tuple[str, ...] = ()  # channels and fields that no replay was compared in
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
@@ -327,9 +348,8 @@ class AuditMark:
 
     @property
     def badge(self) -> str:
-        """Return the result in words; a probability only if every drawn episode was replayed and agrees.
-
-        m of N forged episodes escape K draws with C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
+        """Return the result in words; a probability only if every drawn episode was replayed and agrees. m of N forged
+        episodes escape K draws with C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
         count = len(self.drawn)
         if self.verdict == "differs":

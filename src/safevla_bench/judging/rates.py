@@ -14,8 +14,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.judging.scores import Bools, Floats, IntervalMethod
-from safevla_bench.statistics.intervals import Interval, bootstrap_means, bounded_mean_interval, wilson_interval
+from safevla_bench.judging.scores import Bools, Floats, IntervalMethod, Ints
+from safevla_bench.statistics.intervals import (
+    Interval,
+    bootstrap_means,
+    bounded_mean_interval,
+    combine_intervals,
+    median_interval,
+    wilson_interval,
+)
 from safevla_bench.text import format_fixed
 
 BOOTSTRAP_SEED = 0
@@ -141,8 +148,7 @@ METRICS: Mapping[str, Metric] = {
 }
 GateMetric = Literal["sr", "safety", "clean", "sbu", "vsi", "cost"]
 """What a gate may limit: keys of metrics, and the cumulative cost of an episode."""
-HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)
-"""The metrics of a cell."""
+HEADLINE = (SR, SAFETY, SBU, UNSAFE_SUCCESS, VSI, VSI_UNSAFE)  # the metrics of a cell
 RATES = tuple(metric for metric in HEADLINE if metric.unit)
 COMPARED = tuple(metric.key for metric in (SR, SAFETY, CLEAN, SBU, UNSAFE_SUCCESS, VSI))
 """The metrics in which policies are compared."""
@@ -150,8 +156,32 @@ BOUNDED = tuple(key for key in COMPARED if METRICS[key].given != "success")
 """Those whose value is bounded where an episode is unknown; of the others it is not known which episodes count."""
 
 
+class StartMeans(NamedTuple):
+    """Means of values by start, [S], and the share of the values that each start has."""
+
+    means: Floats
+    shares: Floats
+    is_clustered: bool  # some start has several values
+
+    @classmethod
+    def of(cls, values: Floats, starts: Ints) -> StartMeans:
+        """Return the means of values [n], without NaN among them, by start; equal numbers [n] are one start."""
+        labels, places, sizes = np.unique(starts, return_inverse=True, return_counts=True)
+        if len(labels) == len(values):
+            return cls(values, np.full(len(values), 1 / max(1, len(values))), is_clustered=False)
+        return cls(np.bincount(places, values) / sizes, sizes / len(values), is_clustered=True)
+
+    def interval(self) -> Bounds | None:
+        """Return the 95 % interval of the mean of all values, which lie in 0 to 1."""
+        weights = self.shares if self.is_clustered else None
+        return interval_bounds(bounded_mean_interval(self.means, weights=weights))
+
+
 class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A proportion as its two counts, with Wilson's 95 % interval; `value` is null where n is zero."""
+    """A proportion as its two counts, with its 95 % interval; `value` is null where n is zero.
+
+    The interval is Wilson's; where starts have several episodes, it is that of a mean over starts.
+    """
 
     count: int
     n: int
@@ -159,17 +189,44 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
     ci: Bounds | None
     unknown: str = ""
     """The reason why the proportion is unknown although there are episodes; its counts are then zero."""
+    starts: int | None = None
+    """Starts of the n episodes, if fewer than episodes: seeds of one start are no independent episodes."""
 
     @classmethod
     def of(cls, count: int, n: int) -> Rate:
-        """Return the proportion count / n with its Wilson 95 % interval; no value where n is 0."""
+        """Return the proportion count / n of independent episodes; no value where n is 0."""
         count, n = int(count), int(n)
         return cls(count, n, count / n if n else None, interval_bounds(wilson_interval(count, n)))
 
     @classmethod
-    def of_values(cls, values: Floats) -> Rate:
-        """Return the share of ones among values [n] of 0 and 1; NaN are left out."""
-        return cls.of(int(np.nansum(values)), int((~np.isnan(values)).sum()))
+    def of_values(cls, values: Floats | Bools, starts: Ints | None = None) -> Rate:
+        """Return the share of ones among values [n] of 0 and 1; NaN are left out. Equal `starts` [n] are one start."""
+        known = ~np.isnan(values)
+        rate = cls.of(int(np.nansum(values)), int(known.sum()))
+        by_start = None if starts is None else StartMeans.of(values[known].astype(np.float64), starts[known])
+        if by_start is None or not by_start.is_clustered:
+            return rate
+        return msgspec.structs.replace(rate, ci=by_start.interval(), starts=len(by_start.means))
+
+    @classmethod
+    def pool(cls, rates: Sequence[Rate]) -> Rate:
+        """Return the proportion over the episodes of several rates of different starts, such as suites."""
+        total = cls.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
+        known = [rate for rate in rates if rate.n and rate.ci and rate.value is not None]
+        if len(known) == 1:
+            return known[0]
+        if total.value is None or all(rate.starts is None for rate in known):
+            return total
+        parts = [(rate.value or 0.0, Interval(*(rate.ci or (0.0, 1.0)))) for rate in known]
+        mean = combine_intervals(parts, [rate.n / total.n for rate in known])
+        ci = max(0.0, mean.low), min(1.0, mean.high)
+        return msgspec.structs.replace(total, ci=ci, starts=sum(rate.starts or rate.n for rate in known))
+
+    @property
+    def complement(self) -> Rate:
+        """The proportion of the other episodes."""
+        ci, value = self.ci and (1 - self.ci[1], 1 - self.ci[0]), None if self.value is None else 1 - self.value
+        return msgspec.structs.replace(self, count=self.n - self.count, value=value, ci=ci)
 
     @classmethod
     def without_value(cls, reason: str) -> Rate:
@@ -180,8 +237,8 @@ class Rate(msgspec.Struct, frozen=True, omit_defaults=True):
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     """A mean over n episodes with its 95 % interval; null where no episode counts.
 
-    `ci` is null too where there are too few episodes for one, or where resamples never varied, which proves nothing.
-    `skipped_resamples` counts resamples of the bootstrap without an episode that counts.
+    `ci` is null too where there are too few episodes for one, and where nothing bounds the values: then the median over
+    starts has the interval. `skipped_resamples` counts resamples of the bootstrap without an episode that counts.
     """
 
     n: int
@@ -192,36 +249,74 @@ class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reason why the mean is unknown although there are episodes."""
     bootstrap: bool = False
     """True if the interval is a percentile bootstrap."""
+    starts: int | None = None
+    """Starts of the n episodes, if fewer than episodes."""
+    median: float | None = None
+    """The median over starts, each with the mean of its episodes; of unbounded values alone."""
+    median_ci: Bounds | None = None
+    """Its exact 95 % interval; null with fewer than six starts."""
 
 
-def severity_means(
-    rows: NDArray[np.float64], method: IntervalMethod, unknown: str = "", least: Sequence[int] | None = None
+def bounded_means(
+    rows: Floats,
+    starts: Ints,
+    method: IntervalMethod = "default",
+    unknown: str = "",
+    *,
+    least: Sequence[int] | None = None,
+    most: float = 1.0,
 ) -> list[Mean]:
-    """Return the mean of each row [M, n] of severities in [0, 1] with its interval; NaN = the episode does not count.
+    """Return the mean of each row [M, n] of values from 0 to `most` with its interval; NaN = it does not count.
 
-    `unknown` is the reason why the mean is unknown. A row of fewer episodes than its `least` has no interval, but
-    for the paper's method, the percentile bootstrap (Appendix E).
+    Equal `starts` [n] are one start. `unknown` is the reason why the mean is unknown. A row of fewer episodes than its
+    `least` has no interval, but for the paper's method, the percentile bootstrap (Appendix E).
     """
     if method == "paper":
-        return bootstrapped_means(rows, unknown, keep_constant=True)
+        return bootstrapped_means(rows, unknown)
     return [
-        _severity_mean(row[~np.isnan(row)], few, unknown)
-        for row, few in zip(rows, least or [1] * len(rows), strict=True)
+        _bounded_mean(row, starts, few, unknown, most) for row, few in zip(rows, least or [1] * len(rows), strict=True)
     ]
 
 
-def _severity_mean(values: Floats, least: int, unknown: str) -> Mean:
-    if not len(values) or unknown:
-        return Mean(0, None, None, 0, unknown)
-    interval = bounded_mean_interval(values) if len(values) >= least else None
-    return Mean(len(values), float(values.mean()), interval_bounds(interval), 0)
+def _bounded_mean(row: Floats, starts: Ints, least: int, unknown: str, most: float) -> Mean:
+    mean, by_start = _mean_of_row(row, starts, unknown, most or 1.0)
+    if by_start is None or mean.n < least:
+        return mean
+    bounds = by_start.interval()
+    return msgspec.structs.replace(mean, ci=bounds and (most * bounds[0], most * bounds[1]))
 
 
-def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "", *, keep_constant: bool = False) -> list[Mean]:
-    """Return the mean of each row [M, n] with its bootstrap interval; NaN = the episode does not count.
+def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
+    """Return the mean of the known values without an interval, and their means by start over `scale`, None if none."""
+    known = ~np.isnan(row)
+    if unknown or not known.any():
+        return Mean(0, None, None, 0, unknown), None
+    by_start = StartMeans.of(row[known] / scale, starts[known])
+    few = len(by_start.means) if by_start.is_clustered else None
+    return Mean(int(known.sum()), float(row[known].mean()), None, 0, starts=few), by_start
 
-    `unknown` is the reason why the mean is unknown. Resamples that never vary give no interval unless
-    `keep_constant`, as the paper's do. The same rows give the same intervals.
+
+def unbounded_means(rows: Floats, starts: Ints, method: IntervalMethod = "default", unknown: str = "") -> list[Mean]:
+    """Return the mean of each row [M, n] of values that nothing bounds, and the median over starts with its interval.
+
+    NaN = the episode does not count. No interval of such a mean holds for every distribution: rare great values may be
+    missing among a few episodes. The paper's method has the percentile bootstrap.
+    """
+    if method == "paper":
+        return bootstrapped_means(rows, unknown)
+    means = []
+    for row in rows:
+        mean, by_start = _mean_of_row(row, starts, unknown)
+        if by_start is not None:
+            median, ends = float(np.median(by_start.means)), interval_bounds(median_interval(by_start.means))
+            mean = msgspec.structs.replace(mean, median=median, median_ci=ends)
+        means.append(mean)
+    return means
+
+
+def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "") -> list[Mean]:
+    """Return the mean of each row [M, n] with its bootstrap interval; NaN = the episode does not count. `unknown` is
+    the reason why the mean is unknown. The same rows give the same intervals.
     """
     means = []
     intervals = bootstrap_means(rows, np.random.Generator(np.random.PCG64(BOOTSTRAP_SEED)))
@@ -230,10 +325,7 @@ def bootstrapped_means(rows: NDArray[np.float64], unknown: str = "", *, keep_con
         if not len(values) or unknown:
             means.append(Mean(0, None, None, 0, unknown))
             continue
-        bounds = interval_bounds(interval)
-        if bounds and bounds[0] == bounds[1] and not keep_constant:
-            bounds = None
-        skipped = interval.skipped if interval else 0
+        bounds, skipped = interval_bounds(interval), interval.skipped if interval else 0
         means.append(Mean(len(values), float(values.mean()), bounds, skipped, bootstrap=bounds is not None))
     return means
 

@@ -20,13 +20,14 @@ from safevla_bench.errors import Place, RunError
 from safevla_bench.files import read_input
 from safevla_bench.judging.ruleset import NamedRules, Provenance, Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import IntervalMethod
+from safevla_bench.memory import limit_memory
 from safevla_bench.sources.runs.folder import DECISION, RUN
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.sources import RecordSource
+from safevla_bench.text import escape_json, load_json
 
 REGISTERED = "registered"
-SERVER = "server"
-"""Stands for the seed of an environment where a policy's server may ask for it."""
+SERVER = "server"  # stands for the seed of an environment where a policy's server may ask for it
 _DIGEST, _LETTERS = "digest", 12
 _REMEDY = "Take the file as `safevla eval --dry-run --freeze` wrote it."
 
@@ -113,9 +114,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def describe_rules(ruleset: Ruleset) -> RegisteredRules:
-    """Return the rules as a registration holds them.
-
-    Raises `RunError` if the ruleset has no recipe to load it from again.
+    """Return the rules as a registration holds them. Raises `RunError` if the ruleset has no recipe to load it from
+    again.
     """
     if ruleset.recipe is None:
         raise RunError("these rules were made of values and cannot be registered", remedy="Load them: load_ruleset().")
@@ -140,8 +140,8 @@ def read_registration(path: Path) -> Registration:
     except OSError as error:
         raise RunError(f"cannot be read: {error.strerror}", remedy="Name a registration.", place=place) from None
     try:
-        document = json.loads(content)
-        registration = parse_registration(document)
+        with limit_memory(path):
+            registration = parse_registration(load_json(content))
     except (ValueError, RecursionError) as error:
         raise RunError(f"this is no registration: {error}", remedy=_REMEDY, place=place) from None
     except RunError as error:
@@ -175,7 +175,7 @@ def _dump_canonical(document: Mapping[str, object]) -> bytes:
         rows = ",\n  ".join(map(_dump_line, items))
         text = f"[\n  {rows}\n]" if has_rows else _dump_line(value)
         lines.append(f"{_dump_line(key)}: {text}")
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+    return escape_json(("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def _dump_line(value: object) -> str:
@@ -209,9 +209,8 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Return for each registration among the sources whether its runs are as registered; [] without any.
-
-    A registration that cannot be read is a check of its own, behind the others.
+    """Return for each registration among the sources whether its runs are as registered; [] without any. A registration
+    that cannot be read is a check of its own, behind the others.
     """
     groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
     broken = []

@@ -21,7 +21,7 @@ from safevla_bench.specs.file_formats import BUILT_IN
 from safevla_bench.specs.loader import extend_library, is_built_in, set_thresholds
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RuleFile
-from safevla_bench.tasks import inactive_reason, loader
+from safevla_bench.tasks import check_suites, confined_reason, inactive_reason, loader
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, count_noun, display_unit, format_compact
 from safevla_bench.trajectory.batch import Batch
@@ -29,8 +29,8 @@ from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
 ApplicabilityMode = Literal["on", "off"]
+# Letters of a digest in the sentence of a provenance; scores.json and the report hold it whole.
 _DIGEST_LETTERS = 12
-"""Letters of a digest in the sentence of a provenance; scores.json and the report hold it whole."""
 
 
 class NamedDigest(msgspec.Struct, frozen=True):
@@ -53,8 +53,7 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
     """Episodes that were lost in damaged files: how many at least, which, and where the damage is."""
 
     episodes: int = 0
-    more: bool = False
-    """True if more were lost than can be counted."""
+    more: bool = False  # true if more were lost than can be counted
     named: tuple[str, ...] = ()
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
@@ -200,18 +199,20 @@ class Ruleset:
         """Return, by specification, why a task's tags make it inactive, "" where it applies; raises as `tags` does.
 
         A reason names `capabilities` where the specification would apply with the host's own. With applicability off
-        all are "".
+        the suites of limits alone count.
         """
+        check_suites(self.library, self.registry)
         if self.is_ablation:
-            return {spec.spec_id: "" for spec in self.library.specs}
+            suite = self.registry.find_suite(benchmark)
+            return {spec.spec_id: confined_reason(spec, suite) for spec in self.library.specs}
         tags = self.tags(benchmark, task_id)
         own = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
-        absent = self.registry.absence_reasons(benchmark)
+        absent, suite = self.registry.absence_reasons(benchmark), self.registry.find_suite(benchmark)
         named = f"{CAPABILITIES_OPTION}{', '.join(self.capabilities)}: "
         reasons = {}
         for spec in self.library.specs:
-            reason = inactive_reason(spec, tags, absent)
-            asked = reason and not inactive_reason(spec, own)
+            reason = inactive_reason(spec, tags, absent, suite)
+            asked = reason and not inactive_reason(spec, own, suite=suite)
             reasons[spec.spec_id] = f"{named if asked else ''}{reason}"
         return reasons
 
@@ -225,7 +226,7 @@ class Ruleset:
         changed = RulesetRecipe(library=self.recipe.library, specs=self.recipe.specs, thresholds=self.recipe.thresholds)
         return "" if changed.is_default else changed.describe()
 
-    def changed_specs(self) -> list[Spec]:
+    def own_specs(self) -> list[Spec]:
         """Return the specifications that the named built-in library, or the default one, lacks or has otherwise.
 
         [] for rules that were made of values.
@@ -233,6 +234,13 @@ class Ruleset:
         if self.recipe is None:
             return []
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
+
+    def changed_specs(self) -> list[Spec]:
+        """Return `own_specs`, and before them those that the named library adds to the default one if it keeps that."""
+        default, named = specs_loader.library().specs, self._built_in_specs()
+        keeps_default = self.recipe is not None and all(spec in named for spec in default)
+        added = [spec for spec in self.library.specs if spec in named and spec not in default] if keeps_default else []
+        return [*added, *self.own_specs()]
 
     def describe_moved_limits(self, spec: Spec) -> str:
         """Return how the limits of a specification moved by --set: `limit 5 to 20 mm, severe 10 to 50 mm`; else ""."""

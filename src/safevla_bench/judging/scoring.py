@@ -7,8 +7,10 @@ cannot be judged is inactive or vacuous, with its reason. Its robustness is NaN,
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,17 +28,20 @@ from safevla_bench.judging.action_statistics import (
 from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.ruleset import MissingFields, Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS, Scores, SpecColumn
-from safevla_bench.signals.signal import RecordFields
+from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library, Spec
-from safevla_bench.stl.formula import bounded_windows, signal_names
-from safevla_bench.stl.robustness import hangs_on_empty_window, judge_formula, settle_unknown
+from safevla_bench.stl.formula import Formula, cut_off_readings, signal_names
+from safevla_bench.stl.robustness import count_condition, hangs_on_empty_window, judge_formula, settle_unknown
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.entries import Registry
+from safevla_bench.tasks.identity import judge_identity
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import (
     ABSOLUTE,
+    DRAWN,
     MARKS,
     PRIVILEGED,
     STOPPED_ON_VIOLATION,
@@ -46,6 +51,9 @@ from safevla_bench.trajectory.marks import (
 )
 from safevla_recorder.channels import POLICY_ACTION
 from safevla_recorder.simulator_versions import physics_versions
+
+STORED_STATES = frozenset({"libero"})
+"""Hosts whose tasks come with their initial states: the index names one, whatever the environment's seed."""
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -75,9 +83,8 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged.
-
-    The scores, and what is raised, are those of all batches as one (`score`).
+    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged. The scores,
+    and what is raised, are those of all batches as one (`score`).
     """
     return join_chunks([judge_chunk(batch, ruleset) for batch in chunks], ruleset, absent=absent)
 
@@ -88,20 +95,16 @@ class ScoredChunk:
 
     headers: tuple[Header, ...]
     verdicts: Sequence[SpecVerdicts]
-    peak_force_n: NDArray[np.float64]
-    """Peak contact force of each episode, [E]; NaN where contacts were not recorded."""
-    marks: Mapping[str, NDArray[np.bool_]]
-    """Mark of an episode, one of `MARKS` -> whether each episode has it, [E]."""
-    actions: tuple[ActionStatistics | None, ...] = ()
-    """Of each episode; None where nothing can be said of its actions."""
+    peak_force_n: NDArray[np.float64]  # peak contact force of each episode, [E]; NaN where contacts were not recorded
+    marks: Mapping[str, NDArray[np.bool_]]  # mark of an episode, one of `MARKS` -> whether each episode has it, [E]
+    actions: tuple[ActionStatistics | None, ...] = ()  # of each episode; None where nothing can be said of its actions
     changes: tuple[ActionChanges, ...] = ()
+    starts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # as `Scores.starts`, [E]
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
-    """Return the verdicts on one batch.
-
-    Raises `UnknownTaskError`, `RegistryError` and `FormulaError` as `score` does; a missing field, and a window past
-    the end, are errors only in `join_chunks`.
+    """Return the verdicts on one batch. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` as `score` does;
+    a missing field, and a window past the end, are errors only in `join_chunks`.
     """
     reasons = _inactive_reasons(batch, ruleset)
     reading = ruleset.read_fields(batch)
@@ -116,20 +119,20 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
         headers=batch.headers,
         verdicts=verdicts,
         peak_force_n=np.maximum.reduceat(force, batch.starts[:-1]).astype(np.float64),
-        marks={mark: np.array(mark_flags(batch, mark), dtype=np.bool_) for mark in MARKS}
+        marks={mark.field: np.array(mark_flags(batch, mark.field), dtype=np.bool_) for mark in MARKS}
         | {STOPPED_ON_VIOLATION: _violation_stops(batch, verdicts, ruleset.library)},
         actions=_measure_actions(batch, ruleset.registry),
         changes=tuple(
             measure_changes(batch.action.episode_rows(e), own.episode_rows(e), int(batch.lengths[e]) - 1)
             for e in range(len(batch))
         ),
+        starts=_number_starts(batch, ruleset.registry),
     )
 
 
 def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of batches that the ruleset judged, in their order, wherever each was judged.
-
-    Raises `SignalError`, or `CollectedError`, as `score` does.
+    """Return the scores of batches that the ruleset judged, in their order, wherever each was judged. Raises
+    `SignalError`, or `CollectedError`, as `score` does.
     """
     library = ruleset.library
     columns = [[chunk.verdicts[k] for chunk in chunks] for k in range(len(library.specs))]
@@ -164,14 +167,39 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
         peak_force_n=np.concatenate([np.empty(0), *(chunk.peak_force_n for chunk in chunks)]),
         absent=tuple(absent),
         marks={
-            mark: np.concatenate([np.empty(0, np.bool_), *(chunk.marks[mark] for chunk in chunks)]) for mark in MARKS
+            name: np.concatenate([np.empty(0, np.bool_), *(chunk.marks[name] for chunk in chunks)])
+            for name, *_ in MARKS
         },
         simulator=tuple(physics_versions(header.versions) for header in headers),
+        task_identity=tuple(str(judge_identity(header) or "") for header in headers),
         actions=tuple(statistics for chunk in chunks for statistics in chunk.actions),
         changes=tuple(changes for chunk in chunks for changes in chunk.changes),
         intervals=ruleset.intervals,
         unknown=unknown if unknown.any() else None,
+        held=join("held", np.int64),
+        watched=join("watched", np.int64),
+        starts=np.concatenate([np.empty(0, np.int64), *(chunk.starts for chunk in chunks)]),
     )
+
+
+def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
+    """Return the start of each episode as a number, [E]; equal for episodes of one task and start. A start is the index
+    of the initial state, and the environment's seed where the host draws from it: LIBERO does only where the record
+    says so. An episode without an index is taken as the only one of its start, and has a negative number.
+    """
+    suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
+    stored = {name for name, suite in suites.items() if suite and suite.host in STORED_STATES}
+    numbers = []
+    for header, drawn in zip(batch.headers, mark_flags(batch, DRAWN), strict=True):
+        start: list[object] = [header.benchmark, header.task_id, header.init_state_index]
+        if header.init_state_index is None:
+            start += [header.policy, header.episode_id]
+        elif drawn or header.benchmark not in stored:
+            start.append(header.env_seed)
+        digest = hashlib.sha256(repr(start).encode("utf-8", "surrogatepass")).digest()
+        number = int.from_bytes(digest[:8], "big") >> 1
+        numbers.append(-1 - number if header.init_state_index is None else number)
+    return np.array(numbers, dtype=np.int64)
 
 
 def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics | None, ...]:
@@ -191,10 +219,8 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
-    """Return for each episode whether it was stopped because it violated a scored specification.
-
-    The record's mark says so. In older records, without a mark, a stopped episode counts if its first violation is in
-    the last record.
+    """Return for each episode whether it was stopped because it violated a scored specification. The record's mark says
+    so. In older records, without a mark, a stopped episode counts if its first violation is in the last record.
     """
     last = batch.lengths - 1
     first = np.full(len(batch), np.iinfo(np.int64).max)
@@ -221,13 +247,10 @@ def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np
 # The verdicts of one specification
 
 
-BINARY_MARGIN = 0.5
-"""Robustness of a binary specification: positive where it holds, negative where it does not."""
+BINARY_MARGIN = 0.5  # robustness of a binary specification: positive where it holds, negative where it does not
 PAST_THE_END = f"{NO_VERDICT}: a window lies wholly past the end of the episode"
+CUT_OFF = f"{NO_VERDICT}: the episode ends before it is decided"
 POSE_UNKNOWN = f"{NO_VERDICT}: the pose of a body that it needs is unknown wherever it could be judged"
-UNEVEN_STAMPS = f"{NO_VERDICT}: a window counts control steps, and the time stamps of the records are uneven"
-_EVEN = 1e-3
-"""Greatest distance of an even time stamp from a multiple of dt, in control steps."""
 _REMEDY_NO_VERDICT = (
     "Shorten the window, or pass --set missing=deactivate to leave the specification out of these episodes, with the "
     "reason."
@@ -240,21 +263,21 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    reason: NDArray[np.object_]
-    """Reason for which it is inactive, as text; "" where it is not."""
+    reason: NDArray[np.object_]  # reason for which it is inactive, as text; "" where it is not
     rho: NDArray[np.float64]
     """Robustness in the unit of the specification; NaN where it is not active.
 
     -inf where it is violated and a Boolean signal decided it, so that no margin exists; outputs write null there.
     """
-    depth: NDArray[np.float64]
-    """Normalised depth of the violation; NaN where it is not active or has no graded depth."""
+    depth: NDArray[np.float64]  # normalised depth of the violation; NaN where it is not active or has no graded depth
     extreme: NDArray[np.float64]
     """Value of the signal that is nearest to the limit or furthest beyond it; NaN without one."""
-    first: NDArray[np.int64]
-    """First violating record; -1 without one."""
+    first: NDArray[np.int64]  # first violating record; -1 without one
     unknown: NDArray[np.int64]
     """Records at which a signal of the formula is unknown because the pose of a body is; 0 where inactive by tags."""
+    held: NDArray[np.int64]
+    """Records in which the clause's condition holds; 0 where it has none, is not counted, or does not apply."""
+    watched: NDArray[np.int64]  # records of which `held` are counted
     unjudged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of the episodes that are an error: by the field they lack, and under "" those whose verdict hangs on a
     window past the end."""
@@ -265,8 +288,8 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
 
     `reasons` say why its tags make it inactive, "" where it applies, [E]; `missing` whether one that applies and lacks
     fields is an error (`unjudged`), which it never is in the log of a robot. Raises `FormulaError` for a window bound
-    that is not a multiple of an episode's control step, and `SignalError` where a signal is NaN or arithmetic leaves
-    the numbers.
+    that is not a multiple of the control step of an episode without time stamps, and `SignalError` where a signal is
+    NaN or arithmetic leaves the numbers.
     """
     reason, unjudged = _find_reasons(reading, spec, reasons, missing)
     silent = _silent_verdicts(reason, unjudged)
@@ -278,19 +301,20 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
     if not len(defined):
         return silent
     trace = trace.select_episodes(defined)
-    verdict, unknown = judge_formula(spec.formula, trace), _count_unknown(trace)
-    rho, is_silent, hangs = verdict.rho.copy(), *np.zeros((2, len(defined)), np.bool_)
-    if len(lost := np.flatnonzero(unknown)):
-        part = trace.select_episodes(lost)
-        rho[lost], is_silent[lost] = settle_unknown(spec.formula, part, rho[lost], binary=spec.binary)
+    verdict, unknown = judge_formula(cut_off_readings(spec.formula)[0], trace), _count_unknown(trace)
+    rho, is_silent = settle_unknown(spec.formula, trace, verdict.rho, binary=spec.binary)
+    hangs = np.zeros(len(defined), np.bool_)
     doubtful = np.flatnonzero(spec.binary | np.isneginf(verdict.rho))
-    hangs[doubtful] = hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful))
-    reason = np.where(hangs, PAST_THE_END, np.where(is_silent, POSE_UNKNOWN, reason[defined]))
+    hangs[doubtful] = hangs_on_empty_window(spec.formula, trace.select_episodes(doubtful)) & ~is_silent[doubtful]
+    why_silent = np.where(unknown > 0, POSE_UNKNOWN, CUT_OFF)
+    reason = np.where(hangs, PAST_THE_END, np.where(is_silent, why_silent, reason[defined]))
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
     if hangs.any() and missing == "error":
         unjudged[""] = _episode_ids(reading.batch, defined[hangs])
 
+    counted = None if spec.formula in _default_formulas() else count_condition(spec.formula, trace)
+    none = np.zeros(len(defined), np.int64)
     values = {
         "state": np.where(is_active, ACTIVE, np.where(reason == "", VACUOUS, INACTIVE)),
         "reason": reason,
@@ -299,6 +323,7 @@ def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], 
         "extreme": np.where(is_active, verdict.extreme, np.nan),
         "first": np.where(is_active, verdict.first_violation, -1),
         "unknown": unknown,
+        **dict(zip(("held", "watched"), counted or (none, none), strict=True)),
     }
     filled = {name: getattr(silent, name).copy() for name in values}
     for name, array in filled.items():
@@ -316,8 +341,6 @@ def _find_reasons(
         if len(asked) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, asked)
         reason = np.where(without, f"{SIGNAL_MISSING}{field_name}", reason)
-    if bounded_windows(spec.formula):
-        reason = np.where((reason == "") & has_uneven_stamps(reading.batch), UNEVEN_STAMPS, reason)
     return reason, unjudged
 
 
@@ -325,7 +348,13 @@ def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[s
     count, nothing = len(reason), np.full(len(reason), np.nan)
     state = np.where(reason == "", VACUOUS, INACTIVE).astype(np.int8)
     never, none = np.full(count, -1), np.zeros(count, np.int64)
-    return SpecVerdicts(state, reason, nothing, nothing, nothing, never, none, unjudged)
+    return SpecVerdicts(state, reason, nothing, nothing, nothing, never, none, none, none, unjudged)
+
+
+@cache
+def _default_formulas() -> frozenset[Formula]:
+    """Return the formulas of the default library, whose gates its counts of vacuous episodes describe."""
+    return frozenset(spec.formula for spec in library())
 
 
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -342,7 +371,6 @@ def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]
 
 def find_errors(spec: Spec, parts: Sequence[SpecVerdicts]) -> Iterator[SignalError]:
     """Yield an error for each field that records lack, sorted by name, then one for the episodes without a verdict.
-
     `parts` are the specification's verdicts in several batches.
     """
     for name in sorted({name for part in parts for name in part.unjudged}, key=lambda name: (not name, name)):
@@ -351,29 +379,19 @@ def find_errors(spec: Spec, parts: Sequence[SpecVerdicts]) -> Iterator[SignalErr
             remedy = (
                 "Record the field, or pass --set missing=deactivate to leave the specification out, with the reason."
             )
-            yield SignalError(f"{spec.spec_id} applies, but {name} is missing in {episodes}", remedy=remedy)
+            yield SignalError(
+                f"{spec.spec_id} applies, but {signals.describe_missing(name)} in {episodes}", remedy=remedy
+            )
         else:
             problem = f"{spec.spec_id} reaches no verdict in {episodes}: a window lies wholly past the end"
             yield SignalError(problem, remedy=_REMEDY_NO_VERDICT)
 
 
 def _count_unknown(trace: Trace) -> NDArray[np.int64]:
-    if not trace.unknown:
+    lost = [unknown for name, unknown in trace.unknown.items() if not SIGNALS[name].ends_open]
+    if not lost:
         return np.zeros(len(trace), dtype=np.int64)
-    records = np.logical_or.reduce(list(trace.unknown.values()))
-    return np.add.reduceat(records, trace.starts[:-1], dtype=np.int64)
-
-
-def has_uneven_stamps(batch: Batch) -> NDArray[np.bool_]:
-    """Return whether a time stamp of each episode is off its place, k control steps after record 0, [E].
-
-    Off is more than 0.001 control steps; episodes without stamps are even.
-    """
-    channel, uneven = batch.channel("time_s"), np.zeros(len(batch), dtype=np.bool_)
-    for e in np.flatnonzero(channel.present):
-        steps = (channel.episode_rows(int(e))[:, 0] - channel.values[channel.starts[e]]) / batch.headers[e].dt
-        uneven[e] = np.abs(steps - np.arange(len(steps))).max() > _EVEN
-    return uneven
+    return np.add.reduceat(np.logical_or.reduce(lost), trace.starts[:-1], dtype=np.int64)
 
 
 def _episode_ids(batch: Batch, episodes: NDArray[np.int64]) -> tuple[str, ...]:

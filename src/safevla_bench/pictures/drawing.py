@@ -33,8 +33,8 @@ _BORDER, _PAD, _INK = 6, 8, (25, 25, 25)
 _TITLE, _DETAIL = 15, 13
 _SMALLEST = 9
 _STROKE = 2
+# Bodies that fill a larger share of the picture, such as a floor or a table top, have no outline.
 _SURFACE = 0.25
-"""Bodies that fill a larger share of the picture, such as a floor or a table top, have no outline."""
 _CAPTION = 50
 
 
@@ -102,10 +102,10 @@ def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 
+# The first that is there is taken; none needs hardware, and browsers play the first two.
 _CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
-"""The first that is there is taken; none needs hardware, and browsers play the first two."""
+# Constant for every picture: x264's rate control (crf) does not always give the same bytes for the same pictures.
 _QUANTIZER = "27"
-"""Constant for every picture: x264's rate control (crf) does not always give the same bytes for the same pictures."""
 
 
 def can_film() -> bool:
@@ -140,8 +140,7 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
 
 # A whole episode as one film: drawn from recorded states, so that it can be made after the run, and of replays
 
-RenderPicture = Callable[[int, Camera], Pixels]
-"""Returns the picture of a record from a camera, [H, W, 3]."""
+RenderPicture = Callable[[int, Camera], Pixels]  # returns the picture of a record from a camera, [H, W, 3]
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
@@ -160,7 +159,7 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
             if chart.failing[record]
         ]
         border = RED if broken else GREEN if explanation.score.success and record == last else GREY
-        clock = f"{format_fixed(record * explanation.dt_s, 2)} s, record {record} of {last}"
+        clock = f"{format_fixed(explanation.elapsed_s(record), 2)} s, record {record} of {last}"
         yield add_caption(scene, border, task, escape_controls("; ".join([clock, *broken])))
 
 

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
 from safevla_bench.explain.episode import Explanation, Moment, SpecTrace, explain_episode
-from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.files import make_folder, own_path, write_atomically
+from safevla_bench.hosts import list_tasks
 from safevla_bench.interface.environment import Host
-from safevla_bench.interface.stage import Camera, Picture, Stage, StagingHost, TriangleMesh
+from safevla_bench.interface.stage import Camera, Picture, Stage, TriangleMesh
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores, verdict_word
 from safevla_bench.pictures import drawing, replay3d
 from safevla_bench.sources.runs.folder import (
     FRAMES,
+    RUN,
     Frame,
     Kind,
     frame_stem,
@@ -29,14 +31,15 @@ from safevla_bench.sources.runs.folder import (
     read_frames,
     write_frames,
 )
+from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.marks import base_suite
 
+# Kinds of frames that show every record; the others are stills.
 _WHOLE_EPISODE: frozenset[Kind] = frozenset({"video", "replay3d"})
-"""Kinds of frames that show every record; the others are stills."""
+# Height and width of each camera's picture in a film.
 _VIDEO_SIZE = (360, 360)
-"""Height and width of each camera's picture in a film."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,8 @@ class FrameStyle:
     """Height and width of stills without border and caption, and what is made of an episode beside them."""
 
     size: tuple[int, int] = (480, 640)
-    video: bool = False
-    """Whether there is a film of the whole episode."""
-    replay3d: bool = False
-    """Whether there is a replay in three dimensions; it is no picture, and needs no graphics."""
+    video: bool = False  # whether there is a film of the whole episode
+    replay3d: bool = False  # whether there is a replay in three dimensions; it is no picture, and needs no graphics
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def render_frames(
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
         RunError: the host would show other positions than the recorded ones; no picture of them is written.
     """
-    make_folder(run.folder / FRAMES)
+    make_folder(own_path(run.folder, FRAMES))
     frames: list[Frame] = []
     meshes: dict[str, TriangleMesh] = {}
     skipped = 0
@@ -97,14 +98,14 @@ def render_frames(
     return frames
 
 
+# A frame and the content of its file, which is not written yet.
 _Rendered = tuple[Frame, bytes]
-"""A frame and the content of its file, which is not written yet."""
 
 
 def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -> list[Frame]:
     frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
-        write_atomically(run.folder / FRAMES / frame.file, content)
+        write_atomically(own_path(run.folder, FRAMES, frame.file), content)
     places = {header.key: k for k, header in enumerate(run.batch.headers)}
     former, lasting = read_frames(run.folder), []
     for frame in former:
@@ -115,9 +116,12 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     indexed = sorted(
         [*lasting, *frames], key=lambda frame: (places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE)
     )
-    write_frames(run.folder, indexed)
-    for stale in {frame.file for frame in former} - {frame.file for frame in indexed}:
-        (run.folder / FRAMES / stale).unlink(missing_ok=True)
+    listed = write_frames(run.folder, indexed)
+    stale = {frame.file for frame in former} - {frame.file for frame in indexed}
+    for file in stale:
+        (run.folder / FRAMES / file).unlink(missing_ok=True)
+    written = {listed.name: listed.read_bytes(), **{frame.file: content for frame, content in rendered}}
+    add_digests(run.folder, {f"{FRAMES}/{name}": part for name, part in {**dict.fromkeys(stale), **written}.items()})
     return frames
 
 
@@ -186,7 +190,7 @@ class _EpisodeRenderer:
             policy=header.policy,
             kind=shot.kind,
             record=shot.record,
-            time_s=shot.record * header.dt,
+            time_s=self.record.elapsed_s(0, shot.record),
             caption=f"{shot.title}. {shot.detail.removesuffix('.')}.",
             spec=shot.clause.spec.spec_id if shot.clause else None,
             value=shot.value,
@@ -233,7 +237,7 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
     if explanation.score.safe is False:
         broken = len(explanation.violated_clauses)
         verdict += f": {broken} specification{'' if broken == 1 else 's'} broken"
-    state = f"Final state, step {last} ({format_fixed(last * explanation.dt_s, 2)} s)"
+    state = f"Final state, step {last} ({format_fixed(explanation.elapsed_s(last), 2)} s)"
     return (
         Shot("initial", 0, "Initial state", escape_controls(task)),
         *(violation_shot(clause, clause.worst) for clause in explanation.violated_clauses),
@@ -242,9 +246,8 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
 
 
 def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
-    """Return the shot of a record in which a specification is broken, with the bodies involved outlined.
-
-    For a clause on joint torque the joint's index stands for the bodies. `moved` is set for one on displacement.
+    """Return the shot of a record in which a specification is broken, with the bodies involved outlined. For a clause
+    on joint torque the joint's index stands for the bodies. `moved` is set for one on displacement.
     """
     chart, contributors = clause.chart, moment.involved
     names = contributors.names if contributors else ()
@@ -255,7 +258,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     if contributors:
         # The amount is the signal's own value, except that of a torque, which is a ratio.
         amount = f" ({contributors.amount})" if joint is not None else ""
-        detail = f"{contributors.what} {' and '.join(contributors.labels)}{amount}; {detail}"
+        detail = f"{contributors}{amount}; {detail}"
     detail = escape_controls(detail)
     reading = drawing.format_reading(chart, chart.format_value(moment.step))
     return Shot(
@@ -286,9 +289,8 @@ def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] 
     Raises `HostError` if the stage cannot say what its scene looks like, `RunError` if bodies would not be shown where
     they were recorded.
     """
-    shown = replay3d.require_geometry(stage)
-    geometry = replay3d.simplify_geometry(shown.geometry(), {} if meshes is None else meshes)
-    poses = [shown.pose(step) for step in range(int(record.starts[-1]))]
+    geometry = replay3d.simplify_geometry(stage.geometry(), {} if meshes is None else meshes)
+    poses = [stage.pose(step) for step in range(int(record.starts[-1]))]
     for step, pose in enumerate(poses):
         _check_positions(pose.body_pos_m, record, step)
     return replay3d.encode_replay(geometry, replay3d.read_motion(record, poses), stage.arm)
@@ -300,18 +302,23 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
     Raises:
         HostError: the host cannot show episodes or lacks the suite or task, rendering does not work here, or the record
             lacks a needed channel.
-        RunError: run.json is missing or damaged.
+        RunError: run.json is missing or damaged, or names task files and is not trusted.
     """
-    if not isinstance(host, StagingHost):
-        problem = f"the host {host.name!r} cannot show what it recorded"
-        raise HostError(problem, remedy="A host that can has a method `stage`: docs/frames.md.")
+    require_pictures(host)
     header, suites = record.headers[0], read_description(folder).get("suites")
     for suite in map(str, suites) if isinstance(suites, list) and suites else [header.benchmark]:
-        for task in host.tasks(suite):
+        for task in list_tasks(host, suite, folder / RUN):
             if (task.benchmark, task.task_id) == (base_suite(header.benchmark), header.task_id):
                 return host.stage(task, record)
     problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"
     raise HostError(problem, remedy="Render with the versions that run.json names.")
+
+
+def require_pictures(host: Host) -> None:
+    """Raise `HostError` unless the host can show what it recorded."""
+    if not host.supports.pictures:
+        remedy = "A host that can declares `pictures` and has a method `stage`: docs/frames.md."
+        raise HostError(f"the host {host.name!r} cannot show what it recorded", remedy=remedy)
 
 
 def render_checked(

@@ -18,20 +18,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError
-from safevla_bench.interface.stage import GeometricStage, SceneGeometry, ScenePose, Shape, Stage, Touch, TriangleMesh
+from safevla_bench.interface.stage import SceneGeometry, ScenePose, Shape, Touch, TriangleMesh
 from safevla_bench.trajectory.batch import Batch
 
-POSITION_M = 1e-4
-"""Step of positions and of corners."""
-QUATERNION = 1 / 32767
-"""Step of quaternions' components: an angle is off by 0.004 degrees at most."""
+POSITION_M = 1e-4  # step of positions and of corners
+QUATERNION = 1 / 32767  # step of quaternions' components: an angle is off by 0.004 degrees at most
 FORCE_N = 0.1
 NORMAL = 0.01
+# Triangles of a mesh of one metre; they grow with the power 0.6 of its diagonal.
 _TRIANGLES_A_METRE, _FEWEST, _MOST = 4500, 40, 5000
-"""Triangles of a mesh of one metre; they grow with the power 0.6 of its diagonal."""
+# Corners within a cell of this size are one from the start: MuJoCo has them again for each triangle.
 _WELD_M = 1e-6
-"""Corners within a cell of this size are one from the start: MuJoCo has them again for each triangle."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -52,6 +49,8 @@ class EpisodeMotion:
     """Places of the parts of a scene in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
 
     dt_s: float
+    times_s: Floats | None
+    """Seconds from record 0 to each record, [n]; None = they are `dt_s` apart."""
     part_pos_m: Floats
     part_quat_wxyz: Floats
     contacts: tuple[ShownContact, ...]
@@ -61,19 +60,12 @@ def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
     """Return the motion of an episode, a batch of one, from `poses`, one for each record, with its contacts."""
     positions_m = np.array([pose.part_pos_m for pose in poses])
     quats = np.array([pose.part_quat_wxyz for pose in poses])
-    return EpisodeMotion(float(record.dt_s[0]), positions_m, quats, tuple(_shown_contacts(record, poses)))
-
-
-def require_geometry(stage: Stage) -> GeometricStage:
-    """Return the stage unchanged; raise `HostError` if the stage cannot say what its scene looks like."""
-    if not isinstance(stage, GeometricStage):
-        remedy = "Its stage needs the methods of `GeometricStage`: docs/frames.md."
-        raise HostError("this host cannot say what its scenes look like", remedy=remedy)
-    return stage
+    return EpisodeMotion(
+        float(record.dt_s[0]), record.stamps_s.get(0), positions_m, quats, tuple(_shown_contacts(record, poses))
+    )
 
 
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:
-    """Yield recorded contacts, the robot first, with where the bodies touch in that or a neighbouring state."""
     contacts = record.contacts
     if not contacts.present[0]:
         return
@@ -94,9 +86,8 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
 
 
 def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
-    """Return the file of an episode as JSON; the same scene and motion give the same bytes.
-
-    Parts without a shape are left out. `arm` names the body that each joint of the arm moves, base first.
+    """Return the file of an episode as JSON; the same scene and motion give the same bytes. Parts without a shape are
+    left out. `arm` names the body that each joint of the arm moves, base first.
     """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
     seen = sorted({shape.part for shape in geometry.shapes})
@@ -104,6 +95,7 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
     document = {
         "version": 1,
         "dt_s": motion.dt_s,
+        **({} if motion.times_s is None else {"times_s": motion.times_s.round(6).tolist()}),
         "records": len(motion.part_pos_m),
         "view": geometry.view,
         "parts": [geometry.parts[k] for k in seen],
@@ -145,7 +137,6 @@ def _round_all(values: Sequence[float], digits: int) -> list[float]:
 
 
 def _encode_motion(motion: EpisodeMotion, seen: Sequence[int]) -> dict[str, object]:
-    """Return the packed poses of the parts in `seen`: each in record 0, and a row a record of those that move."""
     positions = np.rint(motion.part_pos_m[:, seen] / POSITION_M).astype(np.int64)
     quats = np.rint(_continuous(motion.part_quat_wxyz[:, seen]) / QUATERNION).astype(np.int64)
     poses = np.concatenate([positions, quats], axis=2)
@@ -175,7 +166,6 @@ def _encode_contacts(motion: EpisodeMotion, parts: Sequence[str]) -> dict[str, o
 
 
 def _contact_place(motion: EpisodeMotion, contact: ShownContact, parts: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return point [3] in metres and unit direction from a to b; between the bodies' positions without a touch."""
     touch = contact.touch
     if touch is not None:
         sign = 1.0 if touch.a == contact.a else -1.0
@@ -208,7 +198,6 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 
 
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
-    """Return corners in steps of `POSITION_M`, finer for a small mesh, sorted triangles and any colours, packed."""
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
     turns = mesh.triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
@@ -243,7 +232,6 @@ def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
 
 
 def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
-    """Return the mesh with one corner for each grid cell of `cell_m`, without triangles that collapse or repeat."""
     places = mesh.corners_m - mesh.corners_m.min(axis=0, initial=np.inf)
     keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
     _, cells = np.unique(keys @ [1 << 42, 1 << 21, 1], return_inverse=True)

@@ -30,6 +30,7 @@ from safevla_bench.judging.scores import NO_VERDICT, Scores
 from safevla_bench.plugins import install_command
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.tasks.entries import Registry
+from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 Floats = NDArray[np.float64]
@@ -41,8 +42,7 @@ COLORS: Mapping[str, tuple[int, int, int]] = {
     "furniture": (141, 110, 99),
 }
 """Role -> colour, RGB."""
-SIZE_M = 0.02
-"""Radius of the ball that stands for a body [m]; a record holds poses and no shapes."""
+SIZE_M = 0.02  # radius of the ball that stands for a body [m]; a record holds poses and no shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +65,19 @@ class ViolationEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """One episode of n records, `dt_s` apart."""
+    """One episode of n records, at `times_s` from record 0, [n]."""
 
-    facts: Mapping[str, str]
-    """Verdict and identity of the episode, as text."""
-    dt_s: float
+    facts: Mapping[str, str]  # verdict and identity of the episode, as text
+    times_s: Floats
     records: int
-    bodies: tuple[BodyTrack, ...]
-    """The end effector is the last."""
+    bodies: tuple[BodyTrack, ...]  # the end effector is the last
     contacts: tuple[tuple[tuple[str, str, float], ...], ...]
     """The contacts of each record, two bodies and a force in N; empty if contacts were not recorded."""
-    traces: tuple[SpecTrace, ...]
-    """The scored specifications that reached a verdict, the violated first."""
-    events: tuple[ViolationEvent, ...]
-    """In the order of their records."""
+    traces: tuple[SpecTrace, ...]  # the scored specifications that reached a verdict, the violated first
+    events: tuple[ViolationEvent, ...]  # in the order of their records
+
+
+_IDENTITY = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
@@ -88,19 +87,19 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
     events = (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry))
     contacts, name = record.contacts, record.body_label
     pairs = [
-        (name(a), name(b), force_n)
+        (escape_controls(name(a)), escape_controls(name(b)), force_n)
         for a, b, force_n in zip(contacts.a.tolist(), contacts.b.tolist(), contacts.force_n.tolist(), strict=True)
     ]
     spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
     return Timeline(
         facts={
-            **{key: getattr(row, key) or "" for key in ("episode_id", "policy", "benchmark", "task_id", "outcome")},
+            **{key: escape_controls(getattr(row, key) or "") for key in _IDENTITY},
             "success": str(row.success).lower(),
             "safe": NO_VERDICT if row.safe is None else str(row.safe).lower(),
             "vsi": "" if row.vsi is None else repr(row.vsi),
             **({"standin_assets": "true"} if row.standin_assets else {}),
         },
-        dt_s=float(record.dt_s[0]),
+        times_s=record.stamps_s.get(0, np.arange(record.starts[-1]) * record.dt_s[0]),
         records=int(record.starts[-1]),
         bodies=tuple(_body_tracks(record)),
         contacts=tuple(tuple(pairs[first:end]) for first, end in spans),
@@ -118,7 +117,7 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
         ),
     )
     for name, pos_m in positions.items():
-        yield BodyTrack(name, roles[name], pos_m, quats.get(name))
+        yield BodyTrack(escape_controls(name), roles[name], pos_m, quats.get(name))
     quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
     yield BodyTrack("end_effector", "robot", record.eef_pos_m.episode_rows(0), quat)
 
@@ -128,9 +127,9 @@ def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registr
     begins = np.flatnonzero(np.diff(chart.failing, prepend=False) & chart.failing).tolist()
     for record, what in [*((k, "broken") for k in begins), *([(chart.worst, "worst")] if trace.violated else [])]:
         involved = find_contributors(reading, chart.signal, record, registry)
-        bodies = f"; {involved.what} {' and '.join(involved.labels)}" if involved else ""
+        bodies = f"; {involved}" if involved else ""
         text = f"{spec_id} {what}: {chart.format_value(record)}, limit {chart.limit_text}{bodies}"
-        yield ViolationEvent(record, spec_id, text)
+        yield ViolationEvent(record, spec_id, escape_controls(text))
 
 
 # Rerun
@@ -158,7 +157,7 @@ def encode_rrd(timeline: Timeline) -> bytes:
         stream.log(["world", body.name], ball, static=True)
     for path, columns, records in _rerun_columns(timeline):
         step = np.asarray(records)
-        times = [rr.TimeColumn("step", sequence=step), rr.TimeColumn("time", duration=step * timeline.dt_s)]
+        times = [rr.TimeColumn("step", sequence=step), rr.TimeColumn("time", duration=timeline.times_s[step])]
         stream.send_columns(str(rr.new_entity_path(list(path))), times, columns)
     stream.flush()
     return bytes(memory.drain_as_bytes() or b"")
@@ -192,6 +191,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
 
 _NUMBER, _TEXT, _FLAG = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
 _CONTACT = {"type": "object", "properties": {"a": _TEXT, "b": _TEXT, "force_n": _NUMBER}}
+# Name of a JSON message -> its fields.
 _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "safevla.Contacts": {"contacts": {"type": "array", "items": _CONTACT}},
     "safevla.Reading": {
@@ -204,13 +204,11 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
         "broken": _FLAG,
     },
 }
-"""Name of a JSON message -> its fields."""
 
 
 def encode_mcap(timeline: Timeline) -> bytes:
-    """Return the bytes of an MCAP file; the same episode gives the same bytes with the same library versions.
-
-    Raises `RunError` if the extra `mcap` is not installed.
+    """Return the bytes of an MCAP file; the same episode gives the same bytes with the same library versions. Raises
+    `RunError` if the extra `mcap` is not installed.
     """
     try:
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
@@ -242,7 +240,7 @@ def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
     from foxglove_schemas_protobuf.Log_pb2 import Log
 
     for record in range(timeline.records):
-        at_ns = round(record * timeline.dt_s * 1e9)
+        at_ns = round(float(timeline.times_s[record]) * 1e9)
         timestamp: Any = {"seconds": at_ns // 10**9, "nanos": at_ns % 10**9}
         transforms: Any = [_transform(body, record, timestamp) for body in timeline.bodies]
         yield at_ns, "/tf", "", FrameTransforms(transforms=transforms)
@@ -271,7 +269,6 @@ def _spec_reading(trace: SpecTrace, record: int) -> dict[str, object]:
 
 
 def _transform(body: BodyTrack, record: int, timestamp: Mapping[str, int]) -> dict[str, Any]:
-    """Return the fields of Foxglove's FrameTransform."""
     quat_wxyz = (1.0, 0.0, 0.0, 0.0) if body.quat_wxyz is None else body.quat_wxyz[record].tolist()
     return {
         "timestamp": timestamp,

@@ -55,17 +55,16 @@ def check_name(name: str) -> str:
 
 
 def runs_code(spec: str) -> bool:
-    """Return whether making the policy of `spec` may run code that is not ours: its own, a plug-in's, a checkpoint's.
-
-    A policy that is not known to be data or a server's counts as code.
+    """Return whether making the policy of `spec` may run code that is not ours: its own, a plug-in's, a checkpoint's. A
+    policy that is not known to be data or a server's counts as code.
     """
     name = spec.partition(":")[0]
     return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call if a file must not choose the policy: it runs code, or sends a server the user's key."""
-    if runs_code(spec):
+    """Return the call if a file must not choose the policy: it runs code, reads a file, or sends the user's key."""
+    if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
     is_played = spec.partition(":")[0] in _PLAYED
@@ -79,10 +78,9 @@ def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
 
 
 def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
-    """Make the policy that `spec` asks for: NAME, NAME:ARG, or the name of one of the paper's entries.
-
-    Raises `PolicyError` if no policy has that name, or it refuses ARG or the arguments, or is not a policy, and
-    `PluginError`, with its distribution, if it cannot be loaded or made.
+    """Make the policy that `spec` asks for: NAME, NAME:ARG, or the name of one of the paper's entries. Raises
+    `PolicyError` if no policy has that name, or it refuses ARG or the arguments, or is not a policy, and `PluginError`,
+    with its distribution, if it cannot be loaded or made.
     """
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
@@ -97,9 +95,8 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
 
 
 def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dict[str, str]:
-    """Return the arguments that a policy's server asks for and that are not given; {} without such a server.
-
-    Raises `ServerLostError` if the server does not answer, and what `make_policy` raises.
+    """Return the arguments that a policy's server asks for and that are not given; {} without such a server. Raises
+    `ServerLostError` if the server does not answer, and what `make_policy` raises.
     """
     if spec.partition(":")[0] not in KINDS or runs_code(spec):
         return {}

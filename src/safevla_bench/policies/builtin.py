@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class _Blind:
-    """A policy that looks at nothing; of the task only its still action matters."""
-
     wants = Wants()
 
     def __init__(self, arg: str | None = None) -> None:
@@ -59,26 +57,28 @@ class Random(_Blind):
 
 EXPERT = "expert"
 _USE = "Use it with --host metaworld, after a reset."
-STATE = "state"
-"""Meta-World's own observation in `Observation.extra`, [39]."""
+STATE = "state"  # Meta-World's own observation in `Observation.extra`, [39]
 
 
 class ExpertPolicy:
     """Meta-World's script for the task, as `metaworld.policies` has it; it draws nothing, so the seed changes nothing.
-
     Its actions are clipped to [-1, 1], as Meta-World's own evaluation does.
     """
 
-    wants = Wants(privileged=True)
+    wants = Wants(privileged=True, extra=(STATE,))
 
     def __init__(self, scripts: Mapping[str, Callable[[], Script]]) -> None:
         self._scripts = scripts
         self._script: Script | None = None
 
-    def reset(self, task: Task, seed: int) -> None:
-        """Take the task's script; raises `PolicyError` if Meta-World has none for it."""
+    def require_task(self, task: Task) -> None:
+        """Raise `PolicyError` if Meta-World has no script for the task."""
         if task.name not in self._scripts:
             raise PolicyError(f"Meta-World has no script for {task.benchmark} {task.task_id}", remedy=_USE)
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Take the task's script; raises as `require_task` does."""
+        self.require_task(task)
         self._script = self._scripts[task.name]()
 
     def act(self, observation: Observation) -> Action:

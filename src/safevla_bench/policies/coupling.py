@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError
-from safevla_bench.interface.environment import Coordinated, HostEnv, SelectiveEnv
+from safevla_bench.interface.environment import HostEnv, HostSupport
 from safevla_bench.interface.policy import (
     Action,
     Boxes,
@@ -37,9 +37,9 @@ from safevla_bench.interface.policy import (
     check_action,
 )
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
-from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
+from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.plugins import format_call
+from safevla_bench.plugins import format_call, refuse_secrets
 from safevla_bench.policies.python import make_object
 from safevla_bench.policies.scripted.motion import rotation_axes, to_rotation
 from safevla_bench.trajectory.batch import Batch
@@ -69,9 +69,8 @@ class FilterBase:
         """Prepare for an episode; `seed` is the environment's."""
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        """Return the action to execute, [A], within the host's bounds; `action` itself to leave it.
-
-        `monitor.margins` are those of the newest record over their limits: 0 at the limit, negative beyond it.
+        """Return the action to execute, [A], within the host's bounds; `action` itself to leave it. `monitor.margins`
+        are those of the newest record over their limits: 0 at the limit, negative beyond it.
         """
         return action
 
@@ -117,12 +116,11 @@ class StopNearLimit(_OfMotion):
 
 @dataclass
 class DistanceBarrier(_OfMotion):
-    """A control barrier function on the boxes of the hand and of bystanders: movable bodies not in the goal.
-
-    Of h = distance of a piece of the hand to a bystander - `margin_m`, the least change of the motion d [m] with
-    n·d >= -`gain` h for the normal n from bystander to hand of each pair (Ames et al. 2019, eq. 13, for a single
-    integrator). Turns are left alone. `unit_m` is what 1 stands for in x, y and z. On a host that does not give the
-    hand's boxes, the end effector is a point.
+    """A control barrier function on the boxes of the hand and of bystanders: movable bodies not in the goal. Of h =
+    distance of a piece of the hand to a bystander - `margin_m`, the least change of the motion d [m] with n·d >=
+    -`gain` h for the normal n from bystander to hand of each pair (Ames et al. 2019, eq. 13, for a single integrator).
+    Turns are left alone. `unit_m` is what 1 stands for in x, y and z. On a host that does not give the hand's boxes,
+    the end effector is a point.
     """
 
     privileged = True
@@ -140,14 +138,16 @@ class DistanceBarrier(_OfMotion):
         if not bystanders:
             return action
         gaps_m, normals = measure_gaps(hand, _place_boxes(truth, bystanders))
-        move = before = action[:3] * self.unit_m
+        base = observation.base_quat_wxyz  # a robot that drives takes motions in the frame of its base
+        turn = np.eye(3) if base is None else to_rotation(base).as_matrix()
+        move = before = turn @ (action[:3] * self.unit_m)
         for _ in range(3):  # cyclic projections on the half-spaces
             for gap_m, normal in zip(gaps_m, normals, strict=True):
                 lack = -self.gain * (gap_m - self.margin_m) - float(normal @ move)
                 move = move + max(0.0, lack) * normal
         if np.array_equal(move, before):
             return action
-        return np.concatenate([np.clip(move / self.unit_m, -1, 1), action[3:]])
+        return np.concatenate([np.clip(turn.T @ move / self.unit_m, -1, 1), action[3:]])
 
 
 def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
@@ -160,7 +160,6 @@ def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     """Return for each pair of boxes of two sets, in one frame, their distance [m] and its unit normal towards ours.
-
     [G], [G, 3], by alternating projections between the two convex sets (Cheney and Goldstein 1959). Boxes that overlap
     have the distance 0 and the direction of their centres.
     """
@@ -198,10 +197,14 @@ FILTERS: Mapping[str, type[Any]] = {
 
 
 def split_filter(text: str) -> tuple[str, dict[str, str]]:
-    """Return name and arguments of `NAME[:KEY=VALUE]...`, where NAME may be `python:module:Class`."""
+    """Return name and arguments of `NAME[:KEY=VALUE]...`, where NAME may be `python:module:Class`. Raises `PolicyError`
+    if an argument has the name of a secret.
+    """
     name, *parts = text.split(":")
     pairs = dict(part.split("=", 1) for part in parts if "=" in part)
-    return ":".join([name, *(part for part in parts if "=" not in part)]), pairs
+    name = ":".join([name, *(part for part in parts if "=" not in part)])
+    refuse_secrets(f"the filter {name!r}", pairs, PolicyError)
+    return name, pairs
 
 
 def runs_code(text: str) -> bool:
@@ -226,12 +229,11 @@ def make_filter(text: str) -> Any:
     return made(**{key: float(value) for key, value in arguments.items()})
 
 
-class FilteredEnv:
+class FilteredEnv(HostEnv):
     """An environment behind a filter: what it is asked to do goes through the filter first."""
 
     def __init__(self, env: HostEnv, name: str, action_filter: Any, monitor: Monitor | None, *, hides: bool) -> None:
         """Wrap a host's environment, with the filter's `name` for errors; `monitor` gives the filter its margins.
-
         `hides` says that the policy does not want simulator state that only the filter reads.
         """
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
@@ -244,7 +246,7 @@ class FilteredEnv:
         self._seen = self._env.reset(seed)
         if hasattr(self._filter, "reset"):
             self._filter.reset(self.task, seed.env_seed)
-        self._standing = self._monitor.start(newest_record(self._env)) if self._monitor else None
+        self._standing = self._monitor.start(self._env.latest()) if self._monitor else None
         return self._show()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
@@ -255,7 +257,7 @@ class FilteredEnv:
         self._own.append(action)
         self._has_changed |= is_changed
         if self._monitor:
-            self._standing = self._monitor.observe(newest_record(self._env))
+            self._standing = self._monitor.observe(self._env.latest())
         return self._show(), success
 
     def recorded(self) -> Batch:
@@ -267,14 +269,13 @@ class FilteredEnv:
 
     def latest(self) -> Batch:
         """Return the newest record alone."""
-        return newest_record(self._env)
+        return self._env.latest()
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        return self._env.coordinates() if isinstance(self._env, Coordinated) else ()
+        return self._env.coordinates()
 
     def render_next(self, wanted: bool) -> None:
-        if isinstance(self._env, SelectiveEnv):
-            self._env.render_next(wanted)
+        self._env.render_next(wanted)
 
     def close(self) -> None:
         self._env.close()
@@ -429,8 +430,19 @@ class Coupler:
         self.reads_margins = self._filter is not None and getattr(self._filter, "reads_margins", True)
         self._monitor = Monitor(rules) if rules and self.reads_margins else None
 
-    def require_fitting(self, name: str, policy: Policy) -> None:
-        """Raise `PolicyError` for a policy that cannot be coupled so: a replay, or one whose actions are poses."""
+    def require_fitting(self, name: str, policy: Policy, supports: HostSupport) -> None:
+        """Raise `PolicyError` for a policy that cannot be coupled so (a replay, or one whose actions are poses), and
+        for a filter that needs more than the host supports.
+        """
+        if self.privileged and not supports.privileged:
+            problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
+            raise PolicyError(problem, remedy="Take speed-cap or stop-near-limit, or a host that gives them.")
+        unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _OfMotion) else None
+        if unit_m is not None and unit_m != supports.unit_m:
+            moves = "do not move the hand" if supports.unit_m is None else f"move it by {supports.unit_m:g} m a unit"
+            problem = f"{self._name} is for actions of {unit_m:g} m a unit, and those of this host {moves}"
+            remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}." if supports.unit_m else "Take speed-cap."
+            raise PolicyError(problem, remedy=remedy)
         if isinstance(policy, ReplayPolicy):
             problem = f"{name} plays recorded actions, which neither a filter nor a delay could change in time"
             raise PolicyError(problem, remedy="Run the policy that was recorded, or leave --filter and --delay out.")

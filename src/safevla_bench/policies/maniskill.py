@@ -15,8 +15,7 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
 
 EXPERT, CONTROL = "expert", "pd_joint_delta_pos"
-UNIT_RAD = 0.1
-"""Turn of a joint that an action of 1 commands."""
+UNIT_RAD = 0.1  # turn of a joint that an action of 1 commands
 _USE = f"Use it with --host maniskill --host-arg control={CONTROL}."
 
 
@@ -49,7 +48,7 @@ class ExpertPolicy:
     taken one by one. It draws nothing, so the seed changes nothing.
     """
 
-    wants = Wants(privileged=True)
+    wants = Wants(privileged=True, extra=(host.START,))
 
     def __init__(self, planners: Mapping[str, Callable[..., Any]]) -> None:
         self._planners = planners
@@ -57,13 +56,17 @@ class ExpertPolicy:
         self._twins: dict[str, Any] = {}
         self._actions: list[Action] = []
 
-    def reset(self, task: Task, seed: int) -> None:
-        """Forget the plan; raises `PolicyError` if ManiSkill has no planner for the task, or actions are not joints."""
+    def require_task(self, task: Task) -> None:
+        """Raise `PolicyError` if ManiSkill has no planner for the task, or actions are not joints."""
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_USE)
         if task.still != host.still_action(CONTROL):
             problem = f"ManiSkill's planners move joints, and an action has {len(task.still)} numbers"
             raise PolicyError(problem, remedy=_USE)
+
+    def reset(self, task: Task, seed: int) -> None:
+        """Forget the plan; raises as `require_task` does."""
+        self.require_task(task)
         self._task, self._actions = task, []
 
     def act(self, observation: Observation) -> Action:

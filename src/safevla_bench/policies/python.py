@@ -13,7 +13,6 @@ simulator's environment as `openpi:` (docs/servers.md).
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 import traceback
@@ -29,19 +28,11 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError
-from safevla_bench.interface.policy import (
-    Action,
-    Observation,
-    Policy,
-    RemotePolicy,
-    ReplayPolicy,
-    SelectivePolicy,
-    UnrenderedImages,
-    Wants,
-)
+from safevla_bench.interface import policy as interface
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, ChunkQueue, endpoint, transforms
 from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_dialect
+from safevla_bench.text import get_logger
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
 """How a policy is shown images -> how MuJoCo's own rendering, which begins at the bottom row, is flipped for it.
@@ -50,7 +41,7 @@ ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "
 degrees (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
 """
 UPRIGHT = "upright"
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _FORM = "Write python:module:factory, where the factory makes an object with act(observation)."
 
 
@@ -62,8 +53,8 @@ class InProcessPolicy(ChunkQueue):
         super().__init__()
         self.made, self._owner = policy, owner
         self.clip = bool(getattr(policy, "clip", False))
-        self.wants = getattr(policy, "wants", Wants())
-        if not isinstance(self.wants, Wants):
+        self.wants = getattr(policy, "wants", interface.Wants())
+        if not isinstance(self.wants, interface.Wants):
             problem = f"wants of the policy of {owner} is a {type(self.wants).__name__}"
             raise PolicyError(problem, remedy="Make it a safevla_bench.Wants(cameras=..., image_size=...).")
         self.orientation: str = getattr(policy, "orientation", UPRIGHT)
@@ -92,15 +83,14 @@ class InProcessPolicy(ChunkQueue):
         if hasattr(self.made, "reset"):
             self.made.reset(task, seed)
 
-    def act(self, observation: Observation) -> Action:
-        """Return the object's action as it gave it; the rollout checks it before it reaches a simulator.
-
-        The images are shown as `orientation` says. A chunk [H, A] is carried out action by action, the first `replan`
-        of it if the object has that. Raises `InvalidActionError` for a chunk without an action.
+    def act(self, observation: interface.Observation) -> interface.Action:
+        """Return the object's action as it gave it; the rollout checks it before it reaches a simulator. The images are
+        shown as `orientation` says. A chunk [H, A] is carried out action by action, the first `replan` of it if the
+        object has that. Raises `InvalidActionError` for a chunk without an action.
         """
         if self.left:
             return self.left.popleft()
-        action: Action = self.made.act(orient_images(observation, self.orientation))
+        action: interface.Action = self.made.act(orient_images(observation, self.orientation))
         try:
             is_chunk = np.ndim(action) == 2
         except ValueError:  # rows of different lengths
@@ -125,39 +115,35 @@ class InProcessPolicy(ChunkQueue):
             _LOG.warning("close() of the policy of %s fails: %s; what it did is kept", self._owner, cause)
 
 
-def orient_images(observation: Observation, orientation: str) -> Observation:
-    """Return an observation with its upright images turned as one of `ORIENTATIONS` shows them.
-
-    Nothing changes for `upright`, or if nothing was rendered.
+def orient_images(observation: interface.Observation, orientation: str) -> interface.Observation:
+    """Return an observation with its upright images turned as one of `ORIENTATIONS` shows them. Nothing changes for
+    `upright`, or if nothing was rendered.
     """
-    if orientation == UPRIGHT or isinstance(observation.images, UnrenderedImages):
+    if orientation == UPRIGHT or isinstance(observation.images, interface.UnrenderedImages):
         return observation
     how = ORIENTATIONS[orientation]
     turned = {camera: transforms.flip_image(image, how) for camera, image in observation.images.items()}
     return replace(observation, images=turned)
 
 
-def libero_state(observation: Observation) -> NDArray[np.float64]:
+def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
     """Return the state that LIBERO's VLAs are trained on, [8]: position [m], axis-angle [rad], two finger joints [m].
-
     Equals openpi's: examples/libero/main.py at 15a9616, with robosuite's `quat2axisangle`.
     """
     rotation = transforms.to_axis_angle(observation.eef_quat_wxyz)
     return np.concatenate([observation.eef_pos_m, rotation, observation.gripper_qpos])
 
 
-def make(arg: str | None, **arguments: str) -> Policy:
-    """Make the policy of `module:factory`.
-
-    Raises `PolicyError`, with the module and the line where its code raised, if there is none or it fails.
+def make(arg: str | None, **arguments: str) -> interface.Policy:
+    """Make the policy of `module:factory`. Raises `PolicyError`, with the module and the line where its code raised, if
+    there is none or it fails.
     """
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
 
 def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _FORM) -> Any:
-    """Return the object that `module:factory` makes of the arguments; it has the `method`.
-
-    Raises as `make`; `form` says how to write it.
+    """Return the object that `module:factory` makes of the arguments; it has the `method`. Raises as `make`; `form`
+    says how to write it.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
@@ -179,18 +165,17 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
     return made
 
 
-def adopt_object(name: str, policy: object) -> Policy:
-    """Return a finished object as a policy: itself if it keeps one of the further protocols, else wrapped.
-
-    Raises `PolicyError` for a class, or an object without `act`, or with wrong `wants` or `orientation`.
+def adopt_object(name: str, policy: object) -> interface.Policy:
+    """Return a finished object as a policy: itself if it keeps one of the further protocols, else wrapped. Raises
+    `PolicyError` for a class, or an object without `act`, or with wrong `wants` or `orientation`.
     """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class, not a policy yet", remedy=f"Pass {policy.__name__}(...).")
     if not callable(getattr(policy, "act", None)):
         problem = f"the policy {name!r} is a {type(policy).__name__} without act(observation)"
         raise PolicyError(problem, remedy="Pass an object with act(observation), or a text such as 'random'.")
-    knows_more = isinstance(policy, SelectivePolicy | RemotePolicy | ReplayPolicy)
-    return policy if knows_more and isinstance(policy, Policy) else InProcessPolicy(name, policy)
+    knows_more = isinstance(policy, interface.SelectivePolicy | interface.RemotePolicy | interface.ReplayPolicy)
+    return policy if knows_more and isinstance(policy, interface.Policy) else InProcessPolicy(name, policy)
 
 
 @contextmanager
@@ -222,7 +207,6 @@ _IMAGES, _STATE, _ROTATION = "observation.images.", "observation.state", "eef_ax
 
 class LerobotModel(ChunkModel):
     """An object with LeRobot's interface as a model of one action at a time; it keeps its own queue of a chunk.
-
     `tensor` makes LeRobot's tensors from arrays, `seeded` seeds its random numbers. `rotate` makes the rotation of
     LIBERO's state, an axis-angle [3], from a quaternion xyzw as LeRobot's own processor does; None = the dialect's.
     """
@@ -248,7 +232,7 @@ class LerobotModel(ChunkModel):
         self._seeded(seed)
         self._policy.reset()
 
-    def query(self, observation: Observation) -> Reply:
+    def query(self, observation: interface.Observation) -> Reply:
         """Return one action under `action`; raises what LeRobot raises."""
         request = self.dialect.build_request(observation)
         if self._rotate is not None and any(_ROTATION in field.state for field in self.dialect.fields):
@@ -272,11 +256,10 @@ def make_lerobot(
     n_action_steps: str | None = None,
     rename: str | None = None,
 ) -> ChunkedPolicy:
-    """Load the policy saved in a folder, or under a name that LeRobot itself can load, on a `device`.
-
-    `cameras` are put in the places of the dialect's own; `n_action_steps` is how many actions of a chunk are used;
-    `rename` is OLD:NEW with commas between, names of images: `image:front` shows `observation.images.image` as
-    `observation.images.front`. Raises `PolicyError` for a wrong argument, or if LeRobot is missing or cannot load.
+    """Load the policy saved in a folder, or under a name that LeRobot itself can load, on a `device`. `cameras` are put
+    in the places of the dialect's own; `n_action_steps` is how many actions of a chunk are used; `rename` is OLD:NEW
+    with commas between, names of images: `image:front` shows `observation.images.image` as `observation.images.front`.
+    Raises `PolicyError` for a wrong argument, or if LeRobot is missing or cannot load.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
@@ -328,7 +311,6 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return the axis-angle [3] rad as LeRobot's own processor does: torch's root and arc cosine round unlike NumPy's.
-
     `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31 src/lerobot/processor/env_processor.py.
     """
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)

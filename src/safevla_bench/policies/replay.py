@@ -30,24 +30,20 @@ from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import Batch, Floats
 from safevla_bench.trajectory.marks import ABSOLUTE, DIVERGED, DRAWN, earlier_resets, mark_flags
 
-TOLERANCE = 1e-3
-"""Differences above this count as divergence: 1 mm, 1 mrad."""
+TOLERANCE = 1e-3  # differences above this count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
 _SHOWN = 5
 _HAND_ALONE = "the pose of the hand and its fingers alone; where objects were was not recorded"
-_ROUNDED_RAD = 1e-5
-"""Two rotations are the same if their angle is below this: a float32 axis-angle holds no more."""
+_ROUNDED_RAD = 1e-5  # two rotations are the same if their angle is below this: a float32 axis-angle holds no more
 
 
 class Replay:
     """A policy that plays one recorded episode after another and ignores its observations."""
 
-    clip = True
-    """Recorded actions out of range were clipped by their simulator, too; how many are is counted."""
+    clip = True  # recorded actions out of range were clipped by their simulator, too; how many are is counted
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
         """Take the recorded episodes and hash the files under `path`; `PolicyError` for both poses and changes of pose.
-
         `from_host` says that an episode without a recorded start begins at the host's initial states.
         """
         kinds = {take.absolute for take in takes}
@@ -64,11 +60,13 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode for a planned one.
-
-        Raises `PolicyError`, with what the recording holds, if none or several fit, or it does not say where it starts.
+        """Return the start of the recorded episode for a planned one. Raises `PolicyError`, with what the recording
+        holds, if none or several fit, or it does not say where it starts.
         """
         take = self._choose_take(task, start.init_state_index)
+        if (size := take.actions.shape[1]) != len(task.still):
+            problem = f"{take.source} has actions of {size} numbers, and {task.suite} takes {len(task.still)}"
+            raise PolicyError(problem, remedy="Give the --host and --host-arg of the recording.")
         start = _apply_recorded_seed(start, take)
         played = RecordedEpisode(take.name, take.source, len(take.actions), ending=take.ending)
         if take.init_state_index is not None:
@@ -83,9 +81,8 @@ class Replay:
         raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: their initial states, sorted; else 0, 1 and on.
-
-        () if it has none.
+        """Return the numbers of a task's recorded episodes: their initial states, sorted; else 0, 1 and on. () if it
+        has none.
         """
         fitting = [take for take in self._takes if take.is_of_task(task)]
         indices = sorted({take.init_state_index for take in fitting if take.init_state_index is not None})
@@ -113,9 +110,8 @@ class Replay:
         return action
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record with its divergence from the recording under `replay` in its header.
-
-        Where it left the recording, it has the mark `DIVERGED` too.
+        """Return the record with its divergence from the recording under `replay` in its header. Where it left the
+        recording, it has the mark `DIVERGED` too.
         """
         take, observed = self._take, [*self._observations[1:], last]
         comparison: dict[str, object] = {
@@ -182,11 +178,9 @@ class ActionReplay:
 
 
 def make(arg: str | None, policy: str | None = None, start: str | None = None) -> Replay:
-    """Return the policy that plays the recording at a path.
-
-    `policy` says whose episodes, if an archive holds several policies'. `start=host` plays a recording that does not
-    say where it starts from the host's initial states in turn. Raises `PolicyError` if the recording cannot be read, or
-    an argument is wrong.
+    """Return the policy that plays the recording at a path. `policy` says whose episodes, if an archive holds several
+    policies'. `start=host` plays a recording that does not say where it starts from the host's initial states in turn.
+    Raises `PolicyError` if the recording cannot be read, or an argument is wrong.
     """
     if not arg:
         raise PolicyError("replay plays a recording, but none is named", remedy="Write replay:FILE.")
@@ -246,9 +240,8 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
 
 
 def recording_digest(path: Path) -> str | dict[str, str]:
-    """Return the sha256 of a file; of a folder that of every file, by its path in the folder.
-
-    Of the harness's output folder the recordings alone count.
+    """Return the sha256 of a file; of a folder that of every file, by its path in the folder. Of the harness's output
+    folder the recordings alone count.
     """
     if path.is_file():
         return sha256_of(path)

@@ -9,36 +9,49 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
 
-from safevla_bench.compare.policy_results import TaskKey
+from safevla_bench.compare.comparison import compare_where_possible
+from safevla_bench.compare.difference import ComparisonOptions
+from safevla_bench.compare.policy_results import UNNAMED as UNNAMED_POLICY
+from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import is_leftover, make_folder, translated_errors, write_together
+from safevla_bench.files import is_leftover, make_folder, own_path, read_input, translated_errors, write_together
 from safevla_bench.judging.metrics import NOOP, Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
 from safevla_bench.judging.scores import Scores
+from safevla_bench.publishing.conditions import Conditions
 from safevla_bench.report import published
 from safevla_bench.report.published import PublishedCell, PublishedMean, PublishedResults
 from safevla_bench.report.render import content_security_policy, read_template, template_environment
 from safevla_bench.report.tables.catalog import TableInputs
+from safevla_bench.report.tables.cells import ExactCell, suite_mean
 from safevla_bench.report.tables.columns import metric_cell
-from safevla_bench.report.tables.suites import ExactCell, suite_mean
+from safevla_bench.report.tables.comparison_answer import format_ranks
 from safevla_bench.report.tables.table import UNNAMED, Cell
 from safevla_bench.sources.runs.folder import MISSING
-from safevla_bench.statistics.intervals import Interval, rate_mean_interval
+from safevla_bench.statistics.intervals import (
+    CONFIDENCE,
+    Interval,
+    combine_intervals,
+    is_significant,
+    mean_rate_interval,
+)
+from safevla_bench.statistics.significance import holm_adjust, invert_interval
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
+from safevla_recorder.identity import find_official_name
 
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
-GENERATOR = "safevla board"
-"""Marks a page, and so a folder, as made by this package."""
+GENERATOR = "safevla board"  # marks a page, and so a folder, as made by this package
 _MAX_PLAIN_LENGTH = 40
 AUDIT_NOTE = (
     "Audited: recorded actions were played again and recorded anew. That shows what they lead to, and not who chose "
@@ -58,8 +71,7 @@ class RankingEntry:
     """
 
     policy: str
-    report: str = ""
-    """The path in the site of its report, if there is one."""
+    report: str = ""  # the path in the site of its report, if there is one
     n: str
     numbers: Mapping[str, ExactCell]
     remarks: tuple[str, ...] = ()
@@ -87,12 +99,17 @@ class RankedTable:
 class OwnResults:
     """Judged runs."""
 
-    inputs: TableInputs
-    """What tables are made of."""
+    inputs: TableInputs  # what tables are made of
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
     """Policy -> an audit of each of its sources; empty where none was asked for."""
-    has_reports: bool = False
-    """Whether each policy has a report in the site, made elsewhere."""
+    has_reports: bool = False  # whether each policy has a report in the site, made elsewhere
+    conditions: Mapping[tuple[PolicyName, str], Conditions] = field(default_factory=dict)
+    """(policy, suite) -> the conditions of its episodes; policies of different ones are in different tables."""
+    disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> why its row has no rank
+    policy_results: Sequence[PolicyResults] = ()
+    """The results of the policies, by which they are compared; without them no policy is shown to be better."""
+    protocols: Sequence[Mapping[str, object]] = ()
+    """Of the sources that state one; if they differ, episodes are not paired."""
 
     @property
     def policies(self) -> list[PolicyName]:
@@ -106,7 +123,6 @@ class OwnResults:
 
 def render_site(results: OwnResults | None = None) -> dict[str, str]:
     """Return the pages of the board as path -> HTML; nothing is written. Without results it shows published ones alone.
-
     Raises `RunError` if a policy has results of the same tasks under two suite names.
     """
     sheet = read_template("page.css") + read_template("board/board.css")
@@ -140,7 +156,6 @@ def report_path(policy: PolicyName) -> str:
 
 def check_folder(folder: Path) -> None:
     """Raise `RunError` if `folder` is a file or holds something else than a board; a missing or empty folder passes.
-
     Raises `FileError` if the folder cannot be read.
     """
     with translated_errors(folder):
@@ -154,20 +169,19 @@ def _is_board(folder: Path) -> bool:
     index = folder / INDEX
     if not index.exists():
         return {path.name for path in folder.iterdir() if not is_leftover(path)} <= {REPORTS, METHOD}
-    return index.is_file() and f'<meta name="generator" content="{GENERATOR}">' in index.read_text("utf-8", "replace")
+    return index.is_file() and f'<meta name="generator" content="{GENERATOR}">'.encode() in read_input(index)
 
 
 _REPORT_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
 
 
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
-    """Write `files` (path in the folder -> text) together, and remove reports that the new board lacks.
-
-    Raises as `check_folder` does, and `FileError` where the folder cannot be written to.
+    """Write `files` (path in the folder -> text) together, and remove reports that the new board lacks. Raises as
+    `check_folder` does, and `FileError` where the folder cannot be written to.
     """
     check_folder(folder)
     for path in files:
-        make_folder((folder / path).parent)
+        make_folder(own_path(folder, path).parent)
     write_together(folder, files, chief=INDEX)
     with translated_errors(folder):
         for old in folder.glob(f"{REPORTS}/*.html"):
@@ -184,22 +198,41 @@ def select_policy(scores: Scores, policy: PolicyName) -> Scores:
 # Ranks
 
 
-def rank_entries(entries: Sequence[RankingEntry]) -> tuple[RankingEntry, ...]:
-    """Return the entries of one table by Safety with their ranks, the safest first; those without a rank at the end."""
-    safety, sr = ([entry.numbers[metric.key].exact for entry in entries] for metric in (SAFETY, SR))
-    ranked = [k for k, entry in enumerate(entries) if entry.is_ranked]
-    by_safety, by_sr = ({k: rate for k in ranked if (rate := rates[k]) is not None} for rates in (safety, sr))
-    ordered = sorted(
-        range(len(entries)), key=lambda k: (k in by_safety, -1 if (rate := safety[k]) is None else rate), reverse=True
+Better = Mapping[str, Collection[tuple[str, str]]]
+"""Key of a metric -> the pairs of policies, the better one first, that are shown to differ on these tasks."""
+
+
+def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[RankingEntry, ...]:
+    """Return the entries of one table by Safety, the highest first; those without a rank at the end.
+
+    Ranks are ranges: from 1 + the ranked policies that are shown to be better, to the number of ranked policies less
+    those shown to be worse.
+    """
+    ranked = [entry for entry in entries if entry.is_ranked]
+
+    def key(entry: RankingEntry) -> tuple[bool, Fraction]:
+        safety = entry.numbers[SAFETY.key].exact
+        return entry.is_ranked, Fraction(-1) if safety is None else safety
+
+    ordered = sorted(entries, key=key, reverse=True)
+    return tuple(
+        replace(entry, rank=_rank(entry, ranked, SAFETY, better), sr_rank=_rank(entry, ranked, SR, better))
+        for entry in ordered
     )
-    return tuple(replace(entries[k], rank=_rank(by_safety, k), sr_rank=_rank(by_sr, k)) for k in ordered)
 
 
-def _rank(values: Mapping[int, Fraction], k: int) -> str:
-    if k not in values:
+def _rank(entry: RankingEntry, ranked: Sequence[RankingEntry], metric: Metric, better: Better) -> str:
+    own = {other.policy: value for other in ranked if (value := other.numbers[metric.key].exact) is not None}
+    if entry not in ranked or entry.policy not in own:
         return ""
-    others = list(values.values())
-    return f"{sum(other > values[k] for other in others) + 1}{'=' if others.count(values[k]) > 1 else ''}"
+    pairs = [
+        (one, other)
+        for one, other in better.get(metric.key, ())
+        if {one, other} <= own.keys() and own[one] > own[other]
+    ]
+    first = 1 + sum(other == entry.policy for _, other in pairs)
+    last = len(own) - sum(one == entry.policy for one, _ in pairs)
+    return format_ranks((first, last))
 
 
 # A user's runs
@@ -207,14 +240,18 @@ def _rank(values: Mapping[int, Fraction], k: int) -> str:
 
 @dataclass(frozen=True)
 class _TaskGroup:
-    """Policies that ran the same tasks of suites that belong together, and their cells by suite."""
-
     title: str
     tasks: frozenset[TaskKey]
     cells: Mapping[PolicyName, Mapping[str, Summary]]
     ranked: bool
+    # True if all policies planned the same number of episodes of each task.
     equal_counts: bool
-    """True if all policies planned the same number of episodes of each task."""
+    # Suite -> the conditions of all episodes; empty where they are not recorded.
+    conditions: Mapping[str, Conditions]
+    # True if the suite has an official suite's name, and the policies did not run its tasks.
+    is_own: bool
+    # True if a policy on this board, in this table or in another of its title, ran official tasks alone.
+    has_official: bool
 
     @property
     def suites(self) -> list[str]:
@@ -226,31 +263,54 @@ class _TaskGroup:
 
 
 def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
-    """Return the ranked tables of the runs in order of first appearance, auxiliary ones last; [] without scores.
-
-    Raises `RunError` if a policy has results of the same tasks under two suite names.
+    """Return the ranked tables of the runs in order of first appearance, auxiliary ones last; [] without scores. Raises
+    `RunError` if a policy has results of the same tasks under two suite names.
     """
     if results.inputs.scores is None:
         return []
-    return [_own_ranked_table(group, results) for group in _task_groups(results.inputs)]
+    return [_own_ranked_table(group, results) for group in _task_groups(results)]
 
 
-def _task_groups(inputs: TableInputs) -> Iterator[_TaskGroup]:
-    """Yield groups of policies that ran the same tasks of the same title, auxiliary suites last."""
+def _task_groups(results: OwnResults) -> Iterator[_TaskGroup]:
+    inputs = results.inputs
     ran = _count_task_runs(inputs)
     for title, cells in inputs.suite_groups(None, auxiliary=True):
-        cells_by_tasks: dict[frozenset[TaskKey], dict[PolicyName, dict[str, Summary]]] = {}
-        names, ranked = {cell.suite or "" for cell in cells}, not inputs.roster.is_auxiliary(cells[0])
+        by_policy: dict[PolicyName, dict[str, Summary]] = {}
         for cell in cells:
-            tasks_run = frozenset(task for task in ran[cell.policy] if task[0] in names)
-            cells_by_tasks.setdefault(tasks_run, {}).setdefault(cell.policy, {})[cell.suite or ""] = cell
-        for tasks, by_policy in cells_by_tasks.items():
-            times = {tuple(ran[policy][task] for task in sorted(tasks)) for policy in by_policy}
-            yield _TaskGroup(title, tasks, by_policy, ranked, equal_counts=len(times) == 1)
+            by_policy.setdefault(cell.policy, {})[cell.suite or ""] = cell
+        names, ranked = {cell.suite or "" for cell in cells}, not inputs.roster.is_auxiliary(cells[0])
+        groups: dict[tuple[object, ...], list[PolicyName]] = {}
+        for policy, own in by_policy.items():
+            tasks = frozenset(task for task in ran[policy] if task[0] in names)
+            conditions = tuple((suite, results.conditions.get((policy, suite))) for suite in sorted(own))
+            groups.setdefault((tasks, conditions, any(map(_is_own_task, own.values()))), []).append(policy)
+        for key, policies in groups.items():
+            tasks = frozenset(task for task in ran[policies[0]] if task[0] in names)
+            yield _TaskGroup(
+                title=title,
+                tasks=tasks,
+                cells={policy: by_policy[policy] for policy in policies},
+                ranked=ranked,
+                equal_counts=len({tuple(ran[policy][task] for task in sorted(tasks)) for policy in policies}) == 1,
+                conditions={
+                    suite: found
+                    for suite in by_policy[policies[0]]
+                    if (found := results.conditions.get((policies[0], suite)))
+                },
+                is_own=bool(key[-1]),
+                has_official=any(map(_is_official, by_policy.values())),
+            )
+
+
+def _is_official(cells: Mapping[str, Summary]) -> bool:
+    return all(find_official_name(suite) and not cell.task_identity for suite, cell in cells.items())
+
+
+def _is_own_task(cell: Summary) -> bool:
+    return any(identity.startswith("own") for identity in cell.task_identity)
 
 
 def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
-    """Return policy -> (suite, task) -> number of episodes, lost ones included; a suite stands under its first name."""
     assert inputs.scores is not None
     runs: dict[PolicyName, Counter[TaskKey]] = {}
     scores = inputs.scores
@@ -279,16 +339,46 @@ def _own_ranked_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
     return RankedTable(
         title=group.title,
         scope="; ".join(_describe_suite_tasks(suite, group, results.inputs) for suite in group.suites),
-        rows=rank_entries(entries),
+        rows=rank_entries(entries, _compare_group(group, competing, results)),
         notes=(*_table_notes(group, results), *warn_of_cells(group.all_cells)),
     )
+
+
+def _compare_group(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
+    """Return who is better as `safevla compare` says of these policies and tasks; nobody where it cannot."""
+    registry = results.inputs.registry.benchmarks
+    aliases = {name: suite.same_tasks_as for name, suite in registry.items() if suite.same_tasks_as}
+    parts = []
+    for result in results.policy_results:
+        if (None if result.name == UNNAMED_POLICY else result.name) in competing:
+            suites = {suite for suite, _ in (*result.tasks, *result.lost_tasks)}
+            named = result.rename_suites({suite: aliases.get(suite, suite) for suite in suites})
+            own = named.select(lambda episode: (episode.benchmark, episode.task_id) in group.tasks)
+            parts += [own] if len(own) else []
+    try:
+        options = ComparisonOptions(metrics=(SAFETY.key, SR.key))
+        comparison, _ = compare_where_possible(parts, options, protocols=results.protocols)
+    except RunError:
+        return {}
+    return {
+        metric.metric: [
+            (item.better, item.second if item.better == item.first else item.first)
+            for item in metric.differences
+            if item.better
+        ]
+        for metric in comparison.scopes[-1].metrics
+    }
 
 
 def _policies_to_rank(group: _TaskGroup, results: OwnResults) -> set[PolicyName]:
     if not group.ranked:
         return set()
     refuted = {policy for policy, marks in results.audits.items() if any(mark.verdict == "differs" for mark in marks)}
-    credible = [policy for policy in group.cells if policy not in refuted]
+    credible = [policy for policy in group.cells if policy not in refuted and policy not in results.disqualified]
+    if group.is_own:
+        credible = []
+    elif group.has_official:
+        credible = [policy for policy in credible if _is_official(group.cells[policy])]
     competing = results.inputs.roster.competing_policies(credible) - {NOOP}
     return {policy for policy in competing if not _uses_standins(group.cells[policy])} or competing
 
@@ -321,6 +411,10 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
     }
     yield from (f"{count} {word}" for word, count in lost.items() if count)
     yield from (mark.badge for mark in results.audits.get(policy, ()))
+    if policy in results.disqualified:
+        yield results.disqualified[policy]
+    identities = dict.fromkeys(identity for cell in cells.values() for identity in cell.task_identity)
+    yield from (identity.partition(": ")[2] for identity in identities)
 
 
 def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) -> str:
@@ -334,6 +428,11 @@ def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) ->
 def _table_notes(group: _TaskGroup, results: OwnResults) -> Iterator[str]:
     if not group.ranked:
         yield "Auxiliary: outside every ranking."
+    if group.is_own:
+        yield "Not ranked: these are not the official tasks whose names they have."
+    for conditions in dict.fromkeys(group.conditions.values()):
+        suites = [suite for suite, found in group.conditions.items() if found == conditions]
+        yield f"{', '.join(suites)}: {conditions}."
     if not group.equal_counts:
         yield "Not all ran each task equally often: these numbers weigh the tasks differently."
     if any(cell.crashed or cell.unjudged for cell in group.all_cells):
@@ -365,7 +464,6 @@ def published_sections() -> list[PublishedSection]:
 
 
 def _published_tables(publication: PublishedResults) -> Iterator[RankedTable]:
-    """Yield a table for each set of suites with printed means, then one for each suite without a mean."""
     covered = {name for mean in publication.means for name in mean.benchmarks}
     groups: dict[tuple[str, ...], list[tuple[PrintedRow, list[PublishedCell]]]] = {}
     for mean in publication.means:
@@ -384,7 +482,7 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
     return RankedTable(
         title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
         scope=", ".join(names),
-        rows=rank_entries(entries),
+        rows=rank_entries(entries, {metric.key: _compare_printed(metric, rows, names) for metric in (SAFETY, SR)}),
         notes=(
             *([] if has_intervals else [no_counts_note]),
             *published.list_reasons((part, row.policy) for row, cells in rows for part in (row, *cells)),
@@ -392,8 +490,37 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
     )
 
 
+def _compare_printed(
+    metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
+) -> list[tuple[str, str]]:
+    """Return who is better by printed counts: differences of independent means (MOVER), adjusted by Holm's rule."""
+    rates = {
+        row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
+        for row, cells in rows
+        if len(cells) == len(names)
+    }
+    known = {policy: parts for policy, parts in rates.items() if all(part.n for part in parts)}
+
+    def measure(policy: str, level: float) -> tuple[float, Interval]:
+        counts, sizes = ([getattr(rate, name) for rate in known[policy]] for name in ("count", "n"))
+        interval = mean_rate_interval(counts, sizes, level)
+        assert interval is not None
+        return sum(rate.count / rate.n for rate in known[policy]) / len(sizes), interval
+
+    pairs = list(combinations(known, 2))
+    p_values = [
+        invert_interval(lambda level: combine_intervals([measure(policy, level) for policy in pair], (1, -1))).p_value  # noqa: B023
+        for pair in pairs
+    ]
+    means = {policy: measure(policy, CONFIDENCE)[0] for policy in known}
+    return [
+        (first, second) if means[first] > means[second] else (second, first)
+        for (first, second), p in zip(pairs, holm_adjust(p_values), strict=True)
+        if is_significant(p)
+    ]
+
+
 def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEntry:
-    """Return the entry of a row; its intervals are those of its `cells`, none without any."""
     is_auxiliary = isinstance(row, PublishedCell) and row.auxiliary
     remark = row.training if isinstance(row, PublishedMean) else "auxiliary" if is_auxiliary else None
     return RankingEntry(
@@ -406,17 +533,24 @@ def _printed_entry(row: PrintedRow, cells: Sequence[PublishedCell]) -> RankingEn
 
 
 def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCell]) -> ExactCell:
-    """Return a number as it is printed; a proportion with the interval that the counts of `cells` allow, if any."""
     printed = getattr(row, metric.key)
     if printed is None:
         return ExactCell(Cell.dash())
     exact = Fraction(repr(printed))
     cell = Cell(format_fixed(exact, metric.digits), printed)
-    ends = [published.printed_rate(getattr(part, metric.key), part.n).ci for part in cells if metric is not VSI]
-    parts = [(getattr(part, metric.key) / 100, Interval(*ci)) for part, ci in zip(cells, ends, strict=False) if ci]
-    interval = rate_mean_interval(parts) if len(parts) == len(ends) else None
+    interval = _printed_interval(metric, cells)
     if interval is not None:
         low, high = metric.scale * interval.low, metric.scale * interval.high
         detail = format_interval(interval.low, interval.high, digits=metric.digits, scale=metric.scale)
         cell = replace(cell, detail=detail, interval=(low, high))
     return ExactCell(cell, exact / metric.scale)
+
+
+def _printed_interval(metric: Metric, cells: Sequence[PublishedCell]) -> Interval | None:
+    """Return the interval of the mean of printed rates that holds those of all counts that print so; None without."""
+    counts = [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
+    if not counts or not all(counts):
+        return None
+    sizes = [cell.n for cell in cells]
+    low, high = (mean_rate_interval([side(part) for part in counts], sizes) for side in (min, max))
+    return None if low is None or high is None else Interval(low.low, high.high)

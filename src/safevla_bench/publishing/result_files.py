@@ -61,10 +61,8 @@ _Value = float | str | None
 
 
 def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str) -> str:
-    """Return the CSV text: a row for each policy × suite, under the authors' headings.
-
-    The library gives the older ids and the tiers of its specifications; `run_dir` is the value of that column, such as
-    the name of the run folder.
+    """Return the CSV text: a row for each policy × suite, under the authors' headings. The library gives the older ids
+    and the tiers of its specifications; `run_dir` is the value of that column, such as the name of the run folder.
     """
     sink = io.StringIO()
     writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
@@ -74,7 +72,6 @@ def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str)
 
 
 def _column_names(library: Library) -> list[str]:
-    """Return the columns in the authors' order: identity, headline, each specification by kind, then all intervals."""
     spec_ids = sorted(_authors_id(library, spec.spec_id) for spec in library)
     graded_ids = sorted(_authors_id(library, spec.spec_id) for spec in library if spec.tier != "diagnostic")
     margins = [*(f"nsv__{name}" for name in graded_ids), *(f"rho__{name}" for name in spec_ids)]
@@ -147,10 +144,8 @@ _Text = Annotated[str, Meta(min_length=1)]
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All of them are optional; None = not known."""
 
-    model_name: _Text | None = None
-    """Without it, the policy's name in the run."""
-    source_url: _Text | None = None
-    """Where the run folder, or a report of it, can be looked at."""
+    model_name: _Text | None = None  # without it, the policy's name in the run
+    source_url: _Text | None = None  # where the run folder, or a report of it, can be looked at
     notes: _Text | None = None
 
 
@@ -160,10 +155,8 @@ def read_facts(path: Path | None) -> ModelFacts:
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:
-    """Return the cells (one a suite) of the only policy that was judged.
-
-    Raises `RunError` for several policies or none, for a simulator that ran with stand-ins for its own assets, and for
-    starts that a search chose.
+    """Return the cells (one a suite) of the only policy that was judged. Raises `RunError` for several policies or
+    none, for a simulator that ran with stand-ins for its own assets, and for starts that a search chose.
     """
     cells = judged.summarize_scores()[0]
     policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
@@ -200,13 +193,12 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     }
 
 
+# What only the user knows, and fills in.
 _FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
           "paper_link", "open_source", "wandb")  # fmt: skip
-"""What only the user knows, and fills in."""
 
 
 def _task_success(judged: Judged) -> tuple[Fraction | None, int]:
-    """Return the mean success of the suite's tasks in percent, None if some have no episode, and how many these are."""
     rates = {rate.task_id: rate.sr for rate in task_rates(judged.scores) if rate.suite == SUITE and rate.sr.n}
     tasks = [entry.task_id for entry in judged.ruleset.registry.tasks.values() if entry.benchmark == SUITE]
     shares = [Fraction(100 * rates[task].count, rates[task].n) for task in tasks if task in rates]
@@ -302,7 +294,6 @@ def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
 
 
 def _rates(rows: Sequence[EpisodeScore]) -> dict[str, float]:
-    """Return the mean of each metric over the episodes that have it; a metric that none has is left out."""
     columns = {name: [float(x) for row in rows if (x := getattr(row, name)) is not None] for name in _METRICS}
     return {name: float(np.mean(column)) for name, column in columns.items() if column}
 
@@ -327,10 +318,8 @@ def _say(judged: Judged) -> dict[str, object]:
 
 
 def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str:
-    """Return the block of a model's README, with its `model-index`; nothing is written.
-
-    `remarks` stand below the card's table, as below every table of these scores. Raises `RunError` as
-    `publishable_cells` does.
+    """Return the block of a model's README, with its `model-index`; nothing is written. `remarks` stand below the
+    card's table, as below every table of these scores. Raises `RunError` as `publishable_cells` does.
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
@@ -376,6 +365,7 @@ def _provenance(judged: Judged, cell: Summary) -> dict[str, object]:
         **describe_ruleset(judged.ruleset),
         "protocol": sorted({str(source.protocol.get("name")) for source in judged.sources if source.protocol}),
         "simulator": cell.simulator,
+        "task_identity": cell.task_identity,
         "records_sha256": [source.archive_sha256 for source in judged.sources if source.archive_sha256],
         "privileged_state": cell.policy in judged.privileged,
         "crashed": cell.crashed,

@@ -79,7 +79,8 @@ def _describe_cell(cell: Summary, rows: Sequence[EpisodeScore], judged: Judged) 
         "benchmark": suite.host if suite else None,
         "suite": cell.suite or "",
         "privileged": cell.policy in judged.privileged,
-        **{name: getattr(cell, name) for name in ("standin_assets", "simulator", "n", "crashed", "stopped")},
+        **{name: getattr(cell, name) for name in ("standin_assets", "simulator", "task_identity")},
+        **{name: getattr(cell, name) for name in ("n", "crashed", "stopped")},
         "success": sum(row.success for row in own_rows if row.counted),
         "safe": cell.rates[SAFETY.key].count,
         "unsafe_success": cell.success_unsafe,
@@ -98,7 +99,6 @@ _EPISODE_KEYS = ("episode_id", "task_id", "outcome", "success", "safe", "sbu", "
 
 
 def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
-    """Yield every file of records with its sha256; a file of a run folder is named `FOLDER/FILE`."""
     for path in paths:
         folder = f"{path.resolve().name}/" if path.is_dir() else ""
         for part in archive_parts(path) if path.is_dir() else [path]:
@@ -106,7 +106,6 @@ def _archive_files(paths: Sequence[Path]) -> Iterator[dict[str, str]]:
 
 
 def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:
-    """Return the origin of the records of one run; of an archive file its digest alone."""
     return {
         "protocol": source.protocol,
         "versions": source.description.get("versions", {}),
@@ -116,9 +115,8 @@ def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Return package -> the versions that the records name, sorted as text; packages in order of appearance.
-
-    Headers without versions are passed over.
+    """Return package -> the versions that the records name, sorted as text; packages in order of appearance. Headers
+    without versions are passed over.
     """
     versions = [header.versions or {} for header in headers]
     collected = collect_versions(versions)

@@ -24,6 +24,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import install_command
 from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.text import escape_controls, map_texts
 
 Numbers = Mapping[str, float]
 
@@ -39,9 +40,8 @@ class Tracker(Protocol):
 
 
 class _HubTracker:
-    """A run of Weights & Biases or of Trackio, whose calls are the same; the environment says where to.
-
-    Such as WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
+    """A run of Weights & Biases or of Trackio, whose calls are the same; the environment says where to. Such as
+    WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
     """
 
     def __init__(self, package: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
@@ -59,8 +59,6 @@ class _HubTracker:
 
 
 class _TensorboardTracker:
-    """Event files in the folder `tensorboard` of the run folder, begun with the first numbers."""
-
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
         self._folder, self._last = folder / "tensorboard", 0
         self._writer: Any = None
@@ -110,7 +108,7 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
     """Return every cell's final numbers by name, with their intervals and n; unknown values are left out."""
     values: dict[str, float] = {}
     for cell in cells:
-        name = f"{cell.policy or 'policy'}/{cell.suite or 'all'}"
+        name = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")
         values |= {f"{name}/n": cell.n, f"{name}/judged": cell.judged, f"{name}/crashed": cell.crashed}
         for metric in HEADLINE:
             number = cell.number(metric)
@@ -122,7 +120,6 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
 
 
 def _episode_values(row: EpisodeScore) -> dict[str, float]:
-    """Return the known numbers of an episode, truths as 0 or 1."""
     own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
     return {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
 
@@ -220,14 +217,14 @@ def open_observers(
     scorer: OutcomeScorer,
     warn: Callable[[str], None],
 ) -> list[TrackingObserver]:
-    """Begin a run of each tracker, named after the run folder, and return what observes for it.
-
-    Raises `RunError` with the reason of the first that cannot begin; the runs begun before that stay open.
+    """Begin a run of each tracker, named after the run folder, and return what observes for it. Raises `RunError` with
+    the reason of the first that cannot begin; the runs begun before that stay open.
     """
     observers = []
     for name in names:
         try:
-            tracker = TRACKERS[name](folder.resolve().name, folder, config)
+            run_name = escape_controls(folder.resolve().name)
+            tracker = TRACKERS[name](run_name, folder, map_texts(config, escape_controls))
         except Exception as error:  # each has errors of its own: no login, no network, a folder that cannot be written
             remedy = f"Mend it, or leave --log {name} out."
             raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error

@@ -15,20 +15,21 @@ from markupsafe import Markup
 
 from safevla_bench.explain.episode import Moment, rank_by_severity
 from safevla_bench.files import read_input
+from safevla_bench.memory import limit_memory
 from safevla_bench.report.charts import true_runs
 from safevla_bench.report.episode_details import EpisodeRecords
 from safevla_bench.report.render import PLAYER_SCRIPTS, read_template
-from safevla_bench.signals.signal import SIGNALS
+from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.signals.space import find_boxes
 from safevla_bench.sources.runs.folder import FRAMES, MAX_FRAME_BYTES, RUN, Frame, read_frames, read_picture
 from safevla_bench.sources.runs.policy_names import PolicyNames
+from safevla_bench.text import escape_json
 from safevla_bench.trajectory.header import EpisodeKey
 
-MOST_PICTURES = 3_000_000
-"""Size of all pictures in a page [bytes of base64]."""
-MOST_REPLAYS = 6_000_000
-"""Size of all replays in a page, meshes included; the player itself has half a megabyte more."""
+MOST_PICTURES = 3_000_000  # size of all pictures in a page [bytes of base64]
+MOST_REPLAYS = 6_000_000  # size of all replays in a page, meshes included; the player itself has half a megabyte more
 Document = dict[str, object]
+Replays = Mapping[EpisodeKey, Document]  # replays by episode, as their files have them
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,6 @@ class Album:
     images: Mapping[EpisodeKey, tuple[tuple[Frame, str], ...]] = field(default_factory=dict)
     left_out: int = 0
     films: Mapping[EpisodeKey, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Replays:
-    """Replays by episode, as their files have them."""
-
-    documents: Mapping[EpisodeKey, Document] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,7 @@ def read_replay(content: bytes) -> Document | None:
 
 
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
-    """Return the replays of the run folders among the sources; arguments and errors are those of `collect_images`.
+    """Return the replays by episode of the run folders; arguments and errors are those of `collect_images`.
 
     Files that are missing, of more than 50 MB or outside of the run, or refused by `read_replay` are passed over.
     """
@@ -121,12 +115,13 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
         if frame.kind != "replay3d":
             continue
         try:
-            document = read_replay(read_input(folder / FRAMES / frame.file, MAX_FRAME_BYTES, within=folder))
+            with limit_memory(folder / FRAMES / frame.file):
+                document = read_replay(read_input(folder / FRAMES / frame.file, MAX_FRAME_BYTES, within=folder))
         except OSError:
             continue
         if document is not None:
             documents[key] = document
-    return Replays(documents)
+    return documents
 
 
 def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
@@ -141,12 +136,15 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
     meshes: Document = {}
     left_out, room = 0, most_bytes
     for k in rank_by_severity(scores):
-        if k not in records or keys[k] not in replays.documents:
+        if k not in records or keys[k] not in replays:
             continue
-        document = dict(replays.documents[keys[k]])
+        document = dict(replays[keys[k]])
         own = document.pop("meshes")
         assert isinstance(own, dict)
         new = {digest: mesh for digest, mesh in sorted(own.items()) if digest not in meshes}
+        persons = [name for spec in records.ruleset.library for name in spec.signals if name.startswith("person_dist")]
+        if shown := _shown_boxes(records.ruleset.read_fields(records.record(k)), persons):
+            document["boxes"] = shown
         text = _inert_json({**document, "clauses": list(_clauses(records, k))})
         size = len(text) + (len(_inert_json(new)) if new else 0)
         if size > room:
@@ -160,22 +158,17 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
 
 
 def _inert_json(document: object) -> Markup:
-    text = msgspec.json.encode(document, order="deterministic").decode()
+    text = escape_json(msgspec.json.encode(document, order="deterministic")).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
-    """Yield every clause with a verdict, violated ones first; first violating record -1 for none."""
     reading = records.ruleset.read_fields(records.record(episode))
     evidence = records.evidence(episode)
     for spec_trace in evidence.traces if evidence else ():
         line = spec_trace.signal_trace
-        boxes = [
-            {"body": body, "center": numbers[:3], "size": numbers[3:]}
-            for name in sorted(records.ruleset.library[spec_trace.spec.spec_id].signals)
-            if (behind := SIGNALS[name].bodies) is not None
-            for body, numbers in find_boxes(reading, behind.call)
-        ]
+        names = records.ruleset.library[spec_trace.spec.spec_id].signals
+        boxes = _shown_boxes(reading, [name for name in names if not name.startswith("person_dist")])
         yield {
             **({"boxes": boxes} if boxes else {}),
             "spec": spec_trace.spec.spec_id,
@@ -186,6 +179,15 @@ def _clauses(records: EpisodeRecords, episode: int) -> Iterator[Document]:
             "bodies": _names(spec_trace.worst),
             "bodies_first": _names(spec_trace.first),
         }
+
+
+def _shown_boxes(reading: RecordFields, names: Sequence[str]) -> list[Document]:
+    return [
+        {"body": body, "center": numbers[:3], "size": numbers[3:]}
+        for name in sorted({*names})
+        if (behind := SIGNALS[name].bodies) is not None
+        for body, numbers in find_boxes(reading, behind.call)
+    ]
 
 
 def _names(moment: Moment | None) -> list[str]:

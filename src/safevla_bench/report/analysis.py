@@ -18,8 +18,7 @@ from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 
-MOST_COMPARED = 5
-"""With more policies than this the pairs are too many to read: `safevla compare` has them all."""
+MOST_COMPARED = 5  # with more policies than this the pairs are too many to read: `safevla compare` has them all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +28,10 @@ class Analysis:
     comparison: Comparison | None = None
     uncompared: str = ""
     unpaired: str = ""
-    series: SeriesComparison | None = None
-    """The policies that are checkpoints of one training by their names."""
+    series: SeriesComparison | None = None  # the policies that are checkpoints of one training by their names
     ablation: ThresholdAblation | None = None
     onsets: Sequence[CellOnset] = ()
-    bodies: Sequence[BodyViolation] | None = None
-    """The bodies behind the violations."""
+    bodies: Sequence[BodyViolation] | None = None  # the bodies behind the violations
 
 
 def analyse_scores(
@@ -65,13 +62,12 @@ def analyse_scores(
         **_compare_policies(policies, protocols),
         series=_order_runs(policies, scores.intervals, protocols),
         ablation=_ablate_thresholds(scores, ruleset.library, rescore),
-        onsets=measure_onsets(scores, batch.dt_s, batch.lengths),
+        onsets=measure_onsets(scores, batch.dt_s, batch.lengths, batch.stamps_s),
         bodies=list(find_bodies([batch] if chunks is None else chunks, scores, ruleset)),
     )
 
 
 def _compare_policies(policies: Sequence[PolicyResults], protocols: Sequence[Mapping[str, object]]) -> dict[str, Any]:
-    """Return the fields of the analysis on the comparison of 2 to 5 policies with episodes."""
     compared = [policy for policy in policies if len(policy)]
     if len(compared) < 2:
         return {}

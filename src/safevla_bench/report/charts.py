@@ -21,12 +21,11 @@ Floats = NDArray[np.float64]
 V = TypeVar("V", float, Floats)
 MOST_POINTS = 600
 ACROSS = 1000.0
-HEIGHT, TOP, BOTTOM = 194, 36, 158
-"""Height of a chart, and where the plot begins and ends, in pixels."""
+HEIGHT, TOP, BOTTOM = 194, 36, 158  # height of a chart, and where the plot begins and ends, in pixels
 SPARK_HEIGHT, SPARK_TOP, SPARK_BOTTOM = 56, 5, 51
 SPARK_POINTS = 120
+# Free share of the plot's height beyond the greatest and the least value.
 _ROOM = 0.04
-"""Free share of the plot's height beyond the greatest and the least value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,13 @@ class Chart(Sparkline):
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """The map from record and value to places; `last` is the record at the right edge, top and bottom are in pixels."""
+    """The map from record and value to places; `last` is the record at the right edge, top and bottom are in pixels.
 
-    last: float
+    `times_s` are those of the records, [last + 1]; None = they are evenly apart.
+    """
+
+    last: int
+    times_s: Floats | None
     low: float
     high: float
     top: float = TOP
@@ -82,7 +85,13 @@ class PlotArea:
 
     def x(self, record: float) -> float:
         """Return the place of a record across, 0 to 1000; records outside the area are put on its edge."""
-        return ACROSS * min(max(record / max(self.last, 1), 0.0), 1.0)
+        return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
+
+    def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
+        """Return which share of the width lies left of records."""
+        if self.times_s is None or not self.last:
+            return record / max(self.last, 1)
+        return np.asarray(np.interp(record, np.arange(self.last + 1), self.times_s / self.times_s[-1]))
 
     def y(self, value: V) -> V:
         """Return the place of a value, or of each of an array, down, in pixels; not clipped."""
@@ -109,7 +118,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.in
 
 def draw_chart(chart: TraceChart) -> Chart:
     """Return the chart of one specification in one episode; its caption says all of it."""
-    area = PlotArea(len(chart.values) - 1, *chart.bounds(_ROOM))
+    area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM))
     limit_y = area.y(chart.limit)
     return Chart(
         **_draw_paths(chart, area, MOST_POINTS, 1),
@@ -117,7 +126,7 @@ def draw_chart(chart: TraceChart) -> Chart:
         height=HEIGHT,
         limit_label=f"limit {chart.limit_text}",
         limit_label_y=_format_px(limit_y - 5 if chart.upper else limit_y + 13),
-        across=_time_ticks((len(chart.values) - 1) * chart.dt_s),
+        across=_time_ticks(area.last * chart.dt_s if chart.times_s is None else float(chart.times_s[-1])),
         down=tuple((_format_px(area.y(tick)), format_compact(tick)) for tick in round_ticks(area.low, area.high)),
         worst=_worst_label(chart, area),
         worst_s=chart.format_time(chart.worst),
@@ -145,7 +154,7 @@ def _describe_chart(chart: TraceChart) -> str:
 
 def draw_sparkline(chart: TraceChart) -> Sparkline:
     """Return the sparkline of one specification in one episode."""
-    area = PlotArea(len(chart.values) - 1, *chart.bounds(_ROOM), SPARK_TOP, SPARK_BOTTOM)
+    area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM), SPARK_TOP, SPARK_BOTTOM)
     caption = f"{chart.describe_worst()}, limit {chart.limit_text}"
     return Sparkline(caption, **_draw_paths(chart, area, SPARK_POINTS, 0))
 
@@ -162,7 +171,7 @@ def _polyline_path(values: Floats, area: PlotArea, max_points: int, across_digit
     indices = thin_indices(values, max_points)
     is_finite = np.isfinite(values[indices])
     begins = is_finite & ~np.concatenate([[False], is_finite[:-1]])
-    xs, ys = ACROSS * (indices[is_finite] / max(area.last, 1)), area.y(values[indices[is_finite]])
+    xs, ys = ACROSS * np.asarray(area.share(indices[is_finite])), area.y(values[indices[is_finite]])
     places = zip(begins[is_finite].tolist(), xs.tolist(), ys.tolist(), strict=True)
     parts = [f"{'M' if begun else ''}{x:z.{across_digits}f},{y:z.1f} " for begun, x, y in places]
     path = "".join([*parts, *parts] if len(parts) == 1 else parts)
@@ -183,7 +192,6 @@ def true_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
-    """Return the point of the worst value with its label; at the top without a label if it is not finite."""
     value = float(chart.values[chart.worst])
     y = area.y(value) if math.isfinite(value) else float(TOP)
     x, label_y = area.x(chart.worst), y - 9 if chart.upper else y + 17

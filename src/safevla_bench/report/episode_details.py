@@ -17,11 +17,11 @@ from safevla_bench.report.episode_list import VACUOUS_REASON, ListedEpisode
 from safevla_bench.report.tables.episodes import format_cause
 from safevla_bench.tasks import describe_reason
 from safevla_bench.text import format_amount, format_fixed
-from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
 from safevla_bench.trajectory.header import Header
 
+# Episodes whose signals are computed together: one array operation for many, at a bounded memory.
 _AT_ONCE = 50
-"""Episodes whose signals are computed together: one array operation for many, at a bounded memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,21 @@ class EpisodeRecords:
         place = self._places[episode]
         return None if self.batch is None or place is None else self.batch.headers[place]
 
+    @property
+    def stamps_s(self) -> Stamps:
+        """The times of the episodes whose records have stamps."""
+        stamps = self.batch.stamps_s if self.batch else {}
+        return {k: stamps[place] for k, place in enumerate(self._places) if place is not None and place in stamps}
+
     def length(self, episode: int) -> int:
         """Return the number of records of an episode, 0 without any."""
         place = self._places[episode]
         return 0 if self.batch is None or place is None else int(self.batch.lengths[place])
+
+    def end_s(self, episode: int) -> float:
+        """Return the time of the last record of an episode, 0 without any."""
+        place = self._places[episode]
+        return 0.0 if self.batch is None or place is None else self.batch.elapsed_s(place, self.length(episode) - 1)
 
     def record(self, episode: int) -> Batch:
         """Return the record of an episode that has one, a batch of one."""
@@ -101,8 +112,7 @@ class ClauseVerdict:
     violated: bool
     spark: Sparkline | None = None
     contributors: str = ""
-    why: str = ""
-    """How its violation came about."""
+    why: str = ""  # how its violation came about
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +120,7 @@ class EpisodeDetails:
     """What is said of an episode below its line; nothing of one that left no record."""
 
     clauses: tuple[ClauseVerdict, ...] = ()
-    unjudged: tuple[tuple[str, str, str], ...] = ()
-    """Each specification without a verdict, its state, and why."""
+    unjudged: tuple[tuple[str, str, str], ...] = ()  # each specification without a verdict, its state, and why
     instruction: str = ""
     facts: str = ""
 
@@ -137,12 +146,11 @@ def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool
             ),
         ),
         instruction=header.instruction or "" if header else "",
-        facts=_format_facts(header, records.length(episode)) if header else "",
+        facts=_format_facts(header, records.length(episode), records.end_s(episode)) if header else "",
     )
 
 
 def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) -> Iterator[ClauseVerdict]:
-    """Yield the verdict of every scored specification that has one: violated first, deepest first."""
     for k in judged_columns(scores, episode):
         spec_id, violated = scores.specs[k].spec_id, bool(scores.is_violated[k, episode])
         clause = ClauseVerdict(spec_id, format_verdict(scores, k, episode), violated)
@@ -174,10 +182,10 @@ def format_contributors(contributors: Contributors, caption: str) -> str:
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 
 
-def _format_facts(header: Header, count: int) -> str:
+def _format_facts(header: Header, count: int, end_s: float) -> str:
     facts = [
         *([f"initial state {header.init_state_index}"] if header.init_state_index is not None else []),
         *([f"seed {header.seed}"] if header.seed is not None else []),
-        f"{count} records, {format_fixed((count - 1) * header.dt, 2)} s",
+        f"{count} records, {format_fixed(end_s, 2)} s",
     ]
     return ", ".join(facts)

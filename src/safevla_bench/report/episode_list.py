@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, finite_or
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sensitivity.firmness import EpisodeFirmness
 from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
+from safevla_bench.trajectory.batch import Stamps
 
 Order = Literal["vsi", "rho", "step", "id", "kind"]
 
@@ -41,27 +43,27 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     """One episode of the list: its score, or what is known of it without a record, and what the list adds."""
 
-    number: int
-    """Its place in the sources, from 1; episodes without a record come last."""
+    number: int  # its place in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
     """Of the worst specification, or of the one that the list was made for; None without a verdict."""
-    first_violation_step: int | None = None
-    """The first violation is that of the safe tier, or of the one specification."""
+    first_violation_step: int | None = None  # the first violation is that of the safe tier, or of the one specification
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
-    broken_axes: tuple[str, ...] = ()
-    """The axes of the scored specifications that the episode violates."""
+    broken_axes: tuple[str, ...] = ()  # the axes of the scored specifications that the episode violates
     violating_bodies: tuple[BodyViolation, ...] | None = None
     """The bodies that break limits of contact and displacement, the worst first; None = not looked for."""
-    why: str | None = None
-    """How the first violation came about; None = not looked for, or the record does not tell."""
-    firmness: EpisodeFirmness | None = None
-    """Its replays under varied physics; None = there are none."""
+    why: str | None = None  # how the first violation came about; None = not looked for, or the record does not tell
+    firmness: EpisodeFirmness | None = None  # its replays under varied physics; None = there are none
 
     @property
     def episode_id(self) -> str:
         return self.episode.episode_id
+
+    @property
+    def position(self) -> str:
+        """Its number as the command line takes it, such as `:3`."""
+        return f":{self.number}"
 
     @property
     def policy(self) -> str | None:
@@ -98,23 +100,25 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def list_episodes(scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None) -> list[ListedEpisode]:
+def list_episodes(
+    scores: Scores, dt_s: NDArray[np.float64], spec_id: str | None = None, stamps_s: Stamps = MappingProxyType({})
+) -> list[ListedEpisode]:
     """Return a row for every episode, in the order of the sources.
 
     `dt_s`: control step of each episode, [E]. `spec_id`: a specification of any tier to list alone; episodes in which
     it reached no verdict, and those without a record, are left out. An id that the scores lack raises `ValueError`.
+    `stamps_s` are those of `Batch`.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
-    judged = range(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
-    rows = [_list_episode(scores, float(dt_s[k]), int(k), column) for k in judged]
+    judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
+    rows = [_list_episode(scores, float(dt_s[k]), stamps_s.get(k), k, column) for k in judged.tolist()]
     if column is not None:
         return rows
     absent = enumerate(scores.absent, len(scores) + 1)
     return [*rows, *(ListedEpisode(number=number, episode=episode) for number, episode in absent)]
 
 
-VACUOUS_REASON = "what it guards never came about"
-"""Why a specification is vacuous, where no record says more."""
+VACUOUS_REASON = "what it guards never came about"  # why a specification is vacuous, where no record says more
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
@@ -152,8 +156,9 @@ def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[lis
     return ["number", *columns, "reason", *explained], flat
 
 
-def _list_episode(scores: Scores, dt_s: float, index: int, spec_column: int | None) -> ListedEpisode:
-    """Return the row of the episode at `index`, with its worst specification, or that in `spec_column` if not None."""
+def _list_episode(
+    scores: Scores, dt_s: float, times_s: NDArray[np.float64] | None, index: int, spec_column: int | None
+) -> ListedEpisode:
     episode, column = scores.episode(index), int(scores.worst_column[index])
     step, broken = episode.first_violation_step, episode.first_violation_spec
     if spec_column is not None:
@@ -165,7 +170,7 @@ def _list_episode(scores: Scores, dt_s: float, index: int, spec_column: int | No
         episode=episode,
         margin=None if column < 0 else _spec_margin(scores, column, index),
         first_violation_step=step,
-        first_violation_s=None if step is None else step * dt_s,
+        first_violation_s=None if step is None else step * dt_s if times_s is None else float(times_s[step]),
         first_violation_spec=broken,
         broken_axes=tuple(dict.fromkeys(axes[name] for name in episode.violated_specs)),
     )
@@ -251,13 +256,13 @@ def filter_episodes(
     ]
 
 
+# Filter -> the names under which it finds a row; an error lists the last.
 _NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
     "task": lambda row: _task_names(row.episode.benchmark, row.episode.task_id),
     "outcome": lambda row: (row.episode.outcome,),
 }
-"""Filter -> the names under which it finds a row; an error lists the last."""
 
 
 def _task_names(suite: str, task_id: str) -> tuple[str, ...]:
@@ -315,27 +320,30 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
 
+class EpisodeId(str):
+    """An id, even if it looks like a position."""
+
+    __slots__ = ()
+
+
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
-    """Return the row whose id is `wanted`; else the row of this number, or the only row whose id ends so.
-
-    `wanted`: the text that the user gave: digits without leading zeros are a number, all else is the end of an id.
-
-    Raises:
-        RunError: no row matches (lists similar ids), or several do.
+    """Return the row at the position `:N` of the list, else the one with the id, or the only one whose id ends so.
+    A plain number is a whole id; an `EpisodeId` is always an id. Raises `RunError` if no row or several match.
     """
-    numbered = re.fullmatch(r"[1-9][0-9]*", wanted)
-    matches = [row for row in rows if row.episode_id == wanted]
-    matches = matches or [
-        row for row in rows if (str(row.number) == wanted if numbered else row.episode_id.endswith(wanted))
-    ]
+    if wanted.startswith(":") and not isinstance(wanted, EpisodeId):
+        matches = [row for row in rows if row.position == wanted]
+    else:
+        matches = [row for row in rows if row.episode_id == wanted]
+        if not matches and not isinstance(wanted, EpisodeId) and not re.fullmatch(r"[1-9][0-9]*", wanted):
+            matches = [row for row in rows if row.episode_id.endswith(wanted)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         several = "; ".join(
-            f"{row.number} is {row.episode_id} of {row.policy or UNNAMED}" for row in matches[:_MAX_SHOWN]
+            f"{row.position} is {row.episode_id} of {row.policy or UNNAMED}" for row in matches[:_MAX_SHOWN]
         )
         others = f"; and {len(matches) - _MAX_SHOWN} more" if len(matches) > _MAX_SHOWN else ""
-        raise RunError(f"{len(matches)} episodes fit {wanted!r}", remedy=f"Give the number: {several}{others}.")
+        raise RunError(f"{len(matches)} episodes fit {wanted!r}", remedy=f"Give the position: {several}{others}.")
     raise RunError(f"there is no episode {wanted!r}", remedy=_suggest_ids(rows, wanted))
 
 
@@ -344,7 +352,7 @@ _MAX_SHOWN = 5
 
 def find_recorded(judged: Judged, wanted: str) -> int:
     """Return the index of the judged episode that `find_episode` finds; raises `RunError` also if it left no record."""
-    row = find_episode(list_episodes(judged.scores, judged.records.dt_s), wanted)
+    row = find_episode(list_episodes(judged.scores, judged.records.dt_s, stamps_s=judged.records.stamps_s), wanted)
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} left no record ({row.episode.outcome})", remedy="Choose another episode.")
     return row.number - 1
@@ -357,4 +365,5 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
         :_MAX_SHOWN
     ]
     guess = f"Close to it: {', '.join(close)}. " if close else ""
-    return f"{guess}`safevla episodes` numbers the {len(rows)} that there are."
+    place = next((row.position for row in rows if row.position == f":{wanted}"), ":2")
+    return f"{guess}`safevla episodes` lists the {len(rows)} that there are; {place} is number {place[1:]}."

@@ -18,8 +18,7 @@ from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
-MOST_DRAWN = 400
-"""Number of episodes whose signals are drawn, the worst first: it bounds the size of the page."""
+MOST_DRAWN = 400  # number of episodes whose signals are drawn, the worst first: it bounds the size of the page
 ENDINGS: Mapping[str, str] = {
     "ss": "Succeeded, safe",
     "su": "Succeeded, unsafe",
@@ -38,8 +37,7 @@ class EpisodeEntry:
 
     row: episode_list.ListedEpisode
     kind: str
-    facets: Mapping[str, Sequence[str]]
-    """Filter -> the choices that show the episode."""
+    facets: Mapping[str, Sequence[str]]  # filter -> the choices that show the episode
     details: EpisodeDetails
 
     @property
@@ -113,7 +111,9 @@ def build_episode_table(
     records.trace(drawn)
     headers = map(records.header, range(len(scores)))
     listed = episode_list.list_episodes(
-        scores, np.array([header.dt if header else np.nan for header in headers], dtype=np.float64)
+        scores,
+        np.array([header.dt if header else np.nan for header in headers], dtype=np.float64),
+        stamps_s=records.stamps_s,
     )
     if violations is not None:
         listed = episode_list.add_violating_bodies(listed, violations)

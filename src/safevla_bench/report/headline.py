@@ -54,7 +54,7 @@ def build_headline(
     rates = {name: rate for name, rate in all_rates.items() if name != NOOP} or all_rates
     noun = "judged episode" if any(cell.unjudged for cell in cells) else "episode"
     if len(rates) > 1:
-        answer = _several_policies_answer(rates, noun)
+        answer = _several_policies_answer(rates, noun, is_ranked=not _has_reverse_order(comparison))
     else:
         silent = any(cell.unjudged and not has_verdict(cell) for cell in cells)
         ((name, safety),) = rates.items()
@@ -84,8 +84,8 @@ def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
         yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
 
 
+# Difference of Safety that mixtures of tasks may make before it is said, as a share.
 _LEAST_GAP = 0.01
-"""Difference of Safety that mixtures of tasks may make before it is said, as a share."""
 
 
 def describe_mixture(scores: Scores) -> str:
@@ -117,35 +117,45 @@ def describe_mixture(scores: Scores) -> str:
 
 
 def _sum_by_policy(cells: Sequence[Summary], metric: Metric) -> dict[str, Rate]:
-    """Return policy -> its rate over all cells with a verdict; names are shortened unless two become one."""
-    counts: dict[str, tuple[int, int]] = {}
+    rates: dict[str, list[Rate]] = {}
     for cell in (cell for cell in cells if has_verdict(cell)):
-        rate, (count, n) = cell.rates[metric.key], counts.get(policy_name(cell), (0, 0))
-        counts[policy_name(cell)] = count + rate.count, n + rate.n
-    short = shorten_names(counts)
-    return {short[name]: Rate.of(*pair) for name, pair in counts.items()}
+        rates.setdefault(policy_name(cell), []).append(cell.rates[metric.key])
+    short = shorten_names(rates)
+    return {short[name]: Rate.pool(of_policy) for name, of_policy in rates.items()}
 
 
 def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
     unsafe, episodes = safety.n - safety.count, count_noun(safety.n, noun)
+    episodes += f" from {count_noun(safety.starts, 'start')}" if safety.starts else ""
     if not unsafe:
-        return f"No safety limit was broken in {episodes}{whose}; with this many, {describe_clean_bound(safety.n)}."
+        bound = describe_clean_bound(safety.starts or safety.n)
+        return f"No safety limit was broken in {episodes}{whose}; with this many, {bound}."
     return (
         f"No: {unsafe} of {episodes}{whose} broke a safety limit; Safety is {_format_rate(safety)}, "
         f"with a 95 % interval from {_format_ci(safety)} %."
     )
 
 
-def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
+def _has_reverse_order(comparison: Comparison | None) -> bool:
+    """Return whether some pair of policies has no verdict on Safety, as weights of tasks turn their order."""
+    metrics = comparison.scopes[-1].metrics if comparison else ()
+    safety = (metric.differences for metric in metrics if metric.metric == SAFETY.key)
+    return any(item.no_verdict for differences in safety for item in differences)
+
+
+def _several_policies_answer(rates: dict[str, Rate], noun: str, *, is_ranked: bool) -> str:
     broke = sum(rate.count < rate.n for rate in rates.values())
     who = f"{broke or 'None'} of {len(rates)} policies"
     if not broke:
         episodes = count_noun(sum(rate.n for rate in rates.values()), noun)
         least = min(rates, key=lambda name: rates[name].n)
-        bound = describe_clean_bound(rates[least].n)
+        bound = describe_clean_bound(rates[least].starts or rates[least].n)
         return f"{who} broke a safety limit in {episodes}; for {least}, with this many, {bound}."
     ranked = sorted(rates, key=lambda name: -(rates[name].value or 0.0))
     best, last = ranked[0], ranked[-1]
+    if not is_ranked or _format_rate(rates[best]) == _format_rate(rates[last]):
+        listed = ", ".join(f"{name} {_format_rate(rate)} ({_format_ci(rate)})" for name, rate in rates.items())
+        return f"{who} broke safety limits; Safety: {listed}."
     return (
         f"{who} broke safety limits; Safety runs from {_format_rate(rates[last])} "
         f"({_format_ci(rates[last])}) for {last} to {_format_rate(rates[best])} ({_format_ci(rates[best])}) for {best}."
@@ -153,7 +163,6 @@ def _several_policies_answer(rates: dict[str, Rate], noun: str) -> str:
 
 
 def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
-    """Return how many successes were unsafe, by policy; "" without a verdict, or if a cell does not know the number."""
     judged = [cell for cell in cells if has_verdict(cell)]
     if not judged or any(cell.rates[UNSAFE_SUCCESS.key].unknown for cell in judged):
         return ""

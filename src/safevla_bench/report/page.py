@@ -34,10 +34,11 @@ from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
 from safevla_bench.text import NO_VALUE, format_amount, format_compact, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.batch import Batch
 
-_NOTHING, _EMPTY, _NO_REPLAYS = Analysis(), Album(), Replays()
+_NOTHING, _EMPTY = Analysis(), Album()
+_NO_REPLAYS: Replays = {}
 _NO_DESCRIPTION: Mapping[str, object] = {}
+# Most cells for which the tables of violations are open.
 _OPEN = 2
-"""Most cells for which the tables of violations are open."""
 
 
 def render_page(

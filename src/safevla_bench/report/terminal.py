@@ -18,8 +18,8 @@ from safevla_bench.report.tables.episodes import format_cause, format_margin, ke
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant
 
+# Columns for the names of facts.
 _LABEL = 14
-"""Columns for the names of facts."""
 
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
@@ -44,7 +44,7 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
 def describe_verdict(explanation: Explanation) -> str:
     """Return how an episode ended and what it broke first, as one line."""
     row = explanation.score
-    first_s = format_fixed((row.first_violation_step or 0) * explanation.dt_s, 2)
+    first_s = format_fixed(explanation.elapsed_s(row.first_violation_step or 0), 2)
     first = f"; first broken: {row.first_violation_spec} at {first_s} s" if row.first_violation_spec else ""
     return describe_ending(row.success, row.safe, row.outcome) + first
 
@@ -58,14 +58,14 @@ def _closing_lines(row: EpisodeScore, records: int) -> Iterator[str]:
 
 
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
-    row, duration_s = explanation.score, (explanation.records - 1) * explanation.dt_s
+    row, duration_s = explanation.score, explanation.elapsed_s(explanation.records - 1)
     facts = [
         row.no_verdict or f"{len(row.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
         f"VSI {NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3)}",
         f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
     ]
     lines = [
-        f"{explanation.number}. {row.episode_id}: {describe_verdict(explanation)}",
+        f":{explanation.number} {row.episode_id}: {describe_verdict(explanation)}",
         f"{row.policy or UNNAMED} · {row.benchmark} {row.task_id}",
         *([explanation.instruction] if explanation.instruction else []),
         " · ".join(facts),
@@ -105,8 +105,7 @@ def _label_lines(name: str, fact: str, width: int) -> list[str]:
 def _format_moment(chart: TraceChart, moment: Moment) -> str:
     involved, bodies = moment.involved, ""
     if involved:
-        amount = f", {involved.amount}" if involved.amount else ""
-        bodies = f"; {involved.what} {' and '.join(involved.labels)}{amount}"
+        bodies = "; " + ", ".join(filter(None, (str(involved), involved.amount)))
     return f"{format_fixed(moment.time_s, 2)} s (step {moment.step}): {chart.format_value(moment.step)}{bodies}"
 
 
@@ -125,7 +124,7 @@ def format_lost_episode(row: ListedEpisode) -> str:
     """Return the text of an episode that left no record: number, id, policy, task, outcome and reason, not wrapped."""
     episode = row.episode
     lines = [
-        f"{row.number}. {episode.episode_id}",
+        f"{row.position} {episode.episode_id}",
         f"{episode.policy or UNNAMED} · {episode.benchmark} {episode.task_id}",
         f"{episode.outcome}: it left no record, and is in no rate",
         *(episode.reason or "no reason recorded").strip().splitlines(),
@@ -139,8 +138,8 @@ def format_lost_episode(row: ListedEpisode) -> str:
 ROWS = 8
 MOST_COLUMNS = 100
 FEWEST_COLUMNS = 10
+# What each dot adds to the Braille pattern U+2800, [down, across].
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
-"""What each dot adds to the Braille pattern U+2800, [down, across]."""
 _LIMIT, _OPEN, _BROKEN = "╌", "━", "▲"
 
 
@@ -161,11 +160,13 @@ def plot_signal(chart: TraceChart, width: int) -> list[str]:
     strips += [("broken", _BROKEN, chart.failing)] if chart.failing.any() else []
     gutter = max(cell_len(text) for text in [*labels.values(), *(name for name, _, _ in strips)])
     columns = max(FEWEST_COLUMNS, min(width - gutter - 2, MOST_COLUMNS))
-    lines = []
-    for k, row in enumerate(_braille_rows(_polyline_dots(_vertical_dots(chart.values, low, high), columns))):
+    lines, times = [], chart.times_s
+    across = np.linspace(0.0, 2 * columns - 1.0, len(chart.values))
+    across = across if times is None or not times[-1] else (2 * columns - 1) * times / times[-1]
+    for k, row in enumerate(_braille_rows(_polyline_dots(_vertical_dots(chart.values, low, high), across, columns))):
         drawn = row.replace(" ", _LIMIT) if k == limit_row else row
         lines.append(f"{labels.get(k, ''):>{gutter}} {'┤' if k in labels else '│'}{drawn}")
-    lines += [f"{name:>{gutter}} │{_flag_strip(flags, mark, columns)}" for name, mark, flags in strips]
+    lines += [f"{name:>{gutter}} │{_flag_strip(flags, mark, across, columns)}" for name, mark, flags in strips]
     end = f"{chart.format_time(len(chart.values) - 1)} s"
     lines += [f"{'':>{gutter}} └{'─' * columns}", f"{'':>{gutter}}  0 s{end:>{columns - 3}}"]
     return [line.rstrip() for line in lines]
@@ -176,14 +177,11 @@ def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
     return np.where(np.isfinite(share), np.rint(share), np.nan)
 
 
-def _polyline_dots(down: Floats, columns: int) -> Bools:
-    """Return which dots the polyline through the records covers, the records spread over 2·columns dots across.
-
-    `down` is the place of each record in dots from the top; NaN leaves a gap. [4·ROWS, 2·columns].
+def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
+    """Return which dots the polyline through the records covers, [4·ROWS, 2·columns]. `down` and `across` are the place
+    of each record in dots from the top left; NaN leaves a gap.
     """
-    count = 2 * columns
-    across = np.linspace(0.0, count - 1.0, len(down))
-    place = np.arange(count)
+    place = np.arange(2 * columns)
     before, after = np.interp(place - 0.5, across, down), np.interp(place + 0.5, across, down)
     top, bottom = np.fmin(before, after), np.fmax(before, after)
     column = np.rint(across).astype(np.int64)
@@ -201,9 +199,9 @@ def _braille_rows(dots: Bools) -> list[str]:
     return ["".join(chr(0x2800 + int(bits)) if bits else " " for bits in row) for row in patterns]
 
 
-def _flag_strip(flags: Bools, mark: str, columns: int) -> str:
-    column = np.rint(np.linspace(0.0, 2.0 * columns - 1.0, len(flags))).astype(np.int64) // 2
-    nearest = np.rint((2 * np.arange(columns) + 0.5) / (2 * columns - 1) * (len(flags) - 1)).astype(np.int64)
+def _flag_strip(flags: Bools, mark: str, across: Floats, columns: int) -> str:
+    column = np.rint(across).astype(np.int64) // 2
+    nearest = np.rint(np.interp(2 * np.arange(columns) + 0.5, across, np.arange(len(flags)))).astype(np.int64)
     columns_marked = flags[nearest]
     np.logical_or.at(columns_marked, column, flags)
     return "".join(mark if is_marked else " " for is_marked in columns_marked)

@@ -7,12 +7,14 @@ change a byte of a complete run.
 
 from __future__ import annotations
 
-import logging
+import random
+import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Protocol
@@ -22,43 +24,32 @@ import numpy as np
 
 from safevla_bench import errors
 from safevla_bench.archive import npz
-from safevla_bench.interface.environment import Coordinated, Host, HostEnv, SelectiveEnv
-from safevla_bench.interface.policy import (
-    Action,
-    CuedPolicy,
-    Observation,
-    Policy,
-    RemotePolicy,
-    ReplayPolicy,
-    SelectivePolicy,
-    check_action,
-)
+from safevla_bench.interface import policy as interface
+from safevla_bench.interface.environment import Host, HostEnv
 from safevla_bench.interface.task import Task
-from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
+from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.policies.coupling import Coupler, DelayedPolicy
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
 from safevla_bench.sensitivity.firmness import are_off_path, tracked_path
 from safevla_bench.sources.runs.folder import Latency
+from safevla_bench.text import get_logger
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
 
 OnStep = Callable[[int], None]
-StepCallback = Callable[[PlannedEpisode, int], None]
-"""Learns how many control steps of an episode are done."""
-SERVER_RETRIES = 2
-"""How often an episode is begun again, on a new connection, after its policy server was lost."""
+StepCallback = Callable[[PlannedEpisode, int], None]  # learns how many control steps of an episode are done
+SERVER_RETRIES = 2  # how often an episode is begun again, on a new connection, after its policy server was lost
 _PATH_CHECK_STEPS = 5
 """Steps between two looks at whether a replay is off its path, which cost an eighth of a LIBERO step."""
 NO_COUPLERS: Mapping[str, Coupler] = MappingProxyType({})
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """The end of an episode: its outcome, the steps it took, its record and the reason.
-
-    The record is bytes of an `.npz` file, as it travels between processes and into a run folder; None if it crashed.
+    """The end of an episode: its outcome, the steps it took, its record and the reason. The record is bytes of an
+    `.npz` file, as it travels between processes and into a run folder; None if it crashed.
     """
 
     planned: PlannedEpisode
@@ -67,10 +58,8 @@ class EpisodeOutcome:
     record: bytes | None
     reason: str | None = None
     latency: Latency | None = None
-    greeting: Greeting | None = None
-    """The statement of the policy or its server about itself."""
-    wall_s: float | None = None
-    """Seconds that it took, with making its environment; None if its worker died."""
+    greeting: Greeting | None = None  # the statement of the policy or its server about itself
+    wall_s: float | None = None  # seconds that it took, with making its environment; None if its worker died
 
     @cached_property
     def batch(self) -> Batch | None:
@@ -79,12 +68,15 @@ class EpisodeOutcome:
 
 
 def run_episode(
-    env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None = None, watch: Monitor | None = None
+    env: HostEnv,
+    policy: interface.Policy,
+    planned: PlannedEpisode,
+    on_step: OnStep | None = None,
+    watch: Monitor | None = None,
 ) -> EpisodeOutcome:
-    """Run one episode; what the simulator or the policy raises is the outcome `crashed`, with its traceback.
-
-    An action that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch` the
-    first violation of the safe tier ends it as `stopped`. Raises `ServerLostError` if the episode may be begun again,
+    """Run one episode; what the simulator or the policy raises is the outcome `crashed`, with its traceback. An action
+    that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch` the first
+    violation of the safe tier ends it as `stopped`. Raises `ServerLostError` if the episode may be begun again,
     `ServerRefusedError` if the policy's server cannot be used, now or in another episode, and `KeyboardInterrupt`.
     """
     seam = _ActionSeam(env, policy)
@@ -92,14 +84,15 @@ def run_episode(
     try:
         try:
             observation = env.reset(planned.start)
-            if isinstance(policy, CuedPolicy):
+            if isinstance(policy, interface.CuedPolicy):
                 policy.cue(planned.start)
+            _seed_generators(planned.policy_seed)
             policy.reset(planned.task, planned.policy_seed)
-            violation = _violation_reason(watch.start(newest_record(env))) if watch else None
+            violation = _violation_reason(watch.start(env.latest())) if watch else None
             outcome = _final_outcome(planned)
             while steps < planned.horizon and not violation:
                 action = seam.next_action(observation)
-                if isinstance(env, SelectiveEnv) and isinstance(policy, SelectivePolicy):
+                if isinstance(policy, interface.SelectivePolicy):
                     env.render_next(policy.looks_next and steps + 1 < planned.horizon)
                 observation, success = env.step(action)
                 steps += 1
@@ -109,14 +102,13 @@ def run_episode(
                 if (success and planned.stop_at_success) or _leaves_path(env, planned, steps):
                     break
                 if watch and steps < planned.horizon:
-                    violation = _violation_reason(watch.observe(newest_record(env)))
+                    violation = _violation_reason(watch.observe(env.latest()))
             outcome, reason = ("stopped", violation) if violation else (outcome, None)
         except errors.InvalidActionError as error:
             outcome, reason = "invalid_action", f"step {steps}: {error}"
         batch = env.recorded()
-        if isinstance(policy, ReplayPolicy):
-            coordinates = env.coordinates() if isinstance(env, Coordinated) else ()
-            batch = policy.add_divergence(batch, coordinates, observation)
+        if isinstance(policy, interface.ReplayPolicy):
+            batch = policy.add_divergence(batch, env.coordinates(), observation)
     except (KeyboardInterrupt, errors.ServerLostError, errors.ServerRefusedError):
         raise
     except BaseException as error:  # a policy and a simulator can raise anything; the run goes on without this episode
@@ -132,11 +124,18 @@ def run_episode(
     return EpisodeOutcome(planned, outcome, steps, record, reason, seam.latency(), seam.greeting())
 
 
+def _seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed % 2**63)
+
+
 def _leaves_path(env: HostEnv, planned: PlannedEpisode, step: int) -> bool:
     path = planned.start.recorded.path if planned.start.recorded else None
     if path is None or step >= len(path) or step % _PATH_CHECK_STEPS:
         return False
-    return bool(are_off_path(path[step : step + 1], tracked_path(newest_record(env))).any())
+    return bool(are_off_path(path[step : step + 1], tracked_path(env.latest())).any())
 
 
 def _final_outcome(planned: PlannedEpisode) -> str:
@@ -151,20 +150,17 @@ def _violation_reason(standing: EpisodeStanding) -> str | None:
 
 
 class _ActionSeam:
-    """The seam between policy and simulator: each action is timed, checked, and clipped if that is the rule."""
-
-    def __init__(self, env: HostEnv, policy: Policy) -> None:
+    def __init__(self, env: HostEnv, policy: interface.Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
         self._calls_s: list[float] = []
         self.clips = bool(getattr(policy, "clip", False))
-        self._clipped: list[Action] = []
-        """The actions that were clipped, as the policy asked for them."""
+        self._clipped: list[interface.Action] = []  # the actions that were clipped, as the policy asked for them
 
-    def next_action(self, observation: Observation) -> Action:
+    def next_action(self, observation: interface.Observation) -> interface.Action:
         start = time.perf_counter()
         raw_action = self._policy.act(observation)
         self._calls_s.append(time.perf_counter() - start)
-        action = check_action(raw_action, self._low.size)
+        action = interface.check_action(raw_action, self._low.size)
         within = np.clip(action, self._low, self._high)
         if np.array_equal(within, action):
             return action
@@ -200,7 +196,6 @@ class _ActionSeam:
 
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
-    """Return the host's record with the facts of the run in its header."""
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,
@@ -234,29 +229,68 @@ class Observer(Protocol):
         """Learn how an episode ended, with its record if it has one."""
 
 
-class EnvRunner:
-    """The one environment of a process.
+NOT_RUN = "not run"  # the outcome of an episode that is left for another attempt; it has no row and no record
+SAME_CRASHES = 3  # crashes alike, one after the other, after which the rest of a task is not run
 
-    It is kept for the episodes of a policy and task, and made anew for others and after a crash.
+
+def _place_of(planned: PlannedEpisode) -> tuple[str, str, str]:
+    return planned.policy, planned.task.suite, planned.task.task_id
+
+
+@dataclass
+class CrashSeries:
+    """The latest crashes in a row that are alike: the same exception and message, numbers aside."""
+
+    failure: str = ""
+    places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each, in order
+    has_begun: bool = False  # true once any episode has taken a step
+
+    def add_outcome(self, end: EpisodeOutcome) -> None:
+        """Count an episode's end; one that was not run does not count."""
+        if end.outcome == NOT_RUN:
+            return
+        self.has_begun = self.has_begun or end.steps > 0
+        failure = errors.find_exception(end.reason or "")[0] if end.outcome == "crashed" else ""
+        if not failure or _NUMBERS.sub("", failure) != _NUMBERS.sub("", self.failure):
+            self.places.clear()
+        self.failure = failure
+        if failure:
+            self.places.append(_place_of(end.planned))
+
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+
+
+class EnvRunner:
+    """The one environment of a process. It is kept for the episodes of a policy and task, and made anew for others and
+    after a crash.
     """
 
     def __init__(
         self,
         host: Host,
-        policies: Mapping[str, Policy],
+        policies: Mapping[str, interface.Policy],
         watch: Monitor | None = None,
         couplers: Mapping[str, Coupler] = NO_COUPLERS,
+        *,
+        skips_crashing: bool = False,
     ) -> None:
+        self._skips_crashing = skips_crashing
         self._host, self._policies, self._watch, self._couplers = host, policies, watch, couplers
         self._env: HostEnv | None = None
         self._made_for: tuple[str, Task] | None = None
+        self._crashes = CrashSeries()
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
-        """Run one episode and return its outcome; an exception, or a server that is lost later, makes it `crashed`.
-
-        Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or cannot be reached.
+        """Run one episode and return its outcome; an exception, or a server that is lost later, makes it `crashed`. If
+        the runner skips what crashes: after `SAME_CRASHES` equal crashes in a row of a policy's task, its other
+        episodes are `NOT_RUN`. Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or
+        cannot be reached.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
+        if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_place_of(planned)]:
+            reason = f"{SAME_CRASHES} episodes of this task crashed alike: {self._crashes.failure}"
+            return EpisodeOutcome(planned, NOT_RUN, 0, None, reason)
         try:
             env = self._prepare_env(planned, policy)
         except (KeyboardInterrupt, errors.SafevlaError):
@@ -269,6 +303,7 @@ class EnvRunner:
             outcome = _run_with_retries(*coupled, follow_server(planned, policy), on_step, self._watch)
             if outcome.outcome == "crashed":
                 self.close()
+        self._crashes.add_outcome(outcome)
         return replace(outcome, wall_s=time.perf_counter() - began_s)
 
     def close(self) -> None:
@@ -283,21 +318,17 @@ class EnvRunner:
         except BaseException as error:  # its episodes are recorded, and what comes next has an environment of its own
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
-    def _prepare_env(self, planned: PlannedEpisode, policy: Policy) -> HostEnv:
+    def _prepare_env(self, planned: PlannedEpisode, policy: interface.Policy) -> HostEnv:
         if self._made_for != (planned.policy, planned.task):
             self.close()
         if self._env is None:
-            if isinstance(policy, RemotePolicy):
+            if isinstance(policy, interface.RemotePolicy):
                 policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
             coupler = self._couplers.get(planned.policy)
             wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)
             _require_still(self._env, planned.task)
             self._made_for = planned.policy, planned.task
-        recorded = planned.start.recorded
-        if recorded and recorded.state is not None and not isinstance(self._env, Coordinated):
-            problem = f"the host of {planned.task.benchmark} cannot start from a recorded state"
-            raise errors.HostError(problem, remedy="Replay records that name their initial state and seed.")
         return self._env
 
 
@@ -309,7 +340,7 @@ def _require_still(env: HostEnv, task: Task) -> None:
 
 
 def _run_with_retries(
-    env: HostEnv, policy: Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
+    env: HostEnv, policy: interface.Policy, planned: PlannedEpisode, on_step: OnStep | None, watch: Monitor | None
 ) -> EpisodeOutcome:
     reached = 0
 
@@ -333,9 +364,8 @@ def _run_with_retries(
 def run_serially(
     runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes in order and yield each outcome before the next is asked for; raises as `run_planned`.
-
-    A crash costs the environment, which is closed however the run ends, not the run.
+    """Run the episodes in order and yield each outcome before the next is asked for; raises as `run_planned`. A crash
+    costs the environment, which is closed however the run ends, not the run.
     """
     with closing(runner):
         for planned in episodes:

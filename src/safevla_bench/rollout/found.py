@@ -9,12 +9,14 @@ from typing import Annotated
 
 import msgspec
 
+from safevla_bench import hosts
 from safevla_bench.errors import HostError, Place, RunError
-from safevla_bench.files import read_input
+from safevla_bench.files import decode_input
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
 from safevla_bench.trajectory.marks import FOUND, label_suite
 
+FOLDER = "found"  # the folder of a run folder that holds suites of found starts
 SuiteName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 _REMEDY = "Name a file that `safevla search` wrote: RUN/found/NAME.json."
 
@@ -25,17 +27,13 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task_id: str
     start: EpisodeSeed
     policy_seed: int
-    instruction: str | None = None
-    """The wording, if it is not the task's own."""
-    trial: int
-    """The number of the rollout that found it, from 1."""
-    value: float
-    """The objective there, below 0."""
+    instruction: str | None = None  # the wording, if it is not the task's own
+    trial: int  # the number of the rollout that found it, from 1
+    value: float  # the objective there, below 0
     violated: tuple[str, ...]
     distance_m: float | None
     """The largest move of a coordinate from the nearest of the benchmark's own starts; None = it names none."""
-    merged: int
-    """Found starts of greater value that are nearly this one, and are not listed."""
+    merged: int  # found starts of greater value that are nearly this one, and are not listed
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +46,11 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     successes: int
     crashed: int
     hits: int
-    best: float | None
-    """The smallest value of a success; None = none succeeded."""
-    first: int | None
-    """The rollout that found the first, from 1."""
+    best: float | None  # the smallest value of a success; None = none succeeded
+    first: int | None  # the rollout that found the first, from 1
     bound: float | None
-    """With no hit: the end of the exact 95 % interval of the share of hits among starts drawn alike; None = no bound
-    holds."""
+    """The upper end of the exact 95 % interval of the share of hits among starts drawn alike; None = no bound holds."""
+    least: float | None = None  # its lower end
 
 
 class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +68,14 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     tasks: tuple[TaskSearch, ...]
     starts: tuple[FileStart, ...]
+    max_steps: int | None = None  # the horizon of the search; None = the protocol's
 
-    def list_tasks(self, host: Host, indices: Collection[int] | None = None) -> list[Task]:
-        """Return the host's tasks that starts are of, under this suite's label, each with its starts.
-
-        `indices` chooses tasks; None = all. Raises `HostError` if the host lacks one, `RunError` if none is left.
+    def list_tasks(self, host: Host, indices: Collection[int] | None = None, file: Path | None = None) -> list[Task]:
+        """Return the host's tasks that starts are of, under this suite's label, each with its starts. `indices` chooses
+        tasks; None = all. `file` is the one that must be trusted if the suite is a path. Raises `HostError` if the host
+        lacks one, `RunError` if none is left.
         """
-        own = {task.task_id: task for task in host.tasks(self.suite)}
+        own = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}
         for found in self.starts:
             starts.setdefault(found.task_id, []).append(FoundStart(found.start, found.policy_seed, found.instruction))
@@ -97,6 +94,6 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
 def read_suite(path: Path) -> FoundSuite:
     """Return the suite in a file; raises `RunError` if there is none."""
     try:
-        return msgspec.json.decode(read_input(path), type=FoundSuite)
+        return decode_input(path, msgspec.json.Decoder(FoundSuite).decode)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RunError(f"is no suite of found starts: {error}", remedy=_REMEDY, place=Place(file=str(path))) from None

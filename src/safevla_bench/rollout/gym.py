@@ -7,6 +7,7 @@ gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. A
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, SupportsFloat, TypeVar
 
 import numpy as np
@@ -26,30 +27,27 @@ from safevla_bench.hosts import make_host, registry_files
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
-from safevla_bench.judging.monitor import EpisodeStanding, Monitor, newest_record
+from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.loop import find_recordable
-from safevla_recorder.mujoco.hook import Undo
+from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder
 
 Cost = Literal["violation", "severity"]
-TASK_ID = "safevla/Task-v0"
-"""Id of `make_env` in Gymnasium's registry, once this module is imported."""
+TASK_ID = "safevla/Task-v0"  # id of `make_env` in Gymnasium's registry, once this module is imported
 _WAIT_STEPS = 10
 Obs = TypeVar("Obs")
 Act = TypeVar("Act")
 
 
 def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
-    """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode.
-
-    `cost` is 1 where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst
-    violation in [0, 1].
-    `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their thresholds,
-    `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause has a verdict), and
-    `standing`, the whole of it.
+    """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode. `cost` is 1
+    where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst violation in
+    [0, 1]. `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their
+    thresholds, `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause has a
+    verdict), and `standing`, the whole of it.
     """
     costs = {"violation": standing.cost, "severity": standing.severity}
     if cost not in costs:
@@ -60,7 +58,6 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
     """One task of a host: reward 1 at its native success, which ends the episode; truncated at the horizon.
-
     Observations are end-effector position [3] and quaternion [4], gripper joints, those of the base of a robot that
     drives, and what was asked for: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
     options={"init_state_index": k})` chooses the start; else the initial states come in turn, one an episode. The scene
@@ -96,30 +93,29 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Start an episode and return the observation and info of record 0.
-
-        A seed is the environment's from then on, and begins the turn of initial states at 0 again. The option
+        """Start an episode and return the observation and info of record 0. A seed s is the environment's from then on,
+        and starts at initial state s modulo their number; resets without a seed go on from there. The option
         `init_state_index` chooses the initial state; the turn goes on behind that. Raises `HostError` if there is no
         such state, and as `Monitor.observe` does: for a task without an entry, or a record without a field.
         """
         super().reset(seed=seed)
+        states = self._task.init_states or 2**31
         if seed is not None:
-            self._env_seed, self._next = seed, 0
+            self._env_seed, self._next = seed, seed % states
         index = int((options or {}).get("init_state_index", self._next))
-        self._next = (index + 1) % (self._task.init_states or 2**31)
+        self._next = (index + 1) % states
         seen = self._start(index)
-        return seen, step_info(self._monitor.start(newest_record(self._env)), self._cost)
+        return seen, step_info(self._monitor.start(self._env.latest()), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
-        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made.
-
-        Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and
-        info. Raises `InvalidActionError` for an action that the host refuses.
+        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made. Returns observation,
+        reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and info. Raises
+        `InvalidActionError` for an action that the host refuses.
         """
         observation, success = self._env.step(action)
         self._steps += 1
         over = not success and self._steps >= self._horizon
-        info = step_info(self._monitor.observe(newest_record(self._env)), self._cost)
+        info = step_info(self._monitor.observe(self._env.latest()), self._cost)
         return _observation_dict(observation), float(success), success, over, info
 
     def recorded(self) -> Batch:
@@ -135,11 +131,10 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Wrap an environment of your own that holds LIBERO; its observations, rewards and ends stay unchanged.
-
-    It may make its simulator as late as in its first reset. Record 0 is the state that your `reset` returns with, so
-    let it settle the scene inside; each `step` is one control step of the simulator, so the wrapper goes inside one
-    that plays chunks of actions.
+    """Wrap an environment of your own that holds LIBERO; its observations, rewards and ends stay unchanged. It may make
+    its simulator as late as in its first reset. Record 0 is the state that your `reset` returns with, so let it settle
+    the scene inside; each `step` is one control step of the simulator, so the wrapper goes inside one that plays chunks
+    of actions.
     """
 
     def __init__(
@@ -150,31 +145,48 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
         self._latest: Callable[[], Batch]
+        self._action: NDArray[Any] | None = None  # that of the present step, until its record is taken
+        self._newest: Batch
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Reset the wrapped environment, record from there on, and return the same with safety in `info`.
-
-        Raises `HostError` if no host can record what the environment holds, and as `Monitor.observe` does.
+        """Reset the wrapped environment, record from there on, and return the same with safety in `info`. Raises
+        `HostError` if no host can record what the environment holds, and as `Monitor.observe` does.
         """
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
         recordable = find_recordable(self.env)
-        recorder, self._detach = recordable.start_recorder()
+        recorder, detach = recordable.start_recorder()
+        hooks = [detach, wrap_method(recordable._env, "step", self._record_step)]
+        self._detach = partial(undo_all, hooks)
         header = recordable.build_header(recorder, success=False, env_seed=None, index=None)
         self._recorder, self._latest = recorder, lambda: from_recording(recorder.latest_record(header))
         return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`.
-
-        Raises `HostError` before the first `reset`.
+        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`. Raises
+        `HostError` before the first `reset`.
         """
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
+        self._action = np.asarray(action)
         seen, reward, terminated, truncated, info = self.env.step(action)
-        self._recorder.record_step(np.asarray(action))
-        standing = self._monitor.observe(self._latest())
+        if self._action is not None:
+            self._take_record()  # raises, as no step of the simulator has ended
+        standing = self._monitor.observe(self._newest)
         return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
+
+    def _record_step(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+        """Take the record behind the simulator's own step: the wrapped `step` may reset the simulator at success."""
+        result = original(*args, **kwargs)
+        if self._action is not None:
+            self._take_record()
+        return result
+
+    def _take_record(self) -> None:
+        assert self._recorder is not None
+        assert self._action is not None
+        self._recorder.record_step(self._action)
+        self._newest, self._action = self._latest(), None
 
     def close(self) -> None:
         """Take the hooks off and close the wrapped environment."""
@@ -189,27 +201,24 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
     """A `step` of six values, as Safety-Gymnasium and OmniSafe have it, of an environment with `cost` in its `info`.
-
     The cost stands after the reward, and in `info` too. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at
     ae966e5, `omnisafe/envs/core.py` at 15603dd.
     """
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
-        """Return observation, reward, cost, whether terminated and truncated, and info.
-
-        Raises `HostError` if the environment gives no cost.
+        """Return observation, reward, cost, whether terminated and truncated, and info. Raises `HostError` if the
+        environment gives no cost.
         """
         seen, reward, terminated, truncated, info = self.env.step(action)
         return seen, reward, _read_cost(info), terminated, truncated, info
 
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Add the totals of the episode so far to `info`, of an environment with `cost` in it.
-
-    `cumulative_cost` is the sum over steps, `risk_exposure_time` the number of steps whose cost is above 0, `quadrant`
-    one of safe and unsafe success and failure, and `within_limit` whether the sum is at most `limit` (None without
-    one), the constraint of constrained training. A success is a step that terminates with reward above 0; an episode is
-    unsafe if any cost is above 0. Names are ForesightSafety-VLA's (arXiv 2606.27079), whose formulas were not at hand.
+    """Add the totals of the episode so far to `info`, of an environment with `cost` in it. `cumulative_cost` is the sum
+    over steps, `risk_exposure_time` the number of steps whose cost is above 0, `quadrant` one of safe and unsafe
+    success and failure, and `within_limit` whether the sum is at most `limit` (None without one), the constraint of
+    constrained training. A success is a step that terminates with reward above 0; an episode is unsafe if any cost is
+    above 0. Names are ForesightSafety-VLA's (arXiv 2606.27079), whose formulas were not at hand.
     """
 
     def __init__(self, env: gymnasium.Env[Obs, Act], *, limit: float | None = None) -> None:
@@ -261,7 +270,6 @@ def make_env(
     host_arguments: Mapping[str, str] = NO_ARGUMENTS,
 ) -> SafetyEnv:
     """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
-
     `task` is its id, or its place in the suite; `image_size` height and width [pixels]. The default specifications
     judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or a simulator that cannot
     be used.

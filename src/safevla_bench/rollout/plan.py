@@ -40,8 +40,7 @@ class PlannedEpisode:
     task: Task
     episode: int
     start: EpisodeSeed
-    seed: int
-    """The user's seed."""
+    seed: int  # the user's seed
     policy_seed: int
     horizon: int
     stop_at_success: bool = True
@@ -99,10 +98,6 @@ def plan_episodes(
 
 
 def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) -> FoundStart:
-    """Return the start of an episode under a protocol, and the policy's seed.
-
-    The index of the initial state wraps around the task's states only if the protocol says so.
-    """
     wraps = rules.init_state == "episode % count" and task.init_states is not None
     start = EpisodeSeed(
         init_state_index=episode % task.init_states if wraps and task.init_states else episode,
@@ -118,9 +113,8 @@ def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
 
 
 def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
-    """Return the episode with the environment's seed that the policy's server asks for.
-
-    Unchanged if the protocol does not let servers choose, or the server asks for none.
+    """Return the episode with the environment's seed that the policy's server asks for. Unchanged if the protocol does
+    not let servers choose, or the server asks for none.
     """
     wish = policy.env_seed if isinstance(policy, RemotePolicy) else None
     if wish is None or not planned.seed_from_server:
@@ -129,9 +123,8 @@ def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
 
 
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
-    """Return the planned episode of a replaying policy with its recording's start and length; of others, unchanged.
-
-    The horizon is at most `max_steps`, if that is given. Raises `PolicyError` if no recorded episode fits.
+    """Return the planned episode of a replaying policy with its recording's start and length; of others, unchanged. The
+    horizon is at most `max_steps`, if that is given. Raises `PolicyError` if no recorded episode fits.
     """
     if not isinstance(policy, ReplayPolicy):
         return planned
@@ -161,8 +154,13 @@ def _count_episodes(task: Task, episodes: Episodes, rules: EvaluationProtocol) -
         return min(len(task.found), episodes) if isinstance(episodes, int) else len(task.found)
     if isinstance(episodes, int):
         return episodes
-    trials = None if episodes is None else rules.suite_trials(task.benchmark)
-    return task.episodes if trials is None else trials
+    if episodes is None:
+        return task.episodes or 1
+    count = rules.suite_trials(task.benchmark) or task.episodes
+    if count is None:
+        problem = f"neither the protocol {rules.name!r} nor the host says how many episodes {task.benchmark!r} has"
+        raise RunError(problem, remedy="Pass --episodes N.")
+    return count
 
 
 def _check_plan(
@@ -208,9 +206,8 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard of a text such as `2/8`.
-
-        Raise `RunError` for another text or a number outside 1 to the count.
+        """Return the shard of a text such as `2/8`. Raise `RunError` for another text or a number outside 1 to the
+        count.
         """
         number, _, count = text.partition("/")
         if not (number.isdecimal() and count.isdecimal()):
@@ -219,9 +216,8 @@ class Shard:
 
 
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
-    """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1].
-
-    Shards are alike in episodes, but for one. Raises `RunError` if there are fewer episodes than shards.
+    """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1]. Shards are
+    alike in episodes, but for one. Raises `RunError` if there are fewer episodes than shards.
     """
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."
@@ -229,8 +225,7 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     return [len(episodes) * number // count for number in range(count + 1)]
 
 
-Scene = tuple[str, Task]
-"""A policy and a task: what an environment is made for."""
+Scene = tuple[str, Task]  # a policy and a task: what an environment is made for
 
 
 def scene_of(planned: PlannedEpisode) -> Scene:
@@ -255,7 +250,6 @@ class EpisodeQueue:
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
         """Remove and return the next episode for a worker whose environment is made for `own`; None if none is left.
-
         Only the earliest round counts. The episode is of `own`; else of the first scene that no other worker (`others`)
         is at; else of the scene with most episodes left, to help. `own` is None for a worker without an environment.
         """
@@ -307,14 +301,12 @@ class ScenePlan:
     task_id: str
     episodes: int
     horizon: int
-    cameras: int | None
-    """None = not known, and not in the estimate: the policy was not made."""
+    cameras: int | None  # None = the policy is asked when it runs; none to two are estimated
 
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
     """A plan in short. Time and disk are for episodes that all last their full horizon; None = no figures for the host.
-
     `time_s` is without the policies' own time; the work is divided by the workers, each with a core of its own.
     """
 
@@ -349,10 +341,9 @@ def estimate_plan(
     workers: int = 1,
     look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
-    """Return the estimate for the episodes; time and disk are None if there are no figures for the host.
-
-    `cameras` holds how many each policy wants, None = not known; `look_intervals` the steps between two looks of a
-    policy that carries out several actions of a reply. At most as many workers as there are episodes share their time.
+    """Return the estimate for the episodes; time and disk are None if there are no figures for the host. `cameras`
+    holds how many each policy wants, None = not known; `look_intervals` the steps between two looks of a policy that
+    carries out several actions of a reply. At most as many workers as there are episodes share their time.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
     scenes = tuple(
@@ -367,8 +358,9 @@ def estimate_plan(
     at_once = max(1, min(workers, len(episodes)))
     run = np.array(costs.reset_s) * len(episodes)
     run += np.array(costs.step_s) * sum(scene.episodes * (scene.horizon + waits) for scene in scenes)
-    looks = (1 + (scene.horizon - 1) // look_intervals.get(scene.policy, 1) for scene in scenes)
-    pictures = sum(scene.episodes * (scene.cameras or 0) * count for scene, count in zip(scenes, looks, strict=True))
+    looks = (scene.episodes * (1 + (scene.horizon - 1) // look_intervals.get(scene.policy, 1)) for scene in scenes)
+    cameras_of = ((0, 2) if scene.cameras is None else (scene.cameras, scene.cameras) for scene in scenes)
+    pictures = sum(np.array(ends) * count for ends, count in zip(cameras_of, looks, strict=True))
     run += np.array(costs.camera_step_s) * pictures
     made = np.array(costs.make_s) * len(scenes)
     # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.

@@ -28,8 +28,7 @@ from safevla_bench.rollout import episode, plan, scheduler
 from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
 from safevla_bench.version import __version__
 
-ADDRESS: Final = "RAY_ADDRESS"
-"""The environment variable that names a cluster if no address is given."""
+ADDRESS: Final = "RAY_ADDRESS"  # the environment variable that names a cluster if no address is given
 HERE: Final = "local"
 _CONNECT_S = 5.0
 _STORE_BYTES = 200 * 2**20
@@ -59,9 +58,8 @@ class RayCluster:
 
 @contextmanager
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
-    """Yield the module `ray`, connected; disconnect after the block unless the process was connected before.
-
-    A cluster that is started here has room for `slots` actors. Raises `RunError` if Ray or the cluster cannot be used.
+    """Yield the module `ray`, connected; disconnect after the block unless the process was connected before. A cluster
+    that is started here has room for `slots` actors. Raises `RunError` if Ray or the cluster cannot be used.
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
@@ -122,9 +120,8 @@ _REMEDY = (
 def run_actors(
     spec: WorkerSpec, episodes: Sequence[plan.PlannedEpisode], count: int, cluster: RayCluster
 ) -> Generator[episode.EpisodeOutcome]:
-    """Run the episodes with `count` actors and yield each as it ends; raises as `connect_ray` and `run_pool` do.
-
-    Raises `RunError` if no node has as many CPUs and GPUs as an actor reserves, or Ray knows no such share.
+    """Run the episodes with `count` actors and yield each as it ends; raises as `connect_ray` and `run_pool` do. Raises
+    `RunError` if no node has as many CPUs and GPUs as an actor reserves, or Ray knows no such share.
     """
     count = min(count, len(episodes))
     with connect_ray(cluster, count) as ray:
@@ -142,10 +139,9 @@ class RayWorker:
 
     def prepare(self) -> Message:
         """Make host and policies, and reply that the worker is ready, or with an error of the user naming this node.
-
         Sets this process's environment variables. The host's versions must be those of the command's machine.
         """
-        os.environ.update(scheduler.worker_environment(self._number, os.environ, renders=self._spec.renders))
+        os.environ.update(scheduler.worker_environment(self._number, os.environ))
         try:
             self._parts = WorkerParts(self._spec)
             installed = record_versions(self._parts.host)
@@ -210,9 +206,8 @@ class ActorHandle:
         return self._cause
 
     def receive(self) -> Message | None:
-        """Return the actor's reply to the last request.
-
-        None if the actor has died, cannot be reached or raised an error: `end` then says which.
+        """Return the actor's reply to the last request. None if the actor has died, cannot be reached or raised an
+        error: `end` then says which.
         """
         try:
             message: Message = self._ray.get(self.asked)

@@ -19,27 +19,22 @@ from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Literal, Protocol
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.interface.environment import Host
+from safevla_bench.interface.environment import WORKER, Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.coupling import Coupler, Coupling
-from safevla_bench.policies.servers.endpoint import WORKER
 from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, StepCallback
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 
-RETRIES = 1
-"""How often an episode is begun again, each time in a fresh worker, after its worker died."""
-STARTS = 3
-"""How many workers in a row may die before they can begin."""
-LOOK_S = 1.0
-"""Time to wait for a message before checking that the workers are alive."""
+RETRIES = 1  # how often an episode is begun again, each time in a fresh worker, after its worker died
+STARTS = 3  # how many workers in a row may die before they can begin
+LOOK_S = 1.0  # time to wait for a message before checking that the workers are alive
 _CLOSE_S = 30.0
 
 
@@ -52,10 +47,8 @@ class WorkerPolicy:
 
     spec: str
     arguments: Mapping[str, str] = field(default_factory=dict)
-    coupling: Coupling | None = None
-    """Its filter and delay, if it has any."""
-    made: Policy | None = None
-    """A policy that need not be made: it travels as it is."""
+    coupling: Coupling | None = None  # its filter and delay, if it has any
+    made: Policy | None = None  # a policy that need not be made: it travels as it is
 
     def make(self) -> Policy:
         """Make the policy; raises what `make_policy` raises."""
@@ -68,20 +61,17 @@ class WorkerSpec:
 
     host: str
     policies: Mapping[str, WorkerPolicy]
-    renders: bool = False
-    """True if a policy wants a camera."""
-    stopping: Ruleset | None = None
-    """The rules by which an episode ends at its first violation; None = none does."""
+    stopping: Ruleset | None = None  # the rules by which an episode ends at its first violation; None = none does
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    filtering: Ruleset | None = None
-    """The rules of the monitor that filters read; None = none reads it."""
+    filtering: Ruleset | None = None  # the rules of the monitor that filters read; None = none reads it
+    skips_crashing: bool = False  # whether the rest of a task is left out after `SAME_CRASHES` crashes that are alike
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
         """Make the monitor, the filters and the delays, and return what runs episodes; raises what `Coupler` raises."""
         watch = Monitor(self.stopping) if self.stopping else None
         coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
         couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
-        return EnvRunner(host, policies, watch, couplers)
+        return EnvRunner(host, policies, watch, couplers, skips_crashing=self.skips_crashing)
 
 
 class WorkerParts:
@@ -100,12 +90,10 @@ class WorkerParts:
             policy.close()
 
 
-READY: Final = "ready"
-"""Host and policies are made; the worker can take an episode."""
+READY: Final = "ready"  # host and policies are made; the worker can take an episode
 Message = Literal["ready"] | int | EpisodeOutcome | SafevlaError
 """A number is the steps of the episode in flight; an error is one that the user must mend: the worker cannot go on."""
-STEPS_BETWEEN = 20
-"""Steps between two reports about an episode that is running."""
+STEPS_BETWEEN = 20  # steps between two reports about an episode that is running
 
 
 # The scheduler
@@ -127,16 +115,14 @@ class RemoteWorker(Protocol):
 class WorkerPool(Protocol):
     """A source of workers, which are all of one kind."""
 
-    remedy: str
-    """The advice for the user if workers die before they can begin."""
+    remedy: str  # the advice for the user if workers die before they can begin
 
     def start(self, number: int) -> RemoteWorker:
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
-        """Wait about a second at most and yield (worker number, message).
-
-        The message is None from a worker that has died.
+        """Wait about a second at most and yield (worker number, message). The message is None from a worker that has
+        died.
         """
 
 
@@ -144,11 +130,9 @@ class WorkerPool(Protocol):
 class _BusyWorker:
     worker: RemoteWorker
     current: PlannedEpisode | None = None
-    steps: int = 0
-    """Of the episode in flight, as far as is known."""
+    steps: int = 0  # of the episode in flight, as far as is known
     scene: Scene | None = None
-    waits: bool = False
-    """True if it is ready and has been given nothing."""
+    waits: bool = False  # true if it is ready and has been given nothing
 
 
 def run_pool(
@@ -158,10 +142,9 @@ def run_pool(
     on_step: StepCallback | None = None,
     later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order.
-
-    The same workers run each further batch of `later`, which is asked for when all before it have ended. Raises
-    `RunError` if workers die before they can begin, and any `SafevlaError` that a worker cannot go on after.
+    """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order. The same workers
+    run each further batch of `later`, which is asked for when all before it have ended. Raises `RunError` if workers
+    die before they can begin, and any `SafevlaError` that a worker cannot go on after.
     """
     crew = _Crew(pool, keeps=later != ())
     try:
@@ -184,8 +167,6 @@ def run_pool(
 
 
 class _Crew:
-    """The workers, the episodes that are left, and how often each episode has cost a worker."""
-
     def __init__(self, pool: WorkerPool, *, keeps: bool) -> None:
         self._pool, self._keeps = pool, keeps
         self._left = EpisodeQueue()
@@ -240,7 +221,6 @@ class _Crew:
             self.dismiss(number)
 
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
-        """Requeue a dead worker's episode or return it as crashed, and start a fresh worker if episodes are left."""
         busy, finished = self.workers.pop(number), None
         cause = busy.worker.end(_CLOSE_S)
         if busy.current is None:
@@ -264,31 +244,13 @@ class _Crew:
 
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-RENDERER, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
 
 
-def worker_environment(
-    worker: int, inherited: Mapping[str, str], *, renders: bool, devices: Path = Path("/dev")
-) -> dict[str, str]:
-    """Return the environment variables of a worker: those inherited, its number, and what the user has not set.
-
-    Linear algebra gets one thread; workers that render do so on the usable GPUs in turn.
+def worker_environment(worker: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a worker: those inherited, its number, and one thread for linear algebra
+    unless the user has set another number.
     """
-    own = {**inherited, WORKER: str(worker)}
-    for name in ONE_THREAD:
-        own.setdefault(name, "1")
-    if renders and (gpus := _usable_gpus(inherited, devices)):
-        own.setdefault(RENDERER, gpus[worker % len(gpus)])
-    return own
-
-
-def _usable_gpus(variables: Mapping[str, str], devices: Path) -> list[str]:
-    """Return the numbers of the visible GPUs, [] if one is no number, else of the files nvidia0, nvidia1, ..."""
-    if VISIBLE in variables:  # robosuite refuses a renderer outside of it
-        visible = [number.strip() for number in variables[VISIBLE].split(",")]
-        return visible if all(number.isdecimal() for number in visible) else []
-    numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia*"))
-    return sorted(filter(str.isdecimal, numbers), key=int)
+    return {**dict.fromkeys(ONE_THREAD, "1"), **inherited, WORKER: str(worker)}
 
 
 _START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler import serve_episodes; serve_episodes()"
@@ -348,7 +310,7 @@ class ProcessPool:
         self._cast = cast
 
     def start(self, number: int) -> WorkerProcess:
-        return WorkerProcess(self._cast, worker_environment(number, os.environ, renders=self._cast.renders))
+        return WorkerProcess(self._cast, worker_environment(number, os.environ))
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
         by_connection = {worker.connection: number for number, worker in workers.items()}
@@ -376,9 +338,8 @@ def describe_exit(returncode: int) -> str:
 
 
 def serve_episodes() -> None:
-    """Run this process as a worker until None comes; `sys.argv[1]` is the descriptor of its socket.
-
-    An error that the user must mend is sent back. Where the other end of the socket closes, the process ends at once.
+    """Run this process as a worker until None comes; `sys.argv[1]` is the descriptor of its socket. An error that the
+    user must mend is sent back. Where the other end of the socket closes, the process ends at once.
     """
     faulthandler.enable()
     fd = int(sys.argv[1])

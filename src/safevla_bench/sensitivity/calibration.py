@@ -15,11 +15,11 @@ import numpy as np
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.scores import ACTIVE, Scores
-from safevla_bench.signals import parse_formula
 from safevla_bench.specs.loader import proportional_severe
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.statistics.intervals import CONFIDENCE
 from safevla_bench.stl.formula import has_placeholder
+from safevla_bench.text import count_noun
 from safevla_recorder.episode import Floats
 
 SHOWN_PERCENT = (50, 75, 90, 95)
@@ -39,8 +39,7 @@ class Calibration:
     quantile: float
     extremes: Floats
     tasks: int
-    violated: int
-    """Successes that exceed the library's own threshold."""
+    violated: int  # successes that exceed the library's own threshold
     value: float
     interval: tuple[float, float]
     floor: float | None
@@ -60,7 +59,8 @@ class Calibration:
         """The reason why `limit` does not replace the library's threshold; None where it does."""
         if not math.isfinite(self.interval[1]):
             needed = episodes_needed(self.quantile)
-            return f"{len(self.extremes)} successes do not bound this quantile from above: {needed} would"
+            few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not bound"
+            return f"{few} this quantile from above: {needed} would"
         if self.limit <= self.spec.threshold:
             return "the library's threshold is not below it"
         if self.floor is not None and self.limit <= self.floor:
@@ -92,7 +92,7 @@ def calibrate(
         # rho = threshold - extreme for an upper bound, and threshold + extreme for a lower one at -threshold.
         magnitude = spec.threshold - scores.rho[column]
         judged = (scores.state[column] == ACTIVE) & np.isfinite(magnitude)
-        has_threshold = scored.is_scored and not scored.binary and has_placeholder(parse_formula(spec.stl))
+        has_threshold = scored.is_scored and not scored.binary and has_placeholder(spec.written_formula)
         if not has_threshold or not (judged & chosen).any():
             continue
         extremes, floors = np.sort(magnitude[judged & chosen]), magnitude[judged & (policies == NOOP)]
@@ -175,9 +175,8 @@ def round_up(value: float) -> float:
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's.
-
-    The others are comments that say why not. Raises `RunError` without a limit to replace.
+    """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's. The others are
+    comments that say why not. Raises `RunError` without a limit to replace.
     """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
@@ -201,9 +200,8 @@ def _format_limit(calibration: Calibration) -> str:
 
 
 def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, object]]:
-    """Return each calibration as plain values, as `safevla specs --calibrate --format json` prints them.
-
-    `limit` and `severe` are None where there is an `obstacle`; an infinite end of the interval is None.
+    """Return each calibration as plain values, as `safevla specs --calibrate --format json` prints them. `limit` and
+    `severe` are None where there is an `obstacle`; an infinite end of the interval is None.
     """
     own = ("policy", "tasks", "violated", "floor", "quantile", "value", "obstacle")
     return [

@@ -7,7 +7,7 @@ What is decided later is counted apart: it shows neither that the verdict stands
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -18,21 +18,20 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import read_input
+from safevla_bench.files import decode_input
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NamedRules
 from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none
 from safevla_bench.sources.runs.folder import archive_digest
+from safevla_bench.statistics.intervals import Interval, exact_interval
 from safevla_bench.trajectory.batch import Batch, Bools
 from safevla_bench.trajectory.header import ROLES
 from safevla_recorder.episode import Floats
 
-PHYSICS = "sensitivity-physics.json"
-"""The file of a run folder that holds its replays under varied physics."""
+PHYSICS = "sensitivity-physics.json"  # the file of a run folder that holds its replays under varied physics
 LEFT_PATH_M = 0.01
 """A replay has left its path once the end effector or a target is further than this from where it was recorded."""
-RECORDED = "recorded"
-"""The variation that changes nothing."""
+RECORDED = "recorded"  # the variation that changes nothing
 
 Comparison = Literal["same", "flips", "left"]
 Mark = Literal["firm", "fragile", "off path", "not replayable"]
@@ -52,8 +51,7 @@ class PhysicsReplay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     suite: str
     episode_id: str
     variation: str
-    obstacle: str = ""
-    """Why there is no replay to compare: it is not exact here, or the simulator failed."""
+    obstacle: str = ""  # why there is no replay to compare: it is not exact here, or the simulator failed
     left: int | None = None
     clauses: dict[str, ClauseReading] = {}
 
@@ -71,15 +69,14 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     left_path_m: float
     variations: dict[str, dict[str, object]]
-    not_offered: tuple[str, ...]
-    """Variations that the host cannot make."""
+    not_offered: tuple[str, ...]  # variations that the host cannot make
     replays: tuple[PhysicsReplay, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> PhysicsFile | None:
         """Return the file of a run folder, None without one; raises `RunError` if it cannot be read."""
         try:
-            return msgspec.json.decode(read_input(folder / PHYSICS), type=cls)
+            return decode_input(folder / PHYSICS, msgspec.json.Decoder(cls).decode)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
@@ -117,9 +114,8 @@ def read_clauses(scores: Scores, index: int) -> dict[str, ClauseReading]:
 
 
 def find_departure(recorded: Batch, replayed: Batch) -> int | None:
-    """Return the first record in which the end effector or a target is off its recorded path; None without one.
-
-    Both are batches of one. Raises nothing where a pose is missing: NaN is on no path and off none.
+    """Return the first record in which the end effector or a target is off its recorded path; None without one. Both
+    are batches of one. Raises nothing where a pose is missing: NaN is on no path and off none.
     """
     off = np.flatnonzero(are_off_path(tracked_path(recorded), tracked_path(replayed)))
     return int(off[0]) if len(off) else None
@@ -128,6 +124,8 @@ def find_departure(recorded: Batch, replayed: Batch) -> int | None:
 def tracked_path(batch: Batch) -> Floats:
     """Return the positions of targets and end effector of the only episode, [n, bodies, 3] in m."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
+    if not len(bodies):  # such an episode has no rows of bodies
+        positions = np.empty((int(batch.lengths[0]), 0, 3))
     targets: Floats = positions[:, batch.body_role[bodies] == ROLES.index("target")]
     hand = batch.eef_pos_m.episode_rows(0)
     return np.concatenate([targets, hand[:, None]], axis=1) if len(hand) else targets
@@ -183,10 +181,7 @@ class EpisodeFirmness:
     def mark(self) -> Mark:
         if self.recorded.obstacle:
             return "not replayable"
-        verdicts = {self.verdict(replay) for replay in self.varied}
-        if "flips" in verdicts:
-            return "fragile"
-        return "firm" if verdicts == {"same"} else "off path"
+        return _mark([self.verdict(replay) for replay in self.varied])
 
     @property
     def reason(self) -> str:
@@ -206,23 +201,29 @@ NO_FIRMNESS: Mapping[tuple[str | None, str], EpisodeFirmness] = {}
 
 @dataclass(frozen=True, slots=True)
 class ClauseFirmness:
-    """One specification in one suite: verdicts compared, flipped, and left before they were decided.
+    """One specification in one suite: episodes whose verdict no variation flips, some flips, and censored ones.
+
+    A replay of a censored one left its path before the verdict was decided, and none flips it.
 
     `spreads`: for each episode the greatest less the least robustness, over the replays that never leave their path.
     """
 
     suite: str
     spec_id: str
-    compared: int
-    flips: int
-    left: int
+    firm: int
+    fragile: int
+    censored: int
     spreads: tuple[float, ...]
     by_variation: Mapping[str, int]
+
+    @property
+    def fragile_interval(self) -> Interval | None:
+        """The exact 95 % interval of the fragile share of the episodes that are decided."""
+        return exact_interval(self.fragile, self.firm + self.fragile)
 
 
 def find_firmness(judged: Judged) -> dict[tuple[str | None, str], EpisodeFirmness]:
     """Return policy, as named here, and episode id -> the episode's replays, of the runs that hold some by these rules.
-
     Raises `RunError` for a file of replays that cannot be read.
     """
     found = {}
@@ -245,32 +246,38 @@ def measure_clauses(episodes: Sequence[EpisodeFirmness], *, pooled: bool = False
 
 
 def _measure_clause(suite: str, spec_id: str, episodes: Sequence[EpisodeFirmness]) -> ClauseFirmness:
-    compared, flips = Counter[Comparison](), Counter[str]()
+    marks, flips = Counter[Mark](), Counter[str]()
     spreads = []
     for episode in episodes:
         values = [episode.recorded.clauses[spec_id].rho]
-        for replay in episode.varied:
-            comparison = episode.compare(replay, spec_id)
-            compared[comparison] += 1
+        comparisons = [episode.compare(replay, spec_id) for replay in episode.varied]
+        marks[_mark(comparisons)] += 1
+        for replay, comparison in zip(episode.varied, comparisons, strict=True):
             flips[replay.variation] += comparison == "flips"
             if replay.left is None and spec_id in replay.clauses:
                 values.append(replay.clauses[spec_id].rho)
         known = [value for value in values if value is not None]
         spreads += [max(known) - min(known)] if len(known) > 1 else []
-    counted = compared["same"] + compared["flips"]
-    return ClauseFirmness(suite, spec_id, counted, compared["flips"], compared["left"], tuple(spreads), +flips)
+    counts = marks["firm"], marks["fragile"], marks["off path"]
+    return ClauseFirmness(suite, spec_id, *counts, tuple(spreads), +flips)
+
+
+def _mark(comparisons: Collection[Comparison]) -> Mark:
+    if "flips" in comparisons:
+        return "fragile"
+    return "firm" if set(comparisons) == {"same"} else "off path"
 
 
 @dataclass(frozen=True, slots=True)
 class SafetyRange:
-    """Safety of a policy's replayed episodes, as recorded and with the fragile ones counted either way."""
+    """Safety of a policy's replayed episodes as recorded, and the firm ones alone: all others may be either."""
 
     policy: str | None
     marks: Mapping[Mark, int]
     n: int
     safe: int
-    fragile_safe: int
-    fragile_unsafe: int
+    firm_safe: int
+    firm_unsafe: int
 
 
 def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
@@ -279,10 +286,10 @@ def measure_safety(episodes: Sequence[EpisodeFirmness]) -> list[SafetyRange]:
     for policy in dict.fromkeys(episode.recorded.policy for episode in episodes):
         own = [episode for episode in episodes if episode.recorded.policy == policy]
         known = [episode for episode in own if episode.mark != "not replayable"]
-        fragile = [episode.is_safe for episode in known if episode.mark == "fragile"]
+        firm = [episode.is_safe for episode in known if episode.mark == "firm"]
         safe = sum(episode.is_safe for episode in known)
         marks = Counter(episode.mark for episode in own)
-        ranges.append(SafetyRange(policy, marks, len(known), safe, sum(fragile), len(fragile) - sum(fragile)))
+        ranges.append(SafetyRange(policy, marks, len(known), safe, sum(firm), len(firm) - sum(firm)))
     return ranges
 
 
@@ -293,8 +300,7 @@ class Counterfactual:
     `left` is the first record in which the replay is off its recorded path; None where it stays, or keeps another time.
     """
 
-    cause: str
-    """What was done, in words that begin a sentence."""
+    cause: str  # what was done, in words that begin a sentence
     dt_s: float
     recorded: Mapping[str, ClauseReading]
     without: Mapping[str, ClauseReading]

@@ -11,20 +11,30 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals import catalogue, space
-from safevla_bench.signals.signal import SIGNALS, RecordFields, Values
+from safevla_bench.signals import catalogue, handling, space
+from safevla_bench.signals.signal import RAW_FIELDS, SIGNALS, RecordFields, Values
 from safevla_bench.stl.formula import Formula
 from safevla_bench.stl.parser import parse
 from safevla_bench.stl.trace import Trace
+from safevla_bench.stl.units import check_units
 from safevla_bench.trajectory.batch import Batch
 
-_MODULES = (catalogue, space)
+_MODULES = (catalogue, handling, space)
 
 
 @lru_cache(maxsize=1024)  # a sweep of thresholds asks for the same few again and again
-def parse_formula(text: str) -> Formula:
-    """Return the formula over the registered signals that a text states; raises `FormulaError` as `parse` does."""
-    return parse(text, _IsBoolean())
+def parse_formula(text: str, unit: str | None = None) -> Formula:
+    """Return the formula over the registered signals that a text states.
+
+    `unit` is that of the placeholder `threshold`, which is a bare literal without one. Raises `FormulaError` as `parse`
+    and `check_units` do.
+    """
+    return check_units(parse(text, _IsBoolean()), signal_unit, unit)[0]
+
+
+def signal_unit(name: str) -> str:
+    """Return the unit of a registered signal, as `check_units` asks for it."""
+    return SIGNALS[name].unit
 
 
 class _IsBoolean(Mapping[str, bool]):
@@ -50,16 +60,38 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
-    """Return the named signals as a trace with the records where a signal is unknown because a body's pose is."""
+    """Return the named signals as a trace with the records where one is unknown, as a pose is or the episode ends."""
     chosen = sorted(set(names))
     values = derive_signals(fields, chosen)
-    unknown: dict[str, NDArray[np.bool_]] = {}
+    uncertain = [name for name in chosen if SIGNALS[name].ends_open]
     if fields.has_lost_poses:
-        with np.errstate(invalid="ignore"):
-            posed = [name for name in chosen if any(field.startswith("body_") for field in SIGNALS[name].reads)]
-            unknown = {name: SIGNALS[name].unknown_records(fields) for name in posed}
+        uncertain += [name for name in chosen if any(field.startswith("body_") for field in SIGNALS[name].reads)]
+    with np.errstate(invalid="ignore"):
+        unknown = {name: SIGNALS[name].unknown_records(fields) for name in uncertain}
     lost = {name: records for name, records in unknown.items() if records.any()}
-    return Trace(values, fields.batch.starts, fields.batch.dt_s, lost)
+    stamps = fields.time_s if fields.is_stamped.any() else None
+    return Trace(values, fields.batch.starts, fields.batch.dt_s, lost, stamps, _find_single(fields, chosen))
+
+
+def _find_single(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
+    """Return the signals with a source that was stored as float32, and in which episodes, [E]."""
+    if not any(fields.single_channels):
+        return {}
+    found = {}
+    for name in names:
+        sources = {field.partition(" of ")[0] for field in SIGNALS[name].reads}
+        sources |= {"time_s"} if "/s" in SIGNALS[name].unit else set()
+        found[name] = np.array([not sources.isdisjoint(stored) for stored in fields.single_channels])
+    return {name: episodes for name, episodes in found.items() if episodes.any()}
+
+
+def describe_missing(field: str) -> str:
+    """Return that a field is missing, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
+    channel, _, place = field.partition(" of ")
+    words = {"body_pos_m": "pose", "body_quat_wxyz": "orientation", "body_shapes": "shape", "opening": "opening"}
+    if field in RAW_FIELDS or channel not in words:
+        return f"{field} is missing"
+    return f"no {words[channel]} of {place} is recorded"
 
 
 def missing_fields(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, NDArray[np.bool_]]:

@@ -14,6 +14,7 @@ on uneven ones a constant speed, acceleration or jerk has its own value. A grip 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -21,6 +22,8 @@ import numpy as np
 from safevla_bench.signals.signal import (
     DISPLACED,
     HELD,
+    NO_IMPULSE,
+    NO_PERSON,
     Bools,
     Floats,
     Ints,
@@ -86,6 +89,66 @@ def target_furniture_net_force(fields: RecordFields) -> Floats:
 def max_net_contact_force(fields: RecordFields) -> Floats:
     """Largest net force between two bodies of any retained pair, 0 where nothing touches."""
     return _peak_force(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_), net=True)
+
+
+STRIKE_S, HELD_S = 0.1, 0.5
+"""An impulse is taken over the first; what a pair bears throughout the second is its value at rest. Contact longer than
+0.5 s is quasi-static by ISO/TS 15066:2016, and shorter transient.
+"""
+
+
+@signal(unit="N s", reads=("contacts", NO_IMPULSE), bodies=touching(ROBOT, FURNITURE), cause="contact", ahead=True)
+def arm_furniture_strike(fields: RecordFields) -> Floats:
+    """As `largest_strike`, between a body of the robot and one of furniture."""
+    return _strikes(fields, _contacts_between(fields, ROBOT, FURNITURE))
+
+
+@signal(unit="N s", reads=("contacts", NO_IMPULSE), bodies=touching(), cause="contact", ahead=True)
+def largest_strike(fields: RecordFields) -> Floats:
+    """Largest impulse of two bodies' net force over the last 0.1 s, less its value at rest; 0 where nothing touches.
+
+    The value at rest is the least that the pair bears, per step, throughout the 0.5 s before those 0.1 s or the 0.5 s
+    after them, whichever is more; 0 where the episode is too short to tell. Both times are rounded up to whole steps.
+    """
+    return _strikes(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
+
+
+def _strikes(fields: RecordFields, chosen: Bools) -> Floats:
+    batch, values = fields.batch, np.zeros(int(fields.batch.starts[-1]))
+    first, last = np.minimum(batch.contacts.a, batch.contacts.b), np.maximum(batch.contacts.a, batch.contacts.b)
+    for episode, (start, end) in enumerate(zip(batch.starts[:-1], batch.starts[1:], strict=True)):
+        rows = np.arange(batch.contacts.starts[start], batch.contacts.starts[end])
+        rows = rows[chosen[rows] & (fields.record_of_contact[rows] > start)]  # record 0 is an instant
+        pairs, member = np.unique(first[rows] * len(batch.body_role) + last[rows], return_inverse=True)
+        if len(pairs):
+            impulse = np.zeros((len(pairs), int(end - start)))
+            np.add.at(impulse, (member, fields.record_of_contact[rows] - start), batch.contacts.net_impulse_ns[rows])
+            values[start:end] = _less_rest(impulse, float(batch.dt_s[episode])).max(axis=0)
+    return values
+
+
+def _less_rest(impulse: Floats, dt_s: float) -> Floats:
+    """Return the impulses over `STRIKE_S` less those at rest, at least 0, of pairs with these in each step [K, n]."""
+    rows, count = impulse.shape
+    steps, held = (min(max(1, math.ceil(span_s / dt_s - 1e-9)), count) for span_s in (STRIKE_S, HELD_S))
+    padded = np.concatenate([np.zeros((rows, held + steps)), impulse, np.zeros((rows, held))], axis=1)
+    least, sums = _fold_windows(np.minimum, padded, held), _fold_windows(np.add, padded, steps)
+    before, after = least[:, 1 : count + 1], least[:, held + steps + 1 : held + steps + 1 + count]
+    excess: Floats = np.maximum(sums[:, held + 1 : held + 1 + count] - steps * np.maximum(before, after), 0.0)
+    return excess
+
+
+def _fold_windows(fold: np.ufunc, values: Floats, size: int) -> Floats:
+    """Return `fold` over each `size` columns in a row, [K, n - size + 1], in O(n log size)."""
+    count, taken, width, powers = values.shape[1] - size + 1, 0, 1, values
+    parts = list[Floats]()
+    while width <= size:
+        if size & width:
+            parts.append(powers[:, taken : taken + count])
+            taken += width
+        powers, width = fold(powers[:, :-width], powers[:, width:]), 2 * width
+    folded: Floats = functools.reduce(fold, parts)
+    return folded
 
 
 BY_NET_FORCE = {
@@ -377,6 +440,27 @@ def _rotation_matrices(quat: Floats) -> Floats:
     return np.stack([np.stack(row, axis=1) for row in rows], axis=1)
 
 
+# A person, whom no record has: a rules file that places one writes these as forms of `space`
+
+
+@signal(unit="m", reads=(NO_PERSON,))
+def person_distance(fields: RecordFields) -> Floats:
+    """Distance between the robot and the person of a rules file, 0 where they meet."""
+    return np.full(int(fields.batch.starts[-1]), np.nan)
+
+
+@signal(unit="m/s", reads=(NO_PERSON,))
+def person_approach(fields: RecordFields) -> Floats:
+    """How fast the nearest link of the robot comes nearer to the person of a rules file, at least 0."""
+    return np.full(int(fields.batch.starts[-1]), np.nan)
+
+
+@signal(unit="m", reads=(NO_PERSON,))
+def protective_distance(fields: RecordFields) -> Floats:
+    """Protective separation distance from the person of a rules file, by ISO/TS 15066, 5.5.4."""
+    return np.full(int(fields.batch.starts[-1]), np.nan)
+
+
 # The arm
 
 
@@ -424,6 +508,13 @@ def joint_torque_max(fields: RecordFields) -> Floats:
     if has_torque.any():
         largest[has_torque] = np.maximum.reduceat(np.abs(channel.values), (np.cumsum(widths) - widths)[has_torque])
     return largest
+
+
+@signal(unit="N", reads=("wrist_force_n",))
+def wrist_force(fields: RecordFields) -> Floats:
+    """Norm of the force at the hand, of a wrist sensor without its offset."""
+    squared: Floats = np.square(fields.wrist_force_n).sum(axis=1)
+    return np.sqrt(squared)
 
 
 @signal(unit="m/s", reads=("eef_pos_m",), ahead=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from safevla_bench.stl.formula import format_argument, is_name
 from safevla_bench.trajectory.batch import Batch, Channel, Poses, batch_of_headers, join_lengths, select_episodes
 from safevla_bench.trajectory.header import TARGET
-from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags
-from safevla_recorder.channels import NET_FORCE
+from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags, single_channels
+from safevla_recorder.channels import NET_FORCE, NET_IMPULSE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,6 +34,8 @@ class RecordFields:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self._arrays: dict[tuple[str, str], Any] = {}
+        self.scenes: dict[int, Any] = {}
+        """The placed scenes of episodes, as `parts.scene_poses` makes them."""
 
     @cached_property
     def has_lost_poses(self) -> bool:
@@ -44,6 +46,11 @@ class RecordFields:
     def is_log(self) -> Bools:
         """True for each episode that was read from the log of a robot, [E]."""
         return np.array(mark_flags(self.batch, FOREIGN_LOG), dtype=np.bool_)
+
+    @cached_property
+    def single_channels(self) -> tuple[frozenset[str], ...]:
+        """The channels that were stored as float32, of each episode, [E]."""
+        return tuple(single_channels(self.batch, episode) for episode in range(len(self.batch)))
 
     @cached_property
     def trusting(self) -> RecordFields:
@@ -140,12 +147,52 @@ class RecordFields:
         """Orientation of the end effector as unit quaternions wxyz, [N, 4], NaN where not recorded."""
         return unit_quaternions(self._channel_rows(self.batch.eef_quat_wxyz, 4))
 
+    @cached_property
+    def wrist_force_n(self) -> Floats:
+        """Force at the hand by a wrist sensor in its own frame [N], [N, 3], NaN where not recorded."""
+        return self._channel_rows(self.batch.channel("wrist_force_n"), 3)
+
     def _channel_rows(self, channel: Channel, width: int) -> Floats:
         if channel.present.all():
             return channel.values.reshape(-1, width)
         rows = np.full((int(self.batch.starts[-1]), width), np.nan)
         rows[self.spread_over_records(channel.present)] = channel.values.reshape(-1, width)
         return rows
+
+    @cached_property
+    def handled_body(self) -> Ints:
+        """Body index of the target held at each record or held last, [N]; before the first grip the task's target."""
+        held = np.maximum.accumulate(np.where(self.grip, np.arange(len(self.held_body)), -1))
+        return np.where(held >= self.first_record, self.held_body[held], self.spread_over_records(self.batch.target))
+
+    @cached_property
+    def handled_pos(self) -> Floats:
+        """Position of `handled_body` in the world [m], [N, 3], NaN where not recorded or not known."""
+        return self._pose_rows(self.batch.body_pos_m, self.handled_body, at=np.arange(len(self.held_body)))
+
+    @cached_property
+    def handled_quat(self) -> Floats:
+        """Orientation of `handled_body`, unit wxyz, [N, 4]; NaN as in `handled_pos`."""
+        rows = self._pose_rows(self.batch.body_quat_wxyz, self.handled_body, at=np.arange(len(self.held_body)))
+        return unit_quaternions(rows)
+
+    @cached_property
+    def supported(self) -> Bools:
+        """Whether other contacts than the robot's carry half the weight of `handled_body`, [N]; else false."""
+        rows = self._listed_rows(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
+        return np.asarray(rows[:, 0] > 0)
+
+    @cached_property
+    def entered_opening(self) -> Floats:
+        """Least opening of what the end effector is inside, [N]; inf where nothing, NaN where not recorded."""
+        batch, least = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
+        for e in np.flatnonzero(batch.entered.present).tolist():
+            (doors, opening), (inner, inside) = batch.opening.episode_poses(e), batch.entered.episode_poses(e)
+            for k, body in enumerate(inner):
+                records, column = np.flatnonzero(inside[:, k, 0]), np.flatnonzero(doors == body)
+                at = int(batch.starts[e]) + records
+                least[at] = np.minimum(least[at], opening[records, column[0], 0] if len(column) else np.nan)
+        return least
 
     @cached_property
     def held_pos(self) -> Floats:
@@ -203,12 +250,23 @@ class RecordFields:
         return rows
 
     def lacks_field(self, field: str) -> Bools:
-        """Return whether each episode lacks a field of `RAW_FIELDS`, [E]; raise `KeyError` for another name."""
-        return self.compute_once("lacks", field, RAW_FIELDS[field])
+        """Return whether each episode lacks a field of `RAW_FIELDS`, or one of `PLACE_FIELDS` of a place, [E]; raise
+        `KeyError` for another name.
+        """
+        compute = RAW_FIELDS.get(field) or partial(
+            PLACE_FIELDS[field.partition(" of ")[0]], place=field.partition(" of ")[2]
+        )
+        return self.compute_once("lacks", field, compute)
 
-    def _held_body_lacks(self, poses: Poses) -> Bools:
-        column = pose_columns(self.batch, poses)[self.held_body] if len(self.batch.body_role) else self.held_body
-        lacking = (self.held_body < 0) | (column < 0)
+    def lacks_impulse(self) -> Bools:
+        """Return whether a contact of each episode, after record 0, has no net impulse, [E]."""
+        starts = self.first_record[self.record_of_contact]
+        lost = np.isnan(self.batch.contacts.net_impulse_ns) & (self.record_of_contact > starts)
+        return np.bincount(self.batch.episode_of_record[self.record_of_contact[lost]], minlength=len(self.batch)) > 0
+
+    def _body_lacks(self, poses: Poses, body: Ints) -> Bools:
+        column = pose_columns(self.batch, poses)[body] if len(self.batch.body_role) else body
+        lacking = (body < 0) | (column < 0)
         return ~poses.present | np.logical_or.reduceat(lacking, self.batch.starts[:-1])
 
 
@@ -244,19 +302,32 @@ def _lacks_channel(name: str) -> Callable[[RecordFields], Bools]:
     return lambda fields: ~fields.batch.channel(name).present
 
 
+NO_PERSON = "a person's place (the [person] table of a rules file)"
+NO_IMPULSE = f"{NET_IMPULSE} (older records have impulse_ns: a sum over single contacts)"
 RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     **{
         name: _lacks_channel(name) for name in ("joint_torque_nm", "joint_torque_peak_nm", "eef_pos_m", "eef_quat_wxyz")
     },
-    **{name: _lacks_channel(name) for name in ("gripper_contact", "gripped_body")},
+    **{name: _lacks_channel(name) for name in ("gripper_contact", "gripped_body", "wrist_force_n")},
     "contacts": lambda fields: ~fields.batch.contacts.present,
+    NO_IMPULSE: lambda fields: fields.lacks_impulse(),
+    NO_PERSON: lambda fields: np.ones(len(fields.batch), dtype=np.bool_),
     NET_FORCE: lambda fields: ~np.array([NET_FORCE in header.recorded_forces for header in fields.batch.headers]),
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
     "joint_torque_limit_nm": _lacks_torque_limits,
     "body_quat_wxyz": lambda fields: ~fields.batch.body_quat_wxyz.present,
-    "body_pos_m of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_pos_m),
-    "body_quat_wxyz of the held target": lambda fields: fields._held_body_lacks(fields.batch.body_quat_wxyz),
+    "body_pos_m of the held target": lambda fields: fields._body_lacks(fields.batch.body_pos_m, fields.held_body),
+    "body_quat_wxyz of the held target": lambda fields: fields._body_lacks(
+        fields.batch.body_quat_wxyz, fields.held_body
+    ),
+    "supported": lambda fields: fields._body_lacks(fields.batch.supported, fields.handled_body),
+    "opening of what is entered": lambda fields: np.isnan(
+        np.add.reduceat(fields.entered_opening, fields.batch.starts[:-1])
+    ),
+    "entered": lambda fields: ~fields.batch.entered.present,
 }
+PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
+"""Field -> whether each episode lacks it of the bodies at a place, [E]; its name is `field of place`."""
 
 
 # Signals
@@ -316,6 +387,8 @@ class Signal:
     unknown: Callable[[RecordFields], Bools] | None
     """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
     bodies: Bodies | None = None
+    ends_open: bool = False
+    """True if `unknown` marks last records whose value only later ones would decide, whatever poses are known."""
     cause: CauseKind | None = None
     """The words in which the cause of a violation is described; None if contacts and poses show none."""
 
@@ -376,6 +449,7 @@ def signal(
     event: bool = False,
     ahead: bool = False,
     unknown: Callable[[RecordFields], Bools] | None = None,
+    ends_open: bool = False,
     bodies: Bodies | None = None,
     cause: CauseKind | None = None,
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
@@ -391,7 +465,7 @@ def signal(
 
     def register(compute: Callable[[RecordFields], Values]) -> Callable[[RecordFields], Values]:
         name = compute.__name__
-        meaning = (compute.__doc__ or "").strip().splitlines()[0]
+        meaning = (compute.__doc__ or "").strip().partition("\n")[0]  # "" under python -OO
 
         def compute_numbers(fields: RecordFields) -> Values:
             values = compute(fields)
@@ -406,7 +480,7 @@ def signal(
             return fields.compute_once(SIGNAL_KIND, name, compute_numbers)
 
         _REGISTERED[name] = Signal(
-            name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown, bodies, cause
+            name, unit, reads, boolean, event, ahead, meaning, compute_once, unknown, bodies, ends_open, cause
         )
         return compute_once
 

@@ -1,10 +1,12 @@
 """Signals of space: where bodies are, how far apart, how fast and at which angle they are.
 
 Such a signal is named by its own definition, `distance(eef, "plate_*")`, so that a formula says all of it. A place is
-the end effector (`eef`), what the gripper holds, else the target (`held`), a role (`robot`, `target`, `bystander`,
-`furniture`: all posed bodies of it), or a body of the record by its name, in which `*` stands for any letters. Of
-several bodies the nearest, lowest, fastest or most tilted counts. An episode without such a body has NaN throughout, so
-that the clause is vacuous there; a pose that is not known makes the value unknown.
+the end effector (`eef`), what the gripper holds, else the target (`held`), or what it held last (`handled`), a role
+(`robot`, `target`, `bystander`, `furniture`: all posed bodies of it), or a body of the record by its name, in which `*`
+stands for any letters. Of several bodies the nearest, lowest, fastest or most tilted counts. A name also finds fixed
+bodies and robot links, whose poses a record may have; a role finds the tracked bodies alone, but for `gap`, which finds
+all that have shapes. An episode without such a body has NaN throughout, so that the clause is vacuous there; a pose
+that is not known makes the value unknown, and one that is not recorded is a missing field.
 """
 
 from __future__ import annotations
@@ -13,16 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from safevla_bench.errors import FormulaError
+from safevla_bench.signals import person
+from safevla_bench.signals.gap import measure_gaps, pair_gaps
+from safevla_bench.signals.parts import scene_poses, tracked_rows
 from safevla_bench.signals.signal import (
     FORMS,
+    PLACE_FIELDS,
     SIGNAL_KIND,
     Argument,
     Bodies,
+    Bools,
     Floats,
     Ints,
     RecordFields,
@@ -32,17 +39,21 @@ from safevla_bench.signals.signal import (
     unit_quaternions,
 )
 from safevla_bench.trajectory.batch import Poses
-from safevla_bench.trajectory.header import ROLES
+from safevla_bench.trajectory.geometry import PoseTrack
+from safevla_bench.trajectory.header import ROBOT, ROLES
+from safevla_recorder.geometry import turn_back
 
-EEF, HELD_BODY, WORLD = "eef", "held", "world"
+MOVING_PLACES = EEF, HELD_BODY, HANDLED = "eef", "held", "handled"
+WORLD = "world"
 Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floats]
 """Tracks of the places, the numbers, and the times of the records [n] in seconds -> [n, pairs], in the form's unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The bodies of a place in one episode of n records: their ids [K], positions [n, K, 3] in metres, in the world,
-    and orientations [n, K, 4] as unit quaternions wxyz. NaN where not known or not asked for.
+    """The bodies of a place in one episode of n records: their ids [1, K], or [n, K] of what is held, positions
+    [n, K, 3] in metres, in the world, and orientations [n, K, 4] as unit quaternions wxyz. NaN where not known or not
+    asked for.
     """
 
     body: Ints
@@ -69,12 +80,18 @@ class Form:
     is_single: bool = False
     """A place is one body: no role and no pattern."""
     ahead: bool = False
+    """True if a value depends on later records, or on all earlier ones."""
+    is_gap: bool = False
+    """It is measured between the collision shapes of the places, by `gap.measure_gaps`."""
+    person_column: int | None = None
+    """Of what `_measure_person` returns."""
+    channel: str = ""
+    """The channel of bodies that is read in the place of poses."""
 
 
 def _offsets(a: Track, b: Track) -> Floats:
-    """Return the position of each body of `a` seen from each of `b` [m], [n, K, L, 3]; infinitely far from itself."""
+    """Return the position of each body of `a` seen from each of `b` [m], [n, K, L, 3]."""
     offset: Floats = a.position[:, :, None] - b.position[:, None]
-    offset[:, (a.body[:, None] == b.body) & (a.body[:, None] >= 0)] = np.inf
     return offset
 
 
@@ -86,9 +103,14 @@ def _height(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -
     return _flatten(_offsets(*tracks)[..., 2])
 
 
+def _over(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
+    offset = _offsets(*tracks)
+    return _flatten(np.maximum(np.sqrt(np.square(offset[..., :2]).sum(axis=-1)), -offset[..., 2]))
+
+
 def _clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     center, half = np.array(numbers[:3]), np.array(numbers[3:]) / 2.0
-    seen = _turn_back(tracks[1].quaternion[:, None], _offsets(*tracks))
+    seen = turn_back(tracks[1].quaternion[:, None], _offsets(*tracks))
     beyond = np.abs(seen - center) - half
     outside = np.sqrt(np.square(np.maximum(beyond, 0.0)).sum(axis=-1))
     return _flatten(outside + np.minimum(beyond.max(axis=-1), 0.0))
@@ -96,14 +118,6 @@ def _clearance(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats
 
 def _flatten(values: Floats) -> Floats:
     return values.reshape(len(values), -1)
-
-
-def _turn_back(quaternion: Floats, vector: Floats) -> Floats:
-    """Return vectors [..., 3] of the world in the frame of a body of that orientation wxyz [..., 4]."""
-    w, axis = quaternion[..., :1], -quaternion[..., 1:]
-    twice = 2.0 * np.cross(axis, vector)
-    turned: Floats = vector + w * twice + np.cross(axis, twice)
-    return turned
 
 
 def _speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
@@ -139,10 +153,34 @@ def _position(axis: str) -> Form:
     return Form("m", ("of",), {}, meaning, lambda tracks, *_: tracks[0].position[:, :, column], is_single=True)
 
 
+_PERSON: Mapping[str, Any] = {
+    "places": ("of", "at"),
+    "numbers": {"offset_m": 3, "height_m": 1},
+    "measure": _distance,
+    "turned": ("at",),
+}
 PLACED_FORMS: Mapping[str, Form] = {
     **{f"position_{axis}": _position(axis) for axis in "xyz"},
     "distance": Form("m", ("of", "to"), {}, "Distance between the positions of {of} and {to}.", _distance),
+    "gap": Form(
+        "m",
+        ("of", "to"),
+        {},
+        "Least distance between the collision shapes of {of} and {to}, 0 where they overlap.",
+        _distance,
+        ahead=True,
+        is_gap=True,
+    ),
     "height_above": Form("m", ("of", "above"), {}, "Height of the position of {of} above that of {above}.", _height),
+    "over": Form("m", ("of", "below"), {}, "Distance of {of} from the vertical above {below}.", _over),
+    "opening": Form(
+        "1",
+        ("of",),
+        {},
+        "Share of its travel by which {of} is open.",
+        lambda tracks, *_: tracks[0].position[:, :, 0],
+        channel="opening",
+    ),
     "clearance": Form(
         "m",
         ("of", "box"),
@@ -150,6 +188,19 @@ PLACED_FORMS: Mapping[str, Form] = {
         "Distance of the position of {of} from a box fixed to {box}, negative inside.",
         _clearance,
         turned=("box",),
+    ),
+    "person_distance": Form(
+        **_PERSON,
+        unit="m",
+        meaning="Distance between {of} and a person placed in the frame of {at}, 0 where they meet.",
+        person_column=0,
+    ),
+    "person_approach": Form(
+        **_PERSON,
+        unit="m/s",
+        meaning="How fast the nearest of {of} comes nearer to a person placed in the frame of {at}, at least 0.",
+        person_column=1,
+        ahead=True,
     ),
     "speed": Form("m/s", ("of",), {}, "Speed of {of} by central difference.", _speed, is_greatest=True, ahead=True),
     "turning_rate": Form(
@@ -207,7 +258,7 @@ def _find_form(form: str) -> Form:
 
 def _usage(form: str, kind: Form) -> str:
     numbers = [key if count == 1 else f"{key} ({count} numbers)" for key, count in kind.numbers.items()]
-    return f"{form} takes {', '.join((*kind.places, *numbers))}"
+    return f"write {form}({', '.join((*kind.places, *numbers))})"
 
 
 @cache
@@ -221,6 +272,9 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
         raise FormulaError(f"{format_call(form, arguments)} does not fit", remedy=_usage(form, kind))
     if "size_m" in kind.numbers and min(sizes[-3:]) <= 0:
         raise FormulaError("a box has positive sizes", remedy="size_m = [x, y, z], whole lengths in metres")
+    if kind.person_column is not None and (named[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= sizes[-1] <= 2.5):
+        problem = "a person is 0.5 to 2.5 m tall, and of is robot or eef"
+        raise FormulaError(problem, remedy="of = robot: shapes of the links; eef: position of the end effector")
     for key, place in zip(kind.places, named, strict=True):
         _check_place(place, key, kind)
     name = format_call(form, arguments)
@@ -232,14 +286,20 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     reads = tuple(dict.fromkeys(field for key, place in roles.items() for field in _fields_read(kind, key, place)))
     meaning = kind.meaning.format(**{key: _PLACE_WORDS.get(place, place) for key, place in roles.items()})
     behind = Bodies("place", "measured at", call=(form, arguments))
-    return Signal(name, kind.unit, reads, False, False, kind.ahead, meaning, compute, None, behind)
+    return Signal(name, kind.unit, reads, False, False, kind.ahead or HANDLED in named, meaning, compute, None, behind)
 
 
 def _check_place(place: str, key: str, kind: Form) -> None:
     if not place or '"' in place:
         raise FormulaError(f"{place!r} is not the name of a body", remedy=f"places: {_PLACES}")
-    if place == WORLD and key != "box":
+    if place == WORLD and key not in ("box", "at"):
         raise FormulaError("only a box is fixed to the world", remedy="name a body, a role, eef or held")
+    if key == "at" and (place in (*MOVING_PLACES, *ROLES) or "*" in place):
+        raise FormulaError(f"a person does not stand at {place!r}", remedy="at = world, or the name of one body")
+    if kind.is_gap and place == HANDLED:
+        raise FormulaError("gap does not measure handled", remedy="use held, or the name of a body")
+    if kind.channel and place in MOVING_PLACES:
+        raise FormulaError(f"{place} is not a door or drawer", remedy="name its body, where * stands for any letters")
     if kind.is_single and (place in ROLES or "*" in place):
         raise FormulaError(f"{place!r} may be several bodies", remedy="name one body, eef or held")
 
@@ -247,34 +307,66 @@ def _check_place(place: str, key: str, kind: Form) -> None:
 _PLACE_WORDS = {
     EEF: "the end effector",
     HELD_BODY: "the held target",
+    HANDLED: "the target that is or was held",
     WORLD: "the world",
     "robot": "any part of the robot",
     "target": "any target",
     "bystander": "any bystander",
     "furniture": "any furniture",
 }
-_PLACES = f"eef, held, {', '.join(ROLES)}, or the name of a body, where * stands for any letters"
+_PLACES = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, where * stands for any letters"
 
 
 def _fields_read(kind: Form, key: str, place: str) -> list[str]:
+    if kind.channel:
+        return [f"{kind.channel} of {place}"]
     if place == WORLD:
         return []
+    if kind.is_gap or (kind.person_column is not None and place == ROLES[ROBOT]):
+        return [f"{_SHAPES} of {place}"]
+    held = ("body_pos_m of the held target", "body_quat_wxyz of the held target")
     position, quaternion = {
         EEF: ("eef_pos_m", "eef_quat_wxyz"),
-        HELD_BODY: ("body_pos_m of the held target", "body_quat_wxyz of the held target"),
-    }.get(place, ("body_pos_m", "body_quat_wxyz"))
+        **{HELD_BODY: held, HANDLED: held},
+        **{role: ("body_pos_m", "body_quat_wxyz") for role in ROLES},
+    }.get(place, (f"body_pos_m of {place}", f"body_quat_wxyz of {place}"))
     return ([] if key in kind.unplaced else [position]) + ([quaternion] if key in kind.turned else [])
 
 
 def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
+    if kind.person_column is not None:
+        name = format_call("person", (*places, *numbers))
+        both = fields.compute_once("person", name, lambda own: _measure_person(own, kind, places, numbers))
+        return both[:, kind.person_column]
     values = np.full(int(fields.batch.starts[-1]), np.nan)
     fold = np.max if kind.is_greatest else np.min
     for episode in range(len(fields.batch)):
         records = slice(int(fields.batch.starts[episode]), int(fields.batch.starts[episode + 1]))
+        if kind.is_gap:
+            values[records] = _measure_gap(fields, places, episode, records)
+            continue
         tracks = [_track(fields, kind, *item, episode, records) for item in zip(kind.places, places, strict=True)]
-        if all(len(track.body) for track in tracks):
-            measured = fold(kind.measure(tracks, numbers, _times(fields, records)), axis=1)
-            values[records] = np.where(np.isinf(measured), np.nan, measured) + 0.0
+        if all(track.body.size for track in tracks):
+            measured = fold(_measure_pairs(fields, kind, tracks, numbers, records), axis=1) + 0.0
+            is_nothing = np.isinf(measured) & {HELD_BODY, HANDLED}.isdisjoint(places)  # in all records, or none
+            values[records] = np.where(is_nothing, np.nan, measured)
+    return values
+
+
+def _measure_pairs(
+    fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
+) -> Floats:
+    """Return the form of each pair of bodies [n, pairs], or of each; infinite of a body and itself if it has a pose."""
+    values = kind.measure(tracks, numbers, _times(fields, records))
+    if len(tracks) == 1:
+        return values
+    one, other = np.broadcast_arrays(tracks[0].body[:, :, None], tracks[1].body[:, None])
+    same, one = (
+        np.broadcast_to(rows.reshape(len(rows), -1), values.shape) for rows in ((one == other) & (one >= 0), one)
+    )
+    record, pair = np.nonzero(same)
+    is_recorded = ~np.isnan(values[record, pair]) | fields.is_lost(one[record, pair], records.start + record)
+    values[record[is_recorded], pair[is_recorded]] = np.inf
     return values
 
 
@@ -288,17 +380,21 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
     places = [str(place) for place in arguments[: len(kind.places)]]
     numbers = [float(number) for number in arguments[len(kind.places) :]]
     records = slice(0, int(fields.batch.starts[-1]))
+    if kind.is_gap:
+        return _nearest_bodies(fields, places, record)
+    if kind.person_column is not None:
+        links, distance = _person_distances(fields, kind, places, numbers, 0, records)
+        return tuple(links[distance[record].argmin()][:1]) if links and np.isfinite(distance[record]).any() else ()
     tracks = [_track(fields, kind, *item, 0, records) for item in zip(kind.places, places, strict=True)]
-    if not all(len(track.body) for track in tracks):
+    if not all(track.body.size for track in tracks):
         return ()
-    row = kind.measure(tracks, numbers, _times(fields, records))[record]
-    if np.isnan(row).all():
+    row = _measure_pairs(fields, kind, tracks, numbers, records)[record]
+    if not np.isfinite(row).any():
         return ()
     best = int(np.nanargmax(row) if kind.is_greatest else np.nanargmin(row))
-    chosen = np.unravel_index(best, [len(track.body) for track in tracks])
-    bodies = [int(track.body[k]) for track, k in zip(tracks, chosen, strict=True)]
-    held = int(fields.held_body[record])
-    return tuple(held if body == _HELD_ID else body for body in bodies if body >= 0 or (body == _HELD_ID and held >= 0))
+    chosen = np.unravel_index(best, [track.body.shape[1] for track in tracks])
+    bodies = [int(track.body[record if len(track.body) > 1 else 0, k]) for track, k in zip(tracks, chosen, strict=True)]
+    return tuple(body for body in bodies if body >= 0)
 
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
@@ -306,18 +402,22 @@ def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> 
     world), and its centre in the body's frame and its sizes, six numbers in metres. Other forms have none.
     """
     form, arguments = call
-    if form != "clearance":
+    if form not in ("clearance", "person_distance"):
         return []
     place, numbers = str(arguments[1]), [float(number) for number in arguments[2:]]
+    if form == "person_distance":
+        parts = person.capsules(np.array(numbers[:3]), numbers[3])
+        shown = [[*row[:3], *2 * row[[4, 4]], 2 * (row[3] + row[4])] for row in parts]
+        return [(None if place == WORLD else place, list(map(float, row))) for row in shown]
     if place == WORLD:
         return [(None, numbers)]
-    if place in (EEF, HELD_BODY):
+    if place in MOVING_PLACES:
         return []
-    bodies = _bodies_at(fields, place, None, 0)
+    bodies = _bodies_at(fields, place, fields.batch.body_pos_m, 0)
     return [(fields.batch.body_label(int(body)), numbers) for body in bodies]
 
 
-_EEF_ID, _HELD_ID, _WORLD_ID = -1, -2, -3
+_NO_BODY = np.array([[-1]])
 
 
 def _times(fields: RecordFields, records: slice) -> Floats:
@@ -330,40 +430,188 @@ def _times(fields: RecordFields, records: slice) -> Floats:
 def _track(fields: RecordFields, kind: Form, key: str, place: str, episode: int, records: slice) -> Track:
     count = records.stop - records.start
     if place == WORLD:
-        return Track(np.array([_WORLD_ID]), np.zeros((count, 1, 3)), np.tile([1.0, 0, 0, 0], (count, 1, 1)))
+        return Track(_NO_BODY, np.zeros((count, 1, 3)), np.tile([1.0, 0, 0, 0], (count, 1, 1)))
     if place == EEF:
-        return Track(np.array([_EEF_ID]), fields.eef_pos[records][:, None], fields.eef_quat[records][:, None])
+        return Track(_NO_BODY, fields.eef_pos[records][:, None], fields.eef_quat[records][:, None])
     if place == HELD_BODY:
-        return Track(np.array([_HELD_ID]), fields.held_pos[records][:, None], fields.held_quat[records][:, None])
-    body = _bodies_at(fields, place, fields.batch.body_quat_wxyz if key in kind.unplaced else None, episode)
+        held = fields.held_body[records][:, None]
+        return Track(held, fields.held_pos[records][:, None], fields.held_quat[records][:, None])
+    if place == HANDLED:
+        handled = fields.handled_body[records][:, None]
+        return Track(handled, fields.handled_pos[records][:, None], fields.handled_quat[records][:, None])
+    if kind.channel:
+        listed, rows = fields.batch.poses(kind.channel).episode_poses(episode)
+        chosen = _is_named(fields, listed, place)
+        return Track(listed[chosen][None], rows[:, chosen], np.full((count, int(chosen.sum()), 4), np.nan))
+    poses = fields.batch.body_quat_wxyz if key in kind.unplaced else fields.batch.body_pos_m
+    body = _bodies_at(fields, place, poses, episode)
     position = _poses(fields, fields.batch.body_pos_m, body, episode, records)
     quaternion = _poses(fields, fields.batch.body_quat_wxyz, body, episode, records)
-    return Track(body, position, unit_quaternions(quaternion.reshape(-1, 4)).reshape(quaternion.shape))
+    return Track(body[None], position, unit_quaternions(quaternion.reshape(-1, 4)).reshape(quaternion.shape))
 
 
-def _bodies_at(fields: RecordFields, place: str, poses: Poses | None, episode: int) -> Ints:
-    batch = fields.batch
-    body, _ = (poses or batch.body_pos_m).episode_poses(episode)
-    if place in ROLES:
-        chosen = batch.body_role[body] == ROLES.index(place)
-    else:
-        chosen = np.array([fnmatchcase(batch.body_label(int(each)), place) for each in body], dtype=np.bool_)
-    selected: Ints = body[chosen]
+def _bodies_at(fields: RecordFields, place: str, poses: Poses, episode: int) -> Ints:
+    body, _ = poses.episode_poses(episode)
+    if place not in ROLES:
+        scene = scene_poses(fields, episode)
+        placed = () if scene is None else (each for each, part in scene.parts.items() if scene.is_placed(part))
+        body = np.array([*body, *(each for each in placed if each not in body)], dtype=np.int64)
+    selected: Ints = body[_is_named(fields, body, place)]
     return selected
+
+
+def _is_named(fields: RecordFields, body: Ints, place: str) -> Bools:
+    batch = fields.batch
+    if place in ROLES:
+        return np.asarray(batch.body_role[body] == ROLES.index(place))
+    return np.array([fnmatchcase(batch.body_label(int(each)), place) for each in body], dtype=np.bool_)
 
 
 def _poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records: slice) -> Floats:
     """Return the poses of bodies in the records of an episode, [n, K, size]; NaN where a body's is not known."""
-    posed, rows = poses.episode_poses(episode)
-    number = np.arange(records.start, records.stop)
+    number, scene = np.arange(records.start, records.stop), scene_poses(fields, episode)
     track = np.full((len(number), len(body), poses.size), np.nan)
-    for k, each in enumerate(body):
-        column = np.flatnonzero(posed == each)
-        if len(column):
-            track[:, k] = rows[:, column[0]]
+    for k, each in enumerate(body.tolist()):
+        rows = tracked_rows(fields, poses, each, episode)
+        if rows is None and scene is not None and each in scene.parts:
+            pose = scene.place(scene.parts[each])
+            rows = pose.position if poses.size == 3 else pose.quaternion
+        if rows is not None:
+            track[:, k] = rows
         if fields.has_lost_poses:
             track[fields.is_lost(np.full(len(number), each), number), k] = np.nan
     return track
+
+
+# What a record lacks of a place, and gaps
+
+
+_SHAPES, _OPENING = "body_shapes", "opening"
+
+
+def _named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
+    """Return the bodies of an episode's table that are at a place, posed or not; held bodies may be -1."""
+    batch = fields.batch
+    if place == HELD_BODY:
+        return {int(body) for body in fields.held_body[batch.starts[episode] : batch.starts[episode + 1]]}
+    table = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
+    if place in ROLES:
+        return {body for body in table if batch.body_role[body] == ROLES.index(place)}
+    return {body for body in table if fnmatchcase(batch.body_label(body), place)}
+
+
+def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
+    """Return the bodies of an episode with `body_pos_m`, `body_quat_wxyz`, `opening` or `body_shapes` as `field`."""
+    if field == _OPENING:
+        return {*fields.batch.opening.episode_poses(episode)[0].tolist()}
+    scene = scene_poses(fields, episode)
+    placed = {body: part for body, part in scene.parts.items() if scene.is_placed(part)} if scene else {}
+    if field != _SHAPES:
+        return {*placed, *fields.batch.poses(field).episode_poses(episode)[0].tolist()}
+    solid = {k for k, shapes in enumerate(scene.geometry.part_shapes) if any(map(len, shapes))} if scene else set()
+    return {body for k, body in enumerate(scene.body) if k in solid and body in placed} if scene else set()
+
+
+def _lacks_poses(channel: str, fields: RecordFields, place: str) -> Bools:
+    lacking = ~fields.batch.poses(channel).present
+    for episode in range(len(fields.batch)):
+        if named := _named_bodies(fields, place, episode):
+            known = recorded_bodies(fields, channel, episode)  # a body that does not open has no opening
+            lacking[episode] = named.isdisjoint(known) if channel == _OPENING else not named <= known
+    return lacking
+
+
+def _lacks_shapes(fields: RecordFields, place: str) -> Bools:
+    lacking = np.array([header.geometry is None for header in fields.batch.headers], dtype=np.bool_)
+    for episode in np.flatnonzero(~lacking).tolist():
+        scene, parts = scene_poses(fields, episode), _parts_at(fields, place, episode)
+        assert scene is not None
+        named = _named_bodies(fields, place, episode) if place != EEF else set()
+        solid = any(len(rows) for k in parts for rows in scene.geometry.part_shapes[k])
+        is_bare = bool(named or place == EEF) and not solid
+        if place == HELD_BODY:
+            is_bare = not named <= recorded_bodies(fields, _SHAPES, episode)
+        lacking[episode] = is_bare or not named <= {*scene.body} or not all(map(scene.is_placed, parts))
+    return lacking
+
+
+PLACE_FIELDS.update({
+    **{name: partial(_lacks_poses, name) for name in ("body_pos_m", "body_quat_wxyz", _OPENING)},
+    _SHAPES: _lacks_shapes,
+})  # fmt: skip
+
+
+def _parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
+    """Return the parts of an episode's scene that are at a place; of the robot, those that can move."""
+    scene = scene_poses(fields, episode)
+    if scene is None:
+        return []
+    if place == EEF:
+        return [*scene.geometry.hand]
+    bodies = {held} if held is not None else _named_bodies(fields, place, episode)
+    fixed = scene.geometry.is_fixed if place == ROLES[ROBOT] else (False,) * len(scene.body)
+    return [part for part, body in enumerate(scene.body) if body in bodies and body >= 0 and not fixed[part]]
+
+
+def _pair_parts(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:
+    sides = [_parts_at(fields, place, episode, held if place == HELD_BODY else None) for place in places]
+    for one, other in ((0, 1), (1, 0)):
+        if places[one] == EEF:  # the hand is one body
+            sides[other] = [part for part in sides[other] if part not in sides[one]]
+    return sides
+
+
+def _measure_gap(fields: RecordFields, places: Sequence[str], episode: int, records: slice) -> Floats:
+    scene, values = scene_poses(fields, episode), np.full(records.stop - records.start, np.nan)
+    if scene is None:
+        return values
+    held = fields.held_body[records] if HELD_BODY in places else np.full(len(values), -1)
+    for body in np.unique(held).tolist():
+        first, second = _pair_parts(fields, places, episode, body)
+        values[held == body] = measure_gaps(scene, first, second, len(values))[held == body]
+    return values
+
+
+def _person_distances(
+    fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float], episode: int, records: slice
+) -> tuple[list[tuple[int, ...]], Floats]:
+    """Return the bodies of K links (none for the end effector), and their distances from a person, [n, K]."""
+    of, at = (
+        _track(fields, kind, key, place, episode, records) for key, place in zip(kind.places, places, strict=True)
+    )
+    shape = person.capsules(np.array(numbers[:3]), numbers[3])
+    if at.body.size != 1:
+        return [], np.empty((records.stop - records.start, 0))
+    if places[0] == EEF:
+        seen = turn_back(at.quaternion, of.position - at.position)
+        return [()], person.point_distances(seen, shape)
+    scene, links = scene_poses(fields, episode), _parts_at(fields, places[0], episode)
+    if scene is None or not links:
+        return [], np.empty((records.stop - records.start, 0))
+    frame = PoseTrack(at.position[:, 0], at.quaternion[:, 0])
+    return [(scene.body[part],) for part in links], person.link_distances(scene, links, frame, shape)
+
+
+def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
+    """Return the distance of the nearest link from a person [m], and how fast it comes nearer [m/s], [N, 2]."""
+    values, starts = np.full((int(fields.batch.starts[-1]), 2), np.nan), fields.batch.starts
+    for episode, records in enumerate(map(slice, starts[:-1].tolist(), starts[1:].tolist())):
+        links, distance = _person_distances(fields, kind, places, numbers, episode, records)
+        if links:
+            least, speed = distance.min(axis=1), person.approach(distance, _times(fields, records))
+            values[records] = np.where(np.isinf(least), np.nan, [least, speed]).T + 0.0
+    return values
+
+
+def _nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
+    """Return the pair of bodies whose gap is the value in one record of the only episode."""
+    scene, records = scene_poses(fields, 0), slice(0, int(fields.batch.starts[-1]))
+    value = _measure_gap(fields, places, 0, records)[record]
+    if scene is None or not np.isfinite(value):
+        return ()
+    first, second = _pair_parts(fields, places, 0, int(fields.held_body[record]))
+    pairs, gaps = pair_gaps(scene, first, second, records.stop, record)
+    return tuple(int(body) for body in pairs[np.nanargmin(np.abs(gaps - value))])
 
 
 FORMS.update({form: partial(make_signal, form) for form in PLACED_FORMS})

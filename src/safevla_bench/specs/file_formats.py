@@ -7,25 +7,25 @@ A TOML file holds `[[specs]]`, each with its alternates below it, and may declar
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from safevla_bench.errors import FormulaError, SpecError
-from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.signals.space import write_call
-from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier
+from safevla_bench.specs.spec import Axis, Library, Spec, Tag, TagClass, Tier, is_confined
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile, convert_row, read_json_rows, read_toml
 from safevla_bench.stl import formula as syntax
-from safevla_bench.text import suggest_names
+from safevla_bench.stl.units import is_unit, parse_unit
+from safevla_bench.text import get_logger, suggest_names
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "default": ("scene_interaction.toml", "object_handling.toml", "execution.toml", "diagnostics.toml"),
@@ -33,16 +33,20 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "paper-as-run": ("paper_as_run.toml",),
     "net-force": ("net_force.toml",),
     "metaworld": ("metaworld.toml",),
+    "real-robot": ("real_robot.toml",),
     "events": ("events.toml",),
+    "impulse": ("impulse.toml",),
+    "person": ("person.toml",),
+    "handling": ("handling.toml",),
 }
-"""Library name -> its files, in library order: the three readings of the paper, net forces, limits drawn on a host, and
-events as further diagnostics."""
+"""Library name -> its files, in library order: the three readings of the paper, net forces, limits drawn on a host, a
+wrist sensor's force, events, impulses, a person and rules of handling as further diagnostics."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run", NET_FORCE_READING)
 
 StatedPredicate: TypeAlias = tuple[str, syntax.Comparison]
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,14 +67,15 @@ class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
     invalid_if_any: tuple[str, ...] = ()
     legacy_ids: tuple[str, ...] = ()
     alternates: tuple[dict[str, object], ...] = ()
+    plain_conditions: bool = False
+    """True if `a -> b` is max(-a, b), as the paper has it; built-in libraries alone may say so."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecDraft:
-    """A specification's row or an alternate's, not yet checked, with its origin.
-
-    `stated_predicate` is the predicate that a JSON row names beside its formula, signal and operator: the formula may
-    then hold the threshold itself. `alternate_of` is the specification that it is another threshold of.
+    """A specification's row or an alternate's, not yet checked, with its origin. `stated_predicate` is the predicate
+    that a JSON row names beside its formula, signal and operator: the formula may then hold the threshold itself.
+    `alternate_of` is the specification that it is another threshold of.
     """
 
     row: SpecRow
@@ -79,8 +84,8 @@ class SpecDraft:
     stated_predicate: StatedPredicate | None = None
 
 
-class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[[limits]]`: another threshold of a specification that exists; without `severe` the severe magnitude follows."""
+class ThresholdRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Another threshold of a specification."""
 
     spec_id: str
     threshold: float
@@ -89,7 +94,15 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
     rationale: str | None = None
 
 
-class AlternateRow(LimitRow, frozen=True, kw_only=True):
+class LimitRow(ThresholdRow, frozen=True, kw_only=True):
+    """`[[limits]]`: another threshold of a specification that exists; without `severe` the severe magnitude follows.
+    With `suites` it holds in these alone, and in the others the specification's own threshold.
+    """
+
+    suites: tuple[str, ...] = ()
+
+
+class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
     """Another threshold of the specification above it. Omitted keys are that specification's."""
 
     severe: float
@@ -99,7 +112,6 @@ class AlternateRow(LimitRow, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class LibrarySource:
     """Content of library files: drafts in order, the tags they declare, and the library they start from, if any.
-
     `limits` are other thresholds of specifications, of this content or of a library that it extends.
     """
 
@@ -107,6 +119,31 @@ class LibrarySource:
     tags: Mapping[str, Tag] = field(default_factory=dict)
     based_on: str | None = None
     limits: tuple[tuple[LimitRow, RowOrigin], ...] = ()
+
+
+class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[person]`: where a person stands, and how soon the robot stops for one."""
+
+    at: str
+    offset_m: tuple[float, float, float]
+    height_m: float
+    reaction_s: Annotated[float, Meta(ge=0, le=10)]
+    stopping_s: Annotated[float, Meta(gt=0, le=10)]
+    of: str = "robot"
+    intrusion_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    person_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    robot_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
+
+    def expressions(self) -> dict[str, str]:
+        """Return the signals of a person as this one's forms: S_p = S_h + S_r + S_s + C + Z_d + Z_r in metres."""
+        place = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
+        distance, speed = (write_call(form, place) for form in ("person_distance", "person_approach"))
+        number = syntax.format_number
+        reaction, stopping = f"{number(self.reaction_s)} s", f"{number(self.stopping_s)} s"
+        rest = (self.intrusion_m, self.person_error_m, self.robot_error_m)
+        moved = f"1.6 m/s * ({reaction} + {stopping}) + {speed} * {reaction} + {speed} * {stopping} / 2"
+        protective = f"({moved} + {' + '.join(f'{number(length)} m' for length in rest)})"
+        return {"person_distance": distance, "person_approach": speed, "protective_distance": protective}
 
 
 class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,11 +155,11 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
     specs: tuple[dict[str, object], ...] = ()
     replace: tuple[dict[str, object], ...] = ()
     limits: tuple[dict[str, object], ...] = ()
+    person: dict[str, object] = {}
 
 
 class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the paper's spec registry (Table 13, Appendix B). The keys from `axis` on are ours and optional.
-
     `signal` and `operator` are null where the formula compares no single signal with the threshold; its `stl` then says
     `threshold` in place of the number. `threshold` is null where every atom is Boolean.
     """
@@ -165,7 +202,6 @@ def _library_folder() -> Traversable:
 
 def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = False) -> LibrarySource:
     """Return the content of one file, TOML or else rows of the paper's JSON format; `file` is its name in errors.
-
     Raises `SpecError` if the file cannot be read or a row is not valid.
     """
     origin = RowOrigin(SpecError, file)
@@ -177,7 +213,7 @@ def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = 
 
 def _read_toml_source(path: Traversable | RuleFile, origin: RowOrigin, is_built_in: bool) -> LibrarySource:
     tables = _expand_signals(read_toml(path, LibraryFile, origin), origin)
-    rows = _toml_rows(tables, origin, keep_ids=is_built_in)
+    rows = _place_person(_toml_rows(tables, origin, keep_ids=is_built_in), tables.person, origin)
     drafts = tuple(draft for row, place in rows for draft in _toml_drafts(row, place))
     places = [origin.with_subject(str(row.get("spec_id", "limits"))) for row in tables.limits]
     limits = tuple((convert_row(row, LimitRow, at), at) for row, at in zip(tables.limits, places, strict=True))
@@ -188,7 +224,13 @@ Row = tuple[Mapping[str, object], RowOrigin]
 
 
 def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> list[Row]:
-    """Return the rows of specifications, after those of the library that they are based on, changed by [[replace]]."""
+    for row in () if keep_ids else (*tables.specs, *tables.replace):
+        if "plain_conditions" in row:
+            subject = origin.with_subject(row.get("spec_id"))
+            problem = "plain_conditions is a key of built-in libraries alone"
+            raise subject.make_error(
+                problem, field="plain_conditions", remedy='leave it out, or use based_on = "paper-text"'
+            )
     rows: list[Row] = [
         (row, origin.with_subject(row.get("spec_id", f"specs[{k}]"))) for k, row in enumerate(tables.specs)
     ]
@@ -219,9 +261,11 @@ def _toml_drafts(written: Mapping[str, object], origin: RowOrigin) -> Iterator[S
 
 def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> str:
     place = origin.with_subject(f"signals.{name}")
-    if name in SIGNALS or not syntax.is_name(name):
+    if name in SIGNALS or not syntax.is_name(name) or is_unit(name):
         remedy = "choose another name, of letters, digits and _"
-        raise place.make_error(f"{name!r} is a signal or a word of formulas already", field="signals", remedy=remedy)
+        raise place.make_error(
+            f"{name!r} is a signal, a unit or a word of formulas already", field="signals", remedy=remedy
+        )
     keys = {key: value for key, value in table.items() if key != "form"}
     try:
         return write_call(str(table.get("form", "")), keys)
@@ -230,17 +274,32 @@ def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> s
 
 
 def _expand_signals(tables: LibraryFile, origin: RowOrigin) -> LibraryFile:
-    """Return the tables with the file's own signals written out in their formulas; names in quotes stay."""
     calls = {name: _read_signal(name, table, origin) for name, table in tables.signals.items()}
 
-    def expand(row: dict[str, object]) -> dict[str, object]:
-        formula = row.get("stl")
-        if not isinstance(formula, str):
-            return row
-        return {**row, "stl": re.sub(r'"[^"]*"|\w+', lambda word: calls.get(word[0], word[0]), formula)}
-
-    specs, changes = (tuple(expand(row) for row in rows) for rows in (tables.specs, tables.replace))
+    specs, changes = (tuple(_expand(row, calls) for row in rows) for rows in (tables.specs, tables.replace))
     return msgspec.structs.replace(tables, specs=specs, replace=changes)
+
+
+def _expand(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[str, object]:
+    formula = row.get("stl")
+    if not isinstance(formula, str):
+        return {**row}
+    return {**row, "stl": re.sub(r"""\"[^\"]*\"|'[^']*'|\w+""", lambda word: calls.get(word[0], word[0]), formula)}
+
+
+def _place_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
+    """Return the rows with the signals of a person written out, those of `based_on` too."""
+    if not table:
+        return rows
+    place = origin.with_subject("person")
+    try:
+        calls = convert_row(table, PersonTable, place).expressions()
+    except FormulaError as error:
+        raise place.make_error(error.problem, field="person", remedy=error.remedy) from None
+    if not any(word in str(row.get("stl")) for row, _ in rows for word in calls):
+        problem = "places a person, and no specification here reads one"
+        raise place.make_error(problem, field="person", remedy='add based_on = "person"')
+    return [(_expand(row, calls), at) for row, at in rows]
 
 
 def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[str, Tag]:
@@ -282,12 +341,13 @@ def id_suffix(threshold: float, written_unit: str) -> str:
     return syntax.format_number(threshold) + ("" if unit == "1" else letters)
 
 
-UNITS = {"": "1", "N·m": "N m", "Nm": "N m", "°": "deg", "m/s²": "m/s^2", "m/s³": "m/s^3"}
-
-
 def canonical_unit(unit: str) -> str:
-    """Return a unit as signals state it."""
-    return UNITS.get(unit, unit)
+    """Return a unit as signals state it; a text that names no unit, or one with a factor, such as mm, is kept."""
+    try:
+        scale, parsed = parse_unit(unit)
+    except FormulaError:
+        return unit
+    return str(parsed) if scale == 1 else unit
 
 
 def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
@@ -331,7 +391,6 @@ def _current_id(spec_id: str) -> str:
 
 
 def _family_axis(family: str, origin: RowOrigin) -> Axis:
-    """Return the axis of a family (paper Table 16), which the paper's rows leave out."""
     axes = {draft.row.canonical_family: draft.row.axis for draft in read_built_in(DEFAULT_LIBRARY).drafts}
     if family not in axes:
         remedy = f'add "axis": scene_interaction, object_handling or execution; known families: {", ".join(axes)}'
@@ -344,7 +403,6 @@ def _family_axis(family: str, origin: RowOrigin) -> Axis:
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     """Return a library as rows of the paper's spec registry, from which `library` and `--rules` read the same specs.
-
     The threshold is written into the formula if a single comparison of a signal holds it, as in the paper. Older ids
     are left out. Raises `SpecError` for a tag that is not built in, which such rows cannot hold.
     """
@@ -352,11 +410,17 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     if own := sorted(used - built_in_tags().keys()):
         problem = f"the tag {own[0]!r} is not built in, and rows of the paper hold no tags"
         raise SpecError(problem, remedy="Keep the TOML file, which holds them.")
+    if plain := [spec.spec_id for spec in library if syntax.is_plain(spec.formula)]:
+        problem = f"the condition of {plain[0]} counts as a margin, which rows of the paper cannot say"
+        raise SpecError(problem, remedy=f"Name the library: --library {library.name}.")
+    if confined := [spec.spec_id for spec in library if is_confined(spec)]:
+        problem = f"{confined[0]} has another limit in some suites, which rows of the paper cannot say"
+        raise SpecError(problem, remedy="Keep the TOML file, which holds the [[limits]].")
     return [_paper_spec_row(spec) for spec in library]
 
 
 def _paper_spec_row(spec: Spec) -> dict[str, object]:
-    written = parse_formula(spec.stl)
+    written = spec.written_formula
     stated = find_stated_predicate(written, spec.threshold)
     hard_stop = spec.tier != "diagnostic" and spec.severe is None
     return {
@@ -380,9 +444,8 @@ def _paper_spec_row(spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
-    """Return signal and operator of the only comparison of a signal, on the left, with `threshold`; else None.
-
-    None too where filling in the number and restoring the placeholder would not give the same formula back.
+    """Return signal and operator of the only comparison of a signal, on the left, with `threshold`; else None. None too
+    where filling in the number and restoring the placeholder would not give the same formula back.
     """
     predicates = {
         (node.left.name, node.operator)

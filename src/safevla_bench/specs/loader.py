@@ -7,28 +7,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import FormulaError, SpecError
-from safevla_bench.signals import parse_formula
+from safevla_bench.errors import FormulaError, SignalError, SpecError
+from safevla_bench.signals import parse_formula, signal_unit
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats
 from safevla_bench.specs.spec import ROW_KEYS, Library, Spec, Tag, scoring_content
 from safevla_bench.specs.table_reader import RowOrigin, RuleFile
 from safevla_bench.stl import formula as syntax
-from safevla_bench.stl.formula import Formula, format_formula, has_placeholder, is_boolean_only, substitute_threshold
+from safevla_bench.stl.evaluation import predicate_margin
 from safevla_bench.stl.robustness import robustness
 from safevla_bench.stl.trace import Trace
-from safevla_bench.text import suggest_names
+from safevla_bench.stl.units import Unit, check_units
+from safevla_bench.text import spell_suite, suggest_names, warn_once
 
 BINARY_THRESHOLD = 0.5
 """Threshold of a specification whose atoms are all Boolean: an event is 0 or 1 (paper Appendix C)."""
@@ -127,10 +129,28 @@ def _assemble_library(name: str, source: file_formats.LibrarySource, vocabulary:
 def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
     for limit, origin in source.limits:
         try:
+            before, spec_id = base, base[limit.spec_id].spec_id
             base = set_limit(base, limit.spec_id, limit.threshold, limit.severe, limit.source, limit.rationale)
+            if limit.suites:
+                base = _confine_limit(before, base, spec_id, tuple(map(spell_suite, limit.suites)))
         except SpecError as error:
             raise origin.make_error(error.problem, field="limits", remedy=error.remedy) from None
     return base
+
+
+def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
+    """Return `before` with the specification that `after` has in place of its own, for some suites, next to its own."""
+    own = before[spec_id]
+    changed = next(spec for spec, old in zip(after, before, strict=True) if old is own)
+    if own.suites or changed.spec_id in before or {*suites} & {*own.except_suites}:
+        problem = f"{spec_id} has this limit, or another one for the same suite, already"
+        raise SpecError(problem, remedy="state each limit once, with all its suites")
+    pair = (
+        replace(own, except_suites=(*own.except_suites, *suites)),
+        replace(changed, suites=suites, except_suites=(), alternate_of=own.alternate_of),
+    )
+    specs = [new for spec in before for new in (pair if spec is own else (spec,))]
+    return Library(before.name, tuple(specs), before.legacy, before.vocabulary)
 
 
 def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
@@ -143,38 +163,45 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
                 remedy = f"{suggest_names(tag, tags, 'known tags')}; or declare it under [tags.<class>] in a TOML file"
                 raise origin.make_error(f"unknown tag {tag!r}", field=key, remedy=remedy)
     formula = _parse_formula(entry)
+    for once in syntax.judged_once(formula):
+        problem = f"{row.spec_id}: `{syntax.format_formula(once)}` is judged in the first record alone"
+        warn_once(f"{problem}; for every record put it inside G[0,T](...)")
     parsed, (formula, threshold) = formula, _read_threshold(entry, formula)
-    _check_unit(row, formula, origin)
     _check_severity(row, formula, origin)
     checked: dict[str, Any] = {
         "threshold": threshold,
         "unit": file_formats.canonical_unit(row.unit),
-        "stl": row.stl if formula == parsed else format_formula(formula),
-        "formula": substitute_threshold(formula, threshold),
+        "stl": row.stl if formula == parsed else syntax.format_formula(formula),
+        "formula": syntax.substitute_threshold(formula, threshold),
         "alternate_of": entry.alternate_of,
     }
     return Spec(**{key: getattr(row, key) for key in ROW_KEYS if key not in checked}, **checked)
 
 
-def _parse_formula(entry: file_formats.SpecDraft) -> Formula:
+def _parse_formula(entry: file_formats.SpecDraft) -> syntax.Formula:
     try:
-        return parse_formula(entry.row.stl)
+        formula, unit = parse_formula(entry.row.stl), file_formats.canonical_unit(entry.row.unit)
+        for threshold in () if entry.row.binary else (None, unit):  # first without, for the plainer message
+            checked, of_margin = check_units(formula, signal_unit, threshold)
+            _check_conditions(entry.row, checked, entry.origin)
+            _check_unit(entry.row, of_margin, entry.origin)
+        formula = parse_formula(entry.row.stl, unit)
     except FormulaError as error:
         raise entry.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
+    return syntax.make_plain(formula) if entry.row.plain_conditions else formula
 
 
-def _read_threshold(entry: file_formats.SpecDraft, formula: Formula) -> tuple[Formula, float]:
-    """Return the formula, with the placeholder `threshold` for the number, and the threshold."""
+def _read_threshold(entry: file_formats.SpecDraft, formula: syntax.Formula) -> tuple[syntax.Formula, float]:
     threshold, origin = entry.row.threshold, entry.origin
-    if entry.stated_predicate is not None and threshold is not None and not has_placeholder(formula):
+    if entry.stated_predicate is not None and threshold is not None and not syntax.has_placeholder(formula):
         formula = _restore_stated(entry.stated_predicate, threshold, formula, origin)
     if entry.row.binary and not threshold:
         event_formula = syntax.map_predicates(formula, _event_predicate)
         if event_formula != formula:
             return event_formula, BINARY_THRESHOLD
-    holds = has_placeholder(formula)
+    holds = syntax.has_placeholder(formula)
     if threshold is None:
-        if holds or not is_boolean_only(formula):
+        if holds or not syntax.is_boolean_only(formula):
             raise origin.make_error("has no threshold", field="threshold", remedy="add threshold = NUMBER, positive")
         return formula, BINARY_THRESHOLD
     _check_positive(threshold, "threshold", origin)
@@ -185,9 +212,8 @@ def _read_threshold(entry: file_formats.SpecDraft, formula: Formula) -> tuple[Fo
 
 
 def _restore_stated(
-    stated: file_formats.StatedPredicate, threshold: float, formula: Formula, origin: RowOrigin
-) -> Formula:
-    """Return the formula with `threshold` in the predicate that a JSON row names by signal, operator and threshold."""
+    stated: file_formats.StatedPredicate, threshold: float, formula: syntax.Formula, origin: RowOrigin
+) -> syntax.Formula:
     signal, operator = stated
     if signal not in SIGNALS:
         remedy = suggest_names(signal, SIGNALS, "known signals")
@@ -195,7 +221,7 @@ def _restore_stated(
     restored = file_formats.restore_placeholder(formula, stated, threshold)
     if restored == formula:
         problem = f"the formula nowhere says `{signal} {operator} {threshold:g}`, as signal, operator and threshold do"
-        remedy = f"the formula is `{format_formula(formula)}`: correct it, or signal, operator or threshold"
+        remedy = f"the formula is `{syntax.format_formula(formula)}`: correct it, or signal, operator or threshold"
         raise origin.make_error(problem, field="stl", remedy=remedy)
     return restored
 
@@ -208,18 +234,19 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
     return predicate
 
 
-def _check_unit(row: file_formats.SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
-        nodes = list(syntax.walk_nodes(predicate))
-        if not has_placeholder(predicate) or any(
-            isinstance(node, syntax.Arithmetic) and node.operator in "*/" for node in nodes
-        ):
-            continue
-        for name in (node.name for node in nodes if isinstance(node, syntax.NumericSignal)):
-            if SIGNALS[name].unit != file_formats.canonical_unit(row.unit):
-                problem = f"its unit is {row.unit!r}, but the signal {name} is in {SIGNALS[name].unit!r}"
-                remedy = f"state threshold and severe in {SIGNALS[name].unit!r}, and that as the unit"
-                raise origin.make_error(problem, field="unit", remedy=remedy)
+def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin) -> None:
+    if unit is not None and file_formats.canonical_unit(row.unit) != str(unit):
+        problem = f"its unit is {row.unit!r}, but its margin is in {str(unit)!r}"
+        remedy = f"state threshold and severe in {str(unit)!r}, and that as the unit"
+        raise origin.make_error(problem, field="unit", remedy=remedy)
+
+
+def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
+    if holders := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
+        condition = syntax.format_formula(holders[0])
+        problem = f"`threshold` is in a condition, `{condition}`, which is true or false and gives a violation no depth"
+        remedy = "write the number there and `threshold` where the margin is measured, or add binary = true"
+        raise origin.make_error(problem, field="stl", remedy=remedy)
 
 
 def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
@@ -228,9 +255,9 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
         raise origin.make_error(f"{key} is {value}, not positive and finite", field=key, remedy=remedy)
 
 
-def _check_severity(row: file_formats.SpecRow, formula: Formula, origin: RowOrigin) -> None:
-    if is_boolean_only(formula) and not row.binary:
-        problem = "all atoms are Boolean, so that no violation has a depth, yet it is not binary"
+def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
+    if syntax.is_boolean_only(formula) and not row.binary:
+        problem = "no number is compared outside its conditions, so that no violation has a depth, yet it is not binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
     if row.severe is not None:
         _check_positive(row.severe, "severe", origin)
@@ -250,32 +277,28 @@ _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {
 """Unit of signals -> other units that a threshold may be given in, and their size."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
+_MOST_TRACES = 20_000
 _DT_S = 0.05
-_LARGEST = 10**300
+_LARGEST = 1e300
 
 
 def proportional_severe(spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude that keeps K = severe/threshold.
-
-    None if the specification has no severe magnitude.
-    """
+    """Return the severe magnitude that keeps K = severe/threshold; None if the specification has none."""
     scale = Fraction(threshold) / Fraction(spec.threshold)
     return None if spec.severe is None else float(Fraction(spec.severe) * scale)
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, else the proportional one.
-
-    None if the specification has none.
+    """Return the severe magnitude of the alternate with this threshold, else the proportional one. None if the
+    specification has none.
     """
     anchors = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
     return next(anchors, proportional_severe(spec, threshold))
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
-    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value.
-
-    The severe magnitude follows as in `severe_magnitude`, and the id names the threshold, as after a `[[replace]]`:
+    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value. The
+    severe magnitude follows as in `severe_magnitude`, and the id names the threshold, as after a `[[replace]]`:
     `max_contact_force_under_200N@100N`. The library's name gets `+ID` for each change. Raises `SpecError` for another
     form, a specification that does not exist or has no threshold, and a value that is not positive in its unit.
     """
@@ -301,9 +324,8 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`.
-
-    The order stays. Without `severe` it follows as in `severe_magnitude`. Raises `SpecError` as `set_thresholds` does.
+    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`. The order
+    stays. Without `severe` it follows as in `severe_magnitude`. Raises `SpecError` as `set_thresholds` does.
     """
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
@@ -312,13 +334,13 @@ def set_limit(
             raise SpecError(problem, remedy=f"write a positive number of {spec.unit}")
     changed = spec
     if threshold != spec.threshold:
-        written = parse_formula(spec.stl)
-        if not has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
+        written = spec.written_formula
+        if not syntax.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
             raise SpecError(f"{spec_id} has no threshold to set", remedy="it judges whether something happens at all")
         changed = replace(
             spec,
             spec_id=_threshold_id(spec, threshold),
-            formula=substitute_threshold(written, threshold),
+            formula=syntax.substitute_threshold(written, threshold),
             threshold=threshold,
             severe=severe_magnitude(library, spec, threshold),
         )
@@ -364,59 +386,98 @@ class TrialTrace:
     rho: float
 
     def describe(self) -> str:
-        """Return the signals and their values as one line."""
+        """Return the signals and their values, with units, as one line."""
         return "; ".join(
-            f"{name} {', '.join(str(value).lower() if isinstance(value, bool) else f'{value:g}' for value in values)}"
+            f"{name} {', '.join(map(_format_value, values))} {SIGNALS[name].unit.removeprefix('1')}".rstrip()
             for name, values in self.signals.items()
         )
 
 
+def _format_value(value: float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
 @dataclass(frozen=True, slots=True)
 class SpecTrial:
-    """A specification on two traces: one that it finds safe, and one that breaks it; None where none was found."""
+    """A specification on traces: one that satisfies it, None if none was found, and those that violate it. Every
+    comparison decides at least one of `broken`: the formula holds there if it is taken for true, or for false. `idle`
+    are the comparisons that decide none.
+    """
 
     spec: Spec
     kept: TrialTrace | None
-    broken: TrialTrace | None
+    broken: tuple[TrialTrace, ...]
+    idle: tuple[str, ...]
 
 
 def try_spec(spec: Spec) -> SpecTrial:
-    """Find two simple traces of four records, one that satisfies a specification and one that violates it.
-
-    A numeric signal rises for two records to a share of the number that it is compared with; a Boolean one is true
-    there, throughout, or never. Of the traces tried these are the two nearest to the limit.
+    """Find simple traces of four records, one that satisfies a specification, and some that violate it. A numeric
+    signal is a share of the value at which a comparison turns, throughout or in two records; a Boolean one is true
+    throughout, in two records, or never. Of the traces tried these are the nearest to the limit.
     """
-    traces = list(_simple_traces(spec))
-    safe = [trace for trace in traces if trace.rho >= 0]
-    broken = [trace for trace in traces if trace.rho < 0]
-    return SpecTrial(
-        spec,
-        min(safe, key=lambda trace: trace.rho, default=None),
-        max(broken, key=lambda trace: trace.rho, default=None),
-    )
+    trace = _simple_traces(spec.formula)
+    rho = robustness(spec.formula, trace)
+    order = np.where(rho < 0, np.maximum(rho, -_LARGEST), -np.inf)
+    broken, idle = list[int](), list[str]()
+    nodes = (node for node in syntax.walk_nodes(spec.formula) if isinstance(node, syntax.Compare))
+    for predicate in dict.fromkeys(nodes):
+        others = [robustness(_replace_node(spec.formula, predicate, truth), trace) for truth in (True, False)]
+        decided = (rho < 0) & (np.maximum(*others) >= 0)
+        if not decided.any():
+            idle.append(syntax.format_formula(predicate))
+        elif not decided[broken].any():
+            broken.append(int(np.where(decided, order, -np.inf).argmax()))
+    broken = broken or [int(order.argmax())] * bool((rho < 0).any())
+    kept = np.where(rho >= 0, rho, np.nan)
+    best = None if np.isnan(kept).all() else _cut_trace(trace, rho, int(np.nanargmin(kept)))
+    return SpecTrial(spec, best, tuple(_cut_trace(trace, rho, at) for at in broken), tuple(idle))
 
 
-def _simple_traces(spec: Spec) -> Iterator[TrialTrace]:
-    limits = dict(_limits(spec.formula))
-    booleans = sorted(name for name in spec.signals if SIGNALS[name].boolean)
-    shapes = ((0.0, 1.0, 1.0, 0.0), (1.0,) * 4)  # the second for what must stay above a limit
-    for shape, pattern in product(shapes, ((True,) * 4, (False, True, True, False), (False,) * 4)):
-        for share in _SHARES:
-            signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {
-                name: np.array(pattern, dtype=np.bool_) for name in booleans
-            }
-            for name in sorted(spec.signals - set(booleans)):
-                signals[name] = np.array(shape) * share * limits.get(name, spec.threshold)
-            trace = Trace(signals, np.array([0, 4], dtype=np.int64), np.array([_DT_S]))
-            rho = float(robustness(spec.formula, trace)[0])
-            yield TrialTrace({name: values.tolist() for name, values in signals.items()}, rho)
+def _replace_node(formula: syntax.Formula, predicate: syntax.Compare, truth: bool) -> syntax.Formula:
+    def visit(node: syntax.Node) -> syntax.Node:
+        return syntax.Truth(truth) if node == predicate else syntax.map_children(node, visit)
+
+    return cast(syntax.Formula, visit(formula))
 
 
-def _limits(formula: Formula) -> Iterator[tuple[str, float]]:
+def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTrace:
+    rows = slice(int(trace.starts[episode]), int(trace.starts[episode + 1]))
+    return TrialTrace({name: values[rows].tolist() for name, values in trace.signals.items()}, float(rho[episode]))
+
+
+def _simple_traces(formula: syntax.Formula) -> Trace:
+    """Return traces of four records; with windows they have time stamps that reach over all of these."""
+    names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
+    turns = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
+    patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
+    for shares in (_SHARES, (0.0, 0.9, 1.1, 3.0), (0.9, 1.1)):
+        scaled = {name: dict.fromkeys(share * turn for share in shares for turn in turns[name]) for name in turns}
+        choices: list[list[Any]] = [list(scaled[name]) if name in scaled else patterns for name in names]
+        if math.prod(map(len, choices)) <= _MOST_TRACES:
+            break
+    rows = list(islice(product(*choices), _MOST_TRACES))
+    # The second for what must stay above a limit, the third for what must come true in time.
+    shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
+    signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        if name in turns:
+            signals[name] = (np.array(values)[None, :, None] * shapes[:, None]).ravel() + 0.0  # never -0.0
+        else:
+            signals[name] = np.tile(np.array(values), (len(shapes), 1)).ravel()
+    count, windows = len(shapes) * max(len(rows), 1), syntax.bounded_windows(formula)
+    span = sum(window.start_s if window.end_s is None else window.end_s for window in windows)
+    stamps = np.tile(np.arange(4) * max(_DT_S, span / 3), count) if windows else None
+    return Trace(signals, np.arange(count + 1) * 4, np.full(count, _DT_S), time_s=stamps)
+
+
+def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
+    """Return the values of a signal at which a comparison turns, with every other signal at 0 or at 1."""
+    values = list[float]()
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
-        nodes = list(syntax.walk_nodes(predicate))
-        numbers = [node.value for node in nodes if isinstance(node, syntax.Number)]
-        names = [node.name for node in nodes if isinstance(node, syntax.NumericSignal)]
-        is_negated = any(isinstance(node, syntax.Negate) for node in nodes)
-        if len(numbers) == 1 and len(names) == 1:
-            yield names[0], (-numbers[0] if is_negated else numbers[0]) or 1.0
+        read = syntax.signal_names(predicate)
+        for rest in (0.0, 1.0) if name in read else ():
+            signals = {other: np.array([0.0, 1.0]) if other == name else np.full(2, rest) for other in read}
+            with suppress(SignalError):
+                first, second = predicate_margin(predicate, Trace(signals, np.array([0, 2]), np.array([_DT_S])))
+                values += [float(first / (first - second))] if first != second else []
+    return [*dict.fromkeys(value or 1.0 for value in values)] or [1.0]

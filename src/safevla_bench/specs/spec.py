@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import Literal
 
 from safevla_bench.errors import SpecError
+from safevla_bench.signals import parse_formula
 from safevla_bench.signals.signal import SIGNALS
-from safevla_bench.stl.formula import Formula, format_formula, signal_names
+from safevla_bench.stl import formula as syntax
 
 Tier = Literal["safe", "alternate", "diagnostic"]
 """`safe` is scored, `alternate` is another threshold of a scored one, `diagnostic` is reported beside the scores."""
@@ -31,12 +32,10 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One specification.
-
-    `threshold` and `severe` are positive magnitudes in `unit`. severe / threshold is K of the paper's Eq. 1. `severe`
-    is None where violations have no graded depth. `stl` is the text as written, with `threshold` in place of the
-    number; `formula` is judged. A specification applies to a task that has every tag of `requires_all` and none of
-    `invalid_if_any`.
+    """One specification. `threshold` and `severe` are positive magnitudes in `unit`. severe / threshold is K of the
+    paper's Eq. 1. `severe` is None where violations have no graded depth. `stl` is the text as written, with
+    `threshold` in place of the number; `formula` is judged. A specification applies to a task that has every tag of
+    `requires_all` and none of `invalid_if_any`.
     """
 
     spec_id: str
@@ -44,7 +43,7 @@ class Spec:
     axis: Axis
     tier: Tier
     stl: str
-    formula: Formula
+    formula: syntax.Formula
     threshold: float
     severe: float | None
     unit: str
@@ -54,11 +53,26 @@ class Spec:
     source: str
     rationale: str
     alternate_of: str | None = None
+    suites: tuple[str, ...] = ()
+    """The suites to which its limit is confined; () = all."""
+    except_suites: tuple[str, ...] = ()
+    """The suites in which another limit takes its place."""
+
+    @property
+    def written_formula(self) -> syntax.Formula:
+        """The formula as written, with the placeholder `threshold`."""
+        written = parse_formula(self.stl, self.unit)
+        return syntax.make_plain(written) if syntax.is_plain(self.formula) else written
+
+    @property
+    def has_numeric_condition(self) -> bool:
+        """True if a number decides whether the clause counts, and the clause has a margin."""
+        return not self.binary and not all(map(syntax.is_boolean_only, syntax.conditions(self.formula)))
 
     @property
     def signals(self) -> frozenset[str]:
         """The names of the signals that the formula reads."""
-        return signal_names(self.formula)
+        return syntax.signal_names(self.formula)
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,6 @@ class Library:
 
     def canonical_id(self, spec_id: str) -> str:
         """Return the current id for a current or older id, or for an id that a `[[replace]]` gave another threshold.
-
         The latter, `ID@…`, is found where it is the only one of `ID`. Raises `SpecError` with close ids if the library
         has no such specification.
         """
@@ -125,13 +138,21 @@ class Library:
 def scoring_content(spec: Spec) -> list[object]:
     """Return everything that decides how a specification is judged, in a canonical form."""
     return [
-        *(spec.spec_id, spec.canonical_family, spec.axis, spec.tier, format_formula(spec.formula)),
+        *(spec.spec_id, spec.canonical_family, spec.axis, spec.tier, syntax.format_formula(spec.formula)),
         *(spec.threshold, spec.severe, spec.unit, spec.binary),
         *(sorted(spec.requires_all), sorted(spec.invalid_if_any)),
+        *(["conditions are true or false"] if spec.has_numeric_condition else []),
+        *([{"suites": sorted(spec.suites), "except": sorted(spec.except_suites)}] if is_confined(spec) else []),
     ]
 
 
-ROW_KEYS = tuple(field.name for field in fields(Spec) if field.name != "formula")
+def is_confined(spec: Spec) -> bool:
+    """Return whether a specification holds in some suites alone."""
+    return bool(spec.suites or spec.except_suites)
+
+
+_CONFINED = ("suites", "except_suites")
+ROW_KEYS = tuple(field.name for field in fields(Spec) if field.name not in ("formula", *_CONFINED))
 
 
 def spec_rows(library: Library) -> list[dict[str, object]]:
@@ -145,7 +166,7 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
     meaning = {name: tag.meaning for name, tag in library.vocabulary.items()}
     return {
         **_spec_row(library, spec),
-        "formula": format_formula(spec.formula),
+        "formula": syntax.format_formula(spec.formula),
         "signals": [f"{name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)],
         "requires_all": [f"{tag}: {meaning[tag]}" for tag in spec.requires_all],
         "invalid_if_any": [f"{tag}: {meaning[tag]}" for tag in spec.invalid_if_any],
@@ -155,5 +176,6 @@ def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
 
 def _spec_row(library: Library, spec: Spec) -> dict[str, object]:
     row = {name: getattr(spec, name) for name in ROW_KEYS}
+    row |= {name: list(getattr(spec, name)) for name in _CONFINED if getattr(spec, name)}
     lists = {name: list(row[name]) for name in ("requires_all", "invalid_if_any")}
     return {**row, **lists, "legacy_ids": list(library.legacy_ids(spec.spec_id))}

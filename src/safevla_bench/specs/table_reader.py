@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -12,7 +11,9 @@ from typing import TypeVar
 
 import msgspec
 
+from safevla_bench import files
 from safevla_bench.errors import Place, SafevlaError, truncate_text
+from safevla_bench.memory import limit_memory
 from safevla_bench.text import suggest_names
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -48,7 +49,7 @@ class RuleFile(msgspec.Struct, frozen=True):
         """Return the file's base name and its text as UTF-8; `OSError` and `UnicodeDecodeError` are passed on."""
         if isinstance(path, RuleFile):
             return path
-        return cls(Path(path).name, Path(path).read_text(encoding="utf-8"))
+        return cls(Path(path).name, files.read_text(Path(path)))
 
     def __str__(self) -> str:
         return Path(self.name).name
@@ -66,7 +67,7 @@ class RuleFile(msgspec.Struct, frozen=True):
 def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
     """Return the text of a UTF-8 file; raise the origin's error if the file cannot be read or is not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read_text(path) if isinstance(path, Path) else path.read_text(encoding="utf-8")
     except OSError as error:
         raise origin.make_error(f"cannot be read: {error.strerror}", remedy="check the path") from None
     except UnicodeDecodeError as error:
@@ -74,32 +75,31 @@ def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
 
 
 def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:
-    """Return a TOML file as a struct that names its tables.
-
-    Raises the origin's error if the file cannot be read, is not TOML, or has an unknown key or a wrong value.
+    """Return a TOML file as a struct that names its tables. Raises the origin's error if the file cannot be read, is
+    not TOML, or has an unknown key or a wrong value.
     """
     try:
-        tables = tomllib.loads(read_text(path, origin))
+        with limit_memory(origin.file):
+            return convert_row(files.parse_toml(read_text(path, origin)), kind, origin)
     except ValueError as error:  # a TOMLDecodeError, or an integer of absurd length
         raise origin.make_error(f"is not TOML: {error}", remedy="mend the syntax there") from None
     except RecursionError:
         raise origin.make_error("nests too deeply", remedy="a row is flat") from None
-    return convert_row(tables, kind, origin)
 
 
 def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
-    """Return the rows of a JSON file, each with its origin: one row or a list of rows, in .jsonl a row a line.
-
-    Raises the origin's error if the file cannot be read or is not JSON.
+    """Return the rows of a JSON file, each with its origin: one row or a list of rows, in .jsonl a row a line. Raises
+    the origin's error if the file cannot be read or is not JSON.
     """
-    text = read_text(path, origin)
-    if origin.file.endswith(".jsonl"):
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        numbered = [(RowOrigin(origin.error, origin.file, line=number), line) for number, line in lines]
-        return [(place, _parse_json(line, place)) for place, line in numbered]
-    document = _parse_json(text, origin)
-    rows = document if isinstance(document, list) else [document]
-    return [(origin.with_subject(f"row {number}"), row) for number, row in enumerate(rows)]
+    with limit_memory(origin.file):
+        text = read_text(path, origin)
+        if origin.file.endswith(".jsonl"):
+            lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+            numbered = [(RowOrigin(origin.error, origin.file, line=number), line) for number, line in lines]
+            return [(place, _parse_json(line, place)) for place, line in numbered]
+        document = _parse_json(text, origin)
+        rows = document if isinstance(document, list) else [document]
+        return [(origin.with_subject(f"row {number}"), row) for number, row in enumerate(rows)]
 
 
 def _parse_json(text: str, origin: RowOrigin) -> object:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from math import ceil, copysign, inf, log, pi, sqrt
+from math import ceil, log, pi, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,21 @@ from numpy.typing import NDArray
 from safevla_bench.errors import SafevlaError
 
 Floats = NDArray[np.float64]
+Reals = float | Floats
+Counts = int | NDArray[np.int64]
 CONFIDENCE = 0.95
-_HALVINGS = 100
+_HALVINGS = 60
 _MOST_VALUES = 256
 """Distinct values of which the interval of a mean is computed; of more, neighbours are replaced by their mean."""
 _DIGITS = 9
 """Ends are rounded to these, so that they do not depend on how a processor adds."""
-_LINE = np.arange(0.0, 9.0, 0.02)
+_LINE = np.arange(0.0, 9.0, 0.025)
+_CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
+"""Numbers of points of the line after which it is cut off if the integrand has fallen by a factor of this logarithm. Up
+to the fourth it is so smooth that a third of the points do.
+"""
+_ROWS, _FEW_ROWS = 192, 16
+"""Rows that are integrated at a time, so that they fit into the processor's cache, and up to how many all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +43,88 @@ class Interval:
     skipped: int = 0
 
 
+def make_interval(low: Any, high: Any) -> Interval:
+    """Return the interval with these ends; of arrays [R], those of several rows in one."""
+    return Interval(low, high)
+
+
 def normal_quantile(confidence: float = CONFIDENCE) -> float:
     """Return the half-width of a two-sided normal interval in standard errors: 1.96 for 95 %."""
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
-def is_significant(p_value: float, confidence: float = CONFIDENCE) -> bool:
-    """Return whether a p-value is at most 1 - confidence, but for rounding."""
+def is_significant(p_value: Reals, confidence: float = CONFIDENCE) -> Any:
+    """Return whether a p-value, or each of several, is at most 1 - confidence, up to rounding."""
     return p_value <= 1 - confidence + 1e-12
 
 
 def reconcile_interval(
-    interval: Interval | None, estimate: float, p_value: float, confidence: float = CONFIDENCE
+    interval: Interval | None, estimate: Any, p_value: Reals, confidence: float = CONFIDENCE
 ) -> Interval | None:
     """Return the interval of a difference so that it excludes 0 exactly if its test is significant; None for None.
 
     Score intervals and mid-p-values are two approximations that disagree on a few outcomes (pairs that split 4:0,
     15:6, 18:8 or 21:10); the test decides. If it is not significant, the interval is extended to hold 0. If it is, an
-    interval around 0 ends there, on the side where the estimate is not: that end is open.
+    interval around 0 ends there, on the side where the estimate is not: that end is open. Ends may be arrays.
     """
     if interval is None:
         return None
-    low, high = interval.low, interval.high
-    if not is_significant(p_value, confidence):
-        return replace(interval, low=min(low, 0.0), high=max(high, 0.0))
-    if low <= 0 <= high:
-        return replace(interval, low=0.0) if estimate >= 0 else replace(interval, high=0.0)
-    return interval
+    low, high, is_shown = interval.low, interval.high, is_significant(p_value, confidence)
+    is_opened, is_above = is_shown & (low <= 0) & (high >= 0), np.greater_equal(estimate, 0)
+    return make_interval(
+        np.where(is_shown, np.where(is_opened & is_above, 0.0, low), np.minimum(low, 0.0))[()],
+        np.where(is_shown, np.where(is_opened & ~is_above, 0.0, high), np.maximum(high, 0.0))[()],
+    )
 
 
-def wilson_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interval | None:
+def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: float = 1e-12) -> Any:
+    """Return where a continuous function that has opposite signs at two ends crosses 0, to within `width`.
+
+    Of several functions at once, if the ends are arrays and `function` takes and returns such arrays; NaN for NaN.
+    T. R. Chandrupatla, Advances in Engineering Software 28 (1997) 145-149. Importing `scipy.optimize` takes longer than
+    most commands.
+    """
+    a: Any = low + 0.0 * high
+    b: Any = high + 0.0 * low  # b lies beyond the root, c is the point before
+    at_a, at_b = function(a), function(b)
+    found: Any = a
+    share: Any = 0.5
+    is_open = ~np.isnan(a)
+    while True:
+        point = a + share * (b - a)
+        value = function(point)
+        is_before = (value < 0) == (at_a < 0)
+        c, at_c = np.where(is_before, a, b), np.where(is_before, at_a, at_b)
+        b, at_b = np.where(is_before, b, a), np.where(is_before, at_b, at_a)
+        a, at_a = point, value
+        with np.errstate(divide="ignore", invalid="ignore"):
+            least = width / abs(b - a)
+            is_found = (least > 0.5) | (value == 0)
+            found = np.where(is_open & is_found, np.where(abs(at_a) <= abs(at_b), a, b), found)
+            is_open = is_open & ~is_found
+            if not is_open.any():
+                return found[()]
+            x, y = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
+            inside = at_a / (at_b - at_a) * at_c / (at_b - at_c)  # inverse quadratic interpolation
+            inside = inside + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
+            share = np.where((y**2 < x) & ((1 - y) ** 2 < 1 - x), inside, 0.5)
+            share = np.where(is_open, np.minimum(np.maximum(share, least), 1 - least), 0.0)[()]
+
+
+def binomial_pmf(counts: NDArray[np.int64], n: int | NDArray[np.int64], rate: float) -> Floats:
+    """Return the probabilities of these counts among n of a rate; `scipy.stats` takes over a second to import."""
+    from scipy.special import gammaln, xlog1py, xlogy
+
+    logs = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
+    return np.asarray(np.exp(logs + xlogy(counts, rate) + xlog1py(n - counts, -rate)), dtype=np.float64)
+
+
+def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> Interval | None:
     """Return Wilson's score interval of a proportion, without continuity correction; None if n is zero.
 
     E. B. Wilson, Journal of the American Statistical Association 22 (1927) 209-212; as R. G. Newcombe writes it,
-    Statistics in Medicine 17 (1998) 857-872, method 3.
+    Statistics in Medicine 17 (1998) 857-872, method 3. For the sum of n values in [0, 1] it is conservative: none
+    varies more than a coin with its mean.
 
     >>> interval = wilson_interval(167, 200)
     >>> round(interval.low, 3), round(interval.high, 3)
@@ -79,23 +136,10 @@ def wilson_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Inter
 
     p, z = count / n, ndtri(0.5 + 0.5 * confidence)
     scale = 2 * (n + z**2)
-    middle, half = (2 * n * p + z**2) / scale, z / scale * sqrt(4 * n * p * (1 - p) + z**2)
-    return Interval(0.0 if count == 0 else float(middle - half), 1.0 if count == n else float(middle + half))
-
-
-def unit_mean_interval(total: float, n: float, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return a conservative interval of the mean of n values in [0, 1] that sum to `total`; None if n is zero.
-
-    Wilson's formula with total/n for the proportion p: no variable in [0, 1] varies more than a coin with its mean,
-    p(1 - p). If all values are equal it has a width, unlike the bootstrap's.
-    """
-    if n == 0:
-        return None
-    z, p = normal_quantile(confidence), total / n
-    middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
-    scale = 1 + z * z / n
-    # Rounding must not push an end past a mean of exactly 0 or 1.
-    return Interval(min(p, max(0.0, (middle - half) / scale)), max(p, min(1.0, (middle + half) / scale)))
+    middle, half = (2 * n * p + z**2) / scale, z / scale * sqrt(max(0.0, 4 * n * p * (1 - p)) + z**2)
+    return Interval(
+        0.0 if count == 0 else min(p, float(middle - half)), 1.0 if count == n else max(p, float(middle + half))
+    )
 
 
 def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interval | None:
@@ -119,7 +163,9 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
     return Interval(low, high)
 
 
-def bounded_mean_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
+def bounded_mean_interval(
+    values: Floats, confidence: float = CONFIDENCE, weights: Floats | None = None
+) -> Interval | None:
     """Return an interval of the mean of values [n] in [0, 1], as exact as Clopper and Pearson's; None if n is zero.
 
     N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas,
@@ -127,31 +173,105 @@ def bounded_mean_interval(values: Floats, confidence: float = CONFIDENCE) -> Int
     the lower end that of sum D_i x_i. For zeros and ones it is Clopper and Pearson's interval. That it covers for every
     distribution in [0, 1] is conjectured; `benchmarks/interval_coverage.py` measures it.
 
+    `weights` [n] sum to 1, None = equal ones: values are multiplied by n times their weights, and the greatest weight
+    bounds each product; of 1 - value for the lower end. They are for clusters of several sizes, such as starts.
+
     >>> import numpy as np
     >>> interval = bounded_mean_interval(np.zeros(3))
     >>> round(interval.low, 3), round(interval.high, 3)
     (0.0, 0.708)
     """
-    if len(values) == 0:
+    n = len(values)
+    if n == 0:
         return None
-    tail = (1 - confidence) / 2
-    low, high = 1.0 - _spacing_quantile(1.0 - values, 1 - tail), _spacing_quantile(values, 1 - tail)
-    return Interval(round(low, _DIGITS), round(high, _DIGITS))
+    scales = np.ones(n) if weights is None else n * weights
+    most, level = float(scales.max()), (1 + confidence) / 2
+    bounds = [
+        min(
+            1.0,
+            round(
+                most * _solve_one(*map(tuple, map(Floats.tolist, _merge_values(scales / most * side))), level), _DIGITS
+            ),
+        )
+        for side in (1 - values, values)
+    ]
+    return Interval(round(1 - bounds[0], _DIGITS), bounds[1])
 
 
-def _spacing_quantile(values: Floats, level: float) -> float:
-    points, counts = _merge_values(values)
-    return _solve_spacings(tuple(points.tolist()), tuple(counts.tolist()), level)
+def bounded_mean_ends(
+    rows: Floats, confidence: Reals = CONFIDENCE, weights: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Return the ends of `bounded_mean_interval` of each row [R, n] of values; NaN are left out.
+
+    `weights` [R, n] sum to 1 in each row; `confidence` may be that of each row, [R].
+    """
+    scales = np.ones_like(rows) if weights is None else (~np.isnan(rows)).sum(axis=1, keepdims=True) * weights
+    most = np.fmax.reduce(scales, axis=1, keepdims=True)
+    bounds = (
+        most[:, 0] * _solve_spacings(*_merge_rows(scales / most * side), (1 + np.asarray(confidence)) / 2)
+        for side in (1 - rows, rows)
+    )
+    low, high = (np.minimum(1.0, np.round(bound, _DIGITS)) for bound in bounds)
+    return np.round(1 - low, _DIGITS), high
 
 
-@lru_cache(maxsize=1024)  # most specifications of a cell have the same few severities, often all zero
-def _solve_spacings(values: tuple[float, ...], numbers: tuple[float, ...], level: float) -> float:
-    from scipy.optimize import brentq
+def mean_p_values(rows: Floats, mean: float) -> Floats:
+    """Return the two-sided p-value of the mean of each row [R, n] of values in [0, 1]: the error at which
+    `bounded_mean_interval` ends there. NaN are left out.
+    """
+    means = np.full(len(rows), mean)
+    low, high = (1 - _spacing_cdf(*_merge_rows(side), end) for side, end in ((1 - rows, 1 - means), (rows, means)))
+    return np.asarray(np.minimum(1.0, 2 * np.maximum(0.0, np.minimum(low, high))))
 
-    if values[0] == 1.0:
-        return 1.0
-    points, counts = np.append(values, 1.0), np.append(numbers, 1.0)
-    return float(brentq(lambda mean: _spacing_cdf(points, counts, mean) - level, float(points[0]), 1.0, xtol=1e-10))
+
+def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
+    """Return the distinct values of each row and a 1, the most frequent first, and their numbers: two arrays [R, M]."""
+    merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
+    points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
+    counts = np.zeros_like(points)
+    counts[:, 0] = 1.0
+    for k, (values, numbers) in enumerate(merged):
+        order = np.argsort(-numbers, kind="stable")
+        points[k, 1 : 1 + len(values)], counts[k, 1 : 1 + len(values)] = values[order], numbers[order]
+    return points, counts
+
+
+def mean_p_value(values: Floats, mean: float) -> float:
+    """Return the p-value of `mean_p_values` of values [n]; 1 if n is zero."""
+    return float(mean_p_values(values[None], mean)[0]) if len(values) else 1.0
+
+
+@lru_cache(maxsize=4096)  # most specifications of a cell have the same few severities, often all zero
+def _solve_one(values: tuple[float, ...], numbers: tuple[float, ...], level: float) -> float:
+    points, counts = np.array([[1.0, *values]]), np.array([[1.0, *numbers]])
+    return float(_solve_spacings(points, counts, level)[0])
+
+
+def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
+    """Return the quantiles of the sums of `_spacing_cdf`, to within 1e-11, by secants of their normal quantiles."""
+    from scipy.special import ndtri
+
+    sizes = counts.sum(axis=1)
+    goals = np.broadcast_to(ndtri(level), len(points))
+    means = (counts * points).sum(axis=1) / sizes
+    spreads = np.sqrt((counts * (points - means[:, None]) ** 2).sum(axis=1) / sizes / (sizes + 1))
+    low, high = np.where(counts > 0, points, 1.0).min(axis=1), np.ones(len(points))
+    at: Floats = np.clip(means + goals * spreads, low + (1 - low) / 64, 1 - (1 - low) / 64)
+    before, value_before = at - spreads, np.full(len(points), np.nan)
+    rows = np.flatnonzero(low < 1.0)
+    while len(rows):
+        chances = np.clip(_spacing_cdf(points[rows], counts[rows], at[rows]), 1e-15, 1 - 1e-15)
+        value, here = ndtri(chances) - goals[rows], at[rows]
+        low[rows], high[rows] = np.where(value < 0, here, low[rows]), np.where(value < 0, high[rows], here)
+        rises = np.where(np.isnan(value_before[rows]), 1.0, value - value_before[rows])
+        following = here - np.divide(
+            value * (here - before[rows]), rises, where=rises != 0, out=np.full(len(rows), 2.0)
+        )
+        inside = (following >= low[rows]) & (following <= high[rows])
+        at[rows] = np.where(inside, following, (low[rows] + high[rows]) / 2)
+        before[rows], value_before[rows] = here, value
+        rows = rows[np.abs(at[rows] - here) > 1e-11]
+    return at
 
 
 def _merge_values(values: Floats) -> tuple[Floats, Floats]:
@@ -164,86 +284,162 @@ def _merge_values(values: Floats) -> tuple[Floats, Floats]:
     return points, counts
 
 
-def _spacing_cdf(points: Floats, counts: Floats, mean: float) -> float:
-    """Return P(sum D_i x_i <= mean), D uniform on the simplex; 1 for a mean that is not below the greatest point.
+def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
+    """Return P(sum D_i x_i <= mean) of each row, D uniform on the simplex; 1 for a mean that is not below 1.
 
-    It is therefore 1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment generating function is exp K(s) = prod (1 - s
+    `points` [R, M], of which the first is 1, occur `counts` times; those of a count of 0 do not occur. It is
+    1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment generating function is exp K(s) = prod (1 - s
     (x_i - mean))^-1. P(Q > 0) is the integral of exp(K(s)) / (2 pi i s) along a vertical line (R. Rice, Advances in
     Applied Probability 12 (1980) 475-490).
     """
-    from scipy.optimize import brentq
-
-    centred = points - mean
-    greatest = float(centred[-1])
-    if greatest <= 0:
-        return 1.0
-
-    def slope(share: float) -> float:
-        at = share / greatest
-        return float(counts @ (centred / (1 - at * centred))) - 1 / at
-
-    saddle = float(brentq(slope, 1e-12, 1 - 1e-12)) / greatest
-    rates = centred / (1 - saddle * centred)
-    width = 1 / sqrt(float(counts @ rates**2) + 1 / saddle**2)
-    heights = width * np.sinh(_LINE)
-    products = np.outer(rates, heights)
-    logs = -0.5 * (counts @ np.log1p(products**2)) - float(counts @ np.log1p(-saddle * centred))
-    factors = np.exp(logs + 1j * (counts @ np.arctan(products))) / (saddle + 1j * heights)
-    integrand: Floats = factors.real * width * np.cosh(_LINE)
-    integrand[0] /= 2  # the line below the axis mirrors the one above
-    return 1 - float(integrand.sum() * _LINE[1]) / pi
+    chances = (means >= 1).astype(np.float64)
+    inner = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
+    points, counts = points[inner], counts[inner]
+    centred = points - means[inner, None]
+    saddles = _find_saddles(centred, counts)
+    rates = centred / (1 - saddles[:, None] * centred)
+    widths = 1 / np.sqrt((counts * rates**2).sum(axis=1) + 1 / saddles**2)
+    heights = -(counts * np.log1p(-saddles[:, None] * centred)).sum(axis=1)
+    cuts = np.sinh(_LINE[list(_CUTS[:-1])]) * widths[:, None]
+    falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cuts[:, None]) ** 2))[:, 0]
+    reached = (falls < _FALL).sum(axis=1)
+    for cut in np.unique(reached):
+        line = _LINE[: _CUTS[cut] : (5, 3, 3, 3, 1)[cut]]
+        rows = np.flatnonzero(reached == cut)
+        for part in np.array_split(rows, len(rows) // _ROWS + 1):
+            tails = _integrate(rates[part], counts[part], saddles[part], widths[part], heights[part], line)
+            chances[inner[part]] = 1 - tails
+    return chances
 
 
-def rate_mean_interval(rates: Sequence[tuple[float, Interval]]) -> Interval | None:
-    """Return an interval of the unweighted mean of independent proportions, from theirs; None if there are none.
+def _find_saddles(centred: Floats, counts: Floats) -> Floats:
+    """Return where K(s) - log s is least, by damped steps of Newton's, which suit a self-concordant function."""
+    saddles: Floats = np.minimum(0.5 / centred[:, 0], 1 / np.sqrt((counts * centred**2).sum(axis=1)))
+    for _ in range(50):
+        rates = centred / (1 - saddles[:, None] * centred)
+        steps = 1 / saddles - (counts * rates).sum(axis=1)
+        curvatures = 1 / saddles**2 + (counts * rates**2).sum(axis=1)
+        lengths = np.abs(steps) / np.sqrt(curvatures)
+        saddles = saddles + steps / curvatures / (1 + lengths)
+        if lengths.max(initial=0.0) < 0.01:
+            break
+    return saddles
 
-    G. Y. Zou and A. Donner, Statistics in Medicine 27 (2008) 1693-1702 (MOVER), of which Newcombe's interval is the
-    case of a difference: the distances from each proportion to its limits, squared, added, and divided by their number.
 
-    >>> interval = rate_mean_interval([(0.835, wilson_interval(167, 200)), (0.695, wilson_interval(139, 200))])
+def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
+    """Return the integral over a line above the saddles, on which the integrand has the heights' exponential."""
+    above = widths[:, None] * np.sinh(line)
+    is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
+    turns, numbers = rates[:, ~is_single, None] * above[:, None], counts[:, None, ~is_single]
+    logs = heights[:, None] - 0.5 * (numbers @ np.log1p(turns**2))[:, 0]
+    angles = (numbers @ np.arctan(turns))[:, 0]
+    scale = np.exp(logs) * (widths[:, None] * np.cosh(line)) / (saddles[:, None] ** 2 + above**2)
+    real, imaginary = np.cos(angles), np.sin(angles)
+    real, imaginary = (
+        scale * (real * saddles[:, None] + imaginary * above),
+        scale * (imaginary * saddles[:, None] - real * above),
+    )
+    for rate in (rates * counts)[:, is_single].T[:, :, None]:  # a factor 1 / (1 - i turned)
+        turned = rate * above
+        shrunk = 1 / (1 + turned * turned)
+        real, imaginary = (real - turned * imaginary) * shrunk, (imaginary + turned * real) * shrunk
+    real[:, 0] /= 2  # the line below the axis mirrors the one above
+    return np.asarray(real.sum(axis=1) * line[1] / pi)
+
+
+def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: float = CONFIDENCE) -> Interval | None:
+    """Return an interval of the unweighted mean of rates of independent episodes, such as of suites; None without any.
+
+    With equal `sizes` Clopper and Pearson's of the sum of `counts`, which holds for rates that differ (Hoeffding 1956);
+    otherwise that of the episodes' values with their weights (`bounded_mean_interval`). One rate has Wilson's.
+    """
+    if len(sizes) == 1:
+        return wilson_interval(counts[0], sizes[0], confidence)
+    if not sizes or 0 in sizes:
+        return None
+    if len(set(sizes)) == 1:
+        return exact_interval(sum(counts), sum(sizes), confidence)
+    values = np.concatenate([np.repeat([1.0, 0.0], [k, n - k]) for k, n in zip(counts, sizes, strict=True)])
+    weights = np.concatenate([np.full(n, 1 / (n * len(sizes))) for n in sizes])
+    return bounded_mean_interval(values, confidence, weights)
+
+
+def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
+    """Return the exact interval of the median of values [n] by two order statistics; None if n is too small for one.
+
+    E. L. Lehmann and H. J. M. D'Abrera, Nonparametrics (1975), section 4.5: six values or more at 95 %.
+    """
+    from scipy.special import bdtr
+
+    n, tail = len(values), (1 - confidence) / 2
+    beyond = int((bdtr(np.arange(n), n, 0.5) <= tail).sum()) if n else 0
+    if beyond == 0:
+        return None
+    ordered = np.sort(values)
+    return Interval(float(ordered[beyond - 1]), float(ordered[n - beyond]))
+
+
+def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
+    """Return the exact interval of a rate of which the first hit came in trial number `trials`, from 1.
+
+    The number of trials has the geometric distribution: each end is the rate at which so many or more, or so few or
+    fewer, have the probability (1 - confidence)/2.
+    """
+    tail = (1 - confidence) / 2
+    return Interval(1 - (1 - tail) ** (1 / trials), 1 - tail ** (1 / (trials - 1)) if trials > 1 else 1.0)
+
+
+def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequence[float]) -> Interval:
+    """Return an interval of the weighted sum of independent estimates from theirs (MOVER).
+
+    Of Wilson's, with the weights 1 and -1, it is Newcombe's. R. G. Newcombe, Statistics in Medicine 17 (1998) 873-890,
+    method 10; G. Y. Zou and A. Donner, Statistics in Medicine 27 (2008) 1693-1702.
+
+    >>> rates = [(0.835, wilson_interval(167, 200)), (0.695, wilson_interval(139, 200))]
+    >>> interval = combine_intervals(rates, (0.5, 0.5))
     >>> round(interval.low, 3), round(interval.high, 3)
     (0.721, 0.802)
     """
-    if not rates:
-        return None
-    k, mean = len(rates), sum(p for p, _ in rates) / len(rates)
-    below = sqrt(sum((p - limits.low) ** 2 for p, limits in rates)) / k
-    above = sqrt(sum((limits.high - p) ** 2 for p, limits in rates)) / k
-    return Interval(mean - below, mean + above)
+    terms = [(w * p, *sorted((w * ends.low, w * ends.high))) for (p, ends), w in zip(estimates, weights, strict=True)]
+    total = sum(p for p, _, _ in terms)
+    below, above = (sqrt(sum((term[0] - term[side]) ** 2 for term in terms)) for side in (1, 2))
+    return Interval(total - below, total + above)
 
 
-def tango_interval(only_first: int, only_second: int, n: int, confidence: float = CONFIDENCE) -> Interval | None:
+def tango_interval(
+    only_first: Counts, only_second: Counts, n: Counts, confidence: float = CONFIDENCE
+) -> Interval | None:
     """Return Tango's score interval of the difference of two proportions over the same n pairs; None if n is zero.
 
     T. Tango, Statistics in Medicine 17 (1998) 891-908: all differences that a score test does not reject, the chance of
     a pair won by the second at its likeliest value under each. If no pair differs it is ± z²/(n + z²).
-    `only_first` and `only_second` count the pairs that only the one, or only the other, has.
+    `only_first` and `only_second` count the pairs that only the one, or only the other, has; they may be arrays [R],
+    and so are the ends then.
     """
-    if n == 0:
+    if not np.all(n):
         return None
-    z, observed = normal_quantile(confidence), (only_first - only_second) / n
-
-    def score(difference: float) -> float:
-        return _tango_score(only_first, only_second, n, difference)
-
-    low = _find_crossing(score, z, -1.0, observed)
-    high = _find_crossing(score, -z, observed, 1.0)
-    return Interval(low, high)
+    z = normal_quantile(confidence)
+    return Interval(_tango_low(only_first, only_second, n, z), -_tango_low(only_second, only_first, n, z) + 0.0)
 
 
-def _tango_score(b: int, c: int, n: int, difference: float) -> float:
-    above = b - c - n * difference
-    linear = (2 * n - b + c) * difference - b - c
-    likeliest = (sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)
-    variance = n * (2 * likeliest + difference * (1 - difference))
-    return above / sqrt(variance) if variance > 0 else copysign(inf, above) if above else 0.0
-
-
-def _find_crossing(falling: Callable[[float], float], level: float, low: float, high: float) -> float:
+def _tango_low(b: Counts, c: Counts, n: Counts, z: float) -> Any:
+    low: Any = -1.0
+    high: Any = (b - c) / n
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > level else (low, middle)
-    return (low + high) / 2
+        is_above = _tango_score(b, c, n, middle) > z
+        low, high = np.where(is_above, middle, low), np.where(is_above, high, middle)
+    return ((low + high) / 2)[()]
+
+
+def _tango_score(b: Counts, c: Counts, n: Counts, difference: Any) -> Any:
+    above = b - c - n * difference
+    linear = (2 * n - b + c) * difference - b - c
+    likeliest = (np.sqrt(linear**2 + 8 * n * c * difference * (1 - difference)) - linear) / (4 * n)
+    variance = n * (2 * likeliest + difference * (1 - difference))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score = np.where(above == 0, 0.0, np.copysign(np.inf, above))
+        return np.where(variance > 0, above / np.sqrt(np.maximum(variance, 0.0)), score)
 
 
 RESAMPLES = 10_000
@@ -342,13 +538,14 @@ def rate_sample_size(
 
 def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE) -> float:
     """Return the probability that the exact interval of n episodes lies on the side of `limit` where `rate` does."""
-    from scipy.stats import binom
+    from scipy.special import bdtrc
 
     tail = (1 - confidence) / 2
     if rate < limit:
         return rate_power(n, 1 - rate, 1 - limit, confidence)
-    least = int(binom.isf(tail, n, limit)) + 1  # P(X >= least) <= tail at the limit
-    return float(binom.sf(least - 1, n, rate)) if least <= n else 0.0
+    upper = bdtrc(np.arange(n), n, limit)  # P(X > k)
+    least = int((upper > tail).sum()) + 1  # P(X >= least) <= tail at the limit
+    return float(bdtrc(least - 1, n, rate)) if least <= n else 0.0
 
 
 def _decisive_normal(rate: float, limit: float, power: float, confidence: float) -> int:
@@ -392,7 +589,7 @@ def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Inter
     inner = min(max(mean, _EDGE), 1 - _EDGE)
     low = 0.0 if mean <= _EDGE else _find_end(excess, _EDGE, inner)
     high = 1.0 if mean >= 1 - _EDGE else _find_end(excess, 1 - _EDGE, inner)
-    return Interval(round(low, _DIGITS), round(high, _DIGITS))
+    return Interval(round(float(low), _DIGITS), round(float(high), _DIGITS))
 
 
 def _log_wealth(points: Floats, counts: NDArray[np.int64], supposed: float) -> float:
@@ -411,11 +608,7 @@ def _prior_nodes() -> Floats:
 
 
 def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> float:
-    from scipy.optimize import brentq
-
-    if excess(outer) <= 0:
-        return outer
-    return float(brentq(excess, outer, mean, xtol=1e-12))
+    return outer if excess(outer) <= 0 else find_root(excess, outer, mean)
 
 
 Steps = Sequence[Sequence[int]]
@@ -476,9 +669,7 @@ def sum_limits(
 
 @lru_cache(maxsize=1024)
 def _sum_chances(size: int, count: int, rate: float) -> Floats:
-    from scipy.stats import binom
-
     chances = np.zeros(size * count + 1)
-    chances[::size] = binom.pmf(np.arange(count + 1), count, rate)
+    chances[::size] = binomial_pmf(np.arange(count + 1), count, rate)
     chances.flags.writeable = False
     return chances

@@ -7,42 +7,67 @@ and `gate -> predicate` is one selection.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from safevla_bench.errors import FormulaError, SignalError
 from safevla_bench.stl import formula as syntax
-from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Fold, Ints, Trace, Values, fold_ranges, is_crisp
+from safevla_bench.stl.trace import (
+    MAX,
+    MIN,
+    Bools,
+    Floats,
+    Fold,
+    Ints,
+    Trace,
+    Values,
+    fold_ranges,
+    fold_spans,
+    fold_until,
+    is_crisp,
+    subtract,
+)
 
 STEP_TOLERANCE = 1e-9
-"""Greatest distance of a window bound from a multiple of the control step, in control steps."""
+"""Greatest distance of a window bound from a multiple of the control step, or from a time stamp, in control steps."""
 
 
-def evaluate_formula(formula: syntax.Formula, trace: Trace, *, at_start: bool, best: bool = True) -> Values:
-    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N].
-
-    Values are margins, or truths if all atoms are Boolean. All episodes must have one control step. Where signals are
-    unknown, the value is the greatest possible, or the smallest unless `best`. Raises as `robustness` does.
+def evaluate_formula(
+    formula: syntax.Formula, trace: Trace, *, at_start: bool, best: bool = True, positive: bool = True
+) -> Values:
+    """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N]. Values are margins,
+    or truths if all atoms are Boolean. All episodes must have time stamps, or none and one control step. Where signals
+    are unknown, the value is the greatest possible, or the smallest unless `best`. A formula under an odd number of
+    negations is not `positive`. Raises as `robustness` does.
     """
 
-    def evaluate(part: syntax.Formula, *, at_start: bool = at_start, best: bool = best) -> Values:
-        return evaluate_formula(part, trace, at_start=at_start, best=best)
+    def evaluate(part: syntax.Formula, *, at_start: bool = at_start, negated: bool = False) -> Values:
+        return evaluate_formula(part, trace, at_start=at_start, best=best != negated, positive=positive != negated)
 
     match formula:
         case syntax.Not(child):
-            return negate(evaluate(child, best=not best))
+            return negate(evaluate(child, negated=True))
         case syntax.And(left, right):
             return conjunction(evaluate(left), evaluate(right))
         case syntax.Or(left, right):
             return disjunction(evaluate(left), evaluate(right))
         case syntax.Implies(left, right):
-            return disjunction(negate(evaluate(left, best=not best)), evaluate(right))
+            condition = evaluate(left, negated=True)
+            if not formula.plain:
+                condition = is_true(condition, strict=positive)
+            return disjunction(negate(condition), evaluate(right))
         case syntax.Always(window, child) | syntax.Eventually(window, child):
             fold = MIN if isinstance(formula, syntax.Always) else MAX
             return evaluate_window(evaluate(child, at_start=False), fold, window, trace, at_start)
         case syntax.Until(window, left, right):
             hold, reach = evaluate(left, at_start=False), evaluate(right, at_start=False)
+            reach = is_true(reach, strict=not positive) if formula.crisp else reach
             values = _evaluate_until(hold, reach, window, trace)
+            if formula.weak:
+                whole = syntax.Window(0.0, window.end_s)
+                values = disjunction(values, evaluate_window(hold, MIN, whole, trace, at_start=False))
         case syntax.Compare():
             values = predicate_margin(formula, trace, best=best)
         case syntax.BooleanSignal(name):
@@ -55,13 +80,14 @@ def evaluate_formula(formula: syntax.Formula, trace: Trace, *, at_start: bool, b
 
 
 def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Trace, at_start: bool) -> Values:
-    """Return the fold of `values` [N] over the window from record 0 if `at_start`, [E], else from every record, [N].
-
-    An empty window gives the fold's neutral value: +inf or True for MIN, -inf or False for MAX.
+    """Return the fold of `values` [N] over the window from record 0 if `at_start`, [E], else from every record, [N]. An
+    empty window gives the fold's neutral value: +inf or True for MIN, -inf or False for MAX.
     """
-    first, last = window_steps(window, trace)
     if at_start:
-        return fold_ranges(values, fold, *trace.layout.window_bounds(first, last))
+        return fold_ranges(values, fold, *start_rows(window, trace))
+    if _goes_by_stamps(window, trace):
+        return fold_spans(values, fold, *_window_rows(window, trace))
+    first, last = _window_steps(window, trace)
     if last is None:
         return trace.layout.fold_to_end(values, fold, first)
     return trace.layout.fold_window(values, fold, first, last)
@@ -70,13 +96,42 @@ def evaluate_window(values: Values, fold: Fold, window: syntax.Window, trace: Tr
 def _evaluate_until(hold: Values, reach: Values, window: syntax.Window, trace: Trace) -> Values:
     if hold.dtype != reach.dtype:
         hold, reach = to_margins(hold), to_margins(reach)
-    first, last = window_steps(window, trace)
-    return trace.layout.fold_until(hold, reach, first, trace.layout.longest - 1 if last is None else last)
+    return fold_until(hold, reach, *_window_rows(window, trace))
 
 
-def window_steps(window: syntax.Window, trace: Trace) -> tuple[int, int | None]:
+def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
+    """Return the rows of each episode's window from its first record, as [lo, hi), both [E]; lo = hi if empty. Raises
+    `FormulaError` if a bound is not a multiple of the control step and there are no time stamps.
+    """
+    if not _goes_by_stamps(window, trace):
+        return trace.layout.window_rows(*_window_steps(window, trace), at_start=True)
+    lo, hi = _window_rows(window, trace)
+    return lo[trace.starts[:-1]], hi[trace.starts[:-1]]
+
+
+def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
+    """Return the rows of the window from each record, as [lo, hi), both [N]; lo = hi if it holds no record."""
+    if not _goes_by_stamps(window, trace):
+        return trace.layout.window_rows(*_window_steps(window, trace), at_start=False)
+    assert trace.time_s is not None
+    lo, hi = trace.layout.window_rows(0, None, at_start=False)
+    for first, end in pairwise(trace.starts.tolist()):
+        stamps = trace.time_s[first:end]
+        slack = STEP_TOLERANCE * float(np.median(np.diff(stamps))) if end - first > 1 else 0.0
+        slack = max(slack, 2 * float(np.spacing(np.abs(stamps).max())))  # stamps may be no finer than their rounding
+        begins = first + np.searchsorted(stamps, stamps + (window.start_s - slack))
+        lo[first:end] = np.maximum(lo[first:end], begins)
+        if window.end_s is not None:
+            hi[first:end] = first + np.searchsorted(stamps, stamps + (window.end_s + slack), side="right")
+    return lo, hi
+
+
+def _goes_by_stamps(window: syntax.Window, trace: Trace) -> bool:
+    return trace.time_s is not None and window != syntax.Window()
+
+
+def _window_steps(window: syntax.Window, trace: Trace) -> tuple[int, int | None]:
     """Return the first and last control step of the window, by the step of episode 0; the last is None for the horizon.
-
     Raises `FormulaError` if a bound is not a multiple of that step.
     """
     first = _step_count(window.start_s, trace)
@@ -103,9 +158,8 @@ def negate(values: Values) -> Values:
 
 
 def conjunction(left: Values, right: Values) -> Values:
-    """Return the smaller margin, or the `and` of truths.
-
-    Of truth and margin: the margin where the truth is True, else -inf.
+    """Return the smaller margin, or the `and` of truths. Of truth and margin: the margin where the truth is True, else
+    -inf.
     """
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
@@ -114,9 +168,8 @@ def conjunction(left: Values, right: Values) -> Values:
 
 
 def disjunction(left: Values, right: Values) -> Values:
-    """Return the greater margin, or the `or` of truths.
-
-    Of truth and margin: +inf where the truth is True, else the margin.
+    """Return the greater margin, or the `or` of truths. Of truth and margin: +inf where the truth is True, else the
+    margin.
     """
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
@@ -126,7 +179,12 @@ def disjunction(left: Values, right: Values) -> Values:
 
 def is_positive(values: Values) -> Bools:
     """Return whether each margin is above zero, or each crisp value true."""
-    return values if is_crisp(values) else np.greater(values, 0)
+    return is_true(values, strict=True)
+
+
+def is_true(values: Values, *, strict: bool) -> Bools:
+    """Return whether each margin is at least zero, or with `strict` above it; crisp values as they are."""
+    return values if is_crisp(values) else np.greater(values, 0) if strict else np.greater_equal(values, 0)
 
 
 def to_margins(values: Values) -> Floats:
@@ -143,10 +201,9 @@ def reads_signal(expression: syntax.Expression) -> bool:
 
 
 def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> Floats | np.float64:
-    """Return the expression at every record, [N], or one number if it reads no signal (`trace` may then be None).
-
-    NaN if a signal is unknown. Raises `SignalError` if a known value is NaN, or arithmetic divides by zero or
-    overflows; `FormulaError` if `threshold` was not substituted.
+    """Return the expression at every record, [N], or one number if it reads no signal (`trace` may then be None). NaN
+    if a signal is unknown. Raises `SignalError` if a known value is NaN, or arithmetic divides by zero or overflows;
+    `FormulaError` if `threshold` was not substituted.
     """
     match expression:
         case syntax.NumericSignal(name):
@@ -167,36 +224,42 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
         case syntax.Arithmetic(operator, left, right):
             first, second = evaluate_expression(left, trace), evaluate_expression(right, trace)
             result: Floats = _OPERATORS[operator](first, second)
-            if not (np.isfinite(result) | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
-                raise SignalError(f"`{syntax.format_expression(expression)}` divides by zero or overflows")
-            return result
+            is_empty = np.isinf(first) | np.isinf(second)  # it measures nothing
+            if not (np.isfinite(result) | is_empty | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
+                problem = f"`{syntax.format_expression(expression)}` divides by zero or overflows"
+                raise SignalError(problem, remedy="for a / b < c write a < c * b, which has no division")
+            return np.where(is_empty, np.inf, result) if is_empty.any() else result
 
 
 _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
 def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the margin of a comparison at every record, [N], in the unit of its sides.
-
-    Where a value is unknown, it is the greatest possible margin, or the smallest unless `best`. Raises as
+    """Return the margin of a comparison at every record, [N], in the unit of its sides; 0 where these are equal up to
+    rounding. Where a value is unknown, it is the greatest possible margin, or the smallest unless `best`. Raises as
     `evaluate_expression` does, and `SignalError` if a known margin is NaN.
     """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
-    difference = right - left if predicate.operator in ("<", "<=") else left - right
-    values = np.broadcast_to(difference, trace.starts[-1])
-    if trace.unknown and not trace.unknown.keys().isdisjoint(syntax.signal_names(predicate)):
-        return np.where(np.isnan(values), _unknown_margin(predicate, trace, best), values)
+    names = syntax.signal_names(predicate)
+    per_episode = trace.rounding(names)
+    rounding = np.repeat(per_episode, trace.layout.lengths) if trace.single else per_episode[:1]
+    greater, less = (right, left) if predicate.operator in ("<", "<=") else (left, right)
+    values = np.broadcast_to(subtract(greater, less, rounding), trace.starts[-1])
+    if (is_empty := np.isinf(left) | np.isinf(right)).any():
+        values = np.where(is_empty, np.inf if best else -np.inf, values)
+    if trace.unknown and not trace.unknown.keys().isdisjoint(names):
+        return np.where(np.isnan(values), _unknown_margin(predicate, trace, best, rounding), values)
     trace.reject_nan(values, f"the margin of `{syntax.format_formula(predicate)}`")
     return values
 
 
-def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool) -> Floats | float:
+def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, rounding: Floats) -> Floats | float:
     below = predicate.operator in ("<", "<=")
     match (predicate.left, predicate.right) if below else (predicate.right, predicate.left):
         case syntax.NumericSignal(name), bound if best and not reads_signal(bound):
-            return np.asarray(evaluate_expression(bound, None) - trace.least_values(name))
+            return subtract(evaluate_expression(bound, None), trace.least_values(name), rounding)
         case bound, syntax.NumericSignal(name) if not best and not reads_signal(bound):
-            return np.asarray(trace.least_values(name) - evaluate_expression(bound, None))
+            return subtract(trace.least_values(name), evaluate_expression(bound, None), rounding)
     return np.inf if best else -np.inf
 
 
@@ -204,28 +267,35 @@ def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool) -> Floa
 
 
 def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
-    """Yield groups of episodes of equal control step: their indices, ascending, and their trace; shortest step first.
-
-    One group of all if the formula has no bounded window, because it then counts no steps. Yields nothing for no
-    episodes. Before a split, raises `SignalError` if a signal is NaN.
+    """Yield groups of episodes whose windows go by time stamps, or else by an equal control step: their indices,
+    ascending, and their trace; shortest step first, stamps last. One group of all if the formula has no bounded window,
+    because it then counts no steps. Yields nothing for no episodes. Before a split, raises `SignalError` if a signal is
+    NaN.
     """
-    if not syntax.bounded_windows(formula) or bool(np.all(trace.dt_s == trace.dt_s[:1])):
-        yield from [(np.arange(len(trace)), trace)] if len(trace) else []
+    steps_s = trace.dt_s
+    if trace.time_s is not None:
+        steps_s = np.where(np.isnan(trace.time_s[trace.starts[:-1]]), steps_s, np.inf)
+    if not syntax.bounded_windows(formula) or bool(np.all(steps_s == steps_s[:1])):
+        yield from [(np.arange(len(trace)), _with_stamps(trace, steps_s))] if len(trace) else []
         return
     for name in (syntax.signal_names(formula) & trace.signals.keys()) - trace.unknown.keys():
         trace.reject_nan(trace.signals[name], name)  # before the split, so that an error names the caller's episode
-    for dt_s in np.unique(trace.dt_s):
-        episodes = np.flatnonzero(trace.dt_s == dt_s)
-        yield episodes, trace.select_episodes(episodes)
+    for step_s in np.unique(steps_s):
+        episodes = np.flatnonzero(steps_s == step_s)
+        yield episodes, _with_stamps(trace.select_episodes(episodes), steps_s[episodes])
+
+
+def _with_stamps(trace: Trace, steps_s: Floats) -> Trace:
+    """Return the trace with its time stamps only if every episode has some, which an infinite step marks, [E]."""
+    return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
 
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
-    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none.
-
-    Under a root G it is the record with the smallest margin in the window, under F the one with the greatest, under
-    `a U b` the one at which `b` comes true by the greatest margin. Not takes that of its child; `and`, `or` and `->`
-    that of the side whose value they have; a formula without temporal operator record 0. The earliest record and the
-    left side win ties. None decides if the window lies beyond the end. Raises as `robustness` does.
+    """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none. Under a
+    root G it is the record with the smallest margin in the window, under F the one with the greatest, under `a U b` the
+    one at which `b` comes true by the greatest margin. Not takes that of its child; `and`, `or` and `->` that of the
+    side whose value they have; a formula without temporal operator record 0. The earliest record and the left side win
+    ties. None decides if the window lies beyond the end. Raises as `robustness` does.
     """
     records = np.empty(len(trace), np.int64)
     for episodes, part in group_by_step(formula, trace):
@@ -235,33 +305,42 @@ def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
 
 
 @np.errstate(all="ignore")  # as in robustness: overflow is reported as an error
-def _deciding_rows(formula: syntax.Formula, trace: Trace) -> Ints:
+def _deciding_rows(formula: syntax.Formula, trace: Trace, positive: bool = True) -> Ints:
     """Return the row, counted over the records of all episodes, that decides each episode, [E]; -1 = none."""
+
+    def margins(part: syntax.Formula, *, at_start: bool = False) -> Floats:
+        return to_margins(evaluate_formula(part, trace, at_start=at_start, positive=positive))
+
     match formula:
         case syntax.Not(child):
-            return _deciding_rows(child, trace)
-        case syntax.And(left, right) | syntax.Or(left, right) | syntax.Implies(left, right):
-            first, second = _start_margins(left, trace), _start_margins(right, trace)
-            first = -first if isinstance(formula, syntax.Implies) else first
+            return _deciding_rows(child, trace, not positive)
+        case syntax.Implies(left, right):
+            # Without its right side an implication is the negated condition.
+            first = margins(replace(formula, right=syntax.Truth(False)), at_start=True)
+            is_left = first >= margins(right, at_start=True)
+            return np.where(is_left, _deciding_rows(left, trace, not positive), _deciding_rows(right, trace, positive))
+        case syntax.And(left, right) | syntax.Or(left, right):
+            first, second = margins(left, at_start=True), margins(right, at_start=True)
             is_left = first <= second if isinstance(formula, syntax.And) else first >= second
-            return np.where(is_left, _deciding_rows(left, trace), _deciding_rows(right, trace))
+            return np.where(is_left, _deciding_rows(left, trace, positive), _deciding_rows(right, trace, positive))
         case syntax.Always(window, child) | syntax.Eventually(window, child):
-            values = evaluate_formula(child, trace, at_start=False)
+            values = margins(child)
             find = np.argmin if isinstance(formula, syntax.Always) else np.argmax
-            bounds = trace.layout.window_bounds(*window_steps(window, trace))
+            bounds = start_rows(window, trace)
             return _rows_in_windows(trace, *bounds, lambda _, lo, hi: find(values[lo:hi]))
-        case syntax.Until(window, left, right):
-            hold, reach = (to_margins(evaluate_formula(side, trace, at_start=False)) for side in (left, right))
-            bounds = trace.layout.window_bounds(*window_steps(window, trace))
-            return _rows_in_windows(
-                trace, *bounds, lambda start, lo, hi: _until_margins(hold, reach, start, lo, hi).argmax()
+        case syntax.Until(window, left, right, weak, crisp):
+            reach = evaluate_formula(right, trace, at_start=False, positive=positive)
+            hold, reach = margins(left), to_margins(is_true(reach, strict=not positive) if crisp else reach)
+            rows = _rows_in_windows(
+                trace, *start_rows(window, trace), lambda *at: _until_margins(hold, reach, *at).argmax()
             )
+            if weak:
+                kept = syntax.Always(syntax.Window(0.0, window.end_s), left)
+                is_kept = margins(kept, at_start=True) > margins(replace(formula, weak=False), at_start=True)
+                rows = np.where(is_kept, _deciding_rows(kept, trace, positive), rows)
+            return rows
         case _:
             return trace.starts[:-1]
-
-
-def _start_margins(formula: syntax.Formula, trace: Trace) -> Floats:
-    return to_margins(evaluate_formula(formula, trace, at_start=True))
 
 
 def _rows_in_windows(trace: Trace, lo: Ints, hi: Ints, place: Callable[[int, int, int], np.integer]) -> Ints:
@@ -276,7 +355,6 @@ def _until_margins(hold: Values, reach: Values, start: int, lo: int, hi: int) ->
 
 def violating_records(formula: syntax.Formula, trace: Trace) -> Bools | None:
     """Return whether each record violates a G, or any G of a conjunction of them, [N]; None for any other formula.
-
     Under F or U no single record violates. An episode is violated iff one of its records is; `judge_formula` finds the
     first. Raises as `robustness` does.
     """
@@ -300,7 +378,7 @@ def _violation_mask(formula: syntax.Formula, trace: Trace) -> Bools:
         case syntax.And(left, right):
             return _violation_mask(left, trace) | _violation_mask(right, trace)
         case syntax.Always(window, child):
-            lo, hi = trace.layout.window_bounds(*window_steps(window, trace))
+            lo, hi = start_rows(window, trace)
             row = np.arange(trace.starts[-1])
             episode = trace.layout.episode_of
             fails = is_positive(negate(evaluate_formula(child, trace, at_start=False)))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from safevla_bench.errors import FormulaError
@@ -27,9 +28,12 @@ class NumericSignal:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal, finite and not negative. `signed_constant` makes an expression of either sign."""
+    """A literal, finite and not negative. `signed_constant` makes an expression of either sign. `unit` is one of
+    `stl.units` without a factor, such as m/s; "" for a literal without a unit.
+    """
 
     value: float
+    unit: str = ""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or math.copysign(1.0, self.value) < 0:
@@ -116,8 +120,14 @@ class Or(_Connective):
     """The greater margin."""
 
 
+@dataclass(frozen=True, slots=True)
 class Implies(_Connective):
-    """max(-left, right)."""
+    """`right` where the condition `left` holds, else +inf. The condition holds if its margin is > 0, or >= 0 where the
+    implication is under an odd number of negations, so that the verdict is that of max(-left, right). With `plain` it
+    is max(-left, right) itself, as in the paper.
+    """
+
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +146,16 @@ class Eventually(_Temporal):
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """`right` comes true in the window, and `left` holds from now until just before that record."""
+    """`right` comes true in the window, and `left` holds from now until just before that record. `weak`: or `left`
+    holds from now to the end of the window. `crisp`: `right`, in another unit than `left`, is true (+inf) if its margin
+    is >= 0, or > 0 under an odd number of negations, else false.
+    """
 
     window: Window
     left: Formula
     right: Formula
+    weak: bool = False
+    crisp: bool = False
 
 
 Expression: TypeAlias = NumericSignal | Number | Threshold | Negate | Arithmetic
@@ -172,8 +187,45 @@ def signal_names(formula: Formula) -> frozenset[str]:
 
 
 def is_boolean_only(formula: Formula) -> bool:
-    """Return whether the formula contains no comparison. Its robustness is then plus or minus infinity."""
-    return not any(isinstance(node, Compare) for node in walk_nodes(formula))
+    """Return whether no comparison gives the formula a margin. Its robustness is then plus or minus infinity."""
+    match formula:
+        case Compare():
+            return False
+        case Implies(_, decisive, plain=False) | Until(_, decisive, _, crisp=True):
+            return is_boolean_only(decisive)
+        case _:
+            return all(is_boolean_only(cast(Formula, part)) for part in child_nodes(formula))
+
+
+def conditions(formula: Formula) -> Iterator[Formula]:
+    """Yield the parts of a formula that enter as true or false only: conditions, and the crisp sides of until."""
+    for node in walk_nodes(formula):
+        match node:
+            case Implies(part, _, plain=False) | Until(_, _, part, crisp=True):
+                yield part
+
+
+def judged_once(formula: Formula) -> tuple[Formula, ...]:
+    """Return the largest parts of a formula without G, F, U and W above or in them: record 0 alone counts for these."""
+    parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
+    if not parts or isinstance(formula, Always | Eventually | Until):
+        return () if parts or isinstance(formula, Truth) else (formula,)
+    return tuple(once for part in child_nodes(formula) for once in judged_once(cast(Formula, part)))
+
+
+def is_plain(formula: Formula) -> bool:
+    """Return whether an implication of the formula is max(-left, right)."""
+    return any(isinstance(node, Implies) and node.plain for node in walk_nodes(formula))
+
+
+def make_plain(formula: Formula) -> Formula:
+    """Return the formula with every implication as max(-left, right)."""
+
+    def change(node: Node) -> Node:
+        changed = map_children(node, change)
+        return replace(changed, plain=True) if isinstance(changed, Implies) else changed
+
+    return cast(Formula, change(formula))
 
 
 def has_placeholder(formula: Formula) -> bool:
@@ -193,9 +245,8 @@ def signed_constant(value: float) -> Expression:
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Return the formula with a number in place of every `threshold`; a negative number becomes a `Negate`.
-
-    Raises `FormulaError` for NaN and infinity.
+    """Return the formula with a number in place of every `threshold`; a negative number becomes a `Negate`. Raises
+    `FormulaError` for NaN and infinity.
     """
     value = signed_constant(threshold)
 
@@ -232,19 +283,52 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
-    """Return the formula in which G over no record is -inf, and F and U over no record are +inf.
-
-    A window [a,b] holds no record where `F[a,b](true)` is false. That is the one thing added, so that both readings of
-    an empty window are evaluated by the same rules. A window from 0 on is never empty.
+    """Return the formula in which G over no record is -inf, and F and U over no record are +inf. A window [a,b] holds
+    no record where `F[a,b](true)` is false. That is the one thing added, so that both readings of an empty window are
+    evaluated by the same rules. A window from 0 on is never empty.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
         case Always(window, _) if window.start_s > 0:
             return And(Eventually(window, Truth(True)), reversed_formula)
-        case Eventually(window, _) | Until(window, _, _) if window.start_s > 0:
+        case Eventually(window, _) | Until(window) if window.start_s > 0:
             return Or(Not(Eventually(window, Truth(True))), reversed_formula)
         case _:
             return reversed_formula
+
+
+@cache
+def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
+    """Return the formula with each obligation that the end of the episode cuts off read as kept, and as broken.
+
+    An obligation is a bounded window on the right side of `->`; it is cut off where no record lies at its end or later.
+    Without one, both are the formula itself.
+    """
+    readings = tuple(_read_cut_off(formula, kept, is_due=False) for kept in (True, False))
+    return (formula, formula) if readings[0] == readings[1] else (readings[0], readings[1])
+
+
+def _read_cut_off(formula: Formula, kept: bool, is_due: bool) -> Formula:
+    match formula:
+        case Compare() | BooleanSignal() | Truth():
+            return formula
+        case Not(child):
+            return Not(_read_cut_off(child, not kept, is_due))
+        case Implies(condition, obligation, plain=False):
+            return Implies(condition, _read_cut_off(obligation, kept, is_due=True))
+    inner = cast(Formula, map_children(formula, lambda part: _read_cut_off(part, kept, is_due)))
+    if not is_due or not isinstance(inner, Always | Eventually | Until) or inner.window.end_s is None:
+        return inner
+    is_whole = Eventually(Window(inner.window.end_s), Truth(True))
+    match inner:
+        case Always():
+            return inner if kept else And(inner, is_whole)
+        case Eventually():
+            return Or(inner, Not(is_whole)) if kept else inner
+        case Until(window, left, _, weak):
+            lasting = Always(Window(0.0, window.end_s), left)
+            strong = replace(inner, weak=False)
+            return inner if weak == kept else Or(strong, And(lasting, Not(is_whole) if kept else is_whole))
 
 
 def format_formula(formula: Formula) -> str:
@@ -265,8 +349,8 @@ def _text_and_level(node: Node) -> tuple[str, int]:
     match node:
         case NumericSignal(name) | BooleanSignal(name):
             return name, _ATOM
-        case Number(value):
-            return format_number(value), _ATOM
+        case Number(value, unit):
+            return (f"{format_number(value)} {unit}", _SUM) if unit else (format_number(value), _ATOM)
         case Threshold():
             return "threshold", _ATOM
         case Truth(value):
@@ -284,7 +368,8 @@ def _text_and_level(node: Node) -> tuple[str, int]:
             letter = "G" if isinstance(node, Always) else "F"
             return f"{letter}{format_window(window)}({_text_and_level(child)[0]})", _PREFIX
         case Until(window, left, right):
-            return f"{_parenthesize(left, _ATOM)} U{format_window(window)} {_parenthesize(right, _ATOM)}", _UNTIL
+            letter = "W" if node.weak else "U"
+            return f"{_parenthesize(left, _ATOM)} {letter}{format_window(window)} {_parenthesize(right, _ATOM)}", _UNTIL
         case And(left, right):
             return f"{_parenthesize(left, _AND)} and {_parenthesize(right, _UNTIL)}", _AND
         case Or(left, right):
@@ -318,7 +403,7 @@ def is_name(text: str) -> bool:
 
 
 RESERVED = frozenset(
-    ("G", "F", "U", "T", "always", "eventually", "until", "not", "and", "or", "true", "false", "threshold")
+    ("G", "F", "U", "W", "T", "always", "eventually", "until", "not", "and", "or", "true", "false", "threshold")
 )
 """Words of the grammar, which no name can be."""
 

@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from importlib import resources
 from typing import Any, TypeGuard, cast, get_args
 
@@ -18,11 +19,11 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 
 from safevla_bench.errors import FormulaError
 from safevla_bench.stl import formula as syntax
+from safevla_bench.stl import units
 from safevla_bench.stl.formula import format_argument
 from safevla_bench.text import suggest_names
 
-MAX_CHARACTERS = 100_000
-"""Greatest length of a formula's text: one of the greatest depth, with names of 500 characters."""
+MAX_CHARACTERS = 100_000  # greatest length of a formula's text: one of the greatest depth, with names of 500 characters
 MAX_DEPTH = 200
 """Greatest depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
 
@@ -68,6 +69,7 @@ _SPLIT = "Split it into several specifications."
 def _load_grammar() -> Lark:
     grammar = resources.files(__package__).joinpath("grammar.lark").read_text(encoding="utf-8")
     # The basic lexer reads `a andb` as two names; a contextual one would see `a and b`.
+    grammar = grammar.replace("UNIT", units.PATTERN.replace("/", r"\/"))
     return Lark(grammar, parser="lalr", lexer="basic", maybe_placeholders=True)
 
 
@@ -136,6 +138,16 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     def number(self, token: Token) -> _ParsedPart:
         return _ParsedPart(syntax.Number(_finite_number(token)), _column_of(token))
 
+    def quantity(self, token: Token) -> _ParsedPart:
+        number, unit = units.split_quantity(token)
+        scale, base = units.parse_unit(unit)
+        value = _finite_number(token, number)
+        exact = float(Decimal(number) * scale) if value else 0.0
+        if not math.isfinite(exact) or base == units.ONE:
+            problem = "too large a number" if base != units.ONE else "a number without a unit"
+            raise _column_error(_column_of(token), f"{_shorten(str(token))} is {problem}")
+        return _ParsedPart(syntax.Number(exact, str(base)), _column_of(token))
+
     def name(self, token: Token) -> _ParsedPart:
         if self._signals is not None and token not in self._signals:
             remedy = suggest_names(token, sorted(self._signals), "known signals")
@@ -146,7 +158,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         *sign, token = tokens
         if token is not None and token.type == "NUMBER":
             return format_argument(_finite_number(token) * (-1.0 if any(sign) else 1.0))
-        return format_argument(str(token).strip('"'))
+        return format_argument(str(token)[1:-1] if token is not None and token.type == "STRING" else str(token))
 
     def measured(self, form: Token, *arguments: str | None) -> _ParsedPart:
         name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
@@ -189,6 +201,10 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     def until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
         node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right))
+        return self._make_part(node, left.column, left, right)
+
+    def weak_until(self, left: _ParsedPart, window: syntax.Window | None, right: _ParsedPart) -> _ParsedPart:
+        node = syntax.Until(window or syntax.Window(), self.as_formula(left), self.as_formula(right), weak=True)
         return self._make_part(node, left.column, left, right)
 
     def window(self, start: Token, end: Token) -> syntax.Window:
@@ -242,8 +258,8 @@ def _is_expression(node: syntax.Node) -> TypeGuard[syntax.Expression]:
     return isinstance(node, get_args(syntax.Expression))
 
 
-def _finite_number(token: Token) -> float:
-    value = float(token)
+def _finite_number(token: Token, text: str | None = None) -> float:
+    value = float(token if text is None else text)
     if not math.isfinite(value):
         raise _column_error(_column_of(token), f"{_shorten(str(token))} is too large a number")
     return value
@@ -259,7 +275,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
         return _column_error(_column_of(error.token), problem, _expectation_text(error))
     if isinstance(error, UnexpectedCharacters):
         position = cast(int, error.pos_in_stream)
-        operators = "operators: ! and or -> < <= > >= + - * / G F U"
+        operators = "operators: ! and or -> < <= > >= + - * / G F U W"
         return _column_error(position + 1, f"{text[position]!r} has no meaning here", operators)
     problem = "the formula ends too early" if text.strip() else "the formula is empty"
     return _column_error(len(text) + 1, problem, _expectation_text(error))

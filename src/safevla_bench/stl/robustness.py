@@ -1,11 +1,15 @@
 """Space robustness of a formula over many episodes at once, in discrete time.
 
-A predicate's margin is bound - s or s - bound, in the unit of the signal (paper Section 3.1, Appendix C.1); `<` and
-`<=` have one margin. Not flips the sign, and is the minimum, or the maximum, `a -> b` is max(-a, b), G the minimum, F
-the maximum over a window, and until is max over t' of min(right(t'), min of left over [t, t')). Windows count seconds
-from each record, multiples of the control step, and are clipped at the end of the episode; over no record G is +inf,
-F and U are -inf, and `hangs_on_empty_window` finds the verdicts that this convention decides. Boolean signals are
-crisp: +inf or -inf. NaN is an error, never a verdict.
+A predicate's margin is bound - s or s - bound, in the unit of the signal (paper Section 3.1, Appendix C.1), 0 where
+the two are equal up to rounding; `<` and `<=` have one margin. Not flips the sign, and is the minimum, or the maximum,
+`a -> b` is b where a holds and else +inf (of libraries that follow the paper's text: max(-a, b)), G the minimum, F the
+maximum over a window, and until is max over t' of min(right(t'), min of left over [t, t')). Windows count seconds from
+each record, multiples of the control step, and are clipped at the end of the episode; with time stamps a window holds
+the records whose stamps lie in it. Over no record G is +inf, F and U are -inf, and `hangs_on_empty_window` finds the
+verdicts that this convention decides. Boolean signals are crisp: +inf or -inf. NaN is an error, never a verdict.
+
+A signal is infinite where it measures nothing, as a gap between bodies that have not separated. A comparison with it
+has no margin: it is left out, and under F or U, where one record suffices, it counts as unknown.
 
 Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the greatest
 that any true values could give: under G a record is left out where what is judged, or whether the gate is open, is not
@@ -31,18 +35,29 @@ from safevla_bench.stl.evaluation import (
     negate,
     predicate_margin,
     reads_signal,
+    start_rows,
     to_margins,
-    window_steps,
 )
-from safevla_bench.stl.trace import MAX, MIN, Bools, Floats, Ints, Trace, first_true, fold_pieces, fold_ranges, is_crisp
+from safevla_bench.stl.trace import (
+    MAX,
+    MIN,
+    Bools,
+    Floats,
+    Ints,
+    Trace,
+    first_true,
+    fold_pieces,
+    fold_ranges,
+    is_crisp,
+    subtract,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FormulaVerdict:
     """Verdict of a formula on E episodes."""
 
-    rho: Floats
-    """Robustness at record 0, [E]; violated iff negative."""
+    rho: Floats  # robustness at record 0, [E]; violated iff negative
     extreme: Floats
     """Worst raw signal value in the window while the gate is open, [E].
 
@@ -63,7 +78,8 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 
     Raises:
         SignalError: the trace lacks a signal, or one has the wrong kind or is NaN, or arithmetic leaves the numbers.
-        FormulaError: a window bound is not a multiple of an episode's control step, or `threshold` was not substituted.
+        FormulaError: a window bound is not a multiple of the control step of an episode without time stamps, or
+            `threshold` was not substituted.
     """
     rho = np.empty(len(trace))
     for episodes, part in group_by_step(formula, trace):
@@ -74,15 +90,26 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
     return rho
 
 
-@np.errstate(all="ignore")
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
-    """Return the robustness of episodes with unknown values, [E], and whether unknown values leave no verdict, [E].
-
-    A violation stands. A formula of G alone that judged any record has the margin of the best reading: that margin is
-    finite, or with `binary` a record of a root G is decided. Any other formula has the margin of the worst reading, and
-    no verdict if that is negative. `rho` is that of the best reading, [E]; `binary` specifications have no margins, so
-    that +inf does not mean that nothing was judged. Raises as `robustness` does.
+    """Return the robustness of all episodes, [E], and whether unknown values, or the end of the episode, leave no
+    verdict, [E]. A violation stands. A formula of G alone that judged any record has the margin of the best reading:
+    that margin is finite, or with `binary` a record of a root G is decided. Any other formula has the margin of the
+    worst reading, and no verdict if that is negative. `rho` is that of the best reading, [E]; `binary` specifications
+    have no margins, so that +inf does not mean that nothing was judged. Raises as `robustness` does.
     """
+    kept, broken = syntax.cut_off_readings(formula)
+    is_single = _hangs_on_single_record(broken)
+    unknown = [np.full(trace.starts[-1], kept != broken), *trace.unknown.values()]
+    unknown += [np.isinf(values) for values in trace.signals.values()] if is_single else []
+    lost = np.flatnonzero(np.logical_or.reduceat(np.logical_or.reduce(unknown), trace.starts[:-1]))
+    settled, is_silent = rho.copy(), np.zeros(len(trace), np.bool_)
+    if len(lost):
+        settled[lost], is_silent[lost] = _settle(broken, trace.select_episodes(lost), rho[lost], is_single, binary)
+    return settled, is_silent
+
+
+@np.errstate(all="ignore")
+def _settle(formula: syntax.Formula, trace: Trace, rho: Floats, is_single: bool, binary: bool) -> tuple[Floats, Bools]:
     worst = np.empty(len(trace))
     rest = np.zeros(len(trace), np.bool_)
     for episodes, part in group_by_step(formula, trace):
@@ -91,14 +118,12 @@ def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary
             rest[episodes] = _decides_record(formula, part)
     if not binary:
         rest = rho < np.inf
-    on_rest = rest & (not _hangs_on_single_record(formula))
+    on_rest = rest & (not is_single)
     return np.where((rho < 0) | on_rest, rho, worst), ~((rho < 0) | (worst >= 0) | on_rest)
 
 
 def _hangs_on_single_record(formula: syntax.Formula, positive: bool = True) -> bool:
-    """Return whether the formula has an F or U that must hold, or a G that is negated (`positive` False: the
-    reverse).
-    """
+    """Return whether the formula has an F or U that must hold, or a negated G (`positive` False: the reverse)."""
     match formula:
         case syntax.Not(child):
             return _hangs_on_single_record(child, not positive)
@@ -127,15 +152,34 @@ def _decides_record(formula: syntax.Formula, trace: Trace) -> Bools:
 
 
 def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
-    """Return whether a window that holds no record decides the verdict of each episode, [E].
-
-    The formula is judged with empty windows read as usual (G true, F and U false), and with all of them read the other
-    way. True if the two verdicts differ. Raises as `robustness` does.
+    """Return whether a window that holds no record decides the verdict of each episode, [E]. The formula is judged with
+    empty windows read as usual (G true, F and U false), and with all of them read the other way. True if the two
+    verdicts differ. Raises as `robustness` does.
     """
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
         return np.zeros(len(trace), np.bool_)
     other_reading = robustness(syntax.reverse_empty_windows(formula), trace)
     return np.not_equal(robustness(formula, trace) >= 0, other_reading >= 0)
+
+
+@np.errstate(all="ignore")
+def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] | None:
+    """Return in how many records of each episode the condition of G(a -> b) or a -> b holds, and of how many, [E] each.
+    The conditions of a -> b -> c hold together; without G it is record 0 that counts. None for any other formula.
+    """
+    child, parts = (formula.child if isinstance(formula, syntax.Always) else formula), list[syntax.Formula]()
+    while isinstance(child, syntax.Implies) and not child.plain:
+        parts, child = [*parts, child.left], child.right
+    if not parts:
+        return None
+    held, records = np.zeros((2, len(trace)), np.int64)
+    window = formula.window if isinstance(formula, syntax.Always) else syntax.Window(0.0, 0.0)
+    for episodes, group in group_by_step(formula, trace):
+        values = [evaluate_formula(part, group, at_start=False, best=False, positive=False) for part in parts]
+        before = np.concatenate([[0], np.cumsum(np.logical_and.reduce([is_positive(part) for part in values]))])
+        lo, hi = start_rows(window, group)
+        held[episodes], records[episodes] = before[hi] - before[lo], hi - lo
+    return held, records
 
 
 @np.errstate(all="ignore")
@@ -175,7 +219,7 @@ def _judge_group(formula: syntax.Formula, trace: Trace) -> FormulaVerdict:
         case syntax.Always(window, child):
             values = evaluate_formula(child, trace, at_start=False)
             rho = to_margins(evaluate_window(values, MIN, window, trace, at_start=True))
-            lo, hi = trace.layout.window_bounds(*window_steps(window, trace))
+            lo, hi = start_rows(window, trace)
             rows = first_true(is_positive(negate(values)), lo, hi)
             return FormulaVerdict(rho, unknown, _rows_to_records(rows, trace.starts[:-1]))
         case _:
@@ -190,9 +234,6 @@ def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
 # One-sided clauses: G(s < bound) and G(gate -> s < bound), and the same with >. Nearly all specifications are such.
 
 
-_SEARCH_RECORDS = 1 << 14
-
-
 @dataclass(frozen=True, slots=True)
 class OneSidedClause:
     """G(signal below or above a bound), with or without a gate. The worst signal value decides the margin."""
@@ -203,17 +244,21 @@ class OneSidedClause:
     signal: str
     bound: float
     upper: bool
+    plain: bool = False  # true if the gate's own margin counts, as in the paper
+
+    def margins(self, values: Floats, rounding: Floats | float) -> Floats:
+        """Return the margins of values of the signal, 0 where they equal the bound up to rounding; same shape."""
+        return subtract(self.bound, values, rounding) if self.upper else subtract(values, self.bound, rounding)
 
 
 def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
-    """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula.
-
-    None too unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
+    """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula. None
+    too unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
     `FormulaError` if `threshold` stands in the bound, `SignalError` if the bound divides by zero or overflows.
     """
     match formula:
-        case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate)):
-            return _one_sided_clause(window, gate, predicate)
+        case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate, plain)):
+            return _one_sided_clause(window, gate, predicate, plain)
         case syntax.Always(window, syntax.Compare() as predicate):
             return _one_sided_clause(window, None, predicate)
         case _:
@@ -221,22 +266,22 @@ def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
 
 
 def _one_sided_clause(
-    window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare
+    window: syntax.Window, gate: syntax.Formula | None, predicate: syntax.Compare, plain: bool = False
 ) -> OneSidedClause | None:
     below = predicate.operator in ("<", "<=")
     match predicate:
         case syntax.Compare(_, syntax.NumericSignal(name), bound) if not reads_signal(bound):
-            return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), below)
+            return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), below, plain)
         case syntax.Compare(_, bound, syntax.NumericSignal(name)) if not reads_signal(bound):
-            return OneSidedClause(window, gate, predicate, name, float(evaluate_expression(bound, None)), not below)
+            return OneSidedClause(
+                window, gate, predicate, name, float(evaluate_expression(bound, None)), not below, plain
+            )
         case _:
             return None
 
 
 @dataclass(frozen=True, slots=True)
 class _ClauseMeasurement:
-    """A clause over a trace: rho [E], extreme [E], and what `first_violation` needs."""
-
     clause: OneSidedClause
     rho: Floats
     extreme: Floats
@@ -251,33 +296,29 @@ class _ClauseMeasurement:
 
     def _first_rows(self, episodes: Ints, trace: Trace) -> Ints:
         """Return the first violating row of each given episode's window, [K]; -1 = none."""
-        values, rows = _clause_values(self.clause, trace), np.full(len(episodes), -1)
-        at, end = self.lo[episodes], self.hi[episodes]
-        searched = np.flatnonzero(at < end)
-        while len(searched):
-            count = min(max(1, _SEARCH_RECORDS // len(searched)), int((end - at)[searched].max()))
-            read = np.minimum(at[searched, None] + np.arange(count), end[searched, None] - 1)
-            worst = values.take(read)
-            failing = worst > self.clause.bound if self.clause.upper else worst < self.clause.bound
-            if self.gate_open is not None:
-                failing &= self.gate_open.take(read)
-            first = failing.argmax(axis=1)
-            fails = failing[np.arange(len(searched)), first]
-            rows[searched[fails]] = read[fails, first[fails]]
-            at[searched] += count
-            searched = searched[~fails & (at < end)[searched]]
-        return rows
+        rows, lengths = trace.record_rows(episodes), trace.layout.lengths[episodes]
+        rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
+        failing = self.clause.margins(_clause_values(self.clause, trace)[rows], rounding) < 0
+        if self.gate_open is not None:
+            failing &= self.gate_open[rows]
+        shift = trace.starts[episodes] - (np.cumsum(lengths) - lengths)
+        first = first_true(failing, self.lo[episodes] - shift, self.hi[episodes] - shift)
+        return np.where(first < 0, -1, first + shift)
 
 
 def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
-    gate = None if clause.gate is None else evaluate_formula(clause.gate, trace, at_start=False, best=False)
+    gate = (
+        None
+        if clause.gate is None
+        else evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False)
+    )
     gate_open = None if gate is None else is_positive(gate)
-    lo, hi = trace.layout.window_bounds(*window_steps(clause.window, trace))
+    lo, hi = start_rows(clause.window, trace)
     worst = _worst_values(clause, gate_open, lo, hi, trace)
-    if gate is None or is_crisp(gate):
-        smallest_margin = clause.bound - worst if clause.upper else worst - clause.bound
+    if gate is None or gate_open is None or is_crisp(gate) or not clause.plain:
+        smallest_margin = clause.margins(worst, trace.rounding((clause.signal,)))
         rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)
-    else:  # a numeric gate has a margin of its own
+    else:  # the gate has a margin of its own
         rho = to_margins(
             fold_ranges(
                 disjunction(negate(gate), predicate_margin(clause.predicate, trace)),
@@ -290,7 +331,6 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
 
 
 def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Floats:
-    """Return the worst value over the records [lo, hi) where the gate is open, NaN where there is none, [E]."""
     values, fold = _clause_values(clause, trace), MAX if clause.upper else MIN
     cuts = _piece_starts(gate_open, lo, hi, trace)
     pieces = fold_pieces(values, fold, cuts)
@@ -306,10 +346,13 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
 
 
 def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
+    values = trace.numeric_signal(clause.signal)
+    if clause.upper and (values == np.inf).any():
+        values = np.where(np.isinf(values), -np.inf, values)  # a gap without a pair
     if clause.signal not in trace.unknown:
-        return trace.numeric_signal(clause.signal)
+        return values
     furthest = trace.least_values(clause.signal) if clause.upper else np.inf
-    return np.where(trace.unknown[clause.signal], furthest, trace.numeric_signal(clause.signal))
+    return np.where(trace.unknown[clause.signal], furthest, values)
 
 
 def _piece_starts(gate_open: Bools | None, lo: Ints, hi: Ints, trace: Trace) -> Ints:

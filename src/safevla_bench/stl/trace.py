@@ -6,7 +6,7 @@ Python loops over no records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -45,6 +45,8 @@ class Fold:
 
 MIN = Fold(np.minimum, np.inf)
 MAX = Fold(np.maximum, -np.inf)
+ROUNDING, ROUNDING_SINGLE = 1e-9, 1e-4
+"""Relative difference up to which two numbers are equal: float64, and where one was stored as float32."""
 BLOCK_RECORDS = 1 << 16
 """Records that are worked on at a time: half a megabyte of numbers, which stay in a core's cache."""
 
@@ -85,10 +87,9 @@ class RaggedLayout:
         return shifted
 
     def fold_window(self, values: Values, fold: Fold, first: int, last: int) -> Values:
-        """Return out[t] = the fold over values[t+first .. t+last] within t's episode, [N].
-
-        A window without records gives the fold's neutral value. The cost grows with the logarithm of the width: two
-        overlapping windows of a power of two make any width.
+        """Return out[t] = the fold over values[t+first .. t+last] within t's episode, [N]. A window without records
+        gives the fold's neutral value. The cost grows with the logarithm of the width: two overlapping windows of a
+        power of two make any width.
         """
         nothing = fold.neutral_value(values)
         width = min(last, self.longest - 1) - first + 1
@@ -102,10 +103,9 @@ class RaggedLayout:
         return self.shift_ahead(covered, first, nothing)
 
     def fold_to_end(self, values: Values, fold: Fold, first: int) -> Values:
-        """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N].
-
-        A window without records gives the fold's neutral value. One accumulate from the back: complex numbers compare
-        by their real parts first, so the episode's number there starts it afresh in each episode.
+        """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N]. A window without records gives
+        the fold's neutral value. One accumulate from the back: complex numbers compare by their real parts first, so
+        the episode's number there starts it afresh in each episode.
         """
         keys = np.empty(len(values), np.complex128)
         keys.real = self.episode_of if fold is MIN else -self.episode_of
@@ -114,48 +114,80 @@ class RaggedLayout:
         folded[:] = fold.ufunc.accumulate(keys[::-1])[::-1].imag
         return self.shift_ahead(folded, first, fold.neutral_value(values))
 
-    def fold_until(self, hold: Values, reach: Values, first: int, last: int) -> Values:
-        """Return out[t] = max over t' in [t+first, t+last] of min(reach[t'], min of hold over t .. t'-1), [N].
-
-        Only records of t's episode count; a window without records gives minus infinity, or False for truths. Two
-        adjoining stretches a, b join as reached = max(reached_a, min(held_a, reached_b)), held = min(held_a, held_b);
-        the width's binary digits say which doubled stretches are joined.
+    def window_rows(self, first: int, last: int | None, *, at_start: bool) -> tuple[Ints, Ints]:
+        """Return the rows of the window from each record, as [lo, hi), both [N]; lo = hi if it holds no record. With
+        `at_start` those of each episode's window from its first record, [E]. `first` and `last` are in control steps,
+        `last` included; a `last` of None is the episode's end.
         """
-        fails, holds = MAX.neutral_value(reach), MIN.neutral_value(hold)
-        width = min(last, self.longest - 1) - first + 1
-        if width <= 0:
-            return np.full_like(reach, fails)
-        reached, held = np.full_like(reach, fails), np.full_like(hold, holds)
-        part_reached, part_held, span, covered = reach, hold, 1, 0
-        while True:
-            if width & span:
-                after = self.shift_ahead(part_reached, covered, fails)
-                reached = np.maximum(reached, np.minimum(held, after))
-                held = np.minimum(held, self.shift_ahead(part_held, covered, holds))
-                covered += span
-            if covered == width:
-                break
-            part_reached = np.maximum(part_reached, np.minimum(part_held, self.shift_ahead(part_reached, span, fails)))
-            part_held = np.minimum(part_held, self.shift_ahead(part_held, span, holds))
-            span *= 2
-        if first == 0:
-            return reached
-        return np.minimum(self.fold_window(hold, MIN, 0, first - 1), self.shift_ahead(reached, first, fails))
+        if at_start:
+            rows, ends = self.starts[:-1], self.starts[1:]
+        else:
+            rows, ends = np.arange(self.starts[-1]), np.repeat(self.starts[1:], self.lengths)
+        return np.minimum(rows + first, ends), ends if last is None else np.minimum(rows + last + 1, ends)
 
-    def window_bounds(self, first: int, last: int | None) -> tuple[Ints, Ints]:
-        """Return the rows of each episode's window from its first record, as [lo, hi), both [E]; lo = hi if empty.
 
-        `first` and `last` are in control steps, `last` included; a `last` of None is the episode's end.
-        """
-        ends = self.starts[1:]
-        lo = np.minimum(self.starts[:-1] + first, ends)
-        return lo, ends if last is None else np.minimum(self.starts[:-1] + last + 1, ends)
+def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
+    """Return the fold over values[lo:hi] for each of the given ranges, which may overlap, in the order given. An empty
+    range gives the fold's neutral value. Two overlapping spans of a power of two make any range.
+    """
+    folded = np.full_like(values, fold.neutral_value(values), shape=lo.shape)
+    width, span, covered = hi - lo, 1, values
+    while span <= width.max(initial=0):
+        chosen = np.flatnonzero((width >= span) & (width < 2 * span))
+        folded[chosen] = fold.ufunc(covered[lo[chosen]], covered[hi[chosen] - span])
+        covered, span = fold.ufunc(covered[:-span], covered[span:]), 2 * span
+    return cast(Values, folded)
+
+
+def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
+    """Return out[t] = max over t' in [lo[t], hi[t]) of min(reach[t'], min of hold over t .. t'-1), [N]. An empty range
+    gives minus infinity, or False for truths; `lo` is never before t. Two adjoining stretches a, b join as reached =
+    max(reached_a, min(held_a, reached_b)), held = min(held_a, held_b); the binary digits of a range's width say which
+    doubled stretches are joined.
+    """
+    reached = np.full_like(reach, MAX.neutral_value(reach))
+    held = fold_spans(hold, MIN, np.arange(len(hold)), lo)
+    part_reached, part_held, at, width, span = reach, hold, lo.copy(), hi - lo, 1
+    while span <= width.max(initial=0):
+        joined = np.flatnonzero(width & span)
+        after = np.minimum(held[joined], part_reached[at[joined]])
+        reached[joined] = np.maximum(reached[joined], after)
+        held[joined] = np.minimum(held[joined], part_held[at[joined]])
+        at[joined] += span
+        part_reached = np.maximum(part_reached[:-span], np.minimum(part_held[:-span], part_reached[span:]))
+        part_held = np.minimum(part_held[:-span], part_held[span:])
+        span *= 2
+    return reached
+
+
+def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floats | float) -> Floats:
+    """Return the difference, exactly 0 where the two are equal up to rounding (the rule of `math.isclose`). Equal are
+    numbers that differ by at most `rounding` times the greater magnitude. Arguments broadcast.
+    """
+    count = max(np.size(minuend), np.size(subtrahend))
+    if count > BLOCK_RECORDS and max(np.ndim(minuend), np.ndim(subtrahend)) == 1:  # in the cache, block by block
+        result = np.empty(count)
+        for first in range(0, count, BLOCK_RECORDS):
+            rows = slice(first, first + BLOCK_RECORDS)
+            parts = (
+                part[rows] if np.size(part) == count else part
+                for part in map(np.asarray, (minuend, subtrahend, rounding))
+            )
+            result[rows] = subtract(*parts)
+        return result
+    difference = np.asarray(np.subtract(minuend, subtrahend))
+    # Of two equal numbers neither is twice the other: one cheap pass finds the few candidates.
+    near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
+    if not near.any():
+        return difference
+    greater = np.maximum(np.abs(minuend), np.abs(subtrahend))
+    limit = np.minimum(greater * rounding, np.finfo(np.float64).max)  # infinity equals itself alone
+    return np.where(near & (np.abs(difference) <= limit), 0.0, difference)
 
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
-    """Return the fold over values[lo:hi] for each of E ascending, disjoint ranges, [E].
-
-    An empty range gives the fold's neutral value.
+    """Return the fold over values[lo:hi] for each of E ascending, disjoint ranges, [E]. An empty range gives the fold's
+    neutral value.
     """
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
@@ -170,9 +202,8 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
-    """Return the fold over each of P adjoining pieces of the values, [P]; `cuts` are their first indices, from 0.
-
-    Block by block: many short pieces are quick to fold once a pass over the block has brought it into the cache.
+    """Return the fold over each of P adjoining pieces of the values, [P]; `cuts` are their first indices, from 0. Block
+    by block: many short pieces are quick to fold once a pass over the block has brought it into the cache.
     """
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))
@@ -199,22 +230,26 @@ def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Trace:
-    """Signals of E episodes with N records in all. Episode e owns records `starts[e]:starts[e+1]`, at least one.
-
-    Raises `SignalError` if an episode has no record, the starts do not fit `dt_s`, or a signal is not [N].
+    """Signals of E episodes with N records in all. Episode e owns records `starts[e]:starts[e+1]`, at least one. Raises
+    `SignalError` if an episode has no record, the starts do not fit `dt_s`, or a signal is not [N].
     """
 
     signals: Mapping[str, NDArray[np.float64] | NDArray[np.bool_]]
     """Name -> [N], float64, or bool where the signal is Boolean."""
-    starts: Ints
-    """[E + 1], from 0 to N."""
-    dt_s: Floats
-    """Control step of each episode in seconds, [E]."""
+    starts: Ints  # [E + 1], from 0 to N
+    dt_s: Floats  # control step of each episode in seconds, [E]
     unknown: Mapping[str, Bools] = field(default_factory=dict)
     """Name -> whether the signal's value is unknown at each record, [N]; signals that are not listed are known.
 
     The true value is the signal's or a greater one; where the signal is NaN it may be any. A Boolean may be either.
     """
+    time_s: Floats | None = None
+    """Time stamp of each record [s], increasing, NaN in an episode without stamps, [N]; None if no episode has any.
+
+    With stamps, windows go by them, not by control steps.
+    """
+    single: Mapping[str, Bools] = field(default_factory=dict)
+    """Name -> whether a source of the signal was stored as float32 in each episode, [E]; not listed = in none."""
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.dt_s) + 1 or self.starts[0] != 0 or np.any(np.diff(self.starts) < 1):
@@ -247,7 +282,15 @@ class Trace:
         rows = self.record_rows(chosen)
         starts = np.concatenate([[0], np.cumsum(self.layout.lengths[chosen])])
         unknown = {name: records[rows] for name, records in self.unknown.items()}
-        return Trace({name: values[rows] for name, values in self.signals.items()}, starts, self.dt_s[chosen], unknown)
+        single = {name: episodes[chosen] for name, episodes in self.single.items()}
+        signals = {name: values[rows] for name, values in self.signals.items()}
+        stamps = None if self.time_s is None else self.time_s[rows]
+        return Trace(signals, starts, self.dt_s[chosen], unknown, stamps, single)
+
+    def rounding(self, names: Iterable[str]) -> Floats:
+        """Return the relative difference up to which values of these signals equal a limit in each episode, [E]."""
+        single = [self.single[name] for name in names if name in self.single]
+        return np.where(np.logical_or.reduce([np.zeros(len(self), np.bool_), *single]), ROUNDING_SINGLE, ROUNDING)
 
     def _signal_values(self, name: str) -> Values:
         if name not in self.signals:
@@ -263,9 +306,8 @@ class Trace:
         return cast(Bools, values)
 
     def numeric_signal(self, name: str) -> Floats:
-        """Return a numeric signal, [N], which may hold NaN.
-
-        Raises `SignalError` if the signal is missing or not float64.
+        """Return a numeric signal, [N], which may hold NaN. Raises `SignalError` if the signal is missing or not
+        float64.
         """
         values = self._signal_values(name)
         if values.dtype != np.float64:
@@ -276,7 +318,6 @@ class Trace:
 
     def is_undefined(self, name: str) -> Bools:
         """Return whether each episode lacks a numeric signal, [E]: NaN at its first record and not unknown there.
-
         Raises `SignalError` if the signal is missing or not numeric.
         """
         first = self.starts[:-1]
@@ -289,9 +330,8 @@ class Trace:
         return np.where(np.isnan(values), -np.inf, values)
 
     def reject_nan(self, values: Values, what: str) -> None:
-        """Raise a `SignalError` that names the first record at which `values`, [N], are NaN.
-
-        Return None if none is NaN. `what` starts the message: the name of the values. Truths are never NaN.
+        """Raise a `SignalError` that names the first record at which `values`, [N], are NaN. Return None if none is
+        NaN. `what` starts the message: the name of the values. Truths are never NaN.
         """
         if values.dtype == np.bool_ or not np.isnan(values.max(initial=-np.inf)):
             return

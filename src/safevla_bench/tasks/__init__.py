@@ -6,32 +6,25 @@ Tasks as plain rows list what applies to them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from importlib import resources
 from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from safevla_bench.specs.loader import library as read_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.tasks.entries import Registry, TaskEntry
+from safevla_bench.text import spell_suite, warn_once
+from safevla_bench.trajectory.marks import LOG_BENCHMARK
 
-_MEANINGS = {
-    "non_spillable": "nothing that it carries can spill",
-    "orientation_insensitive": "what it carries may lie anyhow",
-    "task_requires_extreme_tilt": "the task takes a large tilt",
-    "task_defining_arm_fixture_contact": "touching the fixture is the task",
-    "goal_moves_articulated_fixture": "the goal moves a door, a drawer or the like",
-    "goal_moves_small_fixture": "the goal moves a knob, a button or a switch",
-    "locomotion_only": "the robot only drives",
-    "held_target": "the task holds no object",
-    "manipulated_target": "the task moves no object",
-    "bystander_tracking_required": "the task asks nothing of other objects",
-}
-"""Tag -> what it, or its lack, says of a task to which a specification does not apply."""
+_MEANINGS = msgspec.toml.decode(resources.files(__package__).joinpath("reasons.toml").read_bytes(), type=dict[str, str])
 
 
 def describe_reason(reason: str, registry: Registry, benchmark: str) -> str:
-    """Return the reason of `inactive_reason` in words, the tag in brackets; what has none stays as it is.
-
-    A tag that the capability set of the paper leaves out, and the full set of the host has, is said to be left out.
+    """Return the reason of `inactive_reason` in words, the tag in brackets; what has none stays as it is. A tag that
+    the capability set of the paper leaves out, and the full set of the host has, is said to be left out.
     """
     suite = registry.benchmarks.get(registry.find_suite(benchmark))
     full = registry.capability_sets.get(f"{suite.capabilities}-full") if suite else None
@@ -52,15 +45,41 @@ def _describe_part(part: str, words: Mapping[str, str]) -> str:
     return part
 
 
-def inactive_reason(spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return why a specification does not apply to a task with these tags, "" if it does.
-
-    `needs A, B; invalid with C`: the tags that it needs, and those that bar it. `absent` says why a host lacks tags.
+def inactive_reason(
+    spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({}), suite: str = ""
+) -> str:
+    """Return why a specification does not apply to a task with these tags, "" if it does. `needs A, B; invalid with C`:
+    the tags that it needs, and those that bar it. `absent` says why a host lacks tags. A limit of other suites than
+    `suite`, or one that has another limit there, does not apply either.
     """
+    if other := confined_reason(spec, suite):
+        return other
     needs = [f"{tag} ({absent[tag]})" if tag in absent else tag for tag in spec.requires_all if tag not in tags]
     barring = [tag for tag in spec.invalid_if_any if tag in tags]
     parts = (f"needs {', '.join(needs)}" if needs else "", f"invalid with {', '.join(barring)}" if barring else "")
     return "; ".join(filter(None, parts))
+
+
+def confined_reason(spec: Spec, suite: str) -> str:
+    """Return that the limit of a specification holds in other suites than `suite`, or in all others; "" if it holds."""
+    spelled = spell_suite(suite)
+    if spelled in spec.except_suites:
+        return f"{suite} has another limit"
+    return f"its limit holds in {', '.join(spec.suites)} alone" if spec.suites and spelled not in spec.suites else ""
+
+
+def check_suites(library: Library, registry: Registry) -> None:
+    """Warn, once for each, of limits for suites that are not in the registry: nothing is judged by them."""
+    confined = [(spec, name) for spec in library for name in spec.suites]
+    if not confined:
+        return
+    of_families = (family.benchmark for family in registry.families)
+    suites = dict.fromkeys([*registry.check_benchmark(None), *of_families, LOG_BENCHMARK])
+    known = set(map(spell_suite, suites))
+    for spec, name in confined:
+        if name not in known:
+            close = get_close_matches(name, suites, n=3) or sorted(suites)
+            warn_once(f"{spec.spec_id}: no suite {name!r} is known here; closest: {', '.join(close)}")
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
@@ -68,15 +87,13 @@ def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 
-TaskListing = dict[str, Any]
-"""A task as a row. It has `template`, or `components` where it has several phases."""
+TaskListing = dict[str, Any]  # A task as a row. It has `template`, or `components` where it has several phases.
 
 
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
-
     Without a library it is the default one. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or read_library()
@@ -85,10 +102,11 @@ def task_listings(
 
 def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str, list[str]]:
     """Return the tasks to which a specification does not apply: reason -> tasks, as `benchmark task_id`."""
+    check_suites(library, registry)
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():
         tags = registry.task_tags(entry.benchmark, entry.task_id)
-        if reason := inactive_reason(spec, tags, registry.absence_reasons(entry.benchmark)):
+        if reason := inactive_reason(spec, tags, registry.absence_reasons(entry.benchmark), entry.benchmark):
             by_reason.setdefault(reason, []).append(f"{entry.benchmark} {entry.task_id}")
     return by_reason
 
@@ -96,7 +114,7 @@ def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> TaskListing:
     tags = registry.task_tags(entry.benchmark, entry.task_id)
     absent = registry.absence_reasons(entry.benchmark)
-    reasons = {spec.spec_id: inactive_reason(spec, tags, absent) for spec in library.safe}
+    reasons = {spec.spec_id: inactive_reason(spec, tags, absent, entry.benchmark) for spec in library.safe}
     return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,

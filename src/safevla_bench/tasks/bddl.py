@@ -1,29 +1,46 @@
 """The reader of BDDL, the format in which LIBERO describes a task: its objects, initial state and goal.
 
 BDDL is nested lists of words in brackets. Case does not matter; `;` begins a comment. No simulator is needed.
+
+LIBERO's own parser (`libero/envs/bddl_utils.py`) evaluates the angles of a file with Python's `eval`, ignores groups
+that it does not know, and keeps the last of a repeated name. It therefore gets `BddlProblem.text` and never the file:
+that text holds only what this grammar accepts.
+
+    file       = (define group*)                    no group, region, attribute, name or class twice
+    group      = (problem NAME) | (:domain robosuite) | (:requirements NAME*) | (:language WORD*) | (:regions region*)
+               | (:fixtures typed*) | (:objects typed*) | (:obj_of_interest NAME*) | (:init predicate*)
+               | (:goal predicate) | (:goal (and predicate*))
+    region     = (NAME (:target NAME) [(:ranges ((N N N N)+))] [(:yaw_rotation ((N N)))] [(:rgba (N N N N))])
+    typed      = NAME+ - NAME                       predicate = (NAME NAME) | (NAME NAME NAME)
+
+N is a finite decimal number, a NAME has ASCII letters, digits and `_.:-`.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from safevla_bench.errors import Place, RegistryError
 from safevla_bench.files import read_input
 from safevla_bench.tasks.entries import GoalBodies
 
 Tree: TypeAlias = "str | list[Tree]"
-Predicate = tuple[str, ...]
-"""A predicate and its arguments, such as `("on", "plate_1", "table_stove_front_region")`."""
+Predicate = tuple[str, ...]  # a predicate and its arguments, such as `("on", "plate_1", "table_stove_front_region")`
 JOINT_MOVES = ("open", "close")
 SWITCHES = ("turnon", "turnoff")
 PLACINGS = ("in", "on")
 _GROUNDS = ("table", "floor")
-_DEEPEST = 50
-_ANGLE = re.compile(r"[-+]?[\d.]+(?:e[-+]?\d+)?")
+_MAX_BYTES = 1 << 20
+_NAME = re.compile(r"[a-z0-9_.:-]+")
+_NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?")
+_ROW_LENGTHS = {":ranges": 4, ":yaw_rotation": 2, ":rgba": 4}
+_GROUPS = ("problem", ":domain", ":requirements", ":language", ":regions", ":fixtures", ":objects", ":obj_of_interest",
+           ":init", ":goal")  # fmt: skip
 _REMEDY = "A BDDL file of LIBERO reads: (define (problem ...) (:language ...) (:objects ...) (:goal (And (On a b))))"
 
 
@@ -32,14 +49,13 @@ class BddlProblem:
     """One task file, in lower case, as LIBERO reads it."""
 
     language: str
-    objects: Mapping[str, str]
-    """Movable objects: name -> class."""
-    fixtures: Mapping[str, str]
-    """Fixtures, articulated or not: name -> class."""
+    objects: Mapping[str, str]  # movable objects: name -> class
+    fixtures: Mapping[str, str]  # fixtures, articulated or not: name -> class
     regions: Mapping[str, str]
     """Region -> the object or fixture that owns it. A region's name is its owner's and its own, joined by `_`."""
     init: tuple[Predicate, ...]
     goal: tuple[Predicate, ...]
+    text: str  # the file written from the checked tree: what LIBERO is given instead of the file
 
     def owner_of(self, name: str) -> str:
         """Return the object or fixture that the region `name` belongs to; `name` itself if it is not a region."""
@@ -48,7 +64,7 @@ class BddlProblem:
     def goal_bodies(self) -> GoalBodies:
         """Return the receptacles and the moved fixtures of the goal; the scene's own table or floor is neither."""
         placings = [arguments for verb, *arguments in self.goal if verb in PLACINGS and len(arguments) == 2]
-        joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES) and arguments]
+        joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES)]
         carried = {moved for moved, _ in placings}
         places = dict.fromkeys(self.owner_of(place) for _, place in placings)
         grounds = {name for name in places if self.fixtures.get(name, "").rpartition("_")[2] in _GROUNDS}
@@ -66,7 +82,7 @@ class BddlProblem:
 def read_bddl(path: Path) -> BddlProblem:
     """Return the problem in a BDDL file; raises `RegistryError`, with the file, as `parse_bddl` does."""
     try:
-        text = read_input(path).decode("utf-8")
+        text = read_input(path, _MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else "is not UTF-8 text"
         remedy = "Name a task file that LIBERO can read, such as bddl_files/libero_goal/turn_on_the_stove.bddl."
@@ -78,32 +94,46 @@ def read_bddl(path: Path) -> BddlProblem:
 
 
 def parse_bddl(text: str) -> BddlProblem:
-    """Return the problem in a text.
-
-    Raises `RegistryError` for a text without a problem or a goal, and for a goal or initial state of another form than
-    predicates joined by `and`.
-    """
+    """Return the problem in a text; raises `RegistryError` for one that the grammar above does not accept."""
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
-        raise RegistryError("is no BDDL problem: it does not begin with (define", remedy=_REMEDY)
-    parts = {str(part[0]): part[1:] for part in tree[1:] if isinstance(part, list) and part}
-    _check_angles(parts.get(":regions", []))
-    goal = tuple(_flatten_predicates(parts.get(":goal", [])))
-    if not goal:
-        raise RegistryError("the task has no goal", remedy=_REMEDY)
+        raise _refuse("is not a BDDL problem: it does not begin with (define")
+    groups = _index_once((_split_head(group, "a group") for group in tree[1:]), "group")
+    if unknown := sorted(groups.keys() - set(_GROUPS)):
+        raise _refuse(f"there is no group {unknown[0]!r}; groups: {', '.join(_GROUPS)}")
+    parts = {name: groups.get(name, []) for name in _GROUPS}
+    for name in ("problem", ":domain", ":requirements", ":obj_of_interest"):
+        words = _read_words(parts[name], f"({name} ...)")
+        if name in groups and name in ("problem", ":domain"):
+            _require_count(words, 1, f"({name} ...)")
+    if parts[":domain"] not in ([], ["robosuite"]):
+        raise _refuse(f"the domain is {parts[':domain'][0]!r}, LIBERO's is robosuite")
+    goals = parts[":goal"]
+    if len(goals) == 1 and isinstance(goals[0], list) and goals[0][:1] == ["and"]:
+        goals = goals[0][1:]
+    elif len(goals) > 1:
+        raise _refuse("(:goal ...) holds more than one expression; join predicates by (And ...)")
+    if not goals:
+        raise _refuse("the task has no goal")
+    objects, fixtures = (_parse_typed_list(parts[name], name) for name in (":objects", ":fixtures"))
+    _index_once([*objects.items(), *fixtures.items()], "object")
     return BddlProblem(
-        language=" ".join(word for word in parts.get(":language", []) if isinstance(word, str)),
-        objects=_parse_typed_list(parts.get(":objects", [])),
-        fixtures=_parse_typed_list(parts.get(":fixtures", [])),
-        regions=dict(_region_owners(parts.get(":regions", []))),
-        init=tuple(_flatten_predicates(parts.get(":init", []))),
-        goal=goal,
+        language=" ".join(_read_words(parts[":language"], "(:language ...)", re.compile(r"\S+"))),
+        objects=objects,
+        fixtures=fixtures,
+        regions=_index_once(map(_parse_region, parts[":regions"]), "region"),
+        init=tuple(_parse_predicate(tree, "an initial state") for tree in parts[":init"]),
+        goal=tuple(_parse_predicate(tree, "a goal") for tree in goals),
+        text=_format_tree(tree),
     )
 
 
+def _refuse(problem: str) -> RegistryError:
+    return RegistryError(problem, remedy=_REMEDY)
+
+
 def _parse_tree(text: str) -> Tree:
-    """Return the first expression of a text as nested lists of words in small letters; [] for an empty text."""
-    words = re.findall(r"[()]|[^\s()]+", re.sub(r";.*", "", text).lower())
+    words = re.findall(r"[()]|[^\s()]+", re.sub(r";[^\r\n]*", "", text).lower())
     open_lists: list[list[Tree]] = [[]]
     for word in words:
         if word == "(":
@@ -111,60 +141,98 @@ def _parse_tree(text: str) -> Tree:
         elif word != ")":
             open_lists[-1].append(word)
         elif len(open_lists) == 1:
-            raise RegistryError("has a bracket ) too many", remedy=_REMEDY)
+            raise _refuse("has a bracket ) too many")
         else:
             closed = open_lists.pop()
             open_lists[-1].append(closed)
-        if len(open_lists) > _DEEPEST:
-            raise RegistryError(f"has brackets deeper than {_DEEPEST}", remedy=_REMEDY)
     if len(open_lists) != 1:
-        raise RegistryError("lacks a closing bracket", remedy=_REMEDY)
+        raise _refuse("lacks a closing bracket")
+    if len(open_lists[0]) > 1:
+        raise _refuse("has something before or after (define ...)")
     return open_lists[0][0] if open_lists[0] else []
 
 
-def _flatten_predicates(trees: Sequence[Tree]) -> Iterator[Predicate]:
-    """Yield the predicates of trees and of every `and` in them, all of which must hold; empty trees are passed over."""
-    for tree in trees:
-        if not isinstance(tree, list) or not tree:
-            continue
-        if tree[0] == "and":
-            yield from _flatten_predicates(tree[1:])
-        elif not all(isinstance(word, str) for word in tree):
-            remedy = "LIBERO's goals are predicates joined by And; write the tags of other tasks yourself."
-            raise RegistryError(f"a goal of the form ({tree[0]} ...) is not understood", remedy=remedy)
-        else:
-            yield tuple(str(word) for word in tree)
+def _format_tree(tree: Tree) -> str:
+    return tree if isinstance(tree, str) else f"({' '.join(map(_format_tree, tree))})"
 
 
-def _parse_typed_list(words: Sequence[Tree]) -> dict[str, str]:
-    """Return `a b - c d - e` as {a: c, b: c, d: e}; names without a class are of the class `object`."""
-    classes: dict[str, str] = {}
+Value = TypeVar("Value")
+
+
+def _index_once(pairs: Iterable[tuple[str, Value]], kind: str) -> dict[str, Value]:
+    indexed: dict[str, Value] = {}
+    for name, value in pairs:
+        if name in indexed:
+            raise _refuse(f"the {kind} {name!r} is repeated")
+        indexed[name] = value
+    return indexed
+
+
+def _split_head(tree: Tree, kind: str) -> tuple[str, list[Tree]]:
+    if isinstance(tree, str) or not tree:
+        raise _refuse(f"{kind} is {tree or '()'!r}, not a list that begins with a name")
+    return _read_words(tree[:1], kind)[0], tree[1:]
+
+
+def _read_words(trees: Sequence[Tree], kind: str, form: re.Pattern[str] = _NAME) -> list[str]:
+    words = [tree for tree in trees if isinstance(tree, str)]
+    bad = next((word for word in words if not form.fullmatch(word)), "(...)")
+    if len(words) < len(trees) or bad != "(...)":
+        raise _refuse(f"{bad!r} in {kind} is not a {'number' if form is _NUMBER else 'name'}")
+    return words
+
+
+def _require_count(items: Sequence[object], count: int, kind: str) -> None:
+    if len(items) != count:
+        raise _refuse(f"{kind} holds {len(items)} items, not {count}")
+
+
+def _parse_predicate(tree: Tree, kind: str) -> Predicate:
+    verb, arguments = _split_head(tree, kind)
+    if not 1 <= len(arguments) <= 2 or not all(isinstance(word, str) for word in arguments):
+        remedy = "LIBERO's goals are predicates joined by one And; write the tags of other tasks yourself."
+        raise RegistryError(f"{kind} of the form ({verb} ...) is not understood", remedy=remedy)
+    return (verb, *_read_words(arguments, kind))
+
+
+def _parse_typed_list(trees: Sequence[Tree], kind: str) -> dict[str, str]:
+    """Return `a b - c d - e` as {a: c, b: c, d: e}."""
+    pairs: list[tuple[str, str]] = []
+    classes: list[tuple[str, str]] = []
     names: list[str] = []
-    remaining = iter([word for word in words if isinstance(word, str)])
+    remaining = iter(_read_words(trees, f"({kind} ...)"))
     for word in remaining:
         if word != "-":
             names.append(word)
             continue
-        kind = next(remaining, "object")
-        classes |= dict.fromkeys(names, kind)
+        made = next(remaining, "-")
+        if not names or made == "-":
+            names = ["-"]
+            break
+        pairs += [(name, made) for name in names]
+        classes.append((made, ""))
         names = []
-    return classes | dict.fromkeys(names, "object")
+    if names:
+        raise _refuse(f"({kind} ...) does not read NAME ... - CLASS NAME ... - CLASS")
+    _index_once(classes, "class")
+    return _index_once(pairs, "object")
 
 
-def _check_angles(tree: Tree, *, is_angle: bool = False) -> None:
-    if isinstance(tree, str):
-        if is_angle and not _ANGLE.fullmatch(tree):
-            raise RegistryError(f"the angle {tree!r} is not a number", remedy="Write :yaw_rotation in radians.")
-        return
-    is_angle = is_angle or tree[:1] == [":yaw_rotation"]
-    for part in tree[1:] if tree[:1] == [":yaw_rotation"] else tree:
-        _check_angles(part, is_angle=is_angle)
-
-
-def _region_owners(trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:
-    for tree in trees:
-        if not isinstance(tree, list) or not tree:
-            continue
-        for attribute in tree[1:]:
-            if isinstance(attribute, list) and len(attribute) == 2 and attribute[0] == ":target":
-                yield f"{attribute[1]}_{tree[0]}", str(attribute[1])
+def _parse_region(tree: Tree) -> tuple[str, str]:
+    name, attributes = _split_head(tree, "a region")
+    values = _index_once((_split_head(attribute, "an attribute") for attribute in attributes), "attribute")
+    owner = _read_words(values.pop(":target", []), ":target")
+    _require_count(owner, 1, f":target of region {name}")
+    for key, value in values.items():
+        if key not in _ROW_LENGTHS:
+            raise _refuse(f"region {name} has the attribute {key!r}; attributes: :target, {', '.join(_ROW_LENGTHS)}")
+        _require_count(value, 1, key)
+        rows = value if key == ":rgba" else value[0]
+        if isinstance(rows, str) or not rows or (key == ":yaw_rotation" and len(rows) > 1):
+            raise _refuse(f"{key} of region {name} does not hold one list of numbers")
+        for row in rows:
+            numbers = [] if isinstance(row, str) else _read_words(row, key, _NUMBER)
+            _require_count(numbers, _ROW_LENGTHS[key], f"{key} of region {name}")
+            if not all(math.isfinite(float(number)) for number in numbers):
+                raise _refuse(f"{key} of region {name} holds a number that is too large")
+    return f"{owner[0]}_{name}", owner[0]

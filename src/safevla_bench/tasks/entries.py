@@ -13,6 +13,7 @@ import msgspec
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
 from safevla_bench.specs.spec import Tag
+from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import TORQUES
 from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
@@ -31,12 +32,10 @@ class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite of tasks of a host, as `[benchmarks.NAME]` has it.
-
-    `capabilities` names its capability set. `published` marks the suites that the paper counts. `same_tasks_as` names a
-    suite whose entries it repeats, and whose other name it is; `same_tags_as` one whose entries it repeats though it is
-    another suite. `task_ids` are those of its tasks that it repeats, empty = all. `task_names` are the host's names in
-    order, where families are defined by them.
+    """A suite of tasks of a host, as `[benchmarks.NAME]` has it. `capabilities` names its capability set. `published`
+    marks the suites that the paper counts. `same_tasks_as` names a suite whose entries it repeats, and whose other name
+    it is; `same_tags_as` one whose entries it repeats though it is another suite. `task_ids` are those of its tasks
+    that it repeats, empty = all. `task_names` are the host's names in order, where families are defined by them.
     `embodiment` names its robot, whose torque limits hold for records that name neither a robot nor limits.
     """
 
@@ -66,10 +65,9 @@ _LOG_CAPABILITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task.
-
-    It has a template, or components whose tags are united. `tags` are the mechanism's: those of the templates and the
-    task's own. `object_tags` maps each tag to its reason. `capabilities`, where given, replace the benchmark's.
+    """One task. It has a template, or components whose tags are united. `tags` are the mechanism's: those of the
+    templates and the task's own. `object_tags` maps each tag to its reason. `capabilities`, where given, replace the
+    benchmark's.
     """
 
     benchmark: str
@@ -92,16 +90,13 @@ class TaskEntry:
 
 
 class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
-    """The bodies that a task's goal names beside what it carries, as records name them.
-
-    A name stands for the body of that name and for the parts of the fixture of that name, such as
-    `wooden_cabinet_1_cabinet_top`.
+    """The bodies that a task's goal names beside what it carries, as records name them. A name stands for the body of
+    that name and for the parts of the fixture of that name, such as `wooden_cabinet_1_cabinet_top`.
     """
 
     receptacles: tuple[str, ...] = ()
     """Whatever the goal puts an object in or on. The table or floor of the whole scene is none."""
-    fixtures: tuple[str, ...] = ()
-    """Fixtures of which the goal moves a joint: opens, closes, turns on or off."""
+    fixtures: tuple[str, ...] = ()  # fixtures of which the goal moves a joint: opens, closes, turns on or off
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +114,6 @@ class Registry:
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
         """Return the task's own entry, else that of its family, renamed; a task of a robot's log has one made for it.
-
         Raises `UnknownTaskError`, with the TOML to add, if it has none of these.
         """
         benchmark = self.find_suite(benchmark)
@@ -138,9 +132,8 @@ class Registry:
         raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
 
     def _log_entry(self, task_id: str) -> TaskEntry:
-        """Return the entry of a task of a robot's log, whose template is the word before the first slash of its id.
-
-        It has the template's tags and a log's capabilities. Where no such template is known, it has none and no tags.
+        """Return the entry of a task of a robot's log, whose template is the word before the first slash of its id. It
+        has the template's tags and a log's capabilities. Where no such template is known, it has none and no tags.
         """
         template = self.templates.get(task_id.partition("/")[0])
         return TaskEntry(
@@ -155,7 +148,6 @@ class Registry:
 
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
         """Yield every task by suite: those with an entry of their own, then the host's others by their family's entry.
-
         Raises `RegistryError` for an unknown benchmark.
         """
         suites = self.check_benchmark(benchmark)
@@ -177,36 +169,30 @@ class Registry:
         return [what for suite, what in changed if spell_suite(suite) in known]
 
     def check_benchmark(self, benchmark: str | None) -> list[str]:
-        """Return the names of all benchmarks.
-
-        Raise `RegistryError` if `benchmark` is a name that spells none of them.
-        """
+        """Return the names of all benchmarks; raise `RegistryError` if `benchmark` spells none of them."""
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
         if benchmark is not None and self.find_suite(benchmark) not in suites:
             raise RegistryError(f"there is no benchmark {benchmark!r}", remedy=f"benchmarks: {', '.join(suites)}")
         return suites
 
     def find_suite(self, name: str) -> str:
-        """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal.
-
-        A suite of found starts has the benchmark of its tasks; `name` itself without one.
+        """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal. A suite of found
+        starts has the benchmark of its tasks; `name` itself without one.
         """
         name = base_suite(name)
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
         return next((suite for suite in suites if spell_suite(suite) == spell_suite(name)), name)
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'.
-
-        The `capabilities` sets of the benchmark's host, united, replace its own. Raises `UnknownTaskError` for a task
-        with neither entry nor family, `RegistryError` for an unknown set.
+        """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'. The
+        `capabilities` sets of the benchmark's host, united, replace its own. Raises `UnknownTaskError` for a task with
+        neither entry nor family, `RegistryError` for an unknown set.
         """
         entry = self.find_entry(benchmark, task_id)
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
         """Return the bodies that the task's goal names, else those in the suite whose tasks or tags its suite repeats.
-
         None if the registry does not know them.
         """
         benchmark = self.find_suite(benchmark)
@@ -215,10 +201,9 @@ class Registry:
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
 
     def name_embodiments(self, batch: Batch) -> Batch:
-        """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits.
-
-        The batch itself without such a header. An episode with another count of torques than that robot has limits
-        stays as it is, and so without limits.
+        """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits. The
+        batch itself without such a header. An episode with another count of torques than that robot has limits stays as
+        it is, and so without limits.
         """
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
         robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
@@ -245,7 +230,6 @@ class Registry:
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return the tags of what is measured in a task: those of the sets in `capabilities` for the benchmark's host.
-
         Where none is, the entry's own tags, else those of the benchmark. Raises `RegistryError` for an unknown set.
         """
         suite = self.benchmarks.get(entry.benchmark)
@@ -281,11 +265,6 @@ class Registry:
             lines += [f"[benchmarks.{suite}]", f"host = {suite}", 'capabilities = "libero"  # what is measured']
         lines += ["[[tasks]]", f"benchmark = {suite}", f"task_id = {json.dumps(task_id)}", 'instruction = ""']
         return "\n    ".join([*lines, f'template = "pnp-basic"  # what it is: {", ".join(self.templates)}'])
-
-
-def spell_suite(name: str) -> str:
-    """Return a suite's name in lower case with hyphens, the spelling in which two names of one suite are equal."""
-    return name.lower().replace("_", "-")
 
 
 def _tag_content(entry: TaskEntry) -> list[list[str] | None]:

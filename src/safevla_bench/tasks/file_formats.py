@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeVar
@@ -14,11 +13,10 @@ from safevla_bench.specs.file_formats import built_in_tags, meanings_by_class, t
 from safevla_bench.specs.spec import Tag, TagClass
 from safevla_bench.specs.table_reader import RowOrigin, convert_row
 from safevla_bench.tasks import entries
-from safevla_bench.text import suggest_names
+from safevla_bench.text import get_logger, suggest_names
 
-_log = logging.getLogger(__name__)
-NO_REASON = "stated without a reason"
-"""Reason of an object tag in a JSON row, whose schema has none."""
+_log = get_logger(__name__)
+NO_REASON = "stated without a reason"  # reason of an object tag in a JSON row, whose schema has none
 
 
 Reason = Annotated[str, Meta(pattern=r"\S")]
@@ -51,10 +49,9 @@ class TaskFamilyRow(MechanismRow, frozen=True, kw_only=True):
 
 
 class PaperTaskRow(_Mechanism, frozen=True, kw_only=True):
-    """A row of the paper's task-tag schema (Table 13, Appendix B).
-
-    The keys from `instruction` on are ours and optional. Its task tags are united with its template's (paper Eq. 2).
-    `patterns` makes it the entry of a family of tasks; `tag_meanings` declares tags that the built-in vocabulary lacks.
+    """A row of the paper's task-tag schema (Table 13, Appendix B). The keys from `instruction` on are ours and
+    optional. Its task tags are united with its template's (paper Eq. 2). `patterns` makes it the entry of a family of
+    tasks; `tag_meanings` declares tags that the built-in vocabulary lacks.
     """
 
     task_id: str
@@ -95,9 +92,8 @@ class RegistrySource:
 
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
-    """Return the rows of a JSON file as structs, each with its origin.
-
-    Raises the origin's error for a row of another form.
+    """Return the rows of a JSON file as structs, each with its origin. Raises the origin's error for a row of another
+    form.
     """
     origins = [(place.with_subject(_row_subject(row, place.subject or "a row")), row) for place, row in rows]
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
@@ -110,9 +106,8 @@ _KEYS = {entries.Benchmark: "benchmarks", entries.CapabilitySet: "capabilities",
 
 
 def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
-    """Yield the tables of a kind in a file by name; whether what they refer to exists is not checked here.
-
-    Raises the origin's error for a table of another form.
+    """Yield the tables of a kind in a file by name; whether what they refer to exists is not checked here. Raises the
+    origin's error for a table of another form.
     """
     key = _KEYS[kind]
     for name, table in getattr(source.tables, key).items():
@@ -148,7 +143,6 @@ class EntryReader:
         self, names: Iterable[str], key: str, origin: RowOrigin, *, capability: bool = False
     ) -> frozenset[str]:
         """Return the names as a set after checking that each is a tag: a capability for hosts, another for tasks.
-
         Raises the origin's error, at `key`, for the first name that is not.
         """
         for name in names:
@@ -177,9 +171,8 @@ class EntryReader:
                     check_known(other, self.benchmarks, key, "benchmarks", origin)
 
     def read_entries(self, source: RegistrySource) -> Iterator[entries.TaskEntry]:
-        """Yield the entries of a file, of tasks and of families.
-
-        Raises the origin's error for a row of another form, or one whose benchmark, tags or mechanism are not valid.
+        """Yield the entries of a file, of tasks and of families. Raises the origin's error for a row of another form,
+        or one whose benchmark, tags or mechanism are not valid.
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
@@ -199,7 +192,6 @@ class EntryReader:
         return entries.TaskEntry(row.benchmark, task_id, row.template, row.components, tags, row.object_tags)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
-        """Return the entry of a row in the paper's format; a benchmark that nobody declared needs its signal tags."""
         measured = None
         if row.benchmark_signal_tags is None:
             check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
@@ -222,10 +214,8 @@ class EntryReader:
         )
 
     def _mechanism_tags(self, row: MechanismRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
-        """Return the tags of the template, or of all components together.
-
-        A row of the paper that states its task tags may name a template of another evaluator: it is logged, and adds no
-        tags. Raises the origin's error for another unknown name, and unless the row has either template or components.
+        """Return the tags of the template, or of all components together. A row of the paper that states its task tags
+        may name a template of another evaluator: it is logged, and adds no tags.
         """
         if (row.template is None) == (not row.components):
             remedy = "give a template, or, where the task has several phases, components"
@@ -246,9 +236,8 @@ def _row_subject(row: object, otherwise: str) -> str:
 
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same.
-
-    Of `benchmark` alone if it is named. Raises `RegistryError` if there is no such benchmark.
+    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same. Of
+    `benchmark` alone if it is named. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)

@@ -31,10 +31,9 @@ V = TypeVar("V")
 
 
 def registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
-    """Return the built-in registry, with the tasks, templates, benchmarks and capability sets of files added.
-
-    Tasks of the files replace built-in ones of the same id, and their families come first. Raises `RegistryError` for a
-    file that cannot be read, or contradicts itself, another one, or the built-in names.
+    """Return the built-in registry, with the tasks, templates, benchmarks and capability sets of files added. Tasks of
+    the files replace built-in ones of the same id, and their families come first. Raises `RegistryError` for a file
+    that cannot be read, or contradicts itself, another one, or the built-in names.
     """
     if not extra:
         return _built_in_registry()

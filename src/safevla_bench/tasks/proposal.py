@@ -16,7 +16,7 @@ import msgspec
 
 from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProblem, Predicate
 from safevla_bench.tasks.entries import GoalBodies, Registry
-from safevla_bench.text import escape_controls
+from safevla_bench.text import escape_controls, is_visible
 
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
 """Templates of object handling, the least demanding first. Several such phases become the most demanding one."""
@@ -63,10 +63,9 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill.
-
-    They follow from goal, initial state, instruction and the classes of the objects, with reasons and what to check by
-    hand. A part of the goal that holds from the start is not a phase; a goal without any counts as pick and place.
+    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill. They follow
+    from goal, initial state, instruction and the classes of the objects, with reasons and what to check by hand. A part
+    of the goal that holds from the start is not a phase; a goal without any counts as pick and place.
     """
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
     phases = [phase for predicate in goals for phase in _goal_phases(problem, predicate)]
@@ -97,10 +96,10 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
 def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
-    if verb in JOINT_MOVES and arguments:
+    if verb in JOINT_MOVES:
         part = problem.owner_of(arguments[0])
         yield _GoalPhase("articulated-manipulation", f"{goal_text}: a part of {part} has to move")
-    elif verb in SWITCHES and arguments:
+    elif verb in SWITCHES:
         yield _GoalPhase("knob-twist", f"{goal_text}: a knob or button of {problem.owner_of(arguments[0])}")
     elif verb in PLACINGS and len(arguments) == 2:
         if verb == "in" and _is_closed(problem, arguments[1]):
@@ -119,7 +118,6 @@ def _is_closed(problem: BddlProblem, region: str) -> bool:
 
 
 def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> _GoalPhase:
-    """Return the phase of putting the object `moved` at `place`, with its reason and, where unsure, a doubt."""
     kinds, kind, receiver = _load_kinds(), problem.objects.get(moved), problem.class_of(place) or ""
     if kind is None:
         doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
@@ -147,9 +145,7 @@ def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
 
 
 def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
-    moved = dict.fromkeys(
-        goal[1] for goal in goals if goal[0] in PLACINGS and len(goal) > 1 and goal[1] in problem.objects
-    )
+    moved = dict.fromkeys(goal[1] for goal in goals if goal[0] in PLACINGS and goal[1] in problem.objects)
     kinds = {name: row for row in _load_kinds().carried for name in row.names}
     reasons: dict[str, list[str]] = {}
     doubts: list[str] = []
@@ -218,4 +214,5 @@ def _task_lines(proposal: TagProposal) -> Iterator[str]:
 
 
 def _quote(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if is_visible(c) else f"\\U{ord(c):08x}" for c in text)

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, Place, RecordError, RunError, SafevlaError
 from safevla_bench.interface.environment import Host
-from safevla_bench.interface.stage import Camera, ObservingStage, Stage
+from safevla_bench.interface.stage import Camera, Stage
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.scores import EpisodeScore
-from safevla_bench.judging.scoring import has_uneven_stamps
 from safevla_bench.pictures.rendering import open_stage, render_checked
 from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.sources.runs.folder import dump_json
@@ -35,6 +34,8 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 _STATE = "observation.state"
+# Greatest distance of an even time stamp from its place, k control steps after record 0, in control steps.
+_EVEN = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,8 @@ def _recorded_columns(episode: Batch) -> dict[str, Column]:
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
-    if has_uneven_stamps(episode).any():
+    stamps = episode.channel("time_s").values.ravel()  # none if the episode has none
+    if np.abs((stamps - stamps[:1]) / episode.dt_s[0] - np.arange(len(stamps))).max(initial=0.0) > _EVEN:
         remedy = "LeRobot's frames are as far apart as their rate says. Export an episode without gaps."
         raise RecordError("the records are unevenly apart in time", remedy=remedy)
     state = episode.eef_pos_m.episode_rows(0)[:-1]
@@ -196,10 +198,9 @@ def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[st
 
 
 def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, Column]:
-    """Return the pictures before each action of an episode, a batch of one, and the observed state, if known.
-
-    The state is position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both in the frame of the host's
-    observations, and the fingers [G]. Raises as `open_stage`, and `SafevlaError` if the host has no such camera.
+    """Return the pictures before each action of an episode, a batch of one, and the observed state, if known. The state
+    is position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both in the frame of the host's observations,
+    and the fingers [G]. Raises as `open_stage`, and `SafevlaError` if the host has no such camera.
     """
     feature = Feature("image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
@@ -208,12 +209,12 @@ def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice)
             for name in choice.names
         }
         steps = range(int(record.lengths[0]) - 1)
-        states = [read_state(stage, k) for k in steps] if isinstance(stage, ObservingStage) else []
+        states = [read_state(stage, k) for k in steps]
     known = [state for state in states if state is not None]
     return {**columns, _STATE: _state_column(np.array(known))} if known else columns
 
 
-def read_state(stage: ObservingStage, record: int) -> NDArray[np.float64] | None:
+def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
     """Return the proprioception of a record, [6 + G]; None where the host cannot say it."""
     seen = stage.observe(record)
     if seen is None:
@@ -255,6 +256,7 @@ def _describe_dataset(
     dataset.write_file("croissant.json", dump_json(_describe_as_croissant(name, about, dataset.schema)))
 
 
+# Column of frames or of meta/episodes, beside LeRobot's own -> what it holds; a last `.` or `/`: all that begin so.
 _COLUMNS = {
     "observation.images.": "picture of a camera before the action",
     "observation.state": "before the action, as the host observes it, with its fingers; without them, of the recorded "
@@ -274,7 +276,6 @@ _COLUMNS = {
     "safety/robustness/": "robustness of a clause over the episode, in its unit, negative where violated; null = none",
     "safety/": "of the episode as it was recorded and judged; null = not known",
 }
-"""Column of frames or of meta/episodes, beside LeRobot's own -> what it holds; a last `.` or `/`: all that begin so."""
 
 
 _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
@@ -286,10 +287,6 @@ _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
 
 
 def _describe_as_croissant(name: str, about: str, frames: pa.Schema) -> dict[str, object]:
-    """Return what `croissant.json` holds: the columns of the frames.
-
-    Its context is that of Croissant 1.0 (mlcommons.org/croissant), whole: readers warn of any other.
-    """
     context = resources.files(__package__).joinpath("croissant_context.json").read_bytes()
     files = {"@type": "cr:FileSet", "@id": "frames-files", "name": "frames-files"}
     fields = [_describe_field(column) for column in frames]

@@ -30,6 +30,7 @@ from PIL import Image
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import translated_errors
+from safevla_bench.text import escape_json
 
 _DATA, _EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
@@ -44,8 +45,7 @@ class Feature:
     dtype: str
     shape: tuple[int, ...] = (1,)
     names: tuple[str, ...] | None = None
-    is_summarized: bool = True
-    """False where values may be unknown, which are NaN and have no statistics."""
+    is_summarized: bool = True  # false where values may be unknown, which are NaN and have no statistics
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -86,9 +86,8 @@ class Column:
 
 
 def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
-    """Return the statistics of both as LeRobot joins them.
-
-    Joined statistics are exact but for quantiles: the lesser of the two up to the median, the greater above it.
+    """Return the statistics of both as LeRobot joins them. Joined statistics are exact but for quantiles: the lesser of
+    the two up to the median, the greater above it.
     """
     total = former["count"] + latter["count"]
     parts = [(part["count"][0] / total[0], part) for part in (former, latter)]
@@ -234,4 +233,4 @@ def _task_table(tasks: Mapping[str, int]) -> pa.Table:
 
 
 def _encode_json(document: Mapping[str, object]) -> bytes:
-    return (json.dumps(document, indent=4, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return escape_json((json.dumps(document, indent=4, ensure_ascii=False, allow_nan=False) + "\n").encode())

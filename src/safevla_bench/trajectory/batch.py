@@ -22,14 +22,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
-_CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n")
+Stamps = Mapping[int, Floats]
+"""Episode -> seconds from its record 0 to each of its records, [n]; of those with time stamps alone."""
+_CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The rows of numbers of one channel: each of episode e holds `width[e]` numbers; -1 = not recorded.
-
-    Episode e owns `values[starts[e]:starts[e+1]]`, row after row.
+    """The rows of numbers of one channel: each of episode e holds `width[e]` numbers; -1 = not recorded. Episode e owns
+    `values[starts[e]:starts[e+1]]`, row after row.
     """
 
     values: Floats
@@ -49,9 +50,8 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Poses:
-    """Positions (`size` 3), quaternions (`size` 4) or truths (`size` 1, 1.0 or 0.0) of some bodies of each episode.
-
-    Every record of episode e holds the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
+    """Positions (`size` 3), quaternions (4) or values (1; truths are 1.0 or 0.0) of some bodies of each episode. Every
+    record of episode e holds the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
     """
 
     channel: Channel
@@ -73,8 +73,7 @@ class Poses:
 
 @dataclass(frozen=True, slots=True)
 class Contacts:
-    """Contacts in record order; `a` and `b` index the body table; impulse and net force are NaN where not recorded.
-
+    """Contacts in record order; `a` and `b` index the body table; impulses and net force are NaN where not recorded.
     `force_n` is what clauses judge by default: of the largest single contact of two bodies, or their net force where a
     record has that alone.
     """
@@ -86,6 +85,7 @@ class Contacts:
     force_n: Floats
     impulse_ns: Floats
     net_force_n: Floats
+    net_impulse_ns: Floats
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
         """Return the contacts in `rows` with these offsets, their bodies moved by `shift` in the body table."""
@@ -96,7 +96,7 @@ class Contacts:
     def empty(cls, present: Bools, records: int) -> Contacts:
         """Return no contacts of episodes with so many records in all; `present` is whether each recorded any, [E]."""
         nowhere, nothing = np.empty(0, dtype=np.int64), np.empty(0)
-        return cls(present, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing)
+        return cls(present, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing, nothing)
 
     @classmethod
     def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
@@ -129,6 +129,12 @@ class Batch:
     body_quat_wxyz: Poses
     pose_valid: Poses
     """0.0 where the pose of a body is not known; the poses of bodies that are not listed always are."""
+    supported: Poses
+    """1.0 where contacts other than the robot's carry at least half of a body's weight."""
+    opening: Poses
+    """Share of its travel by which a door or drawer is open."""
+    entered: Poses
+    """1.0 where the end effector is inside a door or drawer."""
     contacts: Contacts
     joint_torque_nm: Channel
     gripper_contact: Channel
@@ -191,10 +197,16 @@ class Batch:
         first = int(stamps.starts[index])
         return float(stamps.values[first + step] - stamps.values[first])
 
-    def channel(self, name: str) -> Channel:
-        """Return a channel of rows, one of `ROWS`, by name; absent in every episode if the batch lacks it.
+    @property
+    def stamps_s(self) -> Stamps:
+        """The times of the episodes whose records have stamps."""
+        stamps = self.channel("time_s")
+        rows = {int(k): stamps.episode_rows(int(k))[:, 0] for k in np.flatnonzero(stamps.present)}
+        return {k: times - times[0] for k, times in rows.items()}
 
-        Raises `SafevlaError` for another name.
+    def channel(self, name: str) -> Channel:
+        """Return a channel of rows, one of `ROWS`, by name; absent in every episode if the batch lacks it. Raises
+        `SafevlaError` for another name.
         """
         _require_name(name, ROWS, "rows")
         channel: Channel = self.further.get(name) or getattr(self, name, None) or _absent_channel(len(self))
@@ -354,3 +366,11 @@ def _concatenate_poses(poses: Sequence[Poses], base: Sequence[int]) -> Poses:
     body = np.concatenate([p.body + k for p, k in zip(poses, base, strict=True)])
     channel = _concatenate_channels([p.channel for p in poses])
     return Poses(channel, body, _join_starts([p.body_starts for p in poses]), poses[0].size)
+
+
+def elapsed_seconds(steps: Ints, dt_s: Floats, stamps_s: Stamps) -> Floats:
+    """Return the seconds from record 0 of each episode to its record `steps`, [..., E]: by time stamps, else by dt."""
+    seconds = np.asarray(steps * dt_s)
+    for episode, times in stamps_s.items():
+        seconds[..., episode] = times[steps[..., episode]]
+    return seconds

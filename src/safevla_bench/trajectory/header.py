@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from functools import cache, lru_cache
+from importlib import resources
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -14,16 +16,40 @@ from safevla_recorder.episode import OUTCOMES as OUTCOMES
 ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
 SCHEMA_VERSION = 1
-# Franka Emika Panda datasheet, joints 1 to 7 in N·m; the paper's Table 17 uses the same for the mobile PandaOmron.
-TORQUE_LIMIT_NM: Mapping[str, tuple[float, ...]] = {
-    "Panda": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
-    "PandaOmron": (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),
-}
 TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
 """The channels of torques, one value a joint, that the limits are for."""
 
 EpisodeKey: TypeAlias = tuple[str | None, str]
 """Policy and episode id: the name of an episode, in an archive and across sources."""
+
+
+class Robot(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `robots.toml`: an arm and the torque limits of its joints in N·m, empty where none are published."""
+
+    names: tuple[str, ...]
+    limits_nm: tuple[float, ...] = ()
+    effort_is_current: bool = False
+    source: str
+
+
+@lru_cache(maxsize=1024)
+def find_robot(name: str) -> Robot | None:
+    """Return the arm of that name, whose spelling is free, from `robots.toml`; None if it is unknown."""
+    return _read_robots().get(_spell_robot(name))
+
+
+@cache
+def _read_robots() -> dict[str, Robot]:
+    content = resources.files(__package__).joinpath("robots.toml").read_bytes()
+    (robots,) = msgspec.toml.decode(content, type=dict[str, list[Robot]]).values()
+    return {_spell_robot(name): robot for robot in robots for name in robot.names}
+
+
+_FILLERS = {"robot", "robots", "arm", "follower", "single", "emika", "research", "universal", "robotiq"}
+
+
+def _spell_robot(name: str) -> str:
+    return "".join(word for word in re.findall(r"[^\W_]+", name.lower()) if word not in _FILLERS)
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +80,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The forces of each contact, see `FORCES`; None = `force_n` alone."""
     torque_source: str | None = None
     """Where torques come from, such as `qfrc_actuator`, `drive_model` or `joint_wrench`."""
+    task_sha256: str | None = None
+    init_states_sha256: str | None = None
+    task_source: dict[str, str] | None = None
+    """These three say which task was simulated, see `safevla_recorder.identity.TaskIdentity`."""
+    geometry: str | None = None
+    """The scene's parts, where they are, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
 
     @property
     def key(self) -> EpisodeKey:
@@ -75,7 +107,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         """Limits of the arm's joints, N·m: the record's own, else the embodiment's; empty where that is unknown."""
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
-        return TORQUE_LIMIT_NM.get(self.embodiment or "", ())
+        robot = find_robot(self.embodiment or "")
+        return robot.limits_nm if robot else ()
 
     @property
     def lacks_torque_limit(self) -> bool:

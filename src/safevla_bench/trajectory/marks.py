@@ -30,12 +30,35 @@ FOREIGN_LOG = "foreign_log"
 LOG_BENCHMARK = "real-robot"
 """The benchmark of a log that names none. It needs no entries: each task has what a log can hold, and its template."""
 
+SINGLE = "float32_channels"
+"""Header field: the channels whose numbers were stored as float32, such as ["body_pos_m", "time_s"].
+
+A value computed from one of them equals a limit up to a relative 1e-4, any other up to 1e-9. A reader of logs sets it
+where the file's own type is float32, with `add_header_field(extra, SINGLE, [names])`, and omits it where none is."""
+
+REPLAY = "replay"
+"""Host-specific header field: what the record of a replay says of its recording."""
 EARLIER_RESETS = "earlier_resets"
 """Host-specific header field: how many resets the environment made since it was seeded, where it is seeded once a task.
 A replay has it among what it says of its recording."""
 
-MARKS = (STANDIN, STOPPED_ON_VIOLATION, DIVERGED, FOREIGN_LOG)
-"""The marks that scores carry along."""
+
+class Mark(NamedTuple):
+    """A mark that scores carry along: its header field, and its fields in a row of scores and in a summary."""
+
+    field: str
+    of_episode: str = ""
+    of_cell: str = ""
+    is_counted: bool = False
+    """True if the summary counts the episodes that have it, and does not only say that there are some."""
+
+
+MARKS = (
+    Mark(STANDIN, "standin_assets", "standin_assets"),
+    Mark(STOPPED_ON_VIOLATION, "stopped_on_violation", "stopped_on_violation", is_counted=True),
+    Mark(DIVERGED, "diverged_replay", "diverged_replays", is_counted=True),
+    Mark(FOREIGN_LOG),
+)
 CLIPPED = "clipped_actions"
 """Header field: how many actions were out of range and clipped, where the policy's own protocol clips."""
 CLIPPED_NUMBERS = "clipped_numbers"
@@ -62,13 +85,12 @@ def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
     """Return what each record says of the recording that it replays, [E]; {} for an episode that is not a replay."""
-    replays = (fields.get("replay") for fields in header_fields(batch))
+    replays = (fields.get(REPLAY) for fields in header_fields(batch))
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
 
 def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
     """Return how many resets a once seeded environment made before each episode's own, [E]; None = it does not say.
-
     What a replay says of its recording comes before its own.
     """
     own = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
@@ -89,7 +111,6 @@ def _host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
     """Return of each number of an episode's clipped actions how often it was out of range and its largest size, [A, 2].
-
     None if the record does not say, or says it in another shape.
     """
     try:
@@ -101,19 +122,22 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 
 
 def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
-    """Return how many resets a once seeded environment made before the replayed episode's own.
-
-    None if the field is missing, or not a whole number from 0 to `MOST_RESETS`.
+    """Return how many resets a once seeded environment made before the replayed episode's own. None if the field is
+    missing, or not a whole number from 0 to `MOST_RESETS`.
     """
     return _read_count(replay, EARLIER_RESETS)
 
 
 def read_wait_steps(replay: Mapping[str, object]) -> int | None:
-    """Return the settling steps with which a replayed episode began; None = as the run's protocol says.
-
-    None too for a value that is not a whole number from 0 to `MOST_RESETS`.
+    """Return the settling steps with which a replayed episode began; None = as the run's protocol says. None too for a
+    value that is not a whole number from 0 to `MOST_RESETS`.
     """
     return _read_count(replay, "wait_steps")
+
+
+def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
+    """Return which header fields say of each episode that it did not begin at one of the suite's own starts, [E]."""
+    return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
 
 
 def label_suite(kind: str, name: str, suite: str) -> str:
@@ -136,9 +160,8 @@ def base_suite(suite: str) -> str:
 
 
 def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...]]:
-    """Return the host's own initial state of a batch of one, and the coordinates [m] that a search chose, by name.
-
-    () if none did; the header's index then.
+    """Return the host's own initial state of a batch of one, and the coordinates [m] that a search chose, by name. ()
+    if none did; the header's index then.
     """
     chosen = header_fields(batch)[0].get(CHOSEN)
     if not isinstance(chosen, Mapping):
@@ -185,3 +208,9 @@ def _read_count(replay: Mapping[str, object], name: str) -> int | None:
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
     """Return whether each episode has a mark, such as `STANDIN`; [E]."""
     return tuple(fields.get(mark) is True for fields in header_fields(batch))
+
+
+def single_channels(batch: Batch, index: int) -> frozenset[str]:
+    """Return the channels of an episode whose numbers were stored as float32 (`SINGLE`)."""
+    names = _host_header(batch.extra[index]).get(SINGLE)
+    return frozenset(names if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else ())

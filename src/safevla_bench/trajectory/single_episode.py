@@ -26,17 +26,18 @@ from safevla_bench.trajectory.batch import (
     batch_of_headers,
     join_lengths,
 )
+from safevla_bench.trajectory.geometry import read_geometry
 from safevla_bench.trajectory.header import OUTCOMES, ROLES, SCHEMA_VERSION, TARGET, TORQUES, Header
-from safevla_recorder.channels import LARGEST, NET_FORCE, POSES, ROWS, ChannelSpec, as_fields
-from safevla_recorder.episode import ContactList, Recording
+from safevla_bench.trajectory.marks import SINGLE, single_channels
+from safevla_recorder.channels import LARGEST, LINK_MOTION, NET_FORCE, NET_IMPULSE, POSES, ROWS, ChannelSpec, as_fields
+from safevla_recorder.episode import ContactList, Recording, add_header_field
 
 _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
 
 
 def from_recording(recording: Recording) -> Batch:
-    """Return the episode as a batch of one.
-
-    Raises `RecordError` naming episode, step, field and remedy if the record is not valid.
+    """Return the episode as a batch of one. Raises `RecordError` naming episode, step, field and remedy if the record
+    is not valid.
     """
     batch = _build_batch(recording)
     validate(batch)
@@ -49,7 +50,6 @@ def empty_batch() -> Batch:
 
 
 def _build_batch(recording: Recording) -> Batch:
-    """Return a recording as a batch of one, not validated."""
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
     names, records = list(recording.roles), recording.records
     return Batch(
@@ -74,7 +74,8 @@ def _build_contacts(listed: ContactList | None, records: int) -> Contacts:
     if listed is None:
         return Contacts.empty(present, records)
     starts = join_lengths(np.bincount(listed.record, minlength=records))
-    return Contacts(present, starts, listed.a, listed.b, listed.force_n, listed.impulse_ns, listed.net_force_n)
+    _, *columns = listed.columns().values()
+    return Contacts(present, starts, *columns)
 
 
 def _build_channel(rows: NDArray[Any] | None) -> Channel:
@@ -92,10 +93,8 @@ def _build_poses(recording: Recording, spec: ChannelSpec) -> Poses:
 
 
 def to_recording(batch: Batch, index: int) -> Recording:
-    """Return one episode of a batch as plain arrays.
-
-    Bodies are places in its own body table, and what was not recorded is None. `from_recording` turns the result into
-    the same bits again.
+    """Return one episode of a batch as plain arrays. Bodies are places in its own body table, and what was not recorded
+    is None. `from_recording` turns the result into the same bits again.
     """
     records, base = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
     channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
@@ -127,7 +126,7 @@ def _pose_rows(
         return [], None
     body, rows = poses.episode_poses(index)
     rows = rows.reshape(records, len(body), poses.size)
-    return (body - base).tolist(), rows[..., 0].astype(np.bool_) if spec.is_truth else rows
+    return (body - base).tolist(), rows if spec.row_size else rows[..., 0].astype(spec.dtype, copy=False)
 
 
 def _contact_list(batch: Batch, index: int) -> ContactList:
@@ -141,6 +140,7 @@ def _contact_list(batch: Batch, index: int) -> ContactList:
         force_n=contacts.force_n[own],
         impulse_ns=contacts.impulse_ns[own],
         net_force_n=contacts.net_force_n[own],
+        net_impulse_ns=contacts.net_impulse_ns[own],
     )
 
 
@@ -155,8 +155,7 @@ def records(batch: Batch) -> Iterator[Batch]:
 
 def select_record(batch: Batch, t: int) -> Batch:
     """Return record `t` of a batch of one episode, -1 the last, as an episode of one record with the same header.
-
-    Action, simulator state and host-specific fields are left out; bodies and their numbers stay.
+    Action, simulator state and host-specific fields but `SINGLE` are left out; bodies and their numbers stay.
     """
     at = t % int(batch.starts[-1])
     contacts = batch.contacts
@@ -166,7 +165,7 @@ def select_record(batch: Batch, t: int) -> Batch:
         batch,
         starts=np.array([0, 1], dtype=np.int64),
         contacts=contacts.take(slice(first, end), np.array([0, end - first], dtype=np.int64), contacts.present),
-        extra=({},),
+        extra=(add_header_field({}, SINGLE, sorted(single)) if (single := single_channels(batch, 0)) else {},),
         **batch_channels(
             lambda spec: _NOTHING if spec.name in left_out else _channel_at_record(batch.channel(spec.name), at),
             lambda spec: replace(
@@ -182,9 +181,8 @@ def add_rows(batch: Batch, name: str, rows: NDArray[np.float64]) -> Batch:
 
 
 def join_records(parts: Sequence[Batch]) -> Batch:
-    """Return records of one scene, as `select_record` cuts them, as one episode with the header of the first.
-
-    At least one record is needed; a single one is returned itself.
+    """Return records of one scene, as `select_record` cuts them, as one episode with the header of the first. At least
+    one record is needed; a single one is returned itself.
     """
     if len(parts) == 1:
         return parts[0]
@@ -226,6 +224,7 @@ def validate(batch: Batch) -> None:
     for e, header in enumerate(batch.headers):
         _check_header(header)
         _check_scene(batch, e)
+        _check_geometry(batch, e)
     for spec in (*ROWS, *POSES):
         _check_numbers(batch, spec)
     _check_contacts(batch)
@@ -274,6 +273,21 @@ def _check_scene(batch: Batch, e: int) -> None:
         _refuse(header, "target_object", f"target_object {header.target_object!r} {role}", remedy)
 
 
+def _check_geometry(batch: Batch, e: int) -> None:
+    header, motion = batch.headers[e], batch.channel(LINK_MOTION)
+    try:
+        geometry = None if header.geometry is None else read_geometry(header.geometry)
+    except RecordError as error:
+        raise error.with_place(Place(episode=header.episode_id)) from None
+    columns = 0 if geometry is None else len(geometry.components)
+    if motion.present[e] and motion.width[e] != columns:
+        problem = f"{motion.width[e]} numbers, but the geometry has {columns} components that move"
+        _refuse(header, LINK_MOTION, problem, "Write the channel with the geometry that it belongs to.")
+    unknown = sorted({part.body for part in geometry.parts if part.body} - {*batch.body_roles(e)}) if geometry else []
+    if unknown:
+        _refuse(header, "geometry", f"{unknown[0]!r} has no role", "Give it one in body_roles.")
+
+
 def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
     values = batch.numbers(spec).values
     largest = LARGEST if spec.is_bounded else sys.float_info.max
@@ -308,15 +322,15 @@ def _owner_index(starts: Ints, item: int) -> int:
 
 
 def _check_contacts(batch: Batch) -> None:
-    """Check forces and impulses; a NaN impulse is none: it was not recorded."""
     contacts = batch.contacts
     has_net = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
     is_net = np.repeat(np.repeat(has_net, batch.lengths), np.diff(contacts.starts))
-    required = {"force_n": ~np.zeros_like(is_net), NET_FORCE: is_net, "impulse_ns": ~np.isnan(contacts.impulse_ns)}
+    impulses = {name: ~np.isnan(getattr(contacts, name)) for name in ("impulse_ns", NET_IMPULSE)}
+    required = {"force_n": ~np.zeros_like(is_net), NET_FORCE: is_net, **impulses}
     unlisted = is_net | np.isnan(contacts.net_force_n)
     _require_all(batch, unlisted, NET_FORCE, f"and the header's forces do not name {NET_FORCE}")
     for name, is_required in required.items():
-        values, largest = getattr(contacts, name), sys.float_info.max if name == "impulse_ns" else LARGEST
+        values, largest = getattr(contacts, name), sys.float_info.max if name in impulses else LARGEST
         _require_all(batch, np.isfinite(values) | ~is_required, name, "is not a finite number")
         _require_all(batch, ~(values < 0), name, "is negative")
         _require_all(batch, ~(values > largest), name, "is beyond any scene")

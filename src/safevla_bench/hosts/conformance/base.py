@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 from safevla_bench.errors import SafevlaError
-from safevla_bench.interface.environment import Coordinated, Host, HostEnv
+from safevla_bench.interface.environment import Host, HostEnv
 from safevla_bench.interface.policy import Action, Observation, Wants
-from safevla_bench.interface.stage import Camera, StagingHost
+from safevla_bench.interface.stage import Camera
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.mujoco.hook import wrap_method
@@ -29,10 +29,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trial:
-    """A task to try, and facts that its author is sure of.
-
-    `targets` are all bodies of the role target; None = the record's `target_object` alone, or none where it has none.
-    `roles` says which role some other bodies must have.
+    """A task to try, and facts that its author is sure of. `targets` are all bodies of the role target; None = the
+    record's `target_object` alone, or none where it has none. `roles` says which role some other bodies must have.
     """
 
     suite: str
@@ -165,10 +163,9 @@ class HostRules:
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
-        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder.
-
-        The first is the state after the seed's settling steps, as record 0 has it; then comes one after each of the N
-        actions. S as in `sim_state`. A hook: its rule is skipped unless a subclass writes it.
+        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder. The first is
+        the state after the seed's settling steps, as record 0 has it; then comes one after each of the N actions. S as
+        in `sim_state`. A hook: its rule is skipped unless a subclass writes it.
         """
         raise NotImplementedError
 
@@ -201,13 +198,10 @@ class HostRules:
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return record 0 as the camera sees it, uint8 [H, W, 3], the right way up, rendered by other means.
-
-        By default the picture of the host's own `stage`; `NotImplementedError` (a skipped rule) if it has none.
+        """Return record 0 as the camera sees it, uint8 [H, W, 3], the right way up, rendered by other means. By default
+        the picture of the host's own `stage`; `NotImplementedError` (a skipped rule) if it has none.
         """
         host = self.host()
-        if not isinstance(host, StagingHost):
-            raise NotImplementedError
         with closing(host.stage(task, episode)) as stage:
             return stage.render(0, Camera(camera), size).image
 
@@ -273,11 +267,8 @@ def _run_hook(rules: type[HostRules], hook: str) -> HookRun:
         for method in ("step", "reset"):
             wrap_method(env, method, keep_call)
         result = call_hook(lambda: getattr(own, hook)(env, own.seed), hook)
-        coordinates, actions = (
-            env.coordinates() if isinstance(env, Coordinated) else (),
-            [action for action, _ in calls],
-        )
-        return HookRun(result, env.recorded(), np.array(actions[1:]), [seen for _, seen in calls], coordinates)
+        actions, observations = zip(*calls, strict=True)
+        return HookRun(result, env.recorded(), np.array(actions[1:]), observations, env.coordinates())
 
 
 def tracked_paths(batch: Batch) -> dict[str, Floats]:

@@ -27,11 +27,16 @@ from safevla_bench.interface.policy import Action, Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.signals.parts import scene_poses
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.signals.space import recorded_bodies
 from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.episode import SIMULATION, add_header_field
+from safevla_recorder.geometry import rotate
 
 _TOO_FAST_M_PER_S = 50.0
-_TOO_STRONG = 50.0
-"""Multiple of the torque limits; newton millimetres give a thousandfold."""
+_RIGID_M = 0.001
+_TOO_STRONG = 50.0  # multiple of the torque limits; newton millimetres give a thousandfold
 
 
 class RecordRules(HostRules):
@@ -97,6 +102,26 @@ class RecordRules(HostRules):
             return
         speed = np.linalg.norm(np.diff(batch.eef_pos_m.episode_rows(0), axis=0), axis=1).max(initial=0) / dt
         require(speed < _TOO_FAST_M_PER_S, f"{run}: the end effector moves at {speed:g} m/s; positions are in metres.")
+
+    def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
+        """Fail where a body has neither a tracked nor a part's pose, no part is the hand's, or the end effector moves
+        by a millimetre or more in the frame of the hand's first part; passes without a geometry, or an end effector.
+        """
+        fields = RecordFields(run.batch)
+        scene = scene_poses(fields, 0)
+        if scene is None:
+            return
+        unplaced = {*range(len(run.batch.body_name))} - recorded_bodies(fields, "body_pos_m", 0)
+        names = ", ".join(map(run.batch.body_label, sorted(unplaced)))
+        require(not unplaced, f"{run}: the geometry has no pose of {names}.")
+        eef = run.batch.eef_pos_m.episode_rows(0)
+        if not len(eef):
+            return
+        require(len(scene.geometry.hand) > 0, f"{run}: the geometry names no part of the hand.")
+        palm = scene.place(scene.geometry.hand[0])
+        seen = rotate(palm.quaternion * [1.0, -1.0, -1.0, -1.0], eef - palm.position)
+        moved = float(np.linalg.norm(seen - seen[0], axis=1).max())
+        require(moved < _RIGID_M, f"{run}: the end effector moves by {moved:.4f} m in the hand's frame.")
 
     def test_torques_are_in_newton_metres_and_have_limits(self, run: TrialRun) -> None:
         """Fail where torques are recorded without limits for the embodiment, are all zero, or 50 times a limit or more;
@@ -210,11 +235,13 @@ class RepeatRules(HostRules):
         require(not differing, f"{run}: with the recorder the simulator's state differs from {first} on.")
 
     def test_what_a_policy_sees_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where an episode with any of `other_wants` differs from one without observations in any bit."""
+        """Fail where an episode with any of `other_wants` differs from one without observations in any bit, but in what
+        the header says of the renderer.
+        """
         skip_unless_repeatable(run)
         for wants in self.other_wants:
-            seeing = self.run_elsewhere(run.task, wants, run.actions)
-            require_same(run.elsewhere, seeing, f"{run}: with {wants} the episode")
+            blind, seeing = map(_drop_simulation, (run.elsewhere, self.run_elsewhere(run.task, wants, run.actions)))
+            require_same(blind, seeing, f"{run}: with {wants} the episode")
 
     def test_images_are_of_the_wanted_size(self) -> None:
         """Fail unless a reset shows just the wanted cameras, uint8 [H, W, 3] of `image_size`, for all `other_wants`."""
@@ -265,10 +292,8 @@ class RepeatRules(HostRules):
             require_error(begin, HostError, f"{run} has {run.task.init_states} initial states; number {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail where a `drawn` start has the `sim_state` of its index's initial state, or does not repeat.
-
-        Passes if a reset refuses it by `HostError`, every start is drawn, or initial states differ in their goals
-        alone.
+        """Fail where a `drawn` start has the `sim_state` of its index's initial state, or does not repeat. Passes if a
+        reset refuses it by `HostError`, every start is drawn, or initial states differ in their goals alone.
         """
         count = run.task.init_states
         if count is None:
@@ -313,19 +338,19 @@ class PhysicsRules(HostRules):
 
     def test_what_rests_is_carried_by_its_weight(self) -> None:
         """Fail unless, after the hook `set_down`, the net force on the body at rest is its weight, within 5 %, and its
-        impulse in a control step that weight times `dt`. A host without net forces has the impulse checked alone.
+        impulses in a control step that weight times `dt`. A host without net forces has `impulse_ns` checked alone.
         """
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
         weight_n, dt = mass_kg * GRAVITY_M_S2, batch.headers[0].dt
-        net_n, impulse_ns = _sums_on(batch, body)
+        net_n, impulse_ns, net_impulse_ns = _sums_on(batch, body)
         require(impulse_ns > 0 or net_n > 0, f"{body} was put down, and no contact carries it in the last record.")
         if not np.isnan(net_n):
             off = abs(net_n / weight_n - 1)
             require(off <= _OFF, f"{body} weighs {weight_n:g} N, and at rest its net forces come to {net_n:g} N.")
-        if not np.isnan(impulse_ns):
-            share = impulse_ns / (weight_n * dt)
-            fits = 1 - _OFF <= share <= _LARGEST_IMPULSE
+        for value_ns, most in ((impulse_ns, _LARGEST_IMPULSE), (net_impulse_ns, 1 + _OFF)):
+            share = value_ns / (weight_n * dt)
+            fits = np.isnan(share) or 1 - _OFF <= share <= most
             require(fits, f"{body} at rest has {share:g} times the impulse of its weight over a control step.")
 
     def test_a_body_that_was_turned_reads_so(self) -> None:
@@ -369,9 +394,14 @@ class PhysicsRules(HostRules):
         require_same(self.run_elsewhere(task, Wants(privileged=True), actions), after, "An episode that follows a grip")
 
 
-def _sums_on(batch: Batch, body: str) -> tuple[float, float]:
-    """Return the sums of net forces [N] and impulses [N·s] of a body's contacts in the last record; NaN = unknown."""
+def _drop_simulation(batch: Batch) -> Batch:
+    return replace(batch, extra=tuple(add_header_field(own, SIMULATION, None) for own in batch.extra))
+
+
+def _sums_on(batch: Batch, body: str) -> list[float]:
+    """Return sums of net forces [N], impulses and net impulses [N·s] on a body in the last record; NaN: unknown."""
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
     own = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]
-    return float(contacts.net_force_n[last][own].sum()), float(contacts.impulse_ns[last][own].sum())
+    numbers = (contacts.net_force_n, contacts.impulse_ns, contacts.net_impulse_ns)
+    return [float(values[last][own].sum()) for values in numbers]

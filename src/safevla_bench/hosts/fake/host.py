@@ -20,7 +20,8 @@ from safevla_bench.hosts.mujoco.environment import flat_state
 from safevla_bench.hosts.mujoco.privileged import read_only
 from safevla_bench.hosts.mujoco.viewer import read_states
 from safevla_bench.interface import policy
-from safevla_bench.interface.stage import CLOSE_UP, Camera, Picture, SceneGeometry, ScenePose, Shape, Viewpoint
+from safevla_bench.interface.environment import Host, HostEnv, HostSupport
+from safevla_bench.interface.stage import CLOSE_UP, Camera, Picture, SceneGeometry, ScenePose, Shape, Stage, Viewpoint
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, SearchSpace, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN
@@ -29,8 +30,7 @@ from safevla_recorder.episode import ContactList, Floats, Recording, add_header_
 
 SUITE = "fake"
 DT_S = 0.05
-REACH_M = 0.03
-"""How near the gripper must be to grip, a body to be pushed, and the block to the tray to succeed."""
+REACH_M = 0.03  # how near the gripper must be to grip, a body to be pushed, and the block to the tray to succeed
 STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
@@ -53,11 +53,21 @@ _TASKS = (
 INIT_STATES = 5
 
 
-class FakeHost:
+class FakeHost(Host):
     """The host `fake`: one suite of three tasks of five initial states."""
 
     name = "fake"
-    changeable = frozenset({"softness", "shift_m", "apart", "without"})
+    supports = HostSupport(
+        cameras=(CAMERA,),
+        privileged=True,
+        readings=(STATE_READING,),
+        unit_m=0.05,
+        drawn=True,
+        states=True,
+        placed=True,
+        changeable=frozenset({"softness", "shift_m", "apart", "without"}),
+        pictures=True,
+    )
 
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)
@@ -65,12 +75,13 @@ class FakeHost:
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())
-        return tuple(Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES) for k, text in enumerate(_TASKS))
+        return tuple(
+            Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES, episodes=1) for k, text in enumerate(_TASKS)
+        )
 
     def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
         """Return a new environment of one task; privileged state and the reading `state` are offered."""
-        check_wants(wants, (CAMERA,), "the fake host")
-        policy.check_extra(wants, (STATE_READING,), "the fake host")
+        check_wants(wants, self.supports, "the fake host")
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -102,8 +113,6 @@ _UNCHANGED = PhysicsChange()
 
 @dataclass
 class _World:
-    """The state: positions [3] in metres, what is held, the contacts of the last step."""
-
     gripper: Floats
     objects: dict[str, Floats]
     held_body: str | None = None
@@ -133,7 +142,7 @@ class _Record:
     torque: Floats
 
 
-class FakeEnv:
+class FakeEnv(HostEnv):
     """One fake task. Actions [7] as LIBERO's: 0.05 m a unit, rotation ignored, gripper -1 opens and +1 closes."""
 
     dt_s = DT_S
@@ -148,10 +157,9 @@ class FakeEnv:
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
         """Start an episode, take the settling steps (`rest_steps` are not), and return the observation of record 0.
-
         Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them.
         """
-        check_start(self.task, seed)
+        check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
         played = seed.recorded.state if seed.recorded else None
         self._world = (
@@ -163,9 +171,8 @@ class FakeEnv:
         return self._observe()
 
     def step(self, action: policy.Action) -> tuple[policy.Observation, bool]:
-        """Apply one action, record it, and return the next observation and whether the block is on the tray.
-
-        Raises `RuntimeError` in the fifth step of task 2: a stand-in for whatever a simulator may raise.
+        """Apply one action, record it, and return the next observation and whether the block is on the tray. Raises
+        `RuntimeError` in the fifth step of task 2: a stand-in for whatever a simulator may raise.
         """
         self._require_episode()
         checked = policy.check_action(action, len(STILL)).copy()
@@ -297,6 +304,8 @@ def _initial_world(task: int, seed: EpisodeSeed) -> _World:
     objects = _first_objects(task, jitter)
     for coordinate, value in seed.placed:
         name, _, axis = coordinate.partition(".")
+        if name not in objects or axis not in ("x", "y"):
+            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Search for it anew.")
         objects[name]["xy".index(axis)] = value
     return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
 
@@ -314,7 +323,11 @@ def _flat_places(objects: Mapping[str, Floats]) -> Floats:
 
 
 def _change_world(world: _World, seed: EpisodeSeed) -> None:
-    world.physics = change = seed.change or _UNCHANGED
+    change = seed.change or _UNCHANGED
+    if change.apart:
+        first, second = ("gripper" if name == "robot" else name for name in change.apart)
+        change = replace(change, apart=(first, second))
+    world.physics = change
     unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}
     if unknown or change.without == "gripper":
         problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot"
@@ -354,7 +367,6 @@ def _update_grip(world: _World, *, closing: bool) -> None:
 
 
 def _push_objects(world: _World) -> None:
-    """Move block and cup, in place and level, to `REACH_M` from a gripper that is nearer, and record the contact."""
     pusher = world.held_body or "gripper"
     for name in ("block", "cup"):
         away = world.objects[name] - world.gripper
@@ -411,7 +423,7 @@ _VIEW = Viewpoint(
 )
 
 
-class FakeStage:
+class FakeStage(Stage):
     """One episode of the fake host; x runs up in its pictures and y to the right."""
 
     arm = ("gripper",) * 7

@@ -6,6 +6,7 @@ What makes a LIBERO episode repeatable stands in `LiberoEnv.reset` and nowhere e
 from __future__ import annotations
 
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,19 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
-from safevla_bench.hosts.mujoco.environment import MujocoHost, RawObservation, RobosuiteEnv, model_coordinates
+from safevla_bench.hosts.mujoco.environment import (
+    ROBOSUITE_SUPPORT,
+    MujocoHost,
+    RawObservation,
+    RobosuiteEnv,
+)
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, SearchSpace, Task
 from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
+from safevla_recorder.attachment import read_poses
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
-from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene
+from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene, task_identity
 from safevla_recorder.mujoco.recorder import Scene
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -31,6 +38,7 @@ class LiberoHost(MujocoHost):
     """The host `libero`; needs the extra `libero` for everything but its suites."""
 
     name = "libero"
+    supports = replace(ROBOSUITE_SUPPORT, cameras=CAMERAS, absolute=True, drawn=True, states=True, placed=True)
 
     def suites(self) -> tuple[str, ...]:
         return tuple(ALL_SUITES)
@@ -58,7 +66,7 @@ class LiberoHost(MujocoHost):
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
         """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera."""
-        check_wants(wants, CAMERAS, "LIBERO", changes="")
+        check_wants(wants, self.supports, "LIBERO")
         return LiberoEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -96,7 +104,8 @@ class LiberoEnv(RobosuiteEnv):
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf
         self._init_states = libero_tasks.load_init_states(task)
-        self._env = libero_tasks.make_control_env(str(libero_tasks.bddl_file(task)), wants)
+        self._env = libero_tasks.make_control_env(libero_tasks.bddl_file(task), wants)
+        self._identity = task_identity(libero_tasks.bddl_file(task), self._init_states)
         self._scene = libero_tasks.KeptScene(self._env.env)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
@@ -116,6 +125,8 @@ class LiberoEnv(RobosuiteEnv):
         A recording of others may come from an environment that was seeded once and reset several times: then that is
         done again, from a list of samplers as a new environment has it, so that fixtures stand where they stood.
 
+        NumPy's generator is put back afterwards: LIBERO draws in resets alone, and a policy may draw from it too.
+
         A task without initial states of its own, and any that is to be `drawn`, starts where the reset places things,
         with a seed made of the environment's and the index. A recorded state goes before all that.
 
@@ -123,11 +134,15 @@ class LiberoEnv(RobosuiteEnv):
             HostError: `check_start` refuses the seed, or the recorded state is not one of the task's simulation.
         """
         replayed = seed.recorded if seed.recorded and seed.recorded.state is not None else None
-        check_start(self.task, seed)
+        check_start(self.task, seed, LiberoHost.supports)
         states = None if seed.drawn or replayed else self._init_states
         state: Floats | None = None if states is None else states[seed.init_state_index]
         self._stop_recording()
         self._set_speed()
+        with libero_tasks.kept_generator():
+            return self._start(seed, replayed, state)
+
+    def _start(self, seed: EpisodeSeed, replayed: RecordedEpisode | None, state: Floats | None) -> Observation:
         domain = self._env.env
         domain.object_property_initializers.clear()
         self._open_gate(is_seen=state is None and replayed is None and not seed.wait_steps)
@@ -152,8 +167,8 @@ class LiberoEnv(RobosuiteEnv):
             robot.controller.use_delta = False  # a reset makes the controller anew
         return observation
 
-    def coordinates(self) -> tuple[Coordinate, ...]:
-        return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
+    def fixture_poses(self) -> dict[str, list[float]]:
+        return read_poses(self._env.env, (fixture.root_body for fixture in self._env.env.fixtures_dict.values()))
 
     def close(self) -> None:
         """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
@@ -191,6 +206,9 @@ class LiberoEnv(RobosuiteEnv):
         extra = add_header_mark(extra, DRAWN) if self._seed.drawn else extra
         count = self._seed.earlier_resets if self._seed.recorded is None else None
         return extra if count is None else add_header_field(extra, EARLIER_RESETS, count)
+
+    def _read_simulation(self) -> dict[str, object]:
+        return {**super()._read_simulation(), "as_rendered": self._wants.as_rendered or bool(self._wants.cameras)}
 
     def _target_object(self) -> str | None:
         return next(iter(goal_targets(self._env.env)), None)

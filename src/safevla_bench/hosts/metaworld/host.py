@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -18,15 +19,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions, require_known
-from safevla_bench.hosts.mujoco.environment import MujocoEnv, MujocoHost, model_coordinates
-from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer, importing
-from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action, check_extra
+from safevla_bench.hosts.mujoco.environment import MujocoEnv, MujocoHost
+from safevla_bench.hosts.mujoco.graphics import importing
+from safevla_bench.hosts.mujoco.renderer import Appearance, Renderer
+from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action
 from safevla_bench.interface.stage import Camera
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
+from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.episode import add_header_mark
+from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
 from safevla_recorder.mujoco.recorder import (
     Recorder,
@@ -62,6 +64,15 @@ class MetaworldHost(MujocoHost):
     """The host `metaworld`; needs the extra `metaworld` for everything but its suites and tasks."""
 
     name = "metaworld"
+    supports = replace(
+        MujocoHost.supports,
+        cameras=CAMERAS,
+        readings=(_HAND_READING,),
+        privileged_readings=(_STATE_READING,),
+        changes="position",
+        unit_m=0.01,
+        drawn=True,
+    )
 
     def suites(self) -> tuple[str, ...]:
         return tuple(_read_tasks().suites)
@@ -71,12 +82,11 @@ class MetaworldHost(MujocoHost):
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
         """Return a new environment of one task, not reset yet."""
-        check_wants(wants, CAMERAS, "Meta-World", changes="position")
-        check_extra(wants, (_HAND_READING, *([_STATE_READING] if wants.privileged else [])), "Meta-World")
+        check_wants(wants, self.supports, "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
     def versions(self) -> dict[str, str]:
-        return versions()
+        return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
 
 
 class MetaworldEnv(MujocoEnv):
@@ -99,6 +109,7 @@ class MetaworldEnv(MujocoEnv):
         super().__init__(task, wants, versions)
         self._rules = metaworld_task(task.name)
         self._env = make_env(task.name)
+        self._identity = read_identity(type(self._env), None, "metaworld", "")
         self.dt_s = float(self._env.dt)
         self._action: Action = np.array(STILL)
         self._renderer: Renderer | None = None
@@ -111,9 +122,7 @@ class MetaworldEnv(MujocoEnv):
         Meta-World moves the hand to its start by fifty steps of its own before those of `seed`. Raises `HostError` if
         `check_start` refuses the seed.
         """
-        check_start(self.task, seed, takes_states=False)
-        if seed.placed:
-            raise HostError("Meta-World starts at no places of a search", remedy="Search by a seed: docs/searching.md.")
+        check_start(self.task, seed, MetaworldHost.supports)
         self._stop_recording()
         self._renders_next = True
         env = self._env
@@ -154,9 +163,6 @@ class MetaworldEnv(MujocoEnv):
         vector, _, _, _, outcome = self._env.step(action)
         return vector, bool(outcome["success"])
 
-    def coordinates(self) -> tuple[Coordinate, ...]:
-        return model_coordinates(self._env.model, self._read_scene().body_name)
-
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
         return self._env.model, self._env.data
 
@@ -168,9 +174,6 @@ class MetaworldEnv(MujocoEnv):
 
     def _extra_fields(self) -> dict[str, object]:
         return add_header_mark({}, DRAWN) if self._seed.drawn else {}
-
-    def _observe_pose(self) -> None:
-        return None
 
     def close(self) -> None:
         """Free the simulator. Closing twice is harmless."""
@@ -265,14 +268,9 @@ def metaworld_task(name: str) -> MetaworldTask:
     return tasks[name]
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on; raises `HostError` without Meta-World."""
-    return read_versions((*_SIMULATOR, "numpy", "safevla-bench"), "Meta-World", _INSTALL)
-
-
 def import_metaworld() -> Any:
     """Return the package `metaworld`; raises `HostError` if it is missing or cannot be imported."""
-    versions()
+    MetaworldHost().versions()
     with importing("Meta-World", _INSTALL), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # gymnasium's, about its own registry
         import metaworld

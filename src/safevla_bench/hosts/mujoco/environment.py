@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -20,9 +20,11 @@ from safevla_bench.hosts import RecordedEnv
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, CameraGate
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
-from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action, check_extra
+from safevla_bench.interface.environment import Host, HostSupport
+from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, Task
 from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.attachment import read_simulation
 from safevla_recorder.episode import Bools, Floats
 from safevla_recorder.mujoco.hook import Undo, undo_all
 from safevla_recorder.mujoco.recorder import Recorder, Scene, attach_recorder, settling_steps
@@ -47,10 +49,10 @@ _JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_v
 RawObservation = Mapping[str, NDArray[np.generic]]
 
 
-class MujocoHost(ABC):
+class MujocoHost(Host):
     """What hosts of a `MujocoEnv` share: every change of physics, and a stage for what they recorded."""
 
-    changeable = frozenset(part.name for part in fields(PhysicsChange))
+    supports = HostSupport(changeable=frozenset(part.name for part in fields(PhysicsChange)), pictures=True)
 
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> MujocoEnv:
@@ -84,14 +86,6 @@ class MujocoEnv(RecordedEnv[Recorder]):
         self._hooks: list[Undo] = []
 
     @abstractmethod
-    def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode, settle, take record 0."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free the simulator. Closing twice is harmless."""
-
-    @abstractmethod
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
         """Return the present simulation."""
 
@@ -99,9 +93,12 @@ class MujocoEnv(RecordedEnv[Recorder]):
     def _read_scene(self) -> Scene:
         """Return names and roles of the present model."""
 
-    @abstractmethod
     def _observe_pose(self) -> Callable[[Floats, Floats], Observation] | None:
         """Return what observes a pose, given as qpos and qvel; None = the host cannot say."""
+        return None
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        return model_coordinates(self._mujoco()[0], self._read_scene().body_name)
 
     def render_next(self, wanted: bool) -> None:
         self._renders_next = wanted
@@ -147,6 +144,10 @@ class MujocoEnv(RecordedEnv[Recorder]):
         self._recorder = None
 
 
+ROBOSUITE_SUPPORT = replace(MujocoHost.supports, privileged=True, readings=tuple(_JOINT_READINGS), unit_m=0.05)
+"""What hosts of a `RobosuiteEnv` share; robosuite's arm controllers scale an action of 1 to 5 cm."""
+
+
 class RobosuiteEnv(MujocoEnv):
     """One task in a robosuite environment with its recorder.
 
@@ -161,8 +162,7 @@ class RobosuiteEnv(MujocoEnv):
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Set bounds [A] of ±1; nothing is simulated. Raises `HostError` for a reading that the host does not have."""
-        check_extra(wants, tuple(_JOINT_READINGS), task.benchmark)
+        """Set bounds [A] of ±1; nothing is simulated."""
         super().__init__(task, wants, versions)
         self._gate = CameraGate(wants.image_size)
         self._privileged: ScenePrivileged | None = None
@@ -287,6 +287,9 @@ class RobosuiteEnv(MujocoEnv):
 
     def _own_readings(self) -> dict[str, Floats]:
         return {}
+
+    def _read_simulation(self) -> dict[str, object]:
+        return read_simulation(self._robosuite())
 
     def _read_images(self, raw: RawObservation) -> Mapping[str, NDArray[np.uint8]]:
         if not self._gate.is_open:
@@ -421,7 +424,6 @@ _CHANGED = (
 
 def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> None:
     """Multiply time constants [s] by a factor, and divide stiffness and damping where `solref` holds those (negative).
-
     MuJoCo takes no time constant below two time steps, `least_s`: what is there already gets no stiffer by it.
     """
     is_time = solref[:, :1] > 0
@@ -441,10 +443,9 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 
 def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
-    """Let no geom of `first` touch one of `second`; every other pair collides, or does not, as before.
-
-    Geoms of one kind (masks, and which of the two they are in) get a bit of their own, and take up contact with the
-    bits of those kinds that they collided with.
+    """Let no geom of `first` touch one of `second`; every other pair collides, or does not, as before. Geoms of one
+    kind (masks, and which of the two they are in) get a bit of their own, and take up contact with the bits of those
+    kinds that they collided with.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     kinds, of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.hosts.mujoco.graphics import GRAPHICS_REMEDY, egl_device
 from safevla_bench.interface.stage import Camera
 
 if TYPE_CHECKING:
@@ -62,10 +62,11 @@ class Renderer:
         self._model = model
         backend = os.environ.get("MUJOCO_GL", "").lower() or "egl"
         try:
-            self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(size[1], size[0])
+            with egl_device():
+                self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(size[1], size[0])
         # Each backend fails in its own ways: no such module, no library, no device, no display.
         except Exception as error:
-            raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=_GRAPHICS) from error
+            raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=GRAPHICS_REMEDY) from error
         self._gl.make_current()
         model.vis.global_.offheight, model.vis.global_.offwidth = size
         model.vis.quality.shadowsize = _SHADOWS
@@ -124,28 +125,6 @@ class Renderer:
         self._gl.make_current()
         self._context.free()
         self._gl.free()
-
-
-_GRAPHICS = (
-    "`safevla doctor` says what is missing. Without a GPU: apt-get install libgl1 libegl1 libegl-mesa0 libglib2.0-0 "
-    "(names on Debian and Ubuntu), unset MUJOCO_GL."
-)
-
-
-@contextmanager
-def importing(simulator: str, install: str, otherwise: str = _GRAPHICS) -> Iterator[None]:
-    """Make a `HostError` of whatever the import of a simulator raises; `install` is the remedy if it lacks a package,
-    or has another version of one than it asserts, and `otherwise` that of the rest. MuJoCo and PyOpenGL each have
-    errors of their own for a MUJOCO_GL that they cannot serve.
-    """
-    try:
-        yield
-    except Exception as error:
-        asked = os.environ.get("MUJOCO_GL")
-        where = f" with MUJOCO_GL={asked}" if asked else ""
-        is_lacking = isinstance(error, ModuleNotFoundError | AssertionError) or "cannot import name" in str(error)
-        remedy = install if is_lacking else otherwise
-        raise HostError(f"{simulator} cannot be imported{where}: {error}", remedy=remedy) from error
 
 
 _Sensor = Callable[[Mapping[str, Any]], Any]
@@ -222,7 +201,7 @@ def main() -> None:
     model = mujoco.MjModel.from_xml_string(_PROBE_SCENE)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    with mujoco.Renderer(model, 64, 64) as renderer:
+    with egl_device(), mujoco.Renderer(model, 64, 64) as renderer:
         renderer.update_scene(data, camera="seen")
         image = renderer.render()
         name = gl.glGetString(gl.GL_RENDERER).decode()

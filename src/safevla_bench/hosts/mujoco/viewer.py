@@ -19,8 +19,8 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN, chosen_start, earlier_resets, mark_flags, replay_fields
-from safevla_recorder.episode import FIXTURES, Floats
-from safevla_recorder.mujoco.recorder import Scene, set_state, state_size
+from safevla_recorder.episode import FIXTURES, Bools, Floats
+from safevla_recorder.mujoco.recorder import Scene, set_state, state_size, subtree_bodies
 
 if TYPE_CHECKING:
     import mujoco
@@ -42,7 +42,7 @@ _ENDLESS_M = 10.0
 _VISIBLE_SITES = 3
 
 
-class MujocoStage:
+class MujocoStage(stage.Stage):
     """One episode of a MuJoCo host, which owns the host's environment."""
 
     def __init__(
@@ -84,7 +84,10 @@ class MujocoStage:
         if (shares(self._render_sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
             return usual
         owners = self._model.geom_bodyid
-        groups = [np.flatnonzero(np.isin(owners, self._body_ids(name))) for name in bodies]
+        found = (np.flatnonzero(np.isin(owners, self._shown_ids(name, owners >= 0))) for name in bodies)
+        groups = [geoms for geoms in found if len(geoms)]
+        if not groups:
+            return usual
         where, radius = focus(self._model, self._data, groups)
         cameras = list(close_ups(where, radius, azimuth_deg(self._model, self._data, self._camera)))
         return choose_camera(cameras, [shares(self._render_sketch(camera, bodies), len(bodies)) for camera in cameras])
@@ -131,12 +134,9 @@ class MujocoStage:
         self._on_close()
 
     def _set(self, record: int) -> None:
-        """Bring the model into the record's instant.
-
-        A record's poses are those at the start of the last substep, where MuJoCo computed them, and its state is the
-        one at the end (see `mujoco.Recorder`): positions are taken back by one substep, which is exact but for rounding
-        because MuJoCo moved them by the new velocity. Without a substep before record 0 the state is already right: for
-        this record, whichever of the two is nearer to the recorded positions.
+        """Bring the model into the record's instant. A record's poses are those at the start of the last substep, its
+        state is the one at the end (see `mujoco.Recorder`): positions are taken back by one substep, exactly up to
+        rounding. For record 0, which may have no substep before it, the nearer of the two is taken.
         """
         self._pose(record, -self._model.opt.timestep)
         if record == 0:
@@ -190,9 +190,17 @@ class MujocoStage:
         return bodies
 
     def _visible_body_ids(self, name: str) -> list[int]:
+        return self._shown_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
+
+    def _shown_ids(self, name: str, counts: Bools) -> list[int]:
+        """Return the bodies that stand for a recorded one: its own, else those it carries, else its next parent that
+        has geoms; `counts` says which geoms do, [ngeom].
+        """
         bodies, owners = self._body_ids(name), self._model.geom_bodyid
-        is_visual = np.isin(self._model.geom_group, list(self._appearance.groups))
-        while not (np.isin(owners, bodies) & is_visual).any() and bodies != [0]:
+        if bodies != [0] and not (np.isin(owners, bodies) & counts).any():
+            carried = [body for body in subtree_bodies(self._model, bodies[0]) if (counts & (owners == body)).any()]
+            bodies = carried or bodies
+        while not (np.isin(owners, bodies) & counts).any() and bodies != [0]:
             bodies = [int(self._model.body_parentid[bodies[0]])]
         return bodies
 

@@ -22,10 +22,8 @@ Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
 SERVER_SEED = " or server"
 """After the number of an environment's seed that gives way to what a policy's server asks for."""
-UNKNOWN_SOURCE = "unknown"
-"""The source of a value whose source is not known, and a version that is not known."""
-REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}
-"""Package -> another packaging of the same code."""
+UNKNOWN_SOURCE = "unknown"  # the source of a value whose source is not known, and a version that is not known
+REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another packaging of the same code
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,10 +151,19 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
     return msgspec.toml.decode(content, type=EvaluationProtocol)
 
 
-def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
-    """Return a row for each value but the name, in the order of `FIELDS`, then by field.
+def preset_differences(recorded: Mapping[str, object]) -> list[str]:
+    """Return the fields in which a protocol of run.json differs from the preset that it names; [] without a preset."""
+    name = recorded.get("name")
+    if name not in protocol_names():
+        return []
+    preset = msgspec.json.decode(msgspec.json.encode(load_protocol(str(name)).episode_values()))
+    own = msgspec.json.decode(msgspec.json.encode(recorded))
+    return sorted(field for field in {*preset, *own} if preset.get(field) != own.get(field))
 
-    A row holds the value of each protocol, side by side; None if a protocol has no such value.
+
+def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
+    """Return a row for each value but the name, in the order of `FIELDS`, then by field. A row holds the value of each
+    protocol, side by side; None if a protocol has no such value.
     """
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
     order = list(FIELDS)

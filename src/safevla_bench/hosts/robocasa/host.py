@@ -13,19 +13,16 @@ Pairs that RoboCasa's task bars are left out before counting. The kitchen's gene
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import io
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -35,14 +32,15 @@ from numpy.typing import NDArray
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, read_versions, require_known
 from safevla_bench.hosts.mujoco import environment
+from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import Action, Observation, Wants
-from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats, add_header_mark
+from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.recorder import Scene
 from safevla_recorder.robocasa import (
     ASSETS_ENTRY,
@@ -84,6 +82,7 @@ class RobocasaHost(environment.MujocoHost):
     """
 
     name = "robocasa"
+    supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS)
 
     def __init__(self, split: str = SPLITS[0], horizons: str = HORIZONS[0]) -> None:
         require_known("RoboCasa", "split", split, SPLITS)
@@ -115,7 +114,7 @@ class RobocasaHost(environment.MujocoHost):
         """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, it has no
         such task, camera or reading, or the policy gives poses.
         """
-        check_wants(wants, CAMERAS, "RoboCasa")
+        check_wants(wants, self.supports, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
@@ -130,7 +129,12 @@ class RobocasaHost(environment.MujocoHost):
         return RobocasaEnv(task, Wants(), self.versions(), split, self._horizons).open_stage(episode)
 
     def versions(self) -> dict[str, str]:
-        return versions()
+        """Return the versions of all that a trajectory depends on; `robocasa-assets` is `official`, or `stand-in` for
+        placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
+        """
+        require_robocasa()
+        installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
+        return {**installed, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
 
 
 class RobocasaEnv(environment.RobosuiteEnv):
@@ -153,6 +157,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         self._split, self._horizons = split, horizons
         self._goal = task_goal(task)
         self._class = task_class(task)
+        self._identity = read_identity(self._class, None, "robocasa", "environments")
         self._start: KitchenStart | None = None
         self._meta: Mapping[str, Any] = {}
 
@@ -169,7 +174,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
         Raises:
             HostError: `check_start` refuses the seed, or RoboCasa cannot build this kitchen.
         """
-        check_start(self.task, seed, takes_states=False)
+        check_start(self.task, seed, RobocasaHost.supports)
         kind = self._class
         start = pick_scene(self._split, seed, kind.EXCLUDE_LAYOUTS, kind.EXCLUDE_STYLES)
         make = partial(make_kitchen, self.task, start, self._wants)
@@ -187,6 +192,9 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         return view_privileged(self._robosuite(), scene, self._goal)
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        return ()  # no episode starts from a recorded state
 
     def _target_object(self) -> str | None:
         return goal_target(self._goal)
@@ -307,15 +315,6 @@ DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (abo
 _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on; `robocasa-assets` is `official`, or `stand-in` for
-    placeholders. Raises `HostError` without RoboCasa or its assets. Imports no simulator.
-    """
-    require_robocasa()
-    installed = {name: importlib.metadata.version(name) for name in (*_SIMULATOR, "numpy", "safevla-bench")}
-    return {**installed, ASSETS_ENTRY: STANDIN if is_standin(assets()) else OFFICIAL}
-
-
 def require_robocasa() -> None:
     """Raise `HostError` unless RoboCasa is installed here, without the distribution `robosuite`; imports nothing."""
     read_versions(_SIMULATOR, "RoboCasa", INSTALL)
@@ -370,15 +369,11 @@ def _import_robocasa(root: Path) -> None:
     if imported is not None and Path(imported.assets_root).resolve() != root:
         problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
         raise HostError(problem, remedy=f"Start anew with {ASSETS}={root}.")
-    finder = _AssetsFinder(root)
-    sys.meta_path.insert(0, finder)
-    try:
-        # RoboCasa prints that mimicgen is not there.
-        with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
-            counter = importlib.import_module("robocasa.models.fixtures.counter")
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(finder)
+    # RoboCasa prints that mimicgen is not there.
+    with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
+        if imported is None:
+            _load_package(root)
+        counter = importlib.import_module("robocasa.models.fixtures.counter")
     # RoboCasa puts the tops of a counter through a set of XML elements, which Python orders by address, and then draws
     # a top by its place in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a
     # process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the model; the
@@ -386,24 +381,14 @@ def _import_robocasa(root: Path) -> None:
     counter.set = dict.fromkeys  # type: ignore[attr-defined]
 
 
-class _AssetsFinder(importlib.abc.MetaPathFinder):
-    """Sets `robocasa.models.assets_root` as soon as that module is loaded: the next import reads it for good."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "robocasa.models":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_with_root(module: ModuleType) -> None:
-                load(module)
-                module.assets_root = str(self._root)  # type: ignore[attr-defined]
-
-            spec.loader.exec_module = load_with_root  # type: ignore[method-assign]
-        return spec
+def _load_package(root: Path) -> None:
+    """Import RoboCasa with the assets in `root`, which its first modules read for good."""
+    spec: Any = importlib.util.find_spec("robocasa")
+    package = sys.modules["robocasa"] = importlib.util.module_from_spec(spec)
+    try:
+        importlib.import_module("robocasa.models").assets_root = str(root)  # type: ignore[attr-defined]
+        spec.loader.exec_module(package)
+    except BaseException:
+        for name in ("robocasa", "robocasa.models"):
+            sys.modules.pop(name, None)
+        raise

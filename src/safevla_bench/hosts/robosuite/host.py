@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cache, partial
 from importlib import resources
 from itertools import combinations
@@ -18,14 +19,24 @@ import numpy as np
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, require_known
 from safevla_bench.hosts.mujoco import environment
+from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
-from safevla_bench.hosts.mujoco.renderer import importing
 from safevla_bench.interface.policy import Action, Observation, Wants
-from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, Task
+from safevla_bench.interface.task import EpisodeSeed, SearchSpace, Task
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.attachment import package_versions
+from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
-from safevla_recorder.mujoco.recorder import Scene, assign_roles, geom_ids, name_bodies, subtree_bodies
+from safevla_recorder.mujoco.recorder import (
+    Scene,
+    assign_roles,
+    copy_state,
+    geom_ids,
+    name_bodies,
+    set_state,
+    state_size,
+    subtree_bodies,
+)
 
 SUITE = "robosuite"
 STILL = (*[0.0] * 6, -1.0)
@@ -44,6 +55,7 @@ class RobosuiteHost(environment.MujocoHost):
     """The host `robosuite`; needs the extra `robosuite` for everything but its suite and tasks."""
 
     name = "robosuite"
+    supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS, states=True, placed=True)
 
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)
@@ -59,7 +71,7 @@ class RobosuiteHost(environment.MujocoHost):
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
         """Return a new environment of one task, not reset yet."""
-        check_wants(wants, CAMERAS, "the host robosuite")
+        check_wants(wants, self.supports, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -71,7 +83,15 @@ class RobosuiteHost(environment.MujocoHost):
             return env.search_space()
 
     def versions(self) -> dict[str, str]:
-        return versions()
+        """Return the versions of all that a trajectory depends on; raises `HostError` without robosuite 1.5."""
+        present = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))
+        installed = [present[name] for name in _DISTRIBUTIONS if name in present]
+        if not installed:
+            raise HostError("robosuite is not installed", remedy=_INSTALL)
+        if not all(version.startswith(_VERSION) for version in installed):
+            problem = f"robosuite {' and '.join(installed)} is installed, this host runs on 1.5 only"
+            raise HostError(problem, remedy=_INSTALL)
+        return present
 
 
 class RobosuiteTaskEnv(environment.RobosuiteEnv):
@@ -94,15 +114,28 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode in an environment made anew, whose generator is seeded by `seed`; settle, take record 0.
 
-        Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states. Raises
-        `HostError` if `check_start` refuses the seed, or robosuite cannot be imported.
+        Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states. A recorded
+        state is put in its place. Raises `HostError` if `check_start` refuses the seed, the state is not one of the
+        task's simulation, or robosuite cannot be imported.
         """
-        check_start(self.task, seed, takes_states=False)
+        check_start(self.task, seed, RobosuiteHost.supports)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
         env = self._make_anew(make, is_seen=not seed.wait_steps)
+        self._identity = read_identity(find_env_class(self.task.name), None, "robosuite", "environments")
         # Its reset loads the model, and with that makes the samplers, before it draws from them.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
+        if seed.recorded is not None and seed.recorded.state is not None:
+            model, data = self._mujoco()
+            # Our records have all of the state; robosuite's demonstrations stop behind the velocities.
+            size = state_size(model) if len(seed.recorded.state) == state_size(model) else 1 + model.nq + model.nv
+            state = environment.flat_state(seed.recorded.state, size)
+            set_state(model, data, np.concatenate([state, copy_state(model, data)[size:]]))
+            env.sim.forward()
+            for robot in env.robots:  # its controllers would count from the pose after the reset
+                robot.composite_controller.update_state()
+                robot.composite_controller.reset()
+            raw = env._get_observations(force_update=True)
         return self._settle_and_record(seed, raw, bool(env._check_success()))
 
     def search_space(self) -> SearchSpace:
@@ -129,9 +162,6 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
             if leaf.ensure_valid_placement
         )
         return SearchSpace(names, tuple(low), tuple(high), apart_m=tuple(apart))
-
-    def coordinates(self) -> tuple[Coordinate, ...]:
-        return environment.model_coordinates(self._mujoco()[0], self._read_scene().body_name)
 
     def _advance(self, action: Action) -> tuple[environment.RawObservation, bool]:
         env = self._robosuite()
@@ -180,21 +210,9 @@ def opened_fixtures(goal: Goal) -> tuple[str, ...]:
     return tuple(name for verb, name, *_ in goal if verb == _OPENS)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on; raises `HostError` unless robosuite 1.5 is installed."""
-    present = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))
-    installed = [present[name] for name in _DISTRIBUTIONS if name in present]
-    if not installed:
-        raise HostError("robosuite is not installed", remedy=_INSTALL)
-    if not all(version.startswith(_VERSION) for version in installed):
-        problem = f"robosuite {' and '.join(installed)} is installed, this host runs on 1.5 only"
-        raise HostError(problem, remedy=_INSTALL)
-    return present
-
-
 def make_env(name: str, wants: Wants, seed: int) -> Any:
     """Return robosuite's environment of a task, whose generator has that seed, before its reset."""
-    versions()
+    RobosuiteHost().versions()
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
         import robosuite  # noqa: F401 - importing it defines the classes of its tasks

@@ -42,14 +42,14 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     versions = installed_versions()
     yield from check_simulators(versions, host)
     simulated = [name for name in installed_hosts(versions) if host in (None, name)]
-    yield from machine.check_graphics(quick=quick or "mujoco" not in versions)
+    if "mujoco" in versions:
+        yield from machine.check_graphics(quick=quick)
     if not quick:
         is_foreign = host is not None and host not in tested_versions().hosts and host != _TEST_HOST
         yield from map(machine.check_episode, [host] if host is not None and is_foreign else simulated)
 
 
 def _check_plugins() -> Iterator[Diagnosis]:
-    """Yield an error for each host or policy that does not load, and the names of those of other distributions."""
     policy_group = policies.POLICIES
     loaders: dict[str, Callable[[], object]] = {
         f"host {name}": partial(_load_host, name) for name in hosts.host_names()
@@ -78,8 +78,8 @@ def _load_host(name: str) -> None:
 # Python and the simulators: the tested versions, and what others and this project found under another
 
 
+# Distributions that both install the package folder `robosuite`.
 _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
-"""Distributions that both install the package folder `robosuite`."""
 
 
 class TestedSimulator(msgspec.Struct, frozen=True):
@@ -128,9 +128,8 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of installed simulators, by distribution -> version, and conflicts between them.
-
-    It is an error that a tested simulator is asked for and not installed, and a warning that there is none at all.
+    """Yield the diagnoses of installed simulators, by distribution -> version, and conflicts between them. It is an
+    error that a tested simulator is asked for and not installed, and a warning that there is none at all.
     """
     present = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Literal
 
 from safevla_bench import hosts
-from safevla_bench.errors import HostError, RegistryError, SafevlaError
+from safevla_bench.errors import HostError, RegistryError, SafevlaError, find_exception
 from safevla_bench.hosts.mujoco.environment import FAST
 from safevla_bench.hosts.protocols import load_protocol
-from safevla_bench.interface.environment import FastEnv, HostEnv
+from safevla_bench.interface.environment import HostEnv
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.verify.replays import compare_records
 from safevla_bench.judging.provenance_marks import STANDIN
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.memory import SETTING, is_enforced, read_budget
 from safevla_bench.plugins import NO_ARGUMENTS, OWN_DISTRIBUTION
 from safevla_bench.policies.builtin import Noop, Random
 from safevla_bench.rollout.episode import run_episode
@@ -117,13 +118,9 @@ def _run_probe(
     if process.returncode < 0:
         return failed_check(check, f"crashed with signal {-process.returncode}", remedy)
     if process.returncode:
-        return failed_check(check, _last_line(process.stderr), remedy)
+        return failed_check(check, find_exception(process.stderr)[0] or "it printed nothing", remedy)
     found: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
     return found
-
-
-def _last_line(text: str) -> str:
-    return ([line.strip() for line in text.splitlines() if line.strip()] or ["it said nothing"])[-1]
 
 
 # The package and its folders
@@ -143,6 +140,19 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
             yield warned_check("--out", f"{out} is there already", remedy)
         existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
         yield _check_folder("--out", existing)
+    yield _check_memory_limit()
+
+
+def _check_memory_limit() -> Diagnosis:
+    check = "memory limit"
+    try:
+        size = f"{read_budget() / _GIB:g} GiB while foreign files are read ({SETTING})"
+    except SafevlaError as problem:
+        return failed_check(check, problem.problem, str(problem.remedy))
+    if is_enforced():
+        return passed_check(check, size)
+    remedy = "Read files from others on Linux, or where something else limits the memory."
+    return warned_check(check, f"this system does not enforce it; on Linux it is {size}", remedy)
 
 
 def _check_folder(check: str, folder: Path) -> Diagnosis:
@@ -186,9 +196,8 @@ def check_episode(host: str) -> Diagnosis:
 
 
 def run_test_episode(host: str) -> str:
-    """Run, record and judge one episode of the host's first task, and return a sentence about it.
-
-    Raises what the host and the judge raise, and `HostError` if the episode crashed or its action was invalid.
+    """Run, record and judge one episode of the host's first task, and return a sentence about it. Raises what the host
+    and the judge raise, and `HostError` if the episode crashed or its action was invalid.
     """
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]
@@ -200,17 +209,17 @@ def run_test_episode(host: str) -> str:
     finally:
         env.close()
     if result.batch is None or result.outcome == "invalid_action":
-        raise HostError(_last_line(result.reason or ""), remedy=f"The whole story:\n{result.reason}")
+        problem, remedy = find_exception(result.reason or "")
+        raise HostError(problem, remedy=remedy or f"The whole error:\n{result.reason}")
     judged = _describe_scores(result.batch, host)
     return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judged}{speed}"
 
 
 def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
     """Say that an episode of random actions is the same where the simulator's code runs alone; "" if it does anyway.
-
     Raises `HostError` if it is another one.
     """
-    if not isinstance(env, FastEnv):
+    if type(env).run_fast is HostEnv.run_fast:
         return ""
     batches = []
     for fast in (False, True):

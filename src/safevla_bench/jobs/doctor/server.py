@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, ServerRefusedError
+from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, find_oddities, measure_actions
@@ -25,7 +26,9 @@ from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy, servers
 from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
+from safevla_bench.rollout.plan import PROTOCOL, estimate_plan, load_costs, plan_episodes
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
+from safevla_bench.tasks.loader import registry
 
 Numbers = NDArray[np.float64]
 _LETTERS = 300
@@ -46,18 +49,13 @@ class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
     model: servers.ChunkModel
-    asked: Mapping[str, str]
-    """Arguments of the client that the server asked for, as `eval` does."""
-    arguments: Mapping[str, str]
-    """Of the client that got the answer, beside those."""
-    replan: int | None
-    """Actions that would be carried out of each reply; None = all."""
+    asked: Mapping[str, str]  # arguments of the client that the server asked for, as `eval` does
+    arguments: Mapping[str, str]  # of the client that got the answer, beside those
+    replan: int | None  # actions that would be carried out of each reply; None = all
     request: Request
     reply: Reply
-    replies: Sequence[Numbers]
-    """The actions of each reply, [H, A], as the simulator gets them."""
-    seconds: tuple[float, ...]
-    """Of each request."""
+    replies: Sequence[Numbers]  # the actions of each reply, [H, A], as the simulator gets them
+    seconds: tuple[float, ...]  # of each request
 
     @property
     def actions(self) -> Numbers:
@@ -97,7 +95,10 @@ def examine_server(
             continue
         yield from _describe(answer, refusals)
         yield from check_actions(answer.actions, answer.model.dialect)
-        yield passed_check("eval", _format_eval(server, answer, host or _host(name)))
+        command = _format_eval(server, answer, host or _host(name))
+        yield passed_check("first try", f"{command} --task 0 --episodes 1")
+        yield passed_check("eval", command)
+        yield passed_check("eval takes", _estimate_eval(answer, host or _host(name)))
         return
     yield from _describe_refusals(kind, refusals, host)
 
@@ -116,7 +117,6 @@ def _host(dialect: str) -> str:
 
 
 def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
-    """Connect, send one observation at the start of `REQUESTS` episodes, disconnect, and return the answer."""
     asked = ask_arguments(spec, arguments)
     with closing(cast("servers.ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
         model = policy.model
@@ -210,6 +210,24 @@ def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
     for key, value in {**answer.arguments, **shorter}.items():
         words += ["--policy-arg", f"{key}={value}"]
     return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
+
+
+def _estimate_eval(answer: ServerAnswer, host: str) -> str:
+    task, rules = _TASKS[host], load_protocol()
+    count, trials = len(list(registry().list_entries(task.benchmark))), rules.suite_trials(task.benchmark)
+    if trials is None:
+        return f"with --episodes N: the protocol {rules.name} does not say how many {task.benchmark} has"
+    shown = f"{count * trials} episodes"
+    if rules.suite_horizon(task.benchmark) is None or host not in load_costs():
+        return f"{shown}; --dry-run estimates their time"
+    tasks = [replace(task, task_id=str(k), index=k) for k in range(count)]
+    planned = plan_episodes(tasks, PROTOCOL, [""], rules)
+    interval = answer.replan or len(answer.actions)
+    estimate = estimate_plan(planned, host, {"": len(answer.model.wants.cameras)}, look_intervals={"": interval})
+    assert estimate.time_s is not None
+    asked_s = statistics.median(answer.seconds) * sum(-(-episode.horizon // interval) for episode in planned)
+    low, high = ((end + asked_s) / 3600 for end in estimate.time_s)
+    return f"{shown}, about {(low + high) / 2:.1f} h ({low:.1f} to {high:.1f}) with the server's answers"
 
 
 def _describe_refusals(

@@ -15,10 +15,10 @@ from safevla_bench import hosts
 from safevla_bench.compare import policy_results
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
-from safevla_bench.files import read_input
+from safevla_bench.files import decode_input
 from safevla_bench.judging import metrics, registration, scoring
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
-from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, RulesetRecipe, load_ruleset
+from safevla_bench.judging.ruleset import LostEpisodes, Ruleset, RulesetRecipe, load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
 from safevla_bench.sources.runs.folder import RUN, SCORES, read_description
@@ -26,6 +26,7 @@ from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RuleFile
+from safevla_bench.text import describe_lookalikes, warn_once
 from safevla_bench.trajectory.marks import is_chosen
 
 if TYPE_CHECKING:
@@ -46,12 +47,15 @@ def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool =
     try:
         records, scores = _score_sources(sources, ruleset, skip_invalid)
     except UnknownTaskError as error:
-        raise _explain_unknown(error, sources) from None
+        extended = ruleset.with_host_registry(read_installed_registries())
+        if extended is ruleset:
+            raise _explain_unknown(error, sources) from None
+        return judge(paths, extended, skip_invalid=skip_invalid)
     records.require_valid(skip_invalid=skip_invalid)
     _require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _lost_episodes(records))
-    return Judged(
+    judged = Judged(
         scores=replace(scores, absent=tuple(records.absent)),
         ruleset=ruleset,
         provenance=provenance,
@@ -60,23 +64,25 @@ def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool =
         ),
         records=records,
         paths=tuple(sources),
-        makers=tuple(_describe_makers(records, scores, provenance)),
+        makers=tuple(_describe_makers(records, scores, ruleset)),
     )
+    for sentence in judged.describe_lookalikes():
+        warn_once(sentence)
+    return judged
 
 
 def _require_unmixed(suites: Collection[str]) -> None:
-    """Raise `RunError` if starts that a search chose are among episodes of a benchmark's own starts."""
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
         problem = f"{chosen[0]} holds starts that a search chose, and the other sources those of a benchmark"
         raise RunError(problem, remedy="Judge them apart: the one must not enter the rates of the other.")
 
 
-def _describe_makers(records: EpisodeIndex, scores: Scores, provenance: Provenance) -> Iterator[str]:
+def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
     for source, indices in records.by_source():
-        if describe_maker(source.path, provenance):
+        if describe_maker(source.path, ruleset):
             safety = metrics.aggregate(scores.select_episodes(np.arange(indices.start, indices.stop))).safety
-            yield from describe_maker(source.path, provenance, safety)
+            yield from describe_maker(source.path, ruleset, safety)
 
 
 def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
@@ -89,8 +95,7 @@ def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownT
 
 RULES = "judged_with.json"
 """The file of a run folder that holds by what it was judged, if not by the default; see --rules as-judged."""
-HOST_REGISTRY = "host_registry"
-"""Field of run.json: name and text of each file of tags that the run's host brought."""
+HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file of tags that the run's host brought
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
@@ -137,13 +142,17 @@ def read_host_registry(host: str) -> tuple[RuleFile, ...]:
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
+def read_installed_registries() -> tuple[RuleFile, ...]:
+    """Return the files of tags of all hosts that are installed here; raises as `read_host_registry` does."""
+    return tuple(file for host in hosts.host_names() for file in read_host_registry(host))
+
+
 def _read_installed(path: Path) -> tuple[RuleFile, ...]:
     host = read_description(path).get("host") if (path / RUN).exists() else None
     return read_host_registry(host) if isinstance(host, str) else ()
 
 
 def _read_brought(path: Path) -> tuple[RuleFile, ...]:
-    """Return the files of tags that a run's host brought, from its run.json; () for an archive or a run without any."""
     if not (path / RUN).exists():
         return ()
     try:
@@ -168,7 +177,7 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 def _read_recipe(path: Path) -> RulesetRecipe:
     try:
-        return msgspec.json.decode(read_input(path), type=RulesetRecipe)
+        return decode_input(path, msgspec.json.Decoder(RulesetRecipe).decode)
     except FileNotFoundError:
         return RulesetRecipe()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
@@ -187,7 +196,6 @@ def _score_sources(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) 
 
 
 def _lost_episodes(records: EpisodeIndex) -> LostEpisodes | None:
-    """Return what damaged files cost: how many episodes, which, and where the damage is; None without damage."""
     damage = [problem for problem in records.problems if isinstance(problem, DamageError)]
     if not damage:
         return None
@@ -244,14 +252,15 @@ def load_policy_results(
     if unknown:
         remedy = f"There are {', '.join(names) or 'none'}."
         raise RunError(f"no source has the policy {unknown[0]!r}", remedy=remedy)
+    for sentence in describe_lookalikes("policies", sorted(recorded)):
+        warn_once(sentence)
     chosen = [result for result in results if not policies or {result.name, recorded[result.name]} & set(policies)]
     return policy_results.make_names_unique(policy_results.join_sources(chosen)) if join else chosen
 
 
 def measure_costs(judged: Judged) -> EpisodeCosts:
-    """Return the cumulative costs of the episodes, whose records are read again.
-
-    Raises `RunError` if a record names no horizon, so that the most that an episode can cost is not known.
+    """Return the cumulative costs of the episodes, whose records are read again. Raises `RunError` if a record names no
+    horizon, so that the most that an episode can cost is not known.
     """
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records

@@ -13,12 +13,11 @@ import pyarrow as pa
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
-from safevla_bench.explain import agreement, bodies, exposure
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.files import make_folder, write_together
 from safevla_bench.jobs.evaluation.judgement import RULES, judge, make_rescorer
 from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopped_early
-from safevla_bench.judging import provenance_marks, registration, scoring
+from safevla_bench.judging import provenance_marks, registration
 from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
 from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
@@ -38,7 +37,6 @@ from safevla_bench.trajectory.batch import Batch
 
 
 def _column_type(annotation: msgspec.inspect.Type) -> pa.DataType:
-    """Return the type of a column of scores.parquet that holds the values of a type of `EpisodeScore`."""
     match annotation:
         case msgspec.inspect.UnionType(types=types):
             return next(_column_type(kind) for kind in types if not isinstance(kind, msgspec.inspect.NoneType))
@@ -57,18 +55,17 @@ _PLAIN_TYPES = {
     msgspec.inspect.IntType: pa.int64(),
     msgspec.inspect.FloatType: pa.float64(),
 }
+# Columns of scores.parquet that most judgements do not need, its last ones.
 _RARE = ("unknown_records", "diverged_replay")
-"""Columns of scores.parquet that most judgements do not need, its last ones."""
 
 
 def table_material(judged: Judged) -> catalog.TableInputs:
-    """Return what tables are made of: scores, rules and remarks; what takes long is computed when a table asks."""
-    untagged = replace(judged.ruleset, applicability="off")
+    """Return what tables are made of: scores, records, rules and remarks."""
     return catalog.TableInputs(
         scores=judged.scores,
         ruleset=judged.ruleset,
         roster=Roster(privileged=judged.privileged),
-        judge_untagged=lambda: scoring.score_chunks(judged.records.read_chunks(), untagged),
+        records=judged.records,
         remarks=[
             *([INTERRUPTED] if judged.interrupted_run_count else []),
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
@@ -82,17 +79,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *judged.makers,
             judged.provenance.to_sentence(),
         ],
-        measure_exposure=lambda: measure_cell_exposures(judged),
-        measure_onsets=lambda: exposure.measure_onsets(judged.scores, judged.records.dt_s, judged.records.lengths),
-        read_labels=lambda: agreement.read_labels(judged.records.read_chunks()),
-        find_bodies=lambda: list(bodies.find_bodies(judged.records.read_chunks(), judged.scores, judged.ruleset)),
     )
-
-
-def measure_cell_exposures(judged: Judged) -> list[exposure.CellExposure]:
-    """Return how long and when each cell broke its limits; the records are read anew."""
-    measured = exposure.measure_chunks(judged.records.read_chunks(), judged.scores, judged.ruleset)
-    return exposure.summarize_exposure(measured, judged.scores)
 
 
 def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:
@@ -130,9 +117,8 @@ def write_outputs(judged: Judged, out: Path) -> None:
 
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
-    """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`.
-
-    The table's metadata repeat the document's keys `ORIGIN`; it has the columns `_RARE` only where a row has any.
+    """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`. The table's
+    metadata repeat the document's keys `ORIGIN`; it has the columns `_RARE` only where a row has any.
     """
     document, rows = scores_document(judged, sources), list(judged.scores.episodes())
     origin = {name: document[name] for name in folder.ORIGIN if name in document}
@@ -144,8 +130,11 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     return {folder.SCORES_TABLE: folder.encode_parquet(table), folder.SCORES: folder.dump_json(document)}
 
 
-def render_report(judged: Judged, title: str = "Safety report") -> str:
-    """Return the report of all judged episodes as one self-contained HTML page; the records are read anew."""
+def render_report(judged: Judged, title: str = "Safety report", *, has_extras: bool = True) -> str:
+    """Return the report of all judged episodes as one self-contained HTML page; the records are read anew. Without
+    `has_extras` it is as before pictures were rendered and physics was varied.
+    """
+    paths = judged.paths if has_extras else ()
     drawn, kept = page.drawn_episodes(judged.scores), list[Batch]()
     chunks = judged.records.read_chunks(drawn, kept)
     analysis = analyse_scores(
@@ -169,8 +158,8 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
         description=_page_description(judged),
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=album.collect_images(judged.paths, names),
-        replays=album.collect_replays(judged.paths, names),
+        album=album.collect_images(paths, names if paths else ()),
+        replays=album.collect_replays(paths, names if paths else ()),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *judged.describe_couplings(),
@@ -178,7 +167,7 @@ def render_report(judged: Judged, title: str = "Safety report") -> str:
             *judged.describe_forces(),
             *judged.describe_registrations(),
         ],
-        firmness=find_firmness(judged),
+        firmness=find_firmness(judged) if has_extras else {},
         summarized=judged.summarize_scores(),
     )
 
@@ -232,7 +221,7 @@ def comparison_tables(
     }
     simulated, provenance = provenance_marks.describe_simulators(simulators), ruleset.provenance()
     registered = registration.describe_registrations(open_sources(paths), provenance)
-    makers = [line for path in paths for line in describe_maker(path, provenance)]
+    makers = [line for path in paths for line in describe_maker(path, ruleset)]
     remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
     if not full:
         interventions = comparison.intervention_notes(report)
@@ -241,9 +230,8 @@ def comparison_tables(
 
 
 def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()) -> published.PublishedComparison:
-    """Return the rates of one policy of the judged sources beside those that the paper prints for `paper:NAME`.
-
-    Without `policies` the sources hold one. Raises what `compare_published` raises, and `RunError` for several.
+    """Return the rates of one policy of the judged sources beside those that the paper prints for `paper:NAME`. Without
+    `policies` the sources hold one. Raises what `compare_published` raises, and `RunError` for several.
     """
     inputs = table_material(judged)
     names = list(dict.fromkeys(map(policy_name, inputs.cells)))
@@ -266,11 +254,12 @@ def build_board(
     skip_invalid: bool = False,
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
-    """Return path -> content of a board's files: published results, and the policies of the sources, if any.
-
-    `audits` are of each path policy -> its audit. Raises what `judge` raises, and `RunError` for an ablation.
+    """Return path -> content of a board's files: published results, and the policies of the sources, if any. `audits`
+    are of each path policy -> its audit. Raises what `judge` raises, and `RunError` for an ablation.
     """
+    from safevla_bench.jobs.evaluation.judgement import split_judged
     from safevla_bench.publishing.board import OwnResults, render_site, report_path, select_policy
+    from safevla_bench.publishing.conditions import find_disqualified, read_conditions
 
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
@@ -287,6 +276,10 @@ def build_board(
         inputs=table_material(judged),
         audits=marks,
         has_reports=reports,
+        conditions=read_conditions(judged),
+        disqualified=find_disqualified(judged),
+        policy_results=split_judged(judged),
+        protocols=judged.protocols,
     )
     files = render_site(results)
     for policy in results.policies if reports else ():

@@ -7,11 +7,12 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 from safevla_bench import policies
-from safevla_bench.errors import HostError, PluginError, RunError, ServerUnreachableError
+from safevla_bench.errors import HostError, PluginError, PolicyError, RunError, ServerUnreachableError
 from safevla_bench.files import sha256_of
+from safevla_bench.hosts import check_start, check_wants
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
-from safevla_bench.interface.environment import Host
-from safevla_bench.interface.policy import Policy, ReplayPolicy
+from safevla_bench.interface.environment import Host, HostSupport
+from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy, SelectiveTaskPolicy
 from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, read_host_registry
 from safevla_bench.jobs.evaluation.request import (
@@ -56,10 +57,8 @@ class PreparedRun:
     policies: Mapping[str, Policy]
     cast: WorkerSpec
     description: Mapping[str, object]
-    resources: ExitStack
-    """Closes the policies, but those that the caller made."""
-    tally: RoundTally | None = None
-    """What ends the run early; None = nothing does."""
+    resources: ExitStack  # closes the policies, but those that the caller made
+    tally: RoundTally | None = None  # what ends the run early; None = nothing does
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
@@ -86,8 +85,9 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
             for policy in asked
         }
         _check_servers(made, selected)
-        couplers = _make_couplers(request, made, is_dry=is_dry)
+        couplers = _make_couplers(request, made, host.supports, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
+        _require_support(host, plan, made)
         rule, reads_margins = _make_rule(request), any(coupler.reads_margins for coupler in couplers.values())
         watching = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
         episodes, stretch = _assign_rounds(plan) if rule else plan, None
@@ -102,7 +102,6 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
                 )
                 for policy in asked
             },
-            renders=any(policy.wants.cameras for policy in made.values()),
             stopping=watching if request.stop_on_violation else None,
             host_arguments=request.host_arguments,
             filtering=watching if reads_margins else None,
@@ -127,10 +126,9 @@ def require_counts(**counts: int | None) -> None:
 
 
 def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with what its server asks for beside the arguments that are given.
-
-    Nothing if it cannot be reached: it may be up when other policies are done, or be near a worker on another machine.
-    Raises `ServerUnreachableError` if neither can be.
+    """Return the policy with what its server asks for beside the arguments that are given. Nothing if it cannot be
+    reached: it may be up when other policies are done, or be near a worker on another machine. Raises
+    `ServerUnreachableError` if neither can be.
     """
     given, asked = request.client_options(policy), policy.asked or {}
     if policy.asked is None and not is_dry and policy.made is None:
@@ -146,14 +144,15 @@ def _make_policy(policy: RequestedPolicy, options: Mapping[str, dict[str, str]],
     return policies.make_policy(policy.maker, options[policy.name])
 
 
-def _make_couplers(request: Request, made: Mapping[str, Policy], *, is_dry: bool) -> dict[str, Coupler]:
-    """Return filters and delays by their policies' names; in a dry run without filters that are not ours."""
+def _make_couplers(
+    request: Request, made: Mapping[str, Policy], supports: HostSupport, *, is_dry: bool
+) -> dict[str, Coupler]:
     couplers: dict[str, Coupler] = {}
     for policy in request.roster:
         coupling = policy.coupling
         if coupling != UNCOUPLED:
             coupler = Coupler(replace(coupling, filter=None) if is_dry and coupling.list_calls() else coupling)
-            coupler.require_fitting(policy.name, made[policy.name])
+            coupler.require_fitting(policy.name, made[policy.name], supports)
             couplers[policy.name] = coupler
     return couplers
 
@@ -176,6 +175,25 @@ def _plan_episodes(
     return tasks, tuple(match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
 
 
+def _require_support(host: Host, plan: Sequence[PlannedEpisode], made: Mapping[str, Policy]) -> None:
+    supports = host.supports
+    for name, policy in made.items():
+        reads_poses = policy.wants.privileged and {*policy.wants.extra} <= {*supports.readings}
+        if reads_poses and not supports.privileged:
+            named = " or ".join(supports.privileged_readings) or "nothing"
+            remedy = f"Use a host that gives it, or name what the policy reads in Wants.extra; here: {named}."
+            problem = f"policy {name!r} needs privileged state, the poses of bodies, which the host {host.name} lacks"
+            raise PolicyError(problem, remedy=remedy)
+    for planned in plan:
+        if isinstance(policy := made[planned.policy], SelectiveTaskPolicy):
+            policy.require_task(planned.task)
+        check_start(planned.task, planned.start, supports)
+    for policy in made.values():
+        is_served = isinstance(policy, RemotePolicy)  # its server may ask for other cameras and readings
+        wants = replace(policy.wants, cameras=(), extra=()) if is_served else policy.wants
+        check_wants(wants, supports, f"the host {host.name}")
+
+
 def _make_rule(request: Request) -> StoppingRule | None:
     if request.until is None:
         return None
@@ -190,7 +208,6 @@ def _make_rule(request: Request) -> StoppingRule | None:
 
 
 def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dict[tuple[str, Task], tuple[int, ...]]:
-    """Return (policy, task) -> the numbers of the episodes that its recording holds; tasks without any are left out."""
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made.items():
         if not isinstance(policy, ReplayPolicy):
@@ -212,11 +229,11 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return what to know before a run, a sentence each; [] also where the request cannot be prepared.
-
-    They are differences of the simulator's version from the protocol's, and what is known of them.
+    """Return what to know before a run, a sentence each; [] also where the request cannot be prepared. They are
+    differences of the simulator's version from the protocol's, and what is known of them.
     """
     try:
+        require_trust(request.named_by, request.list_calls())
         protocol, host = load_protocol(request.protocol), request.make_host()
         planned = {f"{task.benchmark}/{task.task_id}" for task in select_tasks(host, request)}
         installed = host.versions()
@@ -243,7 +260,6 @@ def _describe_run(
     cast: WorkerSpec,
     privileged: Collection[str],
 ) -> dict[str, object]:
-    """Return the run.json of a run, without shard and count: everything that is needed to repeat the run."""
     return {
         "schema_version": 1,
         "host": host.name,
@@ -286,9 +302,8 @@ def _describe_policy(asked: RequestedPolicy, policy: Policy, *, is_watching: boo
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones, else the default ones.
-
-    The request's own rules stay as they are; to the others the tags that the host brings are added.
+    """Return the rules that watch a run: its own, else the registered ones, else the default ones. The request's own
+    rules stay as they are; to the others the tags that the host brings are added.
     """
     if request.ruleset is not None:
         return request.ruleset

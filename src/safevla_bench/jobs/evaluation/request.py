@@ -26,9 +26,9 @@ from safevla_bench.rollout import plan
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import Episodes, Shard
 from safevla_bench.rollout.ray import RayCluster
-from safevla_bench.sources.runs.folder import RUN, PlanStretch, read_description
+from safevla_bench.sources.runs.folder import RUN, PlanStretch, read_description, read_host
 from safevla_bench.sources.runs.parts import JSONL, PARQUET
-from safevla_bench.tasks.entries import spell_suite
+from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.marks import SEARCHED
 from safevla_recorder.folder import OWN_LOOP
 
@@ -71,8 +71,9 @@ class Request:
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
     episodes: Episodes = 1
-    """Of each task; None = as many as its benchmark runs, `protocol` = as many as the protocol says.
+    """Of each task; `protocol` = as many as the protocol says, otherwise its benchmark.
 
+    None is in runs of earlier versions: as many as its benchmark says, otherwise 1.
     `recorded` = each that the recording of a replay holds, and no task without.
     """
     policies: Sequence[str | RequestedPolicy] = ()
@@ -102,7 +103,7 @@ class Request:
     volatile: Mapping[str, object] = field(default_factory=dict)
     """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
     named_by: Path | None = None
-    """The file that names host and policies and that nobody vouches for; it chooses no code. None = the user did."""
+    """The file that names host, suites and policies; only a trusted one chooses code or files. None = the user did."""
 
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
@@ -111,11 +112,14 @@ class Request:
         return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in named)
 
     def list_calls(self) -> list[str]:
-        """Return what the host and the policies run or send that a file must not choose, each as a call."""
+        """Return what the run calls, sends or reads that a file must not choose."""
         named = [policy for policy in self.roster if policy.made is None]
         calls = [policies.describe_call(policy.maker, self.client_options(policy)) for policy in named]
         filters = [call for policy in self.roster for call in policy.coupling.list_calls()]
-        return [call for call in (hosts.describe_call(self.host, self.host_arguments), *calls, *filters) if call]
+        found = [f"the starts in {self.found}"] if self.found else []
+        files = [hosts.describe_suite(self.host, suite) for suite in self.suites]
+        host = hosts.describe_call(self.host, self.host_arguments)
+        return [use for use in (host, *calls, *filters, *found, *files) if use]
 
     def make_host(self) -> Host:
         """Make the host; raises what `hosts.make_host` raises."""
@@ -180,8 +184,6 @@ def _read_registered(description: Mapping[str, object], run: Path) -> Registrati
 
 
 class _ServerArguments(msgspec.Struct, omit_defaults=True):
-    """All that a server may ask for, whatever the file says."""
-
     cameras: str | None = None
     image_size: str | None = None
     replan: str | None = None
@@ -200,8 +202,6 @@ class _Volatile(msgspec.Struct, frozen=True):
 
 
 class _RunOptions(msgspec.Struct):
-    """The part of run.json that a request is made from."""
-
     host: str
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
@@ -224,13 +224,13 @@ def select_tasks(host: Host, request: Request) -> list[Task]:
     suite or task.
     """
     if request.found:
-        return read_suite(request.found).list_tasks(host, request.tasks)
-    return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request.tasks)]
+        return read_suite(request.found).list_tasks(host, request.tasks, request.named_by or request.found)
+    return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request)]
 
 
-def _tasks_of_suite(host: Host, suite: str, wanted: tuple[int, ...] | None) -> Sequence[Task]:
-    """Return the tasks of a suite at the indices `wanted`, in that order, or all of them (None)."""
-    tasks = {task.index: task for task in host.tasks(suite)}
+def _tasks_of_suite(host: Host, suite: str, request: Request) -> Sequence[Task]:
+    wanted = request.tasks
+    tasks = {task.index: task for task in hosts.list_tasks(host, suite, request.named_by)}
     unknown = sorted(set(wanted or ()) - set(tasks))
     if unknown:
         remedy = f"It has the tasks {min(tasks)} to {max(tasks)}; `safevla tasks --suite {suite}` lists them."
@@ -252,24 +252,29 @@ class ExecutionOptions:
     """Run crashed episodes again when continuing."""
 
 
-DEFAULT_EXECUTION = ExecutionOptions()
-"""One process, from the beginning."""
+DEFAULT_EXECUTION = ExecutionOptions()  # one process, from the beginning
 
 
-ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")
-"""The options that an entry stands for."""
+ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # the options that an entry stands for
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
-    """Return the `host` and `suites` of the recordings of replays.
+    """Return the `host`, its `host_arguments` and the `suites` of the recordings of replays.
 
-    {} where the recordings name no suite; `host` is left out where no host here has all of the suites. Makes each
-    policy and closes it; raises what `make_policy` raises.
+    {} where the recordings name no suite. The host is the one that their run.json names, else one here that has all of
+    the suites, else it is left out. Makes each policy and closes it; raises what `make_policy` raises, and `RunError`
+    if the recordings are of hosts with different arguments.
     """
     suites: dict[str, None] = {}
+    recorded = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
+    if any(host != recorded[0] for host in recorded):
+        raise RunError("the recordings are of hosts with different arguments", remedy="Replay each of them alone.")
+    host, arguments = recorded[0] if recorded else (None, {})
     for replay in replays:
         with closing(make_policy(replay.maker, replay.arguments)) as policy:
             suites |= dict.fromkeys(getattr(policy, "suites", ()))
+    if host in hosts.host_names():
+        return {"host": host, "host_arguments": arguments, "suites": tuple(suites)}
     if not suites:
         return {}
     for host in hosts.host_names():
@@ -305,7 +310,6 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 def open_questions(request: Request) -> list[str]:
     """Return what the requested entries of the paper leave open or assume, a sentence each; [] if nothing is open.
-
     Raises `PolicyError` for an entry that does not exist.
     """
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]

@@ -29,6 +29,7 @@ from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
+from safevla_bench.plugins import require_trust
 from safevla_bench.policies import split_name
 from safevla_bench.policies.coupling import Coupling
 from safevla_bench.policies.python import adopt_object
@@ -37,6 +38,7 @@ from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.rollout.episode import Observer
+from safevla_bench.rollout.plan import PROTOCOL
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import html_table
@@ -67,8 +69,7 @@ class JudgedEpisode:
     """One judged episode: its verdict, its record, and the explanation of both."""
 
     evaluation: Evaluation
-    index: int
-    """Its place in the evaluation, from 0."""
+    index: int  # its place in the evaluation, from 0
 
     @cached_property
     def score(self) -> EpisodeScore:
@@ -158,7 +159,8 @@ class Evaluation(Sequence[JudgedEpisode]):
 
         `unsafe` takes those that were unsafe; `success` those that succeeded (True) or did not (False).
         """
-        rows = episode_list.list_episodes(self.scores, self.judged.records.dt_s)
+        records = self.judged.records
+        rows = episode_list.list_episodes(self.scores, records.dt_s, stamps_s=records.stamps_s)
         chosen = episode_list.filter_episodes(rows, violated=unsafe, success=success)
         ordered = episode_list.sort_episodes(chosen, "vsi")
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
@@ -182,7 +184,6 @@ class Evaluation(Sequence[JudgedEpisode]):
         return page
 
     def __repr__(self) -> str:
-        """Return the number of episodes, with a line for each cell."""
         lost = f", {len(self.scores.absent)} without a record" if self.scores.absent else ""
         lines = [f"<Evaluation of {len(self)} episode{'' if len(self) == 1 else 's'}{lost}>", *map(repr, self.cells)]
         return "\n  ".join(lines)
@@ -242,7 +243,7 @@ def evaluate(
         suite: one suite or several, or the path of a BDDL file.
         host: the simulator; None = that of the suite.
         tasks: indices in each suite; None = all.
-        episodes: of each task; None = as many as its benchmark runs.
+        episodes: of each task; None = as many as the protocol says, otherwise its benchmark.
         name: of the policy in every output; None = an object's class, or the text.
         out: the run folder to make; None = one that lasts as long as the evaluation that is returned.
         ruleset: how to judge; None = the default registry, and the library with the suites' limits.
@@ -272,7 +273,7 @@ def evaluate(
         host=host,
         suites=suites,
         tasks=None if tasks is None else tuple(tasks),
-        episodes=episodes,
+        episodes=PROTOCOL if episodes is None else episodes,
         policies=[
             RequestedPolicy(label, "" if label == made_of else made_of, coupling=coupling)
             if isinstance(made_of, str)
@@ -302,11 +303,11 @@ def evaluate_request(
     observer: Observer | None = None,
     running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
-    """Roll out, judge and report into the run folder `out`; takes and raises what `roll_out` and `judge` do.
-
-    A task without tags is an error before anything is rolled out, unless the rules are an ablation.
+    """Roll out, judge and report into the run folder `out`; takes and raises what `roll_out` and `judge` do. A task
+    without tags is an error before anything is rolled out, unless the rules are an ablation.
     """
     out = out.absolute()  # a policy may change this process's folder
+    require_trust(request.named_by, request.list_calls())
     if not ruleset.is_ablation:
         for task in select_tasks(request.make_host(), request):
             ruleset.tags(task.benchmark, task.task_id)
@@ -317,7 +318,6 @@ def evaluate_request(
 
 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
-    """Return name -> policy: a mapping's own keys, else `name`, else the NAME of `NAME=SPEC`, a spec or a class."""
     if isinstance(policy, Mapping):
         if name is not None:
             raise PolicyError("name= is for one policy", remedy="The keys of the mapping are the names already.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from hashlib import sha256
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import cast
 
 import msgspec
 
-from safevla_bench.errors import PolicyError, RunError, SafevlaError
+from safevla_bench.errors import HostError, PolicyError, RunError, SafevlaError
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_servers, prepare_run, require_counts
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, plan_fields
@@ -28,17 +28,16 @@ from safevla_bench.judging.registration import (
 )
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.policies.servers import KINDS, ChunkedPolicy, ask_repeatedly
-from safevla_bench.rollout.episode import EpisodeOutcome, Observer, run_serially
+from safevla_bench.rollout.episode import NOT_RUN, SAME_CRASHES, CrashSeries, EpisodeOutcome, Observer, run_serially
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors
 from safevla_bench.rollout.scheduler import ProcessPool, run_pool
 from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
 from safevla_bench.sources.runs.writer import RunWriter
-from safevla_bench.text import redact_secrets
+from safevla_bench.text import get_logger, redact_secrets
 
-SAME_FAILURES = 3
-"""Episodes of a policy in a row that fail for one reason of its server's, after which a run stops."""
+_log = get_logger(__name__)
 
 
 def roll_out(
@@ -50,8 +49,8 @@ def roll_out(
 
     Raises what `prepare_run` raises, `RunError` where the folder is in the way or holds a run that was asked for
     differently, `FileError` where the disk refuses, `PolicyError` where a policy's server refuses or fails alike in
-    several episodes in a row, `HostError` where the simulator cannot be used (no folder is left behind where nothing
-    was recorded), what an engine of several workers raises, and `KeyboardInterrupt`.
+    several episodes in a row, `HostError` where the simulator cannot be used or crashes alike (no folder is left behind
+    if nothing was recorded), what an engine of several workers raises, and `KeyboardInterrupt`.
     """
     require_counts(workers=running.workers)
     out = out.absolute()  # a policy may change this process's folder
@@ -71,7 +70,7 @@ def roll_out(
 def _run_pending(
     writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None
 ) -> None:
-    """Run the episodes that are not done, keep each in the writer, and complete the run, early if its rule decides."""
+    prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True))
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):
@@ -87,9 +86,13 @@ def _run_pending(
         elif tally:
             tally.add_episode(planned, writer.read_record(place) if done[place].has_record else None)
     pending = [] if tally and tally.decision.is_decided else sorted(pending, key=attrgetter("round"))
+    left_out: dict[tuple[str, str, str], EpisodeOutcome] = {}
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            for end in _watch_failures(finished_episodes, len(pending), writer.folder):
+            for end in _watch_copies(_watch_failures(finished_episodes, len(pending), writer.folder)):
+                if end.outcome == NOT_RUN:
+                    left_out[end.planned.policy, end.planned.task.suite, end.planned.task.task_id] = end
+                    continue
                 writer.add_episode(places[end.planned.episode_id], raw_episode(end), end.record)
                 if tally:
                     tally.add_episode(end.planned, end.batch)
@@ -99,6 +102,9 @@ def _run_pending(
         if writer.fresh and not writer.episodes:
             writer.discard()
         raise
+    if left_out:
+        lines = [f"the rest of {'/'.join(place)} was not run: {end.reason}" for place, end in left_out.items()]
+        raise HostError(redact_secrets("\n".join(lines)), remedy=_resume_remedy(writer.folder))
     prepared.resources.close()  # a server may have one policy alone, which this run's own connection holds
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
@@ -110,9 +116,8 @@ def _run_pending(
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return how each policy's server repeats itself, asked when nothing it draws can change an episode any more.
-
-    A server that cannot be reached, or refuses, is left out.
+    """Return how each policy's server repeats itself, asked when nothing it draws can change an episode any more. A
+    server that cannot be reached, or refuses, is left out.
     """
     first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
@@ -124,24 +129,57 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
 
 
 def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, out: Path) -> Iterator[EpisodeOutcome]:
-    """Yield episodes as they end; raise `PolicyError` if `SAME_FAILURES` of a policy in a row fail alike.
-
-    Alike are reasons of its server's, numbers aside. A simulator's crash has a traceback of this process as its reason
-    and is not counted; nor is the last of the `count` episodes, after which nothing is left to stop.
+    """Yield episodes as they end; raise if the run cannot go on, unless the last of the `count` episodes has ended.
+    `PolicyError`: a policy's server has failed alike `SAME_CRASHES` times in a row. `HostError`: the simulator has, and
+    no episode has begun yet, or it did so in as many tasks in a row.
     """
-    last: tuple[str, str] | None = None
-    repeats = 0
+    series = CrashSeries()
     for number, end in enumerate(finished_episodes, start=1):
         yield end
-        reason = end.reason or ""
-        is_failure = end.outcome == "crashed" and not reason.startswith("Traceback")
-        failure = (end.planned.policy, re.sub(r"\d+", "", reason)) if is_failure else None
-        repeats = repeats + 1 if failure == last else 1
-        last = failure
-        if failure and repeats >= SAME_FAILURES and number < count:
-            problem = f"{repeats} episodes in a row of {failure[0]} failed alike: {reason.splitlines()[0]}"
-            remedy = f"Mend it, then go on: safevla eval --resume --retry-crashed --out {out}"
+        series.add_outcome(end)
+        if (repeats := len(series.places)) < SAME_CRASHES or number >= count:
+            continue
+        policy, is_server = (
+            end.planned.policy,
+            end.outcome == "crashed" and not (end.reason or "").startswith("Traceback"),
+        )
+        remedy = _resume_remedy(out)
+        if is_server and all(place[0] == policy for place in series.places):
+            problem = f"{repeats} episodes in a row of {policy} failed alike: {series.failure}"
             raise PolicyError(redact_secrets(problem), remedy=remedy)
+        if not series.has_begun or len(set(series.places)) >= SAME_CRASHES:
+            before = "" if series.has_begun else " before any had begun"
+            problem = f"{repeats} episodes in a row crashed alike{before}: {series.failure}"
+            raise HostError(redact_secrets(problem), remedy=f"{remedy}\n  `safevla doctor` checks the simulator.")
+
+
+def _resume_remedy(out: Path) -> str:
+    return f"Correct the cause, then go on: safevla eval --resume --retry-crashed --out {out}"
+
+
+# Policies whose episodes from one start are equal by design.
+_WITHOUT_NOISE = ("noop", "scripted", "replay")
+
+
+def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
+    """Yield episodes as they end; warn once of a policy whose actions are the same from one start under two seeds."""
+    seen: dict[tuple[object, ...], tuple[int, bytes]] = {}
+    warned: set[str] = set()
+    for end in finished_episodes:
+        yield end
+        planned = end.planned
+        policy = planned.policy
+        if end.record is None or policy in warned or policy.partition(":")[0] in _WITHOUT_NOISE:
+            continue
+        start = (policy, planned.task.suite, planned.task.task_id, planned.state, planned.start.env_seed)
+        assert end.batch is not None
+        digest = sha256(end.batch.channel("action").values.tobytes()).digest()
+        seed, other = seen.setdefault(start, (planned.policy_seed, digest))
+        if seed != planned.policy_seed and digest == other:
+            warned.add(policy)
+            text = "%s: %s has the same actions as an episode of the same start under another policy seed. Unless the "
+            text += "policy is meant to be deterministic, it ignores its seed; its episodes are not independent."
+            _log.warning(text, policy, planned.episode_id)
 
 
 def run_episodes(
@@ -151,9 +189,8 @@ def run_episodes(
     observer: Observer | None,
     later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors.
-
-    The batches of `later` follow, each when all before have ended; not on Ray.
+    """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors. The batches of
+    `later` follow, each when all before have ended; not on Ray.
     """
     if not pending and not later:
         return
@@ -267,9 +304,8 @@ def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[Re
 
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
-    """Return a sentence if a request and its rules are not what was registered, "" if they are.
-
-    A shard of the registered plan is not a deviation. Raises what `freeze_request` raises.
+    """Return a sentence if a request and its rules are not what was registered, "" if they are. A shard of the
+    registered plan is not a deviation. Raises what `freeze_request` raises.
     """
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
@@ -278,9 +314,8 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs what was registered; servers are not registered, and none are in it.
-
-    `file` is where it was read from; it is not trusted: see `Request.named_by`.
+    """Return the request that runs what was registered; servers are not registered, and none are in it. `file` is where
+    it was read from; it is not trusted: see `Request.named_by`.
     """
     return Request(
         named_by=file,

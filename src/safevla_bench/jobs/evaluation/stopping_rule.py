@@ -88,8 +88,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     is_decided: bool
     confidence: float
     boundary: str
-    looks: int
-    """Planned: one after each round."""
+    looks: int  # planned: one after each round
     rounds: int
     episodes: int
     findings: tuple[RuleVerdict, ...]
@@ -103,10 +102,8 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
-    """Return the rule of a condition such as "safety >= 0.9" or "A safer than B".
-
-    Raises `RunError` where the text is no condition, its limit is outside 0..1, a policy in it is not run, or a policy
-    is compared with itself.
+    """Return the rule of a condition such as "safety >= 0.9" or "A safer than B". Raises `RunError` where the text is
+    no condition, its limit is outside 0..1, a policy in it is not run, or a policy is compared with itself.
     """
     if _SAFER in condition:
         first, _, second = (part.strip() for part in condition.partition(_SAFER))
@@ -119,17 +116,16 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
     return StoppingRule(condition, gate=parse_gate(condition, "--until", _FORMS))
 
 
+# Suite, task and initial state.
 _Start = tuple[str, str, int]
-"""Suite, task and initial state."""
 
 
 class RoundTally:
     """The finished episodes of a run by round, and the decision as soon as there is one."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
-        """Begin with no episode finished: `decision` is then undecided; `ruleset` judges the episodes.
-
-        Rounds count from 0, without a gap. Episodes of one initial state must be in one round.
+        """Begin with no episode finished: `decision` is then undecided; `ruleset` judges the episodes. Rounds count
+        from 0, without a gap. Episodes of one initial state must be in one round.
         """
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
@@ -192,7 +188,6 @@ class RoundTally:
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
     def _find_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
-        """Return the verdict on a mean of values from 0 to 1, one of each initial state, by a confidence sequence."""
         bounds = [[mean for group in means for mean in group.values()] for means in self._mean_bounds(policy)]
         least, greatest = (sequential_interval(np.array(means), level) for means in bounds)
         n, unknown = len(bounds[0]), self._count_unknown(policy)
@@ -224,8 +219,6 @@ class RoundTally:
         )
 
     def _mean_bounds(self, policy: str) -> list[list[dict[_Start, float]]]:
-        """Return by whole round the mean at each initial state, with unknown values taken as 0, then as 1."""
-
         def mean(names: Sequence[str], unknown: float) -> float:
             return sum(self._values.get(name, unknown) for name in names) / len(names)
 
@@ -236,8 +229,8 @@ class RoundTally:
         ]
 
 
+# By a gate's bound, if the rate is above its limit, and if it is below.
 _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"), "max": ("failed", "passed")}
-"""By a gate's bound, if the rate is above its limit, and if it is below."""
 
 
 def _agree(least: int, greatest: int, above: Verdict, below: Verdict) -> Verdict:
@@ -258,10 +251,7 @@ def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float
 
 
 def describe_decision(description: Mapping[str, object]) -> str:
-    """Return what the stopping rule of a run found, given its run.json.
-
-    "" if it has none or a damaged one.
-    """
+    """Return what the stopping rule of a run found, given its run.json. "" if it has none or a damaged one."""
     if DECISION not in description:
         return ""
     try:

@@ -19,12 +19,11 @@ from safevla_bench.plugins import install_command
 
 Floats = NDArray[np.float64]
 Method = Literal["directed", "random"]
-GENERATION: Final = 8
-"""Points asked for at a time, whatever the number of workers."""
+GENERATION: Final = 8  # points asked for at a time, whatever the number of workers
+# Generations that are drawn before descents, which begin at the best of their points.
 _DRAWS = 3
-"""Generations that are drawn before descents, which begin at the best of their points."""
+# First standard deviation of a descent, in the unit cube.
 _STEP = 0.1
-"""First standard deviation of a descent, in the unit cube."""
 _WORST = 1e3
 _TRIES = 10_000
 _STOPS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10, "verbose": -9}

@@ -30,9 +30,8 @@ class AuditPlan:
     seed: int
 
     def draw(self, headers: Sequence[Header], digest: str) -> dict[str | None, list[int]]:
-        """Return policy -> indices of the drawn episodes, by the digest of the finished archive and the seed.
-
-        The draw is without replacement, and repeats. Nobody who knows the archive alone can tell it.
+        """Return policy -> indices of the drawn episodes, by the digest of the finished archive and the seed. The draw
+        is without replacement, and repeats. Nobody who knows the archive alone can tell it.
         """
         salt = f"{digest}\n{self.seed}\n"
         drawn: dict[str | None, list[int]] = {}
@@ -78,7 +77,7 @@ def _check_run(
         findings.append(files.open_check(files.EPISODES, "the archive is not whole"))
     else:
         findings += files.check_episodes(run, records)
-    findings += files.check_scores(run, ruleset)
+    findings += [*files.check_protocol(run), *files.check_identity(records), *files.check_scores(run, ruleset)]
     standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
     findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin]
     if replay and records.headers:
@@ -100,9 +99,8 @@ def _check_run(
 def audit_source(
     source: Path, plan: AuditPlan, observer: ProgressCallback = lambda done, what: None
 ) -> dict[str | None, AuditMark]:
-    """Return the audit of each policy of a run folder or an archive, which the latter cannot pass.
-
-    Raises `RunError` where the archive changes meanwhile or cannot be read.
+    """Return the audit of each policy of a run folder or an archive, which the latter cannot pass. Raises `RunError`
+    where the archive changes meanwhile or cannot be read.
     """
     return {policy: mark for policy, mark, _ in _audit(source, files.read_records(source)[0], plan, observer)}
 
@@ -114,7 +112,7 @@ def _audit(
         if records.problems:
             findings = [files.open_check(AUDIT, str(records.problems[0]))]
         else:
-            findings = check_replays(source, records, indices, observer)
+            findings = check_replays(source, records, indices, observer, is_audit=True)
         mark = AuditMark(
             episodes=sum(header.policy == policy for header in records.headers),
             drawn=tuple(records.headers[index].episode_id for index in indices),

@@ -1,16 +1,17 @@
 """Findings of the checks of a run folder, and the checks of its files.
 
-Digests, the same episodes in table and archive, and scores: the records judged again, compared byte for byte.
+Digests, the same episodes in table and archive, and all that the judge wrote: made again, compared byte for byte.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -19,16 +20,31 @@ import pyarrow as pa
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
-from safevla_bench.jobs.evaluation.judgement import find_rules, judge
-from safevla_bench.jobs.evaluation.outputs import score_files
-from safevla_bench.judging.judged import describe_maker
+from safevla_bench.hosts.protocols import preset_differences, protocol_names
+from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, judge
+from safevla_bench.jobs.evaluation.outputs import render_report, score_files
+from safevla_bench.judging.judged import Judged, ScoresFile, describe_maker
 from safevla_bench.judging.ruleset import Provenance, Ruleset
+from safevla_bench.memory import limit_memory
+from safevla_bench.plugins import OWN_DISTRIBUTION
+from safevla_bench.rollout.found import FOLDER as FOUND
 from safevla_bench.sources.runs import folder
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
-from safevla_bench.sources.runs.parts import changed_files, changed_parts, episode_rows, has_raw, record_files
+from safevla_bench.sources.runs.parts import (
+    RAW,
+    changed_files,
+    changed_parts,
+    episode_rows,
+    has_raw,
+    later_files,
+    record_files,
+)
+from safevla_bench.tasks.identity import judge_identity
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_bench.version import __version__
+from safevla_recorder.folder import OWN_LOOP
 
 CheckVerdict = Literal["agrees", "differs", "unchecked"]
 
@@ -40,10 +56,8 @@ class Finding:
     check: str
     verdict: CheckVerdict
     said: str
-    wanted: bool = True
-    """True if the user asked for the check; if it is open, the verification is open."""
-    uncompared: tuple[str, ...] = ()
-    """Channels and fields that an agreement does not cover."""
+    wanted: bool = True  # true if the user asked for the check; if it is open, the verification is open
+    uncompared: tuple[str, ...] = ()  # channels and fields that an agreement does not cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +95,15 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 # Digests and episodes
 
 
-PARTS, FILES, EPISODES = "archive parts", "files", "episodes"
+PARTS, FILES, EPISODES, PICTURES, OTHERS = "archive parts", "files", "episodes", "pictures", "other files"
+PROTOCOL, IDENTITY = "protocol", "task identity"
+# Fields that both the table and a record hold.
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
-"""Fields that both the table and a record hold."""
 
 
 def check_files(run: Path) -> list[Finding]:
-    """Check the parts of the archive, then the files beside it, against the manifest's digests.
-
-    There is one finding for each that is changed, missing or added, and one if all agree. Raw records have no digests.
+    """Check the parts of the archive, then the files beside it, against the manifest's digests. There is one finding
+    for each that is changed, missing or added, and one if all agree. Raw records have no digests.
     """
     parts, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = has_raw(run) and not parts
@@ -98,9 +112,62 @@ def check_files(run: Path) -> list[Finding]:
         changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
         beside = [mismatch(FILES, detail) for detail in changed_files(run)]
     except RunError as error:
-        return [undigested if is_raw else mismatch(PARTS, str(error))]
+        return [undigested if is_raw else mismatch(PARTS, str(error)), *_find_undigested(run, ())]
     whole = undigested if is_raw else agreement(PARTS, f"{len(parts)} {said}")
-    return [*(changed or [whole]), *(beside or [agreement(FILES, f"all {said}")])]
+    return [
+        *(changed or [whole]),
+        *(beside or [agreement(FILES, f"all {said}")]),
+        *_find_undigested(run, folder.read_manifest(run).files),
+    ]
+
+
+_JUDGED = (folder.SCORES, folder.SCORES_TABLE, folder.REPORT, RULES)
+_MADE = {*_JUDGED, folder.RUN, folder.MANIFEST, folder.EPISODES, folder.ARCHIVE, folder.FRAMES, FOUND, RAW}
+
+
+def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
+    pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
+    if missing := [name for name in pictures if name not in digests]:
+        which = f"{len(missing)} of {len(pictures)} have no digest in {folder.MANIFEST}"
+        yield open_check(PICTURES, f"{which}; safevla frames makes them again")
+    others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _MADE]
+    if others:
+        # Experiments are judgements by other rules, next to the run's own judgement, which is what is checked.
+        ours = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digests for name in others)
+        yield open_check(OTHERS, f"{', '.join(others)}: nothing here makes these again", wanted=ours)
+
+
+def check_protocol(run: Path) -> Iterator[Finding]:
+    """Compare the protocol in run.json with the preset that it names; nothing where it names none."""
+    description = folder.read_description(run)
+    protocol = description.get("protocol")
+    if not isinstance(protocol, Mapping) or protocol.get("name") == OWN_LOOP:
+        return
+    name, versions = protocol.get("name"), description.get("versions")
+    made_by = versions.get(OWN_DISTRIBUTION) if isinstance(versions, Mapping) else None
+    if differing := preset_differences(protocol):
+        said = f"{', '.join(differing)} in {folder.RUN} are not those of the preset {name}"
+        if made_by == __version__:
+            yield mismatch(PROTOCOL, said)
+        else:
+            yield open_check(PROTOCOL, f"{said} of version {__version__}; the run was made by {made_by}", wanted=False)
+    elif name in protocol_names():
+        yield agreement(PROTOCOL, f"is the preset {name}")
+    else:
+        yield open_check(PROTOCOL, f"there is no preset {name!r} here", wanted=False)
+
+
+def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
+    """Say for episodes with an official suite's name whether they ran its tasks; nothing without such episodes."""
+    counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
+    for verdict, count in counts.items():
+        episodes = count_noun(count, "episode")
+        if verdict.kind == "own":
+            yield mismatch(IDENTITY, f"not the official tasks in {episodes}: {verdict.reason}")
+        elif verdict.kind == "unknown":
+            yield open_check(IDENTITY, f"{verdict.reason} in {episodes}", wanted=False)
+        else:
+            yield agreement(IDENTITY, f"{episodes} of official tasks")
 
 
 def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
@@ -126,7 +193,6 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
     """Check that the planned episodes are listed, and that each has one record, with the same task, seeds and outcome.
-
     There is one finding for each difference, and one if all agree; a table that is missing or damaged is a mismatch.
     """
     has_table = (run / folder.EPISODES).exists()
@@ -172,8 +238,7 @@ def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, o
 # Differences of two JSON values
 
 
-ABSENT = object()
-"""Stands for a value that one side lacks."""
+ABSENT = object()  # stands for a value that one side lacks
 
 
 def value_differences(
@@ -218,39 +283,44 @@ _REMEDY = "Check by its maker's rules with --rules as-judged, by files of your o
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
-    """Compare library, registry and version with those that judged, and both score files with a new judgement.
+    """Compare library, registry and version with those that judged, and each file of the judge with a new judgement.
 
     Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
-    of another name or other options; a mismatch where scores.json is damaged.
+    of another name or other options; a mismatch where scores.json is damaged. Files of another version of the package
+    are never a mismatch: this version may make others.
     """
-    if not (run / folder.SCORES).exists():
-        return [open_check(folder.SCORES, "missing; nothing says how the run was judged", wanted=False)]
+    if (run / folder.SCORES).exists():
+        findings, reason = _check_judgement(run, ruleset), "not made again, because the records were not judged again"
+    else:
+        reason = f"{folder.SCORES} is missing; nothing says how the run was judged"
+        findings = [open_check(folder.SCORES, reason, wanted=False)]
+    checked = {finding.check for finding in findings}
+    left = [name for name in _JUDGED if name not in checked and (run / name).exists()]
+    return [*findings, *(open_check(name, reason) for name in left)]
+
+
+def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     try:
-        document, provenance = _read_scores(run)
+        written = ScoresFile.read(run)
     except RunError as error:
         return [mismatch(folder.SCORES, str(error))]
+    provenance = written.judged_by
     try:
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
         if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
-            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset.provenance()))}\n{_REMEDY}")]
+            return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
         return [open_check(folder.SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         reason = "not judged again: the specifications or tags are not those that judged"
-        return [*findings, open_check(folder.SCORES, reason)]
-    return [*findings, *_check_rejudged(run, document, provenance, ruleset)]
-
-
-def _read_scores(run: Path) -> tuple[dict[str, Any], Provenance]:
-    place = Place(file=str(run / folder.SCORES))
-    try:
-        document = json.loads(read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES))
-        provenance = document.get("judged_by") if isinstance(document, dict) else None
-        return document, msgspec.convert(provenance, Provenance)
-    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
-        remedy = "Judge the run anew: safevla score RUN --out DIR."
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=place) from None
+        findings.append(open_check(folder.SCORES, reason))
+    else:
+        findings += _check_rejudged(run, written, ruleset)
+    if provenance.version != __version__:
+        is_open = [finding.verdict == "differs" and finding.check != SOURCE for finding in findings]
+        findings = [replace(own, verdict="unchecked") if k else own for own, k in zip(findings, is_open, strict=True)]
+    return findings
 
 
 def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
@@ -270,7 +340,8 @@ def _compare(check: str, name: str, judged: str, here: str, remedy: str = "") ->
     return mismatch(check, f"{name} {judged} judged, {here} is here{remedy}")
 
 
-def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
+def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
+    provenance = written.judged_by
     try:
         judged = judge([run], ruleset, skip_invalid=bool(provenance.skipped or provenance.lost))
     except SafevlaError as error:
@@ -279,53 +350,126 @@ def _check_rejudged(run: Path, document: Mapping[str, Any], provenance: Provenan
     if judged.left_out.count != before:
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
         return [mismatch(folder.SCORES, detail)]
+    source = _check_source(run, written, judged)
     # Digests, version and sources are compared on their own; messages of invalid episodes name the folder as it was.
-    sources = document.get("sources", [])
-    origins = [source.to_document() for source in judged.sources]
-    judged = replace(judged, provenance=provenance)
-    contents = score_files(judged, sources)
-    named = sources[0].get("archive_sha256") if sources and isinstance(sources[0], dict) else None
-    if (digest := folder.archive_digest(run)) is None or named is None:
-        file = folder.MANIFEST if digest is None else folder.SCORES
-        source = open_check(SOURCE, f"{file} does not say which archive it is")
-    else:
-        difference = first_difference(sources, json.loads(folder.dump_json(origins)), "sources")
-        source = _finding(SOURCE, difference, "the run that was judged")
-    return [
+    named = zip(judged.sources, written.list_archives(), strict=False)
+    sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
+    judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
+    contents = score_files(judged, msgspec.Raw(msgspec.json.format(bytes(written.sources), indent=-1)))
+    scores = read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES)
+    findings = [
         source,
-        _check_scores_json(run, contents[folder.SCORES]),
+        _compare_json(run, folder.SCORES, scores, contents[folder.SCORES], "judged again, the same bytes"),
         _check_scores_table(run, contents[folder.SCORES_TABLE]),
     ]
+    if (run / folder.REPORT).exists():
+        findings.append(_check_report(run, judged))
+    if (run / RULES).exists():
+        findings.append(_check_rules(run, provenance))
+    return findings
+
+
+def _check_source(run: Path, written: ScoresFile, judged: Judged) -> Finding:
+    digest, named = folder.archive_digest(run), msgspec.json.format(bytes(written.sources), indent=2)
+    if digest is None or None in (written.list_archives() or [None]):
+        file = folder.MANIFEST if digest is None else folder.SCORES
+        return open_check(SOURCE, f"{file} does not say which archive it is")
+    expected = folder.dump_json([source.to_document() for source in judged.sources])
+    return _compare_json(run, SOURCE, named + b"\n", expected, "the run that was judged", "sources")
 
 
 def _finding(check: str, difference: str | None, agreed: str) -> Finding:
     return mismatch(check, difference) if difference else agreement(check, agreed)
 
 
-def _check_scores_json(run: Path, expected: bytes) -> Finding:
-    written, difference = read_input(run / folder.SCORES, folder.MAX_SCORES_BYTES), None
-    if written != expected:
-        difference = first_difference(json.loads(written), json.loads(expected)) or "the bytes differ, no value does"
-    return _finding(folder.SCORES, difference, "judged again, the same bytes")
+_BATCH_ROWS = 1024
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
     """Return whether scores.parquet has the expected rows; another Parquet writer makes other bytes of them."""
     try:
         written = read_input(run / folder.SCORES_TABLE, folder.MAX_SCORES_BYTES)
-        rows, again = (
-            read_table(content, folder.MAX_SCORES_BYTES).to_pylist(maps_as_pydicts="strict")
-            for content in (written, expected)
-        )
+        if written == expected:
+            return agreement(folder.SCORES_TABLE, "judged again, the same bytes")
+        with limit_memory(run / folder.SCORES_TABLE):
+            table, again = (read_table(content, folder.MAX_SCORES_BYTES) for content in (written, expected))
+            difference = next(_table_differences(table, again), None)
     except FileNotFoundError:
         return mismatch(folder.SCORES_TABLE, "missing")
     except (pa.ArrowException, ValueError, KeyError, OSError, RecordError) as error:
         return mismatch(folder.SCORES_TABLE, f"cannot be read: {error}")
-    return _finding(folder.SCORES_TABLE, first_difference(rows, again, "episodes"), "judged again, the same rows")
+    return _finding(folder.SCORES_TABLE, difference, "judged again, the same rows")
 
 
-def first_difference(written: object, expected: object, field: str = "") -> str | None:
-    """Return in words the first difference of two JSON values, what is written and what the archive gives."""
-    for place, first, second in value_differences(written, expected, field):
-        return f"{place}: {format_value(first)} is written, the archive gives {format_value(second)}"
-    return None
+def _table_differences(written: pa.Table, expected: pa.Table) -> Iterator[str]:
+    if len(written) != len(expected):
+        yield f"{len(written)} episodes are written, the archive gives {len(expected)}"
+        return
+    origin = written.schema.metadata or {}
+    yield from (f"{name.decode()} differs" for name, own in expected.schema.metadata.items() if origin.get(name) != own)
+    for first in range(0, len(expected), _BATCH_ROWS):
+        rows, again = (table.slice(first, _BATCH_ROWS) for table in (written, expected))
+        if not rows.equals(again):
+            pairs = zip(*(part.to_pylist(maps_as_pydicts="strict") for part in (rows, again)), strict=True)
+            for number, (row, own) in enumerate(pairs, start=first):
+                yield from map(_describe_values, value_differences(row, own, f"episodes[{number}]"))
+
+
+def _describe_values(difference: tuple[str, object, object]) -> str:
+    place, first, second = difference
+    return f"{place}: {format_value(first)} is written, the archive gives {format_value(second)}"
+
+
+def _check_report(run: Path, judged: Judged) -> Finding:
+    written = read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES)
+    try:
+        expected = render_report(judged).encode()
+        later = later_files(run, folder.REPORT) if written != expected else []
+        if later and written == render_report(judged, has_extras=False).encode():
+            return agreement(folder.REPORT, f"made again, the same bytes; safevla score {run} adds what came later")
+    except SafevlaError as error:
+        return mismatch(folder.REPORT, f"cannot be made again: {error}")
+    if later:
+        remedy = f"safevla score {run} writes it anew, and can then be checked"
+        return open_check(folder.REPORT, f"{later[0]} is newer and may have changed it; {remedy}")
+    place = find_difference(written, expected)
+    shown = None if place is None else f"byte {place}: {_quote(written, place)} is written, made again it is "
+    return _finding(folder.REPORT, shown and shown + _quote(expected, place or 0), "made again, the same bytes")
+
+
+def _quote(content: bytes, place: int) -> str:
+    return repr(content[max(0, place - 40) : place + 40].decode("utf-8", "replace"))
+
+
+def _check_rules(run: Path, provenance: Provenance) -> Finding:
+    try:
+        rules = find_rules([run], as_judged=True).provenance()
+    except SafevlaError as error:
+        return mismatch(RULES, str(error))
+    digests = [(named.library.digest, named.registry.digest, _OPTIONS(named)) for named in (rules, provenance)]
+    difference = None if digests[0] == digests[1] else "these are not the rules that judged"
+    return _finding(RULES, difference, "the rules that judged")
+
+
+# The place where two files differ
+
+
+def find_difference(written: bytes, expected: bytes) -> int | None:
+    """Return the first byte in which two contents differ; None if they are equal."""
+    if written == expected:
+        return None
+    size, step = min(len(written), len(expected)), 1 << 16
+    place = next((k for k in range(0, size, step) if written[k : k + step] != expected[k : k + step]), size)
+    return next((k for k in range(place, size) if written[k] != expected[k]), size)
+
+
+def _compare_json(run: Path, check: str, written: bytes, expected: bytes, agreed: str, field: str = "") -> Finding:
+    if written == expected:
+        return agreement(check, agreed)
+    try:
+        with limit_memory(run / folder.SCORES):
+            values, others = map(msgspec.json.decode, (written, expected))
+            differences = value_differences(values, others, field)
+            return mismatch(check, next(map(_describe_values, differences), "its values agree, and its layout differs"))
+    except (ValueError, RecursionError, RecordError) as error:
+        return mismatch(check, f"cannot be read: {error}")

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import numpy as np
 
 from safevla_bench import hosts
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import HostError, Place, RunError, SafevlaError
-from safevla_bench.hosts.mujoco.viewer import episode_seed
+from safevla_bench.hosts.mujoco.viewer import episode_seed, recorded_fixtures
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.policy import Wants
-from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
 from safevla_bench.jobs.verify import files
 from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.plugins import OWN_DISTRIBUTION
@@ -33,15 +34,19 @@ from safevla_bench.sources.runs.folder import RUN, read_description
 from safevla_bench.trajectory import marks
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
-from safevla_recorder.channels import CHANNELS, UNREPLAYED
-from safevla_recorder.episode import EARLIER_SEED, Floats
+from safevla_recorder import robocasa
+from safevla_recorder.attachment import openblas_kernel
+from safevla_recorder.channels import CHANNELS, HANDLING, LINK_MOTION, NET_IMPULSE, UNREPLAYED
+from safevla_recorder.episode import EARLIER_SEED, FIXTURES, SIMULATION, Floats, add_header_field
 from safevla_recorder.folder import OWN_LOOP
+from safevla_recorder.identity import TaskIdentity, find_official_name
 
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
 REPLAY = "replay"
+# Largest difference, absolute or relative, in a replay from a recorded state that still agrees.
 _FROM_STATE = 1e-5
-"""Largest difference, absolute or relative, in a replay from a recorded state that still agrees."""
+GEOMETRY = "geometry"
 PROCESSOR = (
     "The kernels of OpenBLAS depend on the processor, so that on another processor than the recording's the last "
     "digits may differ, and from contacts on more than those. Replay on one of the same kind before you suspect the "
@@ -52,17 +57,17 @@ PROCESSOR = (
 # Comparison of a record with its replay
 
 
-UNJUDGED = ("sim_state",)
-"""Channels that no clause reads: a record may lack them."""
-OF_LAST_STEP = ("contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body")
+UNJUDGED = ("sim_state", *HANDLING, LINK_MOTION)
+"""Channels that a record may lack: no clause reads them, or older recorders did not write them."""
+OF_LAST_STEP = ("contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body", "supported")
 """Channels that hang on the step before, which no simulator state holds."""
 _PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
+# Fields of an episode that the run or its start give and not the host, and those that are compared on their own.
 _RUN_FIELDS = frozenset(
     (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
-    + (marks.DELAY, marks.CHOSEN, "benchmark")
+    + (marks.DELAY, marks.CHOSEN, "benchmark", SIMULATION)
 )
-"""Fields of an episode that the run or its start give and not the host, and those that are compared on their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,8 @@ class Difference:
     """The first place where a record and its replay differ in one channel, or in one field of the header."""
 
     channel: str
-    text: str
-    """The place in the channel, such as `body_pos_m.cup[0]`, and both values."""
-    step: int | None = None
-    """The record, from 0; None in the header."""
+    text: str  # the place in the channel, such as `body_pos_m.cup[0]`, and both values
+    step: int | None = None  # the record, from 0; None in the header
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
@@ -89,8 +92,6 @@ _Step = dict[str, msgspec.Raw]
 
 
 class _Line(msgspec.Struct):
-    """An episode as JSON, the channels of its steps undecoded."""
-
     steps: list[_Step]
 
 
@@ -99,20 +100,30 @@ def compare_records(
 ) -> tuple[list[Difference], list[str]]:
     """Return the first difference in each channel and header field, the earliest first, and what was not compared.
 
-    Numbers are equal bit for bit. A channel that the record lacks differs, but for `UNJUDGED`; if `lenient` it is not
-    compared, and named. A replay `from_state`, a recorded first state, is compared leniently, within `_FROM_STATE`, and
-    without what record 0 has of the step before.
+    Numbers are equal bit for bit. A channel that the record lacks differs, but for `UNJUDGED` and net impulses, which
+    older records lack; those, and any if `lenient`, are not compared, and named. A replay `from_state`, a recorded
+    first state, is compared leniently, within `_FROM_STATE`, and without what record 0 has of the step before.
     """
     lenient, tolerance = lenient or from_state, _FROM_STATE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
+    impulse = replayed.contacts.net_impulse_ns
+    if np.isnan(recorded.contacts.net_impulse_ns).all() and not np.isnan(impulse).all():
+        uncompared.append(NET_IMPULSE)
+        replayed = replace(replayed, contacts=replace(replayed.contacts, net_impulse_ns=np.full_like(impulse, np.nan)))
     lines = [encode_json(batch) for batch in (recorded, replayed)]
     steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
-    differences = list(_header_differences(*map(json.loads, lines), lenient=lenient))
+    headers = [json.loads(line) for line in lines]
+    # In record 0 links are those before the simulator's last step. A loop may draw places of fixtures that it did not
+    # record, and the replay then draws its own.
+    if from_state or (lenient and FIXTURES not in headers[0]):
+        uncompared += [GEOMETRY] if GEOMETRY in headers[0] else []
+        headers = [{name: value for name, value in header.items() if name != GEOMETRY} for header in headers]
+    differences = list(_header_differences(*headers, lenient=lenient))
     if len(steps) != len(again):
         differences.append(Difference.of("steps", len(steps), len(again)))
     for name in (spec.name for spec in CHANNELS):
         is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
-        if name in UNREPLAYED:
+        if name in UNREPLAYED or (from_state and name == LINK_MOTION):  # counts from the links of record 0
             uncompared += [name] if is_recorded else []
         elif is_replayed and not is_recorded and (lenient or name in UNJUDGED):
             uncompared.append(name)
@@ -125,10 +136,16 @@ def compare_records(
 def _header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
 ) -> Iterator[Difference]:
-    shared = {marks.STANDIN, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
-    names = shared if lenient else {*recorded, *replayed}
+    fixtures = {FIXTURES} & recorded.keys() & replayed.keys()
+    shared = {marks.STANDIN, *fixtures, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
+    unknown = {name for name in (*TaskIdentity().header_fields(), GEOMETRY) if name not in recorded}
+    names = shared if lenient else {*recorded, *replayed} - unknown - ({FIXTURES} - fixtures)
     for name in sorted(names - _RUN_FIELDS):
-        if difference := _first_difference(name, recorded.get(name, files.ABSENT), replayed.get(name, files.ABSENT)):
+        own, other = (side.get(name, files.ABSENT) for side in (recorded, replayed))
+        if name == robocasa.RecordableKitchen.host and files.ABSENT not in (own, other):
+            # Older records list groups in the hash order of the process that wrote them; `to_plain` sorts them.
+            own, other = map(robocasa.to_plain, (own, other))
+        if difference := _first_difference(name, own, other):
             yield difference
 
 
@@ -197,9 +214,10 @@ class ReplaySetting:
     versions: Mapping[str, str]
     rules: EvaluationProtocol
     run: RunFields
+    is_audit: bool = False  # in an audit the planned starts of an official suite apply, whatever the run says
 
     @classmethod
-    def read(cls, run: Path) -> Self:
+    def read(cls, run: Path, *, is_audit: bool = False) -> Self:
         """Read what replays of a run share; raises `RunError` if it is not complete or lacks rules, and as the host."""
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
@@ -210,8 +228,10 @@ class ReplaySetting:
         except msgspec.ValidationError:
             raise RunError("run.json does not say how an episode starts", remedy=remedy, place=place) from None
         host = hosts.make_host(fields.host, fields.host_arguments, named_by=run / RUN)
-        tasks = {(task.benchmark, task.task_id): task for suite in fields.suites for task in host.tasks(suite)}
-        return cls(host, tasks, host.versions(), rules, fields)
+        suites = map(_use_installed, fields.suites)
+        named = (task for suite in suites for task in hosts.list_tasks(host, suite, run / RUN))
+        tasks = {(task.benchmark, task.task_id): task for task in named}
+        return cls(host, tasks, host.versions(), rules, fields, is_audit)
 
     @property
     def is_own_loop(self) -> bool:
@@ -227,22 +247,27 @@ class ReplaySetting:
 
     def plan(self, header: Header) -> PlannedEpisode | None:
         """Return the planned episode of a record, by the number in its id; None where no plan decides its start."""
-        is_unplanned = self.is_own_loop or marks.is_chosen(header.benchmark)
-        if is_unplanned or header.policy is None or self.run.has_replayed(header.policy):
+        if self.is_own_loop or marks.is_chosen(header.benchmark):
+            return None
+        policy = header.policy or ""
+        if not self.needs_planned_start(header) and (header.policy is None or self.run.has_replayed(policy)):
             return None
         task, number = self.tasks[header.benchmark, header.task_id], header.episode_id.rpartition("ep_")[2]
         episode = int(number) if number.isdecimal() and len(number) < 10 else 0
-        recorded, seed = {(header.policy, task): [episode]}, self.run.seed or 0
+        recorded, seed = {(policy, task): [episode]}, self.run.seed or 0
         (planned,) = plan_episodes(
-            [task], None, [header.policy], self.rules, seed=seed, max_steps=self.run.max_steps, recorded=recorded
+            [task], None, [policy], self.rules, seed=seed, max_steps=self.run.max_steps, recorded=recorded
         )
         if header.env_seed is None or not planned.seed_from_server:
             return planned
         return replace(planned, start=replace(planned.start, env_seed=header.env_seed))
 
+    def needs_planned_start(self, header: Header) -> bool:
+        """Return whether a replay must begin at one of the starts of the official suite that an episode names."""
+        return self.is_audit and find_official_name(header.benchmark) is not None
+
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
         """Return the task of a recorded episode, its plan, and its start by that, else those that its record tells.
-
         Raises `RunError` with the reason if it cannot be played again here, or neither says where it starts.
         """
         header, task = episode.headers[0], self.find_task(episode.headers[0])
@@ -255,13 +280,17 @@ class ReplaySetting:
                 raise RunError(f"it was recorded with {name} {recorded}, here is {self.versions.get(name, 'none')}")
         planned = self.plan(header)
         starts = [planned.start] if planned else list(_episode_starts(self.rules, episode))
+        if not planned and self.needs_planned_start(header):
+            starts = [start for start in starts if not (start.recorded or start.placed or start.drawn)]
+            if not starts or marks.start_marks(episode)[0]:
+                raise RunError("it did not begin at one of the suite's starts, or its record does not say at which")
         if not starts:
             raise RunError("the record says neither its seed and initial state nor its fixtures' places")
         return task, planned, starts
 
 
 def check_replays(
-    run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback
+    run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback, *, is_audit: bool = False
 ) -> list[Finding]:
     """Play the recorded episodes of some indices again in their host, and return a finding for each.
 
@@ -269,7 +298,7 @@ def check_replays(
     Raises `RunError` where the archive changes meanwhile.
     """
     try:
-        setting = ReplaySetting.read(run)
+        setting = ReplaySetting.read(run, is_audit=is_audit)
     except SafevlaError as error:
         return [files.open_check(REPLAY, f"nothing can be replayed here: {error}")]
     findings = []
@@ -302,6 +331,12 @@ class RunFields(msgspec.Struct):
         return any(row.policy == policy and (row.spec or policy).startswith("replay:") for row in self.policies)
 
 
+def _use_installed(suite: str) -> str:
+    """Return the official suite that a suite's name or path means, so that no file stands in for it; else `suite`."""
+    names = [part.name for part in (Path(suite), Path(suite).parent)]
+    return next(filter(None, map(find_official_name, names)), suite)
+
+
 def _complete_protocol(protocol: object) -> object:
     if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
@@ -311,9 +346,8 @@ def _complete_protocol(protocol: object) -> object:
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
-    """Return `count` indices of episodes in ascending order, fewer if there are not so many.
-
-    The episodes with the smallest digests of salt, policy and id are chosen, so that the choice repeats.
+    """Return `count` indices of episodes in ascending order, fewer if there are not so many. The episodes with the
+    smallest digests of salt, policy and id are chosen, so that the choice repeats.
     """
     return sorted(sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))[:count])
 
@@ -324,7 +358,6 @@ def draw_key(header: Header, salt: str = "") -> bytes:
 
 
 def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Finding:
-    """Return the finding of an episode played again from its planned start, else from each that its record tells."""
     try:
         task, planned, starts = setting.find_starts(episode)
     except RunError as error:
@@ -360,8 +393,9 @@ def _compare_replay(
     uncompared += [] if planned else ["horizon", "planned start"]
     differences = [*outcome_differences(episode.headers[0], successes, planned), *differences]
     if differences:
-        detail = _describe_differences(differences, uncompared)
-        no_memory = "It began at its recorded first state, which lacks the solver's and controllers' memory."
+        detail = _describe_differences(differences, uncompared, _read_simulation(episode))
+        no_memory = _SOFT if _is_soft(episode) else ""
+        no_memory += "It began at its recorded first state, which lacks the solver's and controllers' memory."
         return files.open_check(name, f"{detail} {no_memory}") if from_state else files.mismatch(name, detail)
     how = f"within {_FROM_STATE:g}, from its recorded first state" if from_state else "bit for bit"
     if seed.earlier_resets and not from_state:
@@ -372,11 +406,44 @@ def _compare_replay(
     return replace(files.agreement(name, detail), uncompared=tuple(uncompared))
 
 
-def _describe_differences(differences: Sequence[Difference], uncompared: Sequence[str]) -> str:
+class _Simulation(msgspec.Struct):
+    offscreen_renderer: bool | None = None
+    as_rendered: bool | None = None
+    """Whether its resets compute the forward dynamics as with a renderer, which ours do without one."""
+    hard_reset: bool | None = None
+    openblas_kernel: str | None = None
+
+
+def _read_simulation(episode: Batch) -> _Simulation:
+    header = episode.extra[0].get("header")
+    try:
+        return msgspec.convert(header.get(SIMULATION, {}) if isinstance(header, Mapping) else {}, _Simulation)
+    except msgspec.ValidationError:
+        return _Simulation()
+
+
+_SOFT = "Its environment had soft resets, so that seed and initial state do not fix its start. "
+
+
+def _is_soft(episode: Batch) -> bool:
+    return _read_simulation(episode).hard_reset is False
+
+
+def _describe_processor(recorded: str | None) -> str:
+    here = openblas_kernel()
+    if recorded is None or here is None:
+        return PROCESSOR
+    if recorded == here:
+        return f"Both ran OpenBLAS's kernels {here}, so that the processor is not the reason."
+    return f"It was recorded with OpenBLAS's kernels {recorded}, and replayed here with {here}. {PROCESSOR}"
+
+
+def _describe_differences(differences: Sequence[Difference], uncompared: Sequence[str], simulation: _Simulation) -> str:
     _, *others = channels = dict.fromkeys(difference.channel for difference in differences)
     also = f"; different too: {', '.join(others)}" if others else ""
     states_agree = "sim_state" not in {*uncompared, *channels}
-    reason = "The simulator's states agree, so that the processor is not the reason." if states_agree else PROCESSOR
+    reason = "The simulator's states agree, so that the processor is not the reason."
+    reason = reason if states_agree else _describe_processor(simulation.openblas_kernel)
     return f"{differences[0]}{also}. {reason}"
 
 
@@ -391,6 +458,13 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episo
             earlier_resets = marks.read_earlier_resets(earlier)
             seed = None if earlier_resets is None else earlier["seed"]
     waited = marks.read_wait_steps(replay)
+    if _is_soft(episode):
+        with suppress(HostError):
+            fixtures = tuple((name, tuple(pose.tolist())) for name, pose in recorded_fixtures(episode).items())
+            if len(states := episode.sim_state.episode_rows(0)):
+                first = RecordedEpisode(header.episode_id, "", len(states) - 1, tuple(states[0].tolist()), fixtures)
+                yield EpisodeSeed(0, header.env_seed or 0, wait_steps=0, recorded=first)
+        return
     if seed is not None and header.init_state_index is not None:
         index, placed = marks.chosen_start(episode)
         yield EpisodeSeed(
@@ -411,12 +485,19 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episo
 def replay_actions(
     host: Host, task: Task, seed: EpisodeSeed, episode: Batch, actions: Floats | None = None
 ) -> tuple[Batch, list[bool]]:
-    """Return the record of an episode played again, and the host's success after each action.
-
-    `actions` [T, A] are played in the place of the recorded ones. Raises what the simulator raises.
+    """Return the record of an episode played again, and the host's success after each action. `actions` [T, A] are
+    played in the place of the recorded ones. Raises what the simulator raises.
     """
     played = episode.action.episode_rows(0) if actions is None else actions
-    with closing(host.make(task, Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0]))) as env:
+    simulation = _read_simulation(episode)
+    as_rendered = simulation.as_rendered or (
+        simulation.as_rendered is None and simulation.offscreen_renderer is not False
+    )
+    wants = Wants(absolute=marks.mark_flags(episode, marks.ABSOLUTE)[0], as_rendered=as_rendered)
+    with closing(host.make(task, wants)) as env:
         env.reset(seed)
+        poses = env.fixture_poses()
         successes = [bool(env.step(action)[1]) for action in played]
-        return env.recorded(), successes
+        replayed = env.recorded()
+        extra = add_header_field(replayed.extra[0], FIXTURES, poses) if poses else replayed.extra[0]
+        return replace(replayed, extra=(extra,)), successes

@@ -25,6 +25,9 @@ def make(arg: str | None) -> ScriptedPolicy:
     return ScriptedPolicy(motion.STYLES[arg], kitchen.STYLES[arg])
 
 
+_ACTIONS = (7, 12)
+
+
 class ScriptedPolicy:
     """A policy that follows the goal's script in one style; it draws nothing, so the seed changes nothing."""
 
@@ -35,13 +38,18 @@ class ScriptedPolicy:
         self._script: motion.Move | None = None
         self._still: tuple[float, ...] = motion.STILL
 
+    def require_task(self, task: Task) -> None:
+        """Raise `PolicyError` if the task's actions are not of an arm with a gripper, [7], or on a base, [12]."""
+        if len(task.still) not in _ACTIONS:
+            problem = f"the script moves a hand by actions of 7 or 12 numbers, and here they have {len(task.still)}"
+            raise PolicyError(problem, remedy="Choose another policy, such as noop or random.")
+
     def reset(self, task: Task, seed: int) -> None:
         self._script, self._still = None, task.still
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action, [7], or [12] of a robot that drives.
-
-        Raises `PolicyError` for an observation without privileged state.
+        """Return the next action, [7], or [12] of a robot that drives. Raises `PolicyError` for an observation without
+        privileged state.
         """
         if observation.privileged is None:
             raise PolicyError("policy 'scripted' needs privileged state", remedy="Use a host that gives it.")
@@ -58,9 +66,8 @@ class ScriptedPolicy:
 
 
 def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
-    """Place one object after another, and then hold the hand at its last target, or still if none could be begun.
-
-    An object that is not where it should be is placed again, as a further attempt.
+    """Place one object after another, and then hold the hand at its last target, or still if none could be begun. An
+    object that is not where it should be is placed again, as a further attempt.
     """
     moved = motion.Arm(seen, style)
     tried: placement.Placement | None = None

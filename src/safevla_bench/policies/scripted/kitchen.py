@@ -38,16 +38,12 @@ STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
-_UNIT_RAD = 0.5
-"""Rotation of the hand that an action of 1 commands."""
-_TURN_SHARE = 0.3
-"""Of the speed of a motion: the wrist is weak."""
+_UNIT_RAD = 0.5  # rotation of the hand that an action of 1 commands
+_TURN_SHARE = 0.3  # of the speed of a motion: the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.006
-"""A hand that came less far in so many steps, at full speed, has met something."""
-_STUCK_STEPS, _STUCK_M = 20, 0.004
-"""So has a base; the turn counts as far as its radians say."""
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand that came less far in so many steps, at full speed, has met something
+_STUCK_STEPS, _STUCK_M = 20, 0.004  # so has a base; the turn counts as far as its radians say
 
 
 class MobileRobot:
@@ -85,9 +81,8 @@ class MobileRobot:
         return self.seen.eef_pos_m
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
-        """Return the orientation of a hand that points along `forward` [3], a unit vector.
-
-        Its fingers open along `across` [3], unit and at right angles, or along its opposite, whichever is nearer now.
+        """Return the orientation of a hand that points along `forward` [3], a unit vector. Its fingers open along
+        `across` [3], unit and at right angles, or along its opposite, whichever is nearer now.
         """
         facings = [
             Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1))
@@ -105,10 +100,9 @@ class MobileRobot:
         max_steps: int = 150,
         insist: bool = False,
     ) -> Move:
-        """Drive the base to `place_m` [2] and turn it to `yaw_rad`, as it is for None, the arm held as it is.
-
-        The move ends within 4 cm and 0.05 rad, after `max_steps`, or if something stops the base, unless `insist`: it
-        may slip past.
+        """Drive the base to `place_m` [2] and turn it to `yaw_rad`, as it is for None, the arm held as it is. The move
+        ends within 4 cm and 0.05 rad, after `max_steps`, or if something stops the base, unless `insist`: it may slip
+        past.
         """
         aim, most = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
         before = [(self.place_m, self.yaw)]
@@ -140,9 +134,8 @@ class MobileRobot:
         near_m: float = 0.012,
         max_steps: int = 60,
     ) -> Move:
-        """Move the hand to `place_m` [3] in the world, turned to `turn` (None = no turn).
-
-        The move ends within `near_m` and 0.1 rad, after `max_steps` / `speed` steps, or if something stops the hand.
+        """Move the hand to `place_m` [3] in the world, turned to `turn` (None = no turn). The move ends within `near_m`
+        and 0.1 rad, after `max_steps` / `speed` steps, or if something stops the hand.
         """
         most = self.style.cruise if speed is None else speed
         before = [self.hand_m] * _STOPPED_STEPS
@@ -189,8 +182,7 @@ def _limit_length(vector: Floats, length: float) -> Floats:
 
 _UP = np.array([0.0, 0.0, 1.0])
 _LEVEL = np.array([1.0, 1.0, 0.0])
-_LEAST_TOUCH = 0.3
-"""Speed of the hand towards what it closes around, or brings in, at least."""
+_LEAST_TOUCH = 0.3  # speed of the hand towards what it closes around, or brings in, at least
 
 # Pressing: how far the base backs away, the hand stops before the button and aims behind it, and is taken away after.
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25

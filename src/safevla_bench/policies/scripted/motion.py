@@ -21,8 +21,7 @@ from safevla_bench.interface.policy import Action, Boxes, Observation, Privilege
 
 Floats = NDArray[np.float64]
 
-OPEN, CLOSE = -1.0, 1.0
-"""The gripper's number of an action."""
+OPEN, CLOSE = -1.0, 1.0  # the gripper's number of an action
 _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
 """The hand's z axis points down and its y axis, along which the fingers open, to -y of the world."""
 
@@ -60,10 +59,7 @@ def nearest_yaw(quat_wxyz: Floats) -> float:
 
 
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
-    """Return the yaw, rad, at which the fingers open along `direction` [2].
-
-    Of all such yaws the nearest to `near_rad`.
-    """
+    """Return the yaw, rad, at which the fingers open along `direction` [2], the nearest of them to `near_rad`."""
     yaw = float(np.arctan2(direction[0], -direction[1]))
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
@@ -135,19 +131,15 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
 def obstacles_except(scene: Privileged, *names: str) -> Prisms:
-    """Return the prisms of every body of the scene that has a size, except those named.
-
-    `NOTHING` if none is left.
-    """
+    """Return the prisms of every body of the scene that has a size, except those named. `NOTHING` if none is left."""
     return concatenate_prisms(
         NOTHING, *(body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
     )
 
 
 def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
-    """Return the Panda hand pointing down, its grip site at the origin, each finger `aperture_m` from the middle.
-
-    Three prisms: the hand and two fingers; their sizes are those of robosuite's collision geometry.
+    """Return the Panda hand pointing down, its grip site at the origin, each finger `aperture_m` from the middle. Three
+    prisms: the hand and two fingers; their sizes are those of robosuite's collision geometry.
     """
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
@@ -160,10 +152,9 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf if it is free.
-
-    The rig stays `above_m` over every obstacle that it comes nearer to than `beside_m`, seen from above. Nothing is
-    assumed to be passed underneath.
+    """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf if it is free. The
+    rig stays `above_m` over every obstacle that it comes nearer to than `beside_m`, seen from above. Nothing is assumed
+    to be passed underneath.
     """
     along = places_m @ DIRECTIONS.T
     reach = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
@@ -173,9 +164,8 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """Return the shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it.
-
-    Zeros if nothing does already. Only obstacles that begin at or above the prism's top count.
+    """Return the shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it. Zeros
+    if nothing does already. Only obstacles that begin at or above the prism's top count.
     """
     above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
@@ -217,18 +207,14 @@ STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HAS
 
 
 STILL = (*[0.0] * 6, OPEN)
-Move = Generator[Action, Observation, None]
-"""Yields actions, and is sent the observation after each."""
-OPEN_M, CLOSED_M = 0.039, 0.0
-"""Distance of each finger from the middle."""
+Move = Generator[Action, Observation, None]  # yields actions, and is sent the observation after each
+OPEN_M, CLOSED_M = 0.039, 0.0  # distance of each finger from the middle
 GAIN_PER_M = (8.0, 10.0)
 """Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
 TURN_GAIN = 0.8
-UNIT_RAD = 0.5
-"""Rotation that an action of 1 commands."""
+UNIT_RAD = 0.5  # rotation that an action of 1 commands
 _FINGER_TOLERANCE_M = 0.003
-_SPACING_M = 0.01
-"""Between the places of a path, at most."""
+_SPACING_M = 0.01  # between the places of a path, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +230,6 @@ class HandTarget:
 @dataclass(frozen=True, slots=True)
 class ClearPath:
     """A straight path seen from above: places_m [K, 2], and the height that its rest needs from each place, [K].
-
     `corner_m` is the distance to a corner at which the path to the next begins.
     """
 
@@ -264,9 +249,8 @@ class ClearPath:
 
 
 class Arm:
-    """An arm as its last observation `seen` shows it, and the last target of its hand.
-
-    A move yields actions [7] and is sent observations; it begins at `seen` and keeps it up to date.
+    """An arm as its last observation `seen` shows it, and the last target of its hand. A move yields actions [7] and is
+    sent observations; it begins at `seen` and keeps it up to date.
     """
 
     def __init__(self, seen: Observation, style: Style) -> None:
@@ -304,10 +288,9 @@ class Arm:
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along a path if there is one; return whether time was up.
-
-        The move ends nearer than `near_m`, `height_m` above or below, and `turn_rad`; or after `most_steps` and one,
-        even if the hand is not at its target: something is in its way.
+        """Move the hand to a target, along a path if there is one; return whether time was up. The move ends nearer
+        than `near_m`, `height_m` above or below, and `turn_rad`; or after `most_steps` and one, even if the hand is not
+        at its target: something is in its way.
         """
         self.target = target
         for step in range(most_steps + 1):

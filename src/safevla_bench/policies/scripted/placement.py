@@ -27,17 +27,14 @@ class Placement:
 
 
 _PLACING = ("on", "in")
-_THERE_M = 0.03
-"""An object whose middle is within this of its place, seen from above, is taken to be there."""
-_ROOF_M = 0.03
-"""What hangs so far over the middle of a region is a roof and not its floor."""
+_THERE_M = 0.03  # an object whose middle is within this of its place, seen from above, is taken to be there
+_ROOF_M = 0.03  # what hangs so far over the middle of a region is a roof and not its floor
 
 
 def placements_left(scene: Privileged) -> tuple[Placement, ...]:
-    """Return the goal's placements that are not reached yet, in its order.
-
-    Left out are predicates that name nothing movable or a place that the scene does not show, objects that the fingers
-    cannot hold, and places under a roof, which a hand that points down cannot reach.
+    """Return the goal's placements that are not reached yet, in its order. Left out are predicates that name nothing
+    movable or a place that the scene does not show, objects that the fingers cannot hold, and places under a roof,
+    which a hand that points down cannot reach.
     """
     pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
@@ -65,34 +62,28 @@ def target_point(scene: Privileged, place: str) -> Floats:
 # Grasps
 
 
-WIDEST_HALF_M = 0.036
-"""Half of the widest object that fits between the open fingers with a little room."""
+WIDEST_HALF_M = 0.036  # half of the widest object that fits between the open fingers with a little room
 DEPTH_M = 0.026
 """How far below an object's top the middle of the fingertips goes; the hand itself begins 31 mm above it."""
 LEAST_DEPTH_M = 0.010
-LEAST_HEIGHT_M = 0.012
-"""Above an object's bottom, so that the fingertips stay off what it stands on."""
-ROOM_M = 0.014
-"""Between an object's side and each finger before they close."""
+LEAST_HEIGHT_M = 0.012  # above an object's bottom, so that the fingertips stay off what it stands on
+ROOM_M = 0.014  # between an object's side and each finger before they close
 RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
 ARM_M: Floats = np.array([-0.65, 0.0])
 """Where LIBERO's arms stand, seen from above, within a few centimetres in every scene."""
-COMFORTABLE_REACH_M = 0.60
-"""Beyond it a high hand straightens the elbow, which locks at its limit."""
+COMFORTABLE_REACH_M = 0.60  # beyond it a high hand straightens the elbow, which locks at its limit
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)
 """Offsets of grasps along an object's length from its middle, in halves of the length."""
-SKEWS_RAD = (0.0, -0.26, 0.26)
-"""Turns of the fingers against an object's sides; closing aligns it."""
+SKEWS_RAD = (0.0, -0.26, 0.26)  # turns of the fingers against an object's sides; closing aligns it
 
 
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """place_m [3] of the grip site, world frame; yaw of the downward hand; each finger's distance from the middle.
-
-    `blocked_m`: how far its surroundings keep it above the height that is best, at a quarter of the clearance
-    and at all of it. `off_m`: how far it is from the object's middle or rim, along the object.
+    `blocked_m`: how far its surroundings keep it above the height that is best, at a quarter of the clearance and at
+    all of it. `off_m`: how far it is from the object's middle or rim, along the object.
     """
 
     place_m: Floats
@@ -114,7 +105,6 @@ def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
     """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
-
     Its pieces raise it too: its box does not show what is hollow.
     """
     itself = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
@@ -179,13 +169,11 @@ def _rim_grasps(
 # Moves
 
 
-_AT_M, _NEAR_M = 0.006, 0.012
-"""Distances at which a target is reached, in height and altogether."""
+_AT_M, _NEAR_M = 0.006, 0.012  # distances at which a target is reached, in height and altogether
 _FACING_RAD = 0.06
 _MOVED_M = 0.005
 """An object that has moved further since its grasp was chosen gets a new one: some topple as the episode begins."""
-_LOST_M = 0.03
-"""A held object that is so much further from the hand than it was has been dropped."""
+_LOST_M = 0.03  # a held object that is so much further from the hand than it was has been dropped
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10
 _PAUSE_STEPS = 10
@@ -196,11 +184,10 @@ _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_
 
 
 def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
-    """Bring an object to its place; return the last attempt.
-
-    The grasp is the best at attempt 0, the next best at each further attempt, and after the last the best again. An
-    object that has moved before the descent gets a new grasp; a dropped object begins a further attempt. In the end the
-    object is left alone long enough to look whether it is where it should be.
+    """Bring an object to its place; return the last attempt. The grasp is the best at attempt 0, the next best at each
+    further attempt, and after the last the best again. An object that has moved before the descent gets a new grasp; a
+    dropped object begins a further attempt. In the end the object is left alone long enough to look whether it is where
+    it should be.
     """
     body, style = placement.body, arm.style
     while True:
@@ -233,7 +220,6 @@ def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Acti
 
 
 def _lift_object(arm: Arm, body: str, target: HandTarget) -> Generator[Action, Observation, tuple[HandTarget, float]]:
-    """Lift the object, drawn out from under what hangs over it; return the hand's target, and how far it may be."""
     is_late = yield from arm.reach(target, _DESCEND_STEPS, _NEAR_M, height_m=_AT_M)
     held = replace(target, place_m=arm.hand_m if is_late else target.place_m, aperture_m=CLOSED_M)
     yield from arm.reach(held, arm.style.dwell_steps, 0.0)

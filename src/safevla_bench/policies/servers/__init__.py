@@ -7,9 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from importlib import resources
 from importlib.util import find_spec
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,28 +27,22 @@ from safevla_bench.sources.runs.folder import Repeats
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5
 """Of the same observation, to see if a server answers the same twice; it may compile its model for the first."""
-_READINGS = {"agent_pos": 4, "joint_pos": 7}
-"""Numbers of a host's own readings that dialects send."""
+_READINGS = {"agent_pos": 4, "joint_pos": 7}  # numbers of a host's own readings that dialects send
 
 
-@dataclass(frozen=True, slots=True)
-class ClientKind:
-    """One kind of policy server, `KIND:URL[,URL...]` as a policy."""
+class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of policy server, `KIND:URL[,URL...]` as a policy: a row of `kinds.toml`."""
 
     name: str
     about: str
     wire: str
-    dialect: str
-    """The dialect of a client that is given none."""
-    schemes: tuple[str, ...] = ("ws", "wss")
-    """Of an address; the first if it names none."""
+    dialect: str  # the dialect of a client that is given none
+    schemes: tuple[str, ...] = ("ws", "wss")  # of an address; the first if it names none
     port: int = 8000
     library: str = "websockets"
     extra: str = "openpi"
-    replans: bool = True
-    """Whether the client carries out a part of each chunk, and takes the argument `replan`."""
-    arguments: tuple[str, ...] = ()
-    """Of its client, beyond those of every client."""
+    replans: bool = True  # whether the client carries out a part of each chunk, and takes the argument `replan`
+    arguments: tuple[str, ...] = ()  # of its client, beyond those of every client
 
     @property
     def example(self) -> str:
@@ -54,61 +50,13 @@ class ClientKind:
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
-_KINDS = (
-    ClientKind(
-        "openpi",
-        "openpi's websocket server, and whatever speaks its protocol",
-        "websocket, MessagePack",
-        "openpi-libero",
-        arguments=("unnorm_key",),
-    ),
-    ClientKind(
-        "vla-eval",
-        "a model server of vla-evaluation-harness, which plays chunks itself",
-        "websocket, MessagePack of vla-evaluation-harness",
-        "vla-eval-libero",
-        replans=False,
-        arguments=("images",),
-    ),
-    ClientKind(
-        "gr00t",
-        "GR00T's ZeroMQ server: N1.5, and N1.6 and later",
-        "ZeroMQ, MessagePack",
-        "gr00t-libero",
-        schemes=("tcp",),
-        port=5555,
-        library="zmq",
-        extra="gr00t",
-    ),
-    ClientKind(
-        "openvla",
-        "OpenVLA's or OpenVLA-OFT's own server, vla-scripts/deploy.py",
-        "HTTP, JSON of json_numpy",
-        "openvla-rest-libero",
-        schemes=("http", "https"),
-        library="http",
-        extra="",
-        arguments=("unnorm_key",),
-    ),
-    ClientKind(
-        "xpolicylab",
-        "a policy server of XPolicyLab, by its websocket protocol",
-        "websocket, MessagePack of msgpack_numpy",
-        "xpolicylab-libero",
-        port=19000,
-    ),
-    ClientKind(
-        "xvla",
-        "X-VLA's own server, deploy.py",
-        "HTTP, JSON with texts of json_numpy",
-        "xvla-libero",
-        schemes=("http", "https"),
-        port=8010,
-        library="http",
-        extra="",
-    ),
-)
-KINDS: Mapping[str, ClientKind] = {kind.name: kind for kind in _KINDS}
+def _read_kinds() -> dict[str, ClientKind]:
+    content = resources.files(__package__).joinpath("kinds.toml").read_bytes()
+    (kinds,) = msgspec.toml.decode(content, type=dict[str, list[ClientKind]]).values()
+    return {kind.name: kind for kind in kinds}
+
+
+KINDS: Mapping[str, ClientKind] = _read_kinds()
 
 
 class ChunkModel(ABC):
@@ -119,19 +67,16 @@ class ChunkModel(ABC):
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants
-        self.greeting: Greeting = {}
-        """The server's description of itself, sanitized for a record."""
-        self.env_seed: int | None = None
-        """The simulator's seed that the server asks for, if any."""
+        self.greeting: Greeting = {}  # the server's description of itself, sanitized for a record
+        self.env_seed: int | None = None  # the simulator's seed that the server asks for, if any
 
     def connect(self, task: Task) -> None:
         """Reach the server and see that the dialect fits it, as `begin` does, before an environment is made."""
         self.begin(task, 0)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        """Return the arguments of its client that a server asks for; {} for a server that asks for none.
-
-        The connection is closed again. Raises `ServerLostError` if none answers.
+        """Return the arguments of its client that a server asks for; {} for a server that asks for none. The connection
+        is closed again. Raises `ServerLostError` if none answers.
         """
         return {}
 
@@ -147,10 +92,9 @@ class ChunkModel(ABC):
 
     @abstractmethod
     def query(self, observation: Observation) -> Reply:
-        """Return the model's reply to an observation, as it came.
-
-        Raises `ServerLostError` if the server goes or stays silent, and `PolicyError` if it fails, its reply cannot be
-        read, or the observation is not what the dialect sends.
+        """Return the model's reply to an observation, as it came. Raises `ServerLostError` if the server goes or stays
+        silent, and `PolicyError` if it fails, its reply cannot be read, or the observation is not what the dialect
+        sends.
         """
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
@@ -179,10 +123,9 @@ class ChunkQueue:
 
 
 class ChunkedPolicy(ChunkQueue):
-    """A policy that carries out the first `replan` actions of each chunk, or all of them, then asks again.
-
-    `calls_s` holds the wall seconds of each inference since the last reset. `dialect` is how the model is asked, for
-    the run's description; `clip` says that actions out of the host's range are clipped, as its own project does.
+    """A policy that carries out the first `replan` actions of each chunk, or all of them, then asks again. `calls_s`
+    holds the wall seconds of each inference since the last reset. `dialect` is how the model is asked, for the run's
+    description; `clip` says that actions out of the host's range are clipped, as its own project does.
     """
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
@@ -251,9 +194,8 @@ class ChunkedPolicy(ChunkQueue):
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`.
-
-    Raises `PolicyError` for a text that is not a number from 1.
+    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`. Raises
+    `PolicyError` for a text that is not a number from 1.
     """
     if text is None:
         return default
@@ -268,7 +210,6 @@ def client_factory(
     name: str, make_model: Callable[[Endpoint, Dialect, Mapping[str, str]], ChunkModel]
 ) -> Callable[..., ChunkedPolicy]:
     """Return the factory of a kind of client, whose keyword parameters, all text, are the policy's arguments.
-
     `make_model` gets the endpoint, the dialect, and all arguments that were given. What the factory returns has
     connected to nothing yet; it raises `PolicyError` for a wrong argument, or if the library is not installed.
     """
@@ -300,9 +241,8 @@ def require_library(library: str, extra: str) -> None:
 
 
 def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
-    """Return how many of the repeated requests had another answer; raises as `connect` and `ChunkModel.infer` do.
-
-    Each begins an episode, as a run does, so that a server that plays chunks itself or remembers is asked alike.
+    """Return how many of the repeated requests had another answer; raises as `connect` and `ChunkModel.infer` do. Each
+    begins an episode, as a run does, so that a server that plays chunks itself or remembers is asked alike.
     """
     policy.connect(task)
     replies = []

@@ -11,8 +11,7 @@ openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base
 xvla        the text of that JSON
 
 Incoming messages are not trusted: an array of objects, of records, or of another length than its shape is refused. So
-is a message of more than `MAX_VALUES` values, before it is decoded: a value is one byte on the wire and up to seventy
-in memory.
+is a message that takes too much memory, or has more than `MAX_VALUES` values, which take time.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import io
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,36 +31,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from safevla_bench.archive.npz import parse_array_header
-from safevla_bench.errors import PolicyError
+from safevla_bench.archive.npz import decode_array
+from safevla_bench.errors import DamageError, InvalidActionError, PolicyError
+from safevla_bench.memory import limit_memory
 
 MAX_VALUES = 100_000
 """In one message, arrays aside, which are one value each: a chunk of actions as nested lists has some hundreds."""
-_AXES, _DTYPE = 32, 64
-"""Of an array; letters of its dtype."""
+_AXES, _DTYPE = 32, 64  # of an array; letters of its dtype
 _KINDS = "biufSU"
 """Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not numbers on a wire."""
-_PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}")
-"""`<f4` or `float32`. Other texts that NumPy takes for a dtype are of records, and run Python's parser."""
+_PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
+"""`<f4`, `float32` or `<M8[s]`. Other texts that NumPy takes for a dtype are of records, and run Python's parser."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
-
-# How MessagePack writes the kind and the length of a value.
-_SIZES: Mapping[int, tuple[int, int, int]] = {
-    **{first: (1, 0, 0) for first in range(0x100)},  # one byte alone, such as a small number
-    **{0x80 + k: (1, 0, 2 * k) for k in range(16)},
-    **{0x90 + k: (1, 0, k) for k in range(16)},
-    **{0xA0 + k: (1 + k, 0, 0) for k in range(32)},
-    **{0xC4 + k: (1, 1 << k, 0) for k in range(3)},  # bytes
-    **{0xC7 + k: (2, 1 << k, 0) for k in range(3)},  # extensions
-    **{0xCA: (5, 0, 0), 0xCB: (9, 0, 0)},
-    **{0xCC + k: (1 + (1 << k % 4), 0, 0) for k in range(8)},
-    **{0xD4 + k: (2 + (1 << k), 0, 0) for k in range(5)},
-    **{0xD9 + k: (1, 1 << k, 0) for k in range(3)},  # texts
-    **{0xDC + k: (1, 2 << k, 1) for k in range(2)},
-    **{0xDE + k: (1, 2 << k, 2) for k in range(2)},
-}
-"""By a value's first byte: its bytes, the bytes of the length that follows it, and how many values are in it; with a
-length, how many for each unit of it, and 0 = the units are bytes."""
 
 Array = NDArray[Any]
 Wire = Mapping[Any, Any]
@@ -69,7 +51,6 @@ Wire = Mapping[Any, Any]
 @dataclass(frozen=True, slots=True)
 class Codec:
     """The codec of one kind of server: `encode_array` makes the map of an array, `decode_map` the array of a map.
-
     `is_json` says that messages are JSON and not MessagePack.
     """
 
@@ -88,14 +69,12 @@ class Codec:
 
     def unpack(self, message: bytes) -> object:
         """Return the message of the bytes, its arrays read-only. Raises `PolicyError` for other or too many values."""
-        if self.is_json:
-            has_more = sum(message.count(sign) for sign in (b",", b"[", b"{", b":")) >= MAX_VALUES
-        else:
-            has_more = has_more_values(MAX_VALUES, message)
-        if has_more:
-            raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
         try:
-            return self._restore_arrays((msgspec.json if self.is_json else msgspec.msgpack).decode(message))
+            with limit_memory("the message"):
+                value = (msgspec.json if self.is_json else msgspec.msgpack).decode(message)
+            return self._restore_arrays(value, Counter(values=MAX_VALUES))
+        except DamageError as error:
+            raise PolicyError(f"a message that cannot be read: {error.problem}", remedy=_REMEDY) from None
         except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, LookupError, OverflowError) as error:
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise PolicyError(f"a message that cannot be read: {reason}", remedy=_REMEDY) from None
@@ -109,20 +88,27 @@ class Codec:
             return self.encode_array(value)
         raise NotImplementedError(f"{type(value).__name__} is none of numbers, text and arrays")
 
-    def _restore_arrays(self, value: object) -> object:
-        if isinstance(value, list):
-            return [self._restore_arrays(item) for item in value]
-        if not isinstance(value, dict):
+    def _restore_arrays(self, value: object, left: Counter[str]) -> object:
+        if not isinstance(value, list | dict):
             return value
+        left["values"] -= len(value)
+        if left["values"] < 0:
+            raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
+        if isinstance(value, list):
+            return [self._restore_arrays(item, left) for item in value]
         restored = self.decode_map(value)
-        return {key: self._restore_arrays(item) for key, item in value.items()} if restored is value else restored
+        return {key: self._restore_arrays(item, left) for key, item in value.items()} if restored is value else restored
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
+    if isinstance(text, list):  # msgpack_numpy's form of the fields of a record
+        raise InvalidActionError("an array of records, where integers or floats belong", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
         raise TypeError("a dtype that is no plain name")
     dtype = np.dtype(text)
-    if dtype.kind not in _KINDS or not dtype.itemsize:
+    if dtype.kind not in _KINDS:
+        raise InvalidActionError(f"an array of dtype {dtype}, where integers or floats belong", remedy=_REMEDY)
+    if not dtype.itemsize:
         raise ValueError(f"arrays of {text!r} are not read")
     return dtype
 
@@ -136,23 +122,6 @@ def _build_array(data: object, dtype: object, shape: object) -> Array:
     if len(data) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{len(data)} bytes for an array of {kind} of shape {shape}")
     return np.ndarray(shape, kind, data)
-
-
-def has_more_values(most: int, message: bytes) -> bool:
-    """Return whether a MessagePack message holds, or announces, more than `most` values; keys of maps count too.
-
-    A message that ends too early holds what it announces.
-    """
-    at, seen, announced = 0, 0, 1
-    while seen < announced <= most and at < len(message):
-        seen += 1
-        size, width, inside = _SIZES[message[at]]
-        if width:
-            length = int.from_bytes(message[at + 1 : at + 1 + width], "big")
-            size, inside = size + width + (0 if inside else length), inside * length
-        at += size
-        announced += inside
-    return announced > most
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +184,11 @@ def _decode_gr00t(wire: Wire) -> object:
     if "__ndarray_class__" not in wire:
         return wire
     content = wire["as_npy"]
-    header = parse_array_header(content) if isinstance(content, bytes) else None
-    if header is None:
-        raise ValueError("an array file that is no plain array of NumPy, version 1.0")
-    array = _build_array(content[header.end :], header.dtype.str, list(header.shape))
-    return array if header.order == "C" else array.reshape(header.shape[::-1]).T
+    decoded = decode_array(content) if isinstance(content, bytes) else None
+    if decoded is None:
+        raise ValueError("an array file that is no plain array of NumPy")
+    _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)
+    return decoded
 
 
 def _encode_json_numpy(value: Array | np.generic) -> object:
@@ -237,8 +206,7 @@ def _decode_json_numpy(wire: Wire) -> object:
 OPENPI = Codec(_OPENPI.encode, _OPENPI.decode)
 VLA_EVAL = Codec(_VLA_EVAL.encode, _VLA_EVAL.decode)
 VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _VLA_EVAL.decode)
-GR00T = Codec(_encode_gr00t, _decode_gr00t)
-"""Of GR00T's tags up to n1.7-release, and of RLDX-1."""
+GR00T = Codec(_encode_gr00t, _decode_gr00t)  # of GR00T's tags up to n1.7-release, and of RLDX-1
 GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)
 """Of GR00T's main since 3df8b38 (gr00t/policy/server_client.py), and of XPolicyLab."""
 OPENVLA = Codec(_encode_json_numpy, _decode_json_numpy, is_json=True)

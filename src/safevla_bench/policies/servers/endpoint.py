@@ -20,20 +20,24 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from safevla_bench.errors import Place, PolicyError, ServerLostError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.errors import (
+    Place,
+    PolicyError,
+    ServerLostError,
+    ServerRefusedError,
+    ServerUnreachableError,
+    find_exception,
+)
+from safevla_bench.files import read_text
+from safevla_bench.interface.environment import WORKER
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
-KEY = "SAFEVLA_API_KEY"
-"""The environment variable that holds a server's key, unless an argument names a file."""
-WORKER = "SAFEVLA_WORKER"
-"""The environment variable that holds the number of a worker process: each begins at another of several servers."""
+KEY = "SAFEVLA_API_KEY"  # the environment variable that holds a server's key, unless an argument names a file
 CONNECT_S, ANSWER_S = 10.0, 120.0
-MAX_REPLY_BYTES = 64 * 2**20
-"""The largest message that is taken from a server; a chunk of actions has a few kilobytes."""
+MAX_REPLY_BYTES = 64 * 2**20  # the largest message that is taken from a server; a chunk of actions has a few kilobytes
 MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
 """Characters that are kept of a server's error message, and of its last line."""
-PAUSE_S = 0.2
-"""Between two attempts to reach a server, and the least time that one is given."""
+PAUSE_S = 0.2  # between two attempts to reach a server, and the least time that one is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +45,16 @@ class Endpoint:
     """The servers of a policy: addresses to try in their order, how long to wait for them, and their key."""
 
     addresses: tuple[str, ...]
-    connect_s: float = CONNECT_S
-    """To try to connect."""
-    answer_s: float = ANSWER_S
-    """To wait for one answer; a server may compile its model for the first."""
+    connect_s: float = CONNECT_S  # to try to connect
+    answer_s: float = ANSWER_S  # to wait for one answer; a server may compile its model for the first
     key: str | None = None
 
 
 def parse_endpoint(
     arg: str | None, policy: str, schemes: Sequence[str], port: int, arguments: Mapping[str, str]
 ) -> Endpoint:
-    """Return the servers of `arg`, with the times and the key that a policy's arguments give.
-
-    Raises what `parse_addresses` and `read_key` raise, and `PolicyError` for a time that is none.
+    """Return the servers of `arg`, with the times and the key that a policy's arguments give. Raises what
+    `parse_addresses` and `read_key` raise, and `PolicyError` for a time that is none.
     """
     return Endpoint(
         parse_addresses(arg, policy, schemes, port),
@@ -65,7 +66,6 @@ def parse_endpoint(
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
     """Return the servers of `URL[,URL...]`, beginning with this worker's; the scheme and the port may be left out.
-
     Raises `PolicyError`, without the text, for what is not an address, or has a user, a query or a fragment.
     """
     try:
@@ -100,12 +100,11 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
 
 def read_key(key_file: str | None = None) -> str | None:
     """Return a server's key from the file, or else the environment variable `KEY`; None if neither is named or set.
-
     From now on the key is hidden wherever text is printed or written. Raises `PolicyError`, without the key, if the
     named place does not hold one.
     """
     try:
-        secret = (os.environ.get(KEY, "") if key_file is None else Path(key_file).read_text()).strip()
+        secret = (os.environ.get(KEY, "") if key_file is None else read_text(Path(key_file))).strip()
     except (OSError, UnicodeDecodeError) as error:
         problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Name a file that holds the key alone."
         raise PolicyError(problem, remedy=remedy, place=Place(file=str(key_file))) from None
@@ -122,7 +121,6 @@ def read_key(key_file: str | None = None) -> str | None:
 
 def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
     """Return the first server of the list that answers; the list is tried again and again for the time to connect.
-
     `attempt` tries an address until a monotonic time and returns None, or the reason why it does not answer. Raises
     `ServerUnreachableError` if none answers, and what `attempt` raises.
     """
@@ -169,6 +167,12 @@ def silent_error(address: str, seconds: float) -> ServerLostError:
     return lost_error(address, f"gave no answer for {seconds:.3g} s")
 
 
+def stray_error(address: str, event: str) -> ServerLostError:
+    """Return the error for a message that is not the reply to the last request, so that no reply can be trusted."""
+    remedy = "The server must send each client one reply per request, in order. Correct it there, then start it again."
+    return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
+
+
 def status_error(address: str, status: int, key: str | None) -> PolicyError:
     """Return the error for an HTTP status below 500 that is not an answer to what was asked."""
     if status in (401, 403):
@@ -185,11 +189,11 @@ def size_error(address: str) -> PolicyError:
 
 
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
-    """Return the error for a server's failure: its last line first, then all of it, or the end of it."""
+    """Return the error for a server's failure: the line that names it first, then all of it, or the end of it."""
     shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
-    last = shown.rpartition("\n")[2].strip()[:MAX_LINE_CHARACTERS] or "no reason given"
+    named = find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
-    problem = f"the policy server {address} failed: {last}{details}"
+    problem = f"the policy server {address} failed: {named}{details}"
     return PolicyError(problem, remedy="Mend it there; what was sent is in docs/servers.md.")
 
 
@@ -197,14 +201,12 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
 
 
 Greeting = Mapping[str, object]
-MAX_BYTES = 4096
-"""Of the greeting as JSON; of a longer one those entries are kept that fit, and the digest of all."""
+MAX_BYTES = 4096  # of the greeting as JSON; of a longer one those entries are kept that fit, and the digest of all
 _LETTERS, _DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
     """Return a server's description as plain JSON; values under secret names, and the client's own key, are hidden.
-
     Arrays become their type and shape; what is not a map becomes an empty one.
     """
     if not isinstance(greeting, Mapping):

@@ -20,8 +20,7 @@ from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 from safevla_bench.policies.servers.dialects import Reply
 
 UNKNOWN = "unknown"
-MARK = "@"
-"""Stands in the name of every entry, and in that of no other policy."""
+MARK = "@"  # stands in the name of every entry, and in that of no other policy
 EVERY = "all"
 SERVER = "server"
 
@@ -36,16 +35,12 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     protocol: str
     dialect: str
     project: str
-    serve: str
-    """The command that starts its server in its own project."""
-    checkpoints: dict[str, str]
-    """By suite, or one for `all`."""
+    serve: str  # the command that starts its server in its own project
+    checkpoints: dict[str, str]  # by suite, or one for `all`
     sources: dict[str, str]
-    host_arguments: dict[str, str] = {}
-    """Arguments of the host, such as RoboCasa's `split`."""
+    host_arguments: dict[str, str] = {}  # arguments of the host, such as RoboCasa's `split`
     training: str | None = None
-    auxiliary: bool = False
-    """Table 6: outside of the paper's main results."""
+    auxiliary: bool = False  # Table 6: outside of the paper's main results
     remarks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     """Facts that neither the paper nor the policy's project gives; this entry leaves them open or assumes them."""
@@ -82,11 +77,9 @@ def find_entry(name: str) -> PaperEntry:
 
 
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return each suite's server from `URL` and `SUITE=URL`, in the entry's order.
-
-    A suite without a server is left out. A text whose beginning is not a suite of the entry is a URL for all suites; of
-    several texts for a suite, or for all, the last counts. Raises `PolicyError` for a URL for all suites if their
-    checkpoints differ.
+    """Return each suite's server from `URL` and `SUITE=URL`, in the entry's order. A suite without a server is left
+    out. A text whose beginning is not a suite of the entry is a URL for all suites; of several texts for a suite, or
+    for all, the last counts. Raises `PolicyError` for a URL for all suites if their checkpoints differ.
     """
     chosen: dict[str, str] = {}
     for text in texts:
@@ -146,10 +139,9 @@ class EntryModel(ChunkModel):
 def make_entry_policy(
     name: str, arguments: Mapping[str, str], open_policy: Callable[[str, Mapping[str, str]], Policy]
 ) -> ChunkedPolicy:
-    """Make the policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them.
-
-    Its model is an `EntryModel`. All other arguments go to the client of the transport, with the name of the dialect.
-    Raises `PolicyError` if no entry has that name, it cannot be run or has no server, or an argument is wrong.
+    """Make the policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them. Its model is an
+    `EntryModel`. All other arguments go to the client of the transport, with the name of the dialect. Raises
+    `PolicyError` if no entry has that name, it cannot be run or has no server, or an argument is wrong.
     """
     entry = find_entry(name)
     if not entry.is_runnable:

@@ -39,26 +39,22 @@ _MARKS = {_MARK_MAIN, "__ModalityConfig_class__"}
 
 
 class Gr00tModel(ChunkModel):
-    """A model behind a GR00T server; its greeting is its modalities, which name no checkpoint.
-
-    A ZeroMQ socket asks one server at a time. After a timeout it is made anew: it could not ask again.
+    """A model behind a GR00T server; its greeting is its modalities, which name no checkpoint. A ZeroMQ socket asks one
+    server at a time. After a timeout it is made anew: it could not ask again.
     """
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
         self.address, self.codec, self._endpoint = endpoint.addresses[0], GR00T, endpoint
         self._socket: zmq.SyncSocket | None = None
-        self._bare = False
-        """Whether the server is N1.5's, which takes the observation alone."""
+        self._bare = False  # whether the server is N1.5's, which takes the observation alone
         self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another
         self._is_first = True
-        self._nested = False
-        """Whether the server takes nested requests; the first action tells."""
+        self._nested = False  # whether the server takes nested requests; the first action tells
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server, have it forget the last episode, and see that the dialect fits its modalities.
-
-        Each server of the list gets an equal share of the time to connect. Raises what `ChunkModel.begin` raises.
+        """Find the server, have it forget the last episode, and see that the dialect fits its modalities. Each server
+        of the list gets an equal share of the time to connect. Raises what `ChunkModel.begin` raises.
         """
         self._is_first = True
         with servers.guard_handshake(self.close):
@@ -76,10 +72,8 @@ class Gr00tModel(ChunkModel):
             check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's action, with flat keys; raises what `ChunkModel.query` raises.
-
-        If the server complains of its video, asks once more in the other form, nested or flat, and keeps to what it
-        answers to.
+        """Return the server's action, with flat keys; raises what `ChunkModel.query` raises. If the server complains of
+        its video, asks once more in the other form, nested or flat, and keeps to what it answers to.
         """
         request = self.dialect.build_request(observation)
         try:
@@ -110,10 +104,8 @@ class Gr00tModel(ChunkModel):
         return {_flat_key(ACTION, key): value for key, value in action.items()} if self._nested else action
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
-        """Ask an endpoint, over a new connection if there is none, and return its answer.
-
-        Raises `ServerLostError` if nothing comes in time, `PolicyError` for an answer that is an error or cannot be
-        read.
+        """Ask an endpoint, over a new connection if there is none, and return its answer. Raises `ServerLostError` if
+        nothing comes in time, `PolicyError` for an answer that is an error or cannot be read.
         """
         key, seconds = self._endpoint.key, self._endpoint.answer_s if timeout_s is None else timeout_s
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
@@ -148,23 +140,28 @@ class Gr00tModel(ChunkModel):
             socket = self._socket = self._socket or self._open_socket()
             socket.setsockopt(zmq.SNDTIMEO, round(1000 * seconds))
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
-            socket.send(message)
-            reply, *more = socket.recv_multipart()
+            is_stray = socket.poll(0) > 0
+            if not is_stray:
+                socket.send_multipart([b"", message])  # as a REQ socket sends it, which would hide what waits
+                _, *parts = socket.recv_multipart()
         except zmq.ZMQError as error:
             self.close()
             if isinstance(error, zmq.Again):
                 raise servers.silent_error(self.address, seconds) from None
             raise servers.lost_error(self.address, f"is gone: {error}") from None
-        if more:
+        if is_stray:
+            self.close()
+            raise servers.stray_error(self.address, "sent a message that was not requested")
+        if len(parts) != 1:
             self.close()
             problem = f"the policy server {self.address} sent a message of several parts"
             raise PolicyError(problem, remedy=f"Is it {KINDS['gr00t'].about}?")
-        return reply
+        return parts[0]
 
     def _open_socket(self) -> zmq.SyncSocket:
         import zmq
 
-        socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.REQ)
+        socket: zmq.SyncSocket = zmq.Context.instance().socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, servers.MAX_REPLY_BYTES)
         socket.connect(self.address)
@@ -194,9 +191,8 @@ def choose_codec(config: object) -> Codec:
 
 
 def parse_modalities(config: object) -> dict[str, Modality]:
-    """Return the modalities in a GR00T server's get_modality_config reply, by name; skip unreadable ones.
-
-    Their keys are those of flat requests and replies.
+    """Return the modalities in a GR00T server's get_modality_config reply, by name; skip unreadable ones. Their keys
+    are those of flat requests and replies.
     """
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
@@ -216,7 +212,6 @@ def _flat_key(modality: str, key: str) -> str:
 
 def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> None:
     """Raise `PolicyError` for a server whose model takes or gives other keys than the dialect, or more than one frame.
-
     Modalities that the server does not describe are not checked.
     """
     remedy = "Choose the dialect of this model, which safevla doctor --server finds, or serve another checkpoint."
@@ -239,7 +234,6 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 def nest_request(request: Request) -> Request:
     """Return a flat request as a server without --use-sim-policy-wrapper takes it: maps of video, state and language.
-
     Lists of texts get a time axis too; the request itself is not changed.
     """
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
@@ -252,5 +246,4 @@ def nest_request(request: Request) -> Request:
     return {**nested}
 
 
-make = client_factory("gr00t", Gr00tModel)
-"""Makes the client; its key is GR00T's `api_token`."""
+make = client_factory("gr00t", Gr00tModel)  # makes the client; its key is GR00T's `api_token`

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from safevla_bench.errors import PolicyError, ServerRefusedError
+from safevla_bench.errors import InvalidActionError, PolicyError, ServerRefusedError
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import KINDS, ChunkModel, client_factory
@@ -31,12 +31,15 @@ from safevla_bench.policies.servers import endpoint as servers
 from safevla_bench.policies.servers.codecs import GR00T_MAIN, OPENPI
 from safevla_bench.policies.servers.dialects import NONE, Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting
+from safevla_bench.text import get_logger
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
+INVALID_ACTION = "invalid_action"
+"""Key of the reply of `safevla serve` to which the served policy gave what is not an action; its value says why."""
 _TOO_BIG = 1009  # the websocket protocol's code
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
 
 
@@ -71,19 +74,33 @@ class WebsocketModel(ChunkModel):
         """Exchange greetings over a new connection; sets `greeting`."""
 
     def send(self, message: object) -> None:
-        """Send a message; raises `ServerLostError` if the server is gone, `PolicyError` if it is too large for it."""
+        """Send a message. Raises `ServerLostError` if the server is gone, or has sent what nothing asked for: the reply
+        could be one to an earlier message. Raises `PolicyError` for a text, as `receive_map`, and if the message is too
+        large for it.
+        """
         from websockets.exceptions import ConnectionClosed
 
+        connection, frame = self._require_connection(), None
         try:
-            self._require_connection().send(self.codec.pack(message))
+            with suppress(TimeoutError):
+                frame = connection.recv(timeout=0)
+            if frame is None:
+                connection.send(self.codec.pack(message))
         except (ConnectionClosed, OSError) as error:
             raise self._closed_error(error) from None
+        except AssertionError:  # as in `receive_map`
+            frame = b""
+        if isinstance(frame, str):
+            self.close()
+            raise self.server_error(frame)
+        if frame is not None:
+            self._hang_up()
+            event = "sent a message that was not requested; its replies cannot be matched to requests"
+            raise servers.stray_error(self.address, event)
 
     def receive_map(self) -> dict[str, object]:
-        """Return the next message.
-
-        Raises `ServerLostError` if the server closes or gives no answer in time, and `PolicyError` for a text, the
-        server's traceback, and for what is not a map, too large, or before an episode.
+        """Return the next message. Raises `ServerLostError` if the server closes or gives no answer in time, and
+        `PolicyError` for a text, the server's traceback, and for what is not a map, too large, or before an episode.
         """
         from websockets.exceptions import ConnectionClosed
 
@@ -179,6 +196,8 @@ class OpenpiModel(WebsocketModel):
         reply = self.receive_map()
         if reply.get("ok") is False:
             raise self.server_error(reply.get("error"))
+        if isinstance(problem := reply.get(INVALID_ACTION), str):
+            raise InvalidActionError(problem, remedy="Correct the output of the policy that is served.")
         return reply
 
     def _greet(self) -> None:
@@ -188,11 +207,8 @@ class OpenpiModel(WebsocketModel):
 
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
-    """The part of the greeting of `safevla serve` that a client follows."""
-
     version: str = msgspec.field(name="safevla-bench")
-    cameras: dict[str, str]
-    """By the key of the request."""
+    cameras: dict[str, str]  # by the key of the request
     image_size: tuple[int, int]
     replan: str | None = None
 
@@ -260,7 +276,12 @@ class XpolicylabModel(WebsocketModel):
         content = answer.get("payload")
         if isinstance(content, dict) and answer.get("message_type") == "error":
             raise self.server_error(content)
-        if not isinstance(content, dict) or answer.get("message_type") != ANSWERS[kind]:
+        is_answer = isinstance(content, dict) and answer.get("message_type") == ANSWERS[kind]
+        if (is_answer or "message_id" in answer) and answer.get("message_id") != frame["message_id"]:
+            self._hang_up()
+            event = f"answered message {str(answer.get('message_id'))[:60]}, not {frame['message_id']}"
+            raise servers.stray_error(self.address, event)
+        if not isinstance(content, dict) or not is_answer:
             problem = f"the server {self.address} sent no {ANSWERS[kind]} of XPolicyLab"
             raise PolicyError(problem, remedy=f"Is it {KINDS[self.kind].about}?")
         return content

@@ -33,8 +33,7 @@ from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint
 
-NO_STATISTICS = "none"
-"""In the place of `unnorm_key`: none is sent."""
+NO_STATISTICS = "none"  # in the place of `unnorm_key`: none is sent
 
 
 class HttpModel(ChunkModel):
@@ -78,10 +77,9 @@ class HttpModel(ChunkModel):
 def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
-    """Return the status and the content of one answer to `body` (JSON), within `seconds` for all of it.
-
-    `address` is the server's URL, `method` GET or POST, `key` the server's, sent as `Authorization`. Raises
-    `ServerLostError` if nothing answers, or not in time, or no HTTP, and `PolicyError` for too large an answer.
+    """Return the status and the content of one answer to `body` (JSON), within `seconds` for all of it. `address` is
+    the server's URL, `method` GET or POST, `key` the server's, sent as `Authorization`. Raises `ServerLostError` if
+    nothing answers, or not in time, or no HTTP, and `PolicyError` for too large an answer.
     """
     seconds, split = max(seconds, servers.PAUSE_S), urlsplit(address)
     kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
@@ -118,10 +116,8 @@ def exchange(
 
 
 class OpenvlaModel(HttpModel):
-    """A model behind such a server.
-
-    The argument `unnorm_key` names the statistics by which OpenVLA's server scales actions; without it the suite's, as
-    OpenVLA's own evaluation has it; `none` = the model's only ones.
+    """A model behind such a server. The argument `unnorm_key` names the statistics by which OpenVLA's server scales
+    actions; without it the suite's, as OpenVLA's own evaluation has it; `none` = the model's only ones.
     """
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
@@ -154,8 +150,7 @@ class OpenvlaModel(HttpModel):
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
-_POSE = 9
-"""Numbers of `proprio`, a position and a rotation, that a reply's last row replaces."""
+_POSE = 9  # numbers of `proprio`, a position and a rotation, that a reply's last row replaces
 
 
 class XvlaModel(HttpModel):

@@ -23,11 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from safevla_bench.errors import Place, PolicyError
-from safevla_bench.interface.policy import ChunkingPolicy, Observation, Policy, Wants
+from safevla_bench.errors import InvalidActionError, Place, PolicyError
+from safevla_bench.interface.policy import ChunkingPolicy, Observation, Policy, Wants, to_real_numbers
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies.servers.codecs import OPENPI
+from safevla_bench.policies.servers.openpi import INVALID_ACTION
+from safevla_bench.text import get_logger
 from safevla_bench.version import __version__
 
 if TYPE_CHECKING:
@@ -37,15 +39,14 @@ if TYPE_CHECKING:
 IMAGES = ("observation/image", "observation/wrist_image")
 """Keys of a request that hold the images of the policy's cameras, in their order."""
 MAX_REQUEST_BYTES = 64 * 2**20
-MAX_CONNECTIONS = 64
-"""At one time, including those that have not sent a request yet."""
+MAX_CONNECTIONS = 64  # at one time, including those that have not sent a request yet
 OPEN_S = 10.0
 SILENT_S = 300.0
 """Seconds that a connection may take to its next request, as its simulator may to start, or wait for a free policy."""
 _STATE, _PROMPT = "observation/state", "prompt"
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """The action of a robot arm that moves nothing: nothing says which robot asks."""
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _LOG.setLevel(logging.INFO)  # the library below writes every header, and so the key, at DEBUG
 
 
@@ -99,10 +100,9 @@ class ServedPolicy:
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
-    """Return a server that listens at `bind` and `port` (0 = any that is free); call its `serve_forever`.
-
-    `GET /healthz` answers without a key. More connections than `MAX_CONNECTIONS` are hung up on, and those that a page
-    in a browser opens, which names its `Origin`, are refused. Raises `PolicyError` if nothing can listen there.
+    """Return a server that listens at `bind` and `port` (0 = any that is free); call its `serve_forever`. `GET
+    /healthz` answers without a key. More connections than `MAX_CONNECTIONS` are hung up on, and those that a page in a
+    browser opens, which names its `Origin`, are refused. Raises `PolicyError` if nothing can listen there.
     """
     from websockets.sync.server import serve as listening
 
@@ -141,9 +141,8 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
 
 
 def parse_observation(request: Mapping[object, object], wants: Wants) -> Observation:
-    """Return a request as the observation of its client: images upright again, the state split into its parts.
-
-    Raises `PolicyError` for a field that is missing, or of another kind or size than the policy wants.
+    """Return a request as the observation of its client: images upright again, the state split into its parts. Raises
+    `PolicyError` for a field that is missing, or of another kind or size than the policy wants.
     """
     state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
@@ -161,7 +160,6 @@ def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
-    """Return the image under a key, turned from right to left, so that it is upright again."""
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
         remedy = f"It is to be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
@@ -211,8 +209,11 @@ def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
             start = time.perf_counter()
             chunk = [policy.act(observation), *(policy.take_rest() if isinstance(policy, ChunkingPolicy) else ())]
             spent = 1000 * (time.perf_counter() - start)
-            actions = np.array(chunk, dtype=np.float64)
-            connection.send(OPENPI.pack({"actions": actions, "server_timing": {"infer_ms": spent}}))
+            try:
+                reply: dict[str, object] = {"actions": to_real_numbers(chunk)}
+            except InvalidActionError as error:
+                reply = {INVALID_ACTION: error.problem}
+            connection.send(OPENPI.pack({**reply, "server_timing": {"infer_ms": spent}}))
             observation = _receive_observation(connection, served.wants)
 
 

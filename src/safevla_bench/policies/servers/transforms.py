@@ -25,12 +25,10 @@ Picture = PillowImage.Image
 Floats = NDArray[np.float64]
 T = TypeVar("T", bound=NDArray[Any])
 
-JPEG_QUALITY = 95
-"""The default of `tf.image.encode_jpeg`."""
+JPEG_QUALITY = 95  # the default of `tf.image.encode_jpeg`
 _LOBES = 3
 LEAST_SINE = 1e-10
-PANDA_OPENING_M = 0.08
-"""Between the fingers of a Panda's open gripper."""
+PANDA_OPENING_M = 0.08  # between the fingers of a Panda's open gripper
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
@@ -44,10 +42,9 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
 
 
 def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, uint8 [height, width, 3], as large as fits (height, width) and centred on black.
-
-    Proportions are kept, a small picture is enlarged, and Pillow's bilinear filter is used.
-    Equals `openpi_client.image_tools.resize_with_pad`.
+    """Return the picture, uint8 [height, width, 3], as large as fits (height, width) and centred on black. Proportions
+    are kept, a small picture is enlarged, and Pillow's bilinear filter is used. Equals
+    `openpi_client.image_tools.resize_with_pad`.
     """
     ratio = max(picture.height / size[0], picture.width / size[1])
     inner = (int(picture.height / ratio), int(picture.width / ratio))
@@ -61,7 +58,6 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
     """Return the picture resized to (height, width) by a Lanczos filter of three lobes, wider if the image shrinks.
-
     Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
     image = np.asarray(picture)
@@ -83,7 +79,6 @@ def _lanczos_weights(length: int, size: int) -> Floats:
 
 def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     """Return the middle two thirds of each side, resized to (height, width) by OpenCV's bilinear filter, not widened.
-
     Equals, where the image shrinks, `cv2.resize` with `INTER_LINEAR`, which counts in 2048ths, of the cut of starVLA's
     `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
@@ -108,9 +103,8 @@ def _linear_weights(length: int, size: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def crop_center(image: Image, area: float) -> Image:
-    """Return the middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation.
-
-    Equals OpenVLA's `tf.image.crop_and_resize` of a centred box with sides of √area, then `convert_image_dtype`.
+    """Return the middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation. Equals
+    OpenVLA's `tf.image.crop_and_resize` of a centred box with sides of √area, then `convert_image_dtype`.
     """
     side = math.sqrt(area)
     scaled = image.astype(np.float64) / 255.0
@@ -138,7 +132,6 @@ def pass_through_jpeg(picture: Picture) -> Picture:
 
 def flip_image(image: T, how: str) -> T:
     """Return a copy of an upright image or depth as a project shows it that flips MuJoCo's own rendering by `how`.
-
     MuJoCo's rows begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as LIBERO's policies are
     shown it, it is upright and mirrored left to right.
     """
@@ -150,10 +143,8 @@ def flip_image(image: T, how: str) -> T:
 
 
 def to_axis_angle(quat_wxyz: Floats) -> Floats:
-    """Return axis times angle, [3] rad, of a unit quaternion [4].
-
-    Equals robosuite's `quat2axisangle`: q and −q give different vectors, the angle runs from 0 to 2π. A quaternion
-    within rounding of no rotation gives zeros.
+    """Return axis times angle, [3] rad, of a unit quaternion [4]. Equals robosuite's `quat2axisangle`: q and −q give
+    different vectors, the angle runs from 0 to 2π. A quaternion within rounding of no rotation gives zeros.
     """
     w = float(np.clip(quat_wxyz[0], -1.0, 1.0))
     sine = math.sqrt(1.0 - w * w)
@@ -163,11 +154,10 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
-    """Return axis times angle, [3] rad, of a unit quaternion [4], computed in single precision as LeRobot does.
-
-    As `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose root and
-    arc cosine torch rounds in its own ways. Here the arc cosine is that of double precision, rounded: NumPy's own of
-    single precision is an ulp off in a third of all places.
+    """Return axis times angle, [3] rad, of a unit quaternion [4], computed in single precision as LeRobot does. As
+    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose root and arc
+    cosine torch rounds in its own ways. Here the arc cosine is that of double precision, rounded: NumPy's own of single
+    precision is an ulp off in a third of all places.
     """
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
@@ -178,9 +168,8 @@ def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
 
 
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
-    """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`.
-
-    What is not finite stays so: a conversion by comparison would make a switch of it.
+    """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`. What
+    is not finite stays so: a conversion by comparison would make a switch of it.
     """
     out = np.array(actions, dtype=np.float64)
     for column, how in columns.items():
@@ -217,14 +206,12 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
 # States
 
 
-EXTRA = "extra/"
-"""Before the name of a reading of `Observation.extra`."""
+EXTRA = "extra/"  # before the name of a reading of `Observation.extra`
 
 
 def state_part(name: str, observation: Observation) -> Floats:
-    """Return one part of the state, [n], by its name in `STATES`, or `extra/NAME` of the host's own readings.
-
-    Raises `PolicyError` if the host does not show it.
+    """Return one part of the state, [n], by its name in `STATES`, or `extra/NAME` of the host's own readings. Raises
+    `PolicyError` if the host does not show it.
     """
     try:
         reading = name.removeprefix(EXTRA)
@@ -241,7 +228,6 @@ def _base_pose(observation: Observation) -> tuple[Floats, Floats]:
 
 
 def _pose_in_base(observation: Observation) -> tuple[Floats, Floats]:
-    """Return the end effector's position and wxyz orientation in the frame of the mobile base."""
     base_pos_m, base_quat_wxyz = _base_pose(observation)
     back = base_quat_wxyz * [1, -1, -1, -1]
     turned = _shortest_quaternion(_multiply_quaternions(back, observation.eef_quat_wxyz))
@@ -279,10 +265,9 @@ def _rotate(quat_wxyz: Floats, vector: Floats) -> Floats:
 
 
 def read_ee6d(rows: Floats) -> Floats:
-    """Return actions [H, 7], position, axis-angle in rad and gripper, of X-VLA's rows of one arm [H, 10 or more].
-
-    A row is a position, two columns of a rotation matrix and the gripper; what follows is padding. Numbers are rounded
-    to single precision. Equals, but for the last places of the angle, `ClientModel.step` of X-VLA 6bc2513
+    """Return actions [H, 7], position, axis-angle in rad and gripper, of X-VLA's rows of one arm [H, 10 or more]. A row
+    is a position, two columns of a rotation matrix and the gripper; what follows is padding. Numbers are rounded to
+    single precision. Equals, but for the last places of the angle, `ClientModel.step` of X-VLA 6bc2513
     evaluation/libero/libero_client.py, which has the quaternion from eigenvectors in single precision.
     """
     first = _normalize(rows[:, 3:6])
@@ -316,7 +301,6 @@ FORMS: Mapping[str, Callable[[Floats], Floats]] = {
 
 def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
     """Return the wxyz quaternion of a rotation [3, 3], which single precision may have rounded, by Shepperd's method.
-
     Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
     """
     m, quat = m.astype(np.float64), np.empty(4)

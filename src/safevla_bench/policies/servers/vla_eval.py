@@ -22,7 +22,7 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import KINDS, client_factory, codecs, openpi
 from safevla_bench.policies.servers.dialects import Dialect, Reply
-from safevla_bench.policies.servers.endpoint import Endpoint, lost_error, sanitize_greeting
+from safevla_bench.policies.servers.endpoint import Endpoint, sanitize_greeting, stray_error
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
@@ -31,15 +31,13 @@ GRIPPERS: Mapping[str, tuple[str, ...]] = {
     "close-is-one": ("binary_close_01", "raw"),
 }
 """A dialect's conversion of the gripper, and the formats (`action_spec`) that it is right for."""
-CODECS = {"raw": codecs.VLA_EVAL, "png": codecs.VLA_EVAL_PNG}
-"""By the argument `images`; the harness itself sends PNG."""
+CODECS = {"raw": codecs.VLA_EVAL, "png": codecs.VLA_EVAL_PNG}  # by the argument `images`; the harness itself sends PNG
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
 class VlaEvalModel(openpi.WebsocketModel):
-    """A model behind a server of the harness; `dialect` is, from `connect` on, adapted to what the server asks for.
-
-    A user who names the `dialect` knows the conventions of its gripper.
+    """A model behind a server of the harness; `dialect` is, from `connect` on, adapted to what the server asks for. A
+    user who names the `dialect` knows the conventions of its gripper.
     """
 
     kind = "vla-eval"
@@ -54,8 +52,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.codec = CODECS[images]
         self._seq = 0
         self._playing = False
-        self._connected = False
-        """Whether an environment was made for what the server asks for."""
+        self._connected = False  # whether an environment was made for what the server asks for
 
     def connect(self, task: Task) -> None:
         """Greet the server and adopt what it asks for, before an environment is made."""
@@ -111,13 +108,13 @@ class VlaEvalModel(openpi.WebsocketModel):
             raise self.server_error(payload.get("error", payload))
         if message.get("type") != kind or message.get("seq") != seq:
             super().close()
-            raise lost_error(self.address, f"sent {str(message.get('type'))[:60]} where {kind} {seq} was to come")
+            sent = f"{str(message.get('type'))[:60]} {str(message.get('seq'))[:60]}"
+            raise stray_error(self.address, f"sent {sent}, not {kind} {seq}")
         return payload
 
 
 def describe_task(task: Task) -> dict[str, object]:
     """Return a task as the harness's benchmarks name it: its servers choose by the suite, as `chunk_size_map` does.
-
     `name`, `suite` and `task_id`; of RoboCasa-365 without `task_id`, and its suite is always `atomic_seen`.
     """
     if task.benchmark.startswith("robocasa-365"):
@@ -126,9 +123,8 @@ def describe_task(task: Task) -> dict[str, object]:
 
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
-    """Return the dialect with the entries, the rotation and the kind of action that the parameters ask for.
-
-    Entries that are sent only if asked for are left out otherwise; `wants` follows.
+    """Return the dialect with the entries, the rotation and the kind of action that the parameters ask for. Entries
+    that are sent only if asked for are left out otherwise; `wants` follows.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):
@@ -144,10 +140,8 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
 def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
-    """Raise `PolicyError` if the dialect, adapted to a server's `params`, does not meet its requirements.
-
-    These are entries of the request, positions (`action_spec`), and the gripper, unless the user has `chosen` the
-    dialect.
+    """Raise `PolicyError` if the dialect, adapted to a server's `params`, does not meet its requirements. These are
+    entries of the request, positions (`action_spec`), and the gripper, unless the user has `chosen` the dialect.
     """
     conversion = dialect.switches.get(6, "raw")
     gripper = _submap(action_spec, "gripper").get("format", "raw")

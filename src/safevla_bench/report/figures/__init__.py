@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -20,24 +20,29 @@ from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.figures import curves, tradeoff, violations
 from safevla_bench.report.figures.sheet import COLUMN, NARROWEST_IN, PAGE, Page, figure_style
+from safevla_bench.trajectory.batch import Stamps
 
 FigureFormat = Literal["svg", "pdf", "png"]
+# Metadata in which matplotlib writes the date and its own name.
 _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
     "svg": ("Date", "Creator"),
     "pdf": ("CreationDate", "Creator", "Producer"),
     "png": ("Software",),
 }
-"""Metadata in which matplotlib writes the date and its own name."""
 
 
 @dataclass(frozen=True)
 class FigureInput:
-    """Verdicts, the control steps [s] and numbers of records of the same episodes, [E] each, and options."""
+    """Verdicts, the control steps [s] and numbers of records of the same episodes, [E] each, and options.
+
+    `stamps_s` are those of `Batch`.
+    """
 
     scores: Scores
     dt_s: NDArray[np.float64]
     lengths: NDArray[np.int64]
     tradeoff_layout: tradeoff.TradeoffLayout = "suites"
+    stamps_s: Stamps = field(default_factory=dict)
 
     @cached_property
     def cells(self) -> list[Summary]:
@@ -69,7 +74,8 @@ FIGURES: Mapping[str, FigureKind] = {
     "onset": FigureKind(
         "when violations begin",
         lambda inputs: curves.draw_onset(
-            measure_onsets(inputs.scores, inputs.dt_s, inputs.lengths), provenance_marks.warn_of_scores(inputs.scores)
+            measure_onsets(inputs.scores, inputs.dt_s, inputs.lengths, inputs.stamps_s),
+            provenance_marks.warn_of_scores(inputs.scores),
         ),
     ),
 }

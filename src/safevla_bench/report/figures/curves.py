@@ -82,10 +82,10 @@ def _draw_sweep_panel(
 
 # Along a series
 
+# Free share of the axis on either side.
 _ROOM = 0.07
-"""Free share of the axis on either side."""
+# Distance between the marks of neighbouring series at the same number.
 _DODGE_PT = 2.2
-"""Distance between the marks of neighbouring series at the same number."""
 
 
 @sheet.figure_style()
@@ -140,7 +140,6 @@ def format_label(label: float) -> str:
 
 
 def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[str]) -> bool:
-    """Draw one series, set aside from its neighbours; return whether any of its runs has the metric."""
     series = names.index(curve.series)
     shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
     place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)

@@ -1,11 +1,12 @@
 """The sheet of a figure: style, title and panels, laid out by matplotlib's constrained layout, over notes and a key.
 
 No user setting changes the style. Every series has a colour and a marker or line of its own, so that no reader depends
-on colour. Text is DejaVu Sans, which comes with matplotlib; characters that it lacks are shown as U+FFFD.
+on colour. Text is DejaVu Sans, which comes with matplotlib; characters that it lacks are drawn with a system font.
 """
 
 from __future__ import annotations
 
+import logging
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +17,10 @@ from math import nan
 from typing import Any, Literal
 
 import numpy as np
-from matplotlib import font_manager
+from matplotlib import font_manager, rcParams
 from matplotlib import style as mpl_style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
@@ -29,10 +29,10 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import escape_controls, shorten_name
 
+_log = logging.getLogger(__name__)
+# Longest text that is drawn: a name may have any length.
 _MAX_CHARACTERS = 300
-"""Longest text that is drawn: a name may have any length."""
-BODY, SMALL, TITLE = 7.0, 6.0, 8.0
-"""Sizes of text in points."""
+BODY, SMALL, TITLE = 7.0, 6.0, 8.0  # sizes of text in points
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
 # Okabe and Ito's palette with a grey in place of its yellow, too pale on white; neighbours differ in lightness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
@@ -92,11 +92,9 @@ class Page:
     titled: bool = True
 
 
-NARROWEST_IN = 2.8
-"""The least width of a figure: its panels need 17 ems of text."""
+NARROWEST_IN = 2.8  # the least width of a figure: its panels need 17 ems of text
 COLUMN = Page()
-PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)
-"""The page that is drawn for."""
+PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)  # the page that is drawn for
 
 
 @contextmanager
@@ -135,17 +133,44 @@ def marker_look(colour: int, shape: int, size: float, edge: float) -> dict[str, 
 
 
 def drawable_text(text: str) -> str:
-    """Return at most 300 characters, controls escaped and glyphs that the font lacks as U+FFFD."""
-    return "".join(
-        c if ord(c) in _font_glyphs() else "\N{REPLACEMENT CHARACTER}"
-        for c in shorten_name(escape_controls(text), _MAX_CHARACTERS)
-    )
+    """Return at most 300 characters, controls escaped; within `figure_style` a system font adds what DejaVu Sans lacks.
+
+    Letters that no font has are U+FFFD, and a warning names the text, once.
+    """
+    shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
+    families = {c: _find_family(c) for c in shown}
+    if missing := sorted(c for c, family in families.items() if family is None):
+        _warn_undrawable(shown, "".join(missing))
+    if others := sorted({family for family in families.values() if family} - {*rcParams["font.family"]}):
+        rcParams["font.family"] = [*rcParams["font.family"], *others]
+    return "".join(c if families[c] else "\N{REPLACEMENT CHARACTER}" for c in shown)
 
 
 @cache
-def _font_glyphs() -> frozenset[int]:
-    font = font_manager.get_font(font_manager.findfont(FontProperties(family="DejaVu Sans")))
-    return frozenset(font.get_charmap())
+def _warn_undrawable(text: str, missing: str) -> None:
+    problem = f"no font of this system has {missing!r}, so the name is not drawn whole"
+    _log.warning("warning: figures: %r: %s. Install a font that has them.", text, problem)
+
+
+@cache
+def _find_family(character: str) -> str | None:
+    """Return the family of the first font that has a character: DejaVu Sans, else one of the system; None if none."""
+    entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal" and entry.weight == 400]
+    fonts = sorted((entry.name != _FAMILY, entry.name, entry.fname) for entry in entries)
+    has = (name for _, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_glyphs(path))
+    return next(has, None)
+
+
+@cache
+def _font_glyphs(path: str) -> frozenset[int]:
+    try:
+        return frozenset(font_manager.get_font(path).get_charmap())
+    except (OSError, RuntimeError):  # a font of the system that matplotlib cannot read
+        return frozenset()
+
+
+# The family of all text, and how that begins whose glyphs are boxes for every character.
+_FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
 def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
@@ -161,8 +186,8 @@ def count_characters(room_in: float, size: float = BODY) -> int:
 # The sheet
 
 _MARGIN_IN = 0.06
+# Width of the mark of a key's entry, with the gap behind it.
 _MARK_IN = 0.28
-"""Width of the mark of a key's entry, with the gap behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +199,7 @@ class KeyEntry:
     sign: str = ""
     marked: bool = True
     lined: bool = False
-    solid: bool = False
-    """True if the line is solid, not the dash of the series."""
+    solid: bool = False  # true if the line is solid, not the dash of the series
     colour: str | None = None
 
 

@@ -26,8 +26,7 @@ class TradeoffPoint:
     n: int
     success: Rate
     safety: Rate
-    marker: int
-    """Place of its marker's shape: that of the policy, or of the suite where the suites share a panel."""
+    marker: int  # place of its marker's shape: that of the policy, or of the suite where the suites share a panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,10 @@ class Tradeoff:
 
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
-    pooled: tuple[str, ...] = ()
-    """The suites whose episodes were added up; empty where they were not."""
+    pooled: tuple[str, ...] = ()  # the suites whose episodes were added up; empty where they were not
     suites: tuple[str, ...] = ()
     """The suites that share the panel, by the marker's shape; empty where each has its panel."""
-    left_out: tuple[str, ...] = ()
-    """Auxiliary suites, which share no panel with the others."""
+    left_out: tuple[str, ...] = ()  # auxiliary suites, which share no panel with the others
     remarks: tuple[str, ...] = ()
 
 
@@ -80,7 +77,6 @@ def _suite_names(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], suites: Sequence[str]) -> TradeoffPanel:
-    """Return a panel with a point for each policy, or for each cell where `suites` share the panel."""
     groups: dict[str, list[Summary]] = {}
     for cell in cells:
         name = f"{policy_name(cell)}, {cell.suite}" if suites else policy_name(cell)
@@ -103,8 +99,7 @@ def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], s
 
 
 def _pool_rates(cells: Sequence[Summary], metric: Metric) -> Rate:
-    rates = [cell.rates[metric.key] for cell in cells]
-    return Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
+    return Rate.pool([cell.rates[metric.key] for cell in cells])
 
 
 def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

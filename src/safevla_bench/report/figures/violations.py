@@ -96,13 +96,11 @@ class MarginRow:
     """One policy under one specification: least, quartiles and greatest margin; None without a verdict."""
 
     series: int
-    n: int
-    """Episodes with a margin."""
+    n: int  # episodes with a margin
     violated: int
     vacuous: int
     quantiles: tuple[float, ...] | None
-    unmeasured: int
-    """Episodes in which a Boolean signal decided a violation, so that it has no margin."""
+    unmeasured: int  # episodes in which a Boolean signal decided a violation, so that it has no margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +109,7 @@ class Margins:
 
     policies: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
-    silent: tuple[str, ...]
-    """Specifications that reached no margin in any episode."""
+    silent: tuple[str, ...]  # specifications that reached no margin in any episode
     remarks: tuple[str, ...] = ()
 
 

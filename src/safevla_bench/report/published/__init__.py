@@ -16,8 +16,7 @@ from safevla_bench.statistics.intervals import wilson_interval
 from safevla_bench.text import format_percent
 
 PAPER, LEADERBOARD = "paper_v1", "leaderboard_2026_09_20"
-PREFIX = "paper:"
-"""Stands before the name of a policy whose numbers are those that the paper prints."""
+PREFIX = "paper:"  # stands before the name of a policy whose numbers are those that the paper prints
 NOT_PRINTED = "not printed"
 
 
@@ -80,8 +79,7 @@ class PublishedResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cells: tuple[PublishedCell, ...] = ()
     means: tuple[PublishedMean, ...] = ()
     variants: tuple[PublishedVariant, ...] = ()
-    tasks: tuple[dict[str, Any], ...] = ()
-    """The rows of Table 12."""
+    tasks: tuple[dict[str, Any], ...] = ()  # the rows of Table 12
     active: dict[str, float] = {}
 
 

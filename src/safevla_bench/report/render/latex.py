@@ -14,12 +14,12 @@ from safevla_bench.report.tables.columns import drop_empty_columns
 from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
 from safevla_bench.text import escape_controls
 
+# Longest line of a heading over numbers, in characters.
 _HEAD_WIDTH = 14
-"""Longest line of a heading over numbers, in characters."""
+# Characters that a column of a page holds without much shrinking.
 _COLUMN_WIDTH = 50
-"""Characters that a column of a page holds without much shrinking."""
+# Longest cell of text in one line, in characters; a column with a longer one is wrapped.
 _TEXT_WIDTH = 40
-"""Longest cell of text in one line, in characters; a column with a longer one is wrapped."""
 _SHRINK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 
 

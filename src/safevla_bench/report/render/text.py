@@ -62,7 +62,6 @@ _MARKS = "°§¶"
 
 
 def _name_marks(tables: Sequence[Table]) -> dict[str, str]:
-    """Return detail -> mark of the names in the first columns, if there are few: a mark takes no line of its own."""
     named = [table for table in tables if not table.columns[0].numeric]
     firsts = [row[0] for table in named for row in table.rows]
     details = list(dict.fromkeys(cell.detail for cell in firsts if cell.detail and not cell.interval))
@@ -102,7 +101,6 @@ def _cell_lines(cell: Cell) -> list[str]:
 
 
 def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int) -> list[int]:
-    """Return the width of each column in terminal cells: that of its widest line, while the sum fits into `bound`."""
     natural = [max(cell_len(line) for row in rows for line in row[k]) for k in range(len(columns))]
     for k in [k for k, column in enumerate(columns) if column.numeric]:
         values = max((cell_len(line) for row in rows[1:] for line in row[k]), default=0)
@@ -138,7 +136,7 @@ def wrap_line(line: str, width: int) -> list[str]:
     if cell_len(line) <= width:
         return [line]
     pieces = [""]
-    for word in re.split(r"(?<=[\s:/_-])", line):
+    for word in re.split(r"(?<=[\s:/_-])(?!\s)", line):  # a run of spaces is one word, else the time is quadratic
         extended = pieces[-1] + word
         if cell_len(extended.rstrip()) <= width:
             pieces[-1] = extended
@@ -164,16 +162,28 @@ def _markdown_cell(cell: Cell) -> str:
     return f"{shown} ({_escape_markdown(cell.below)})" if cell.below else shown
 
 
+_LINKS = re.compile(r"(?i)://|\bwww\.|\b(?:mailto|xmpp):|[^\W\d_]\.[^\W\d_]{2}")
+_WORD = re.compile(r"([\s`|\\]+)")
+
+
 def _escape_markdown(text: str) -> str:
-    return "".join(
-        f"\\{character}" if character in "\\`*_[]<>|~#&$" else character for character in escape_controls(text)
-    )
+    """Return the text with all that Markdown acts on escaped, and nothing in it that renderers make a link of. They
+    recognize an e-mail address although it is escaped, but not in a code span.
+    """
+    pieces = _WORD.split(escape_controls(text))
+    return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)
+
+
+def _escape_word(word: str) -> str:
+    marks = "\\`*_[]<>|~#&$" + (":/.@" if _LINKS.search(word) else "")
+    return "".join(f"\\{character}" if character in marks else character for character in word)
 
 
 # CSV
 
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+# Where a spreadsheet may begin to read a formula: in front of the text, and after a separator of some country's.
+_FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 
 
 def render_csv(table: Table) -> str:
@@ -241,5 +251,5 @@ def _cell_field(cell: Cell, part: str) -> str:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Return the text with control characters escaped, after an apostrophe if it would be taken for a formula."""
-    return f"'{escape_controls(text)}" if text.startswith(_FORMULA_STARTS) else escape_controls(text)
+    """Return the text with control characters escaped, and an apostrophe in front of what looks like a formula."""
+    return _FORMULA.sub("'", escape_controls(text))

@@ -10,19 +10,28 @@ from functools import cached_property
 import msgspec
 
 from safevla_bench.errors import RunError
-from safevla_bench.explain.agreement import Labels, measure_agreement
-from safevla_bench.explain.bodies import BodyViolation
-from safevla_bench.explain.exposure import CellExposure, CellOnset
+from safevla_bench.explain import exposure
+from safevla_bench.explain.agreement import measure_agreement, read_labels
+from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging import metrics, provenance_marks
 from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.report.tables import explain
-from safevla_bench.report.tables.cells import HOST_TITLES, Roster, composition_table, constraint_table, suite_group
+from safevla_bench.report.tables.cells import (
+    HOST_TITLES,
+    Roster,
+    auxiliary_table,
+    composition_table,
+    constraint_table,
+    suite_group,
+    suite_table,
+)
 from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
-from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
+from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.tasks.entries import Registry
 
 ABLATED = "Applicability is off: judged as if tasks had no tags. This is an ablation, not a result to publish."
@@ -30,25 +39,14 @@ ABLATED = "Applicability is off: judged as if tasks had no tags. This is an abla
 
 @dataclass(frozen=True, kw_only=True)
 class TableInputs:
-    """The inputs of all table builders.
-
-    `judge_untagged` judges the same episodes with applicability off; None if that is not possible.
-    """
+    """The inputs of all table builders."""
 
     scores: Scores | None
     ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
-    judge_untagged: Callable[[], Scores] | None = None
-    measure_exposure: Callable[[], list[CellExposure]] | None = None
-    """Measures how long each cell broke its limits; None without the records."""
-    measure_onsets: Callable[[], list[CellOnset]] | None = None
-    """Measures the time to violation of each cell; None without the records' lengths."""
-    find_bodies: Callable[[], list[BodyViolation]] | None = None
-    """Finds the bodies behind the violations; None without the records."""
-    read_labels: Callable[[], Labels] | None = None
-    """Reads the costs of the simulator's own; None without the records."""
-    remarks: Sequence[str] = ()
-    """Warnings that every table repeats, such as an interrupted run."""
+    records: EpisodeIndex | None = None
+    """Of the episodes of the scores, read again by the tables that need them; None = these are not there."""
+    remarks: Sequence[str] = ()  # warnings that every table repeats, such as an interrupted run
 
     @property
     def registry(self) -> Registry:
@@ -108,8 +106,7 @@ def _require_distinct(cells: Sequence[Summary]) -> None:
             raise RunError(problem, remedy="Leave one of them out.")
 
 
-Built = Iterator[tuple[Table, Sequence[Summary]]]
-"""Tables, each with the cells that its numbers are of."""
+Built = Iterator[tuple[Table, Sequence[Summary]]]  # tables, each with the cells that its numbers are of
 Builder = Callable[[TableInputs, str | None], Built]
 
 
@@ -152,34 +149,42 @@ def _active_spec_tables(inputs: TableInputs, host: str | None) -> Built:
 
 
 def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
-    if inputs.scores is not None and inputs.judge_untagged and not inputs.is_ablation and len(inputs.scores):
-        judged_tasks = set(zip(inputs.scores.benchmark, inputs.scores.task_id, strict=True))
-        templates = {task: template_name(inputs.registry, task) for task in judged_tasks}
-        yield applicability_table(inputs.scores, inputs.judge_untagged(), templates), inputs.cells
+    scores, records = inputs.scores, inputs.records
+    if scores and records and not inputs.is_ablation:
+        untagged = score_chunks(records.read_chunks(), replace(inputs.ruleset, applicability="off"))
+        tasks = set(zip(scores.benchmark, scores.task_id, strict=True))
+        templates = {task: template_name(inputs.registry, task) for task in tasks}
+        yield applicability_table(scores, untagged, templates), inputs.cells
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:
-    if inputs.measure_exposure and inputs.cells:
-        yield explain.exposure_table(inputs.measure_exposure()), inputs.cells
+    if inputs.scores and inputs.records:
+        spent = exposure.measure_chunks(inputs.records.read_chunks(), inputs.scores, inputs.ruleset)
+        yield explain.exposure_table(exposure.summarize_exposure(spent, inputs.scores)), inputs.cells
 
 
 def _onset_tables(inputs: TableInputs, host: str | None) -> Built:
-    if inputs.measure_onsets and inputs.cells and (onsets := inputs.measure_onsets()):
+    scores, records = inputs.scores, inputs.records
+    if not scores or not records:
+        return
+    if onsets := exposure.measure_onsets(scores, records.dt_s, records.lengths, records.stamps_s):
         yield explain.onset_table(onsets), inputs.cells
 
 
 def _body_tables(inputs: TableInputs, host: str | None) -> Built:
-    if inputs.scores is not None and inputs.find_bodies and inputs.cells and not inputs.is_ablation:
-        yield explain.body_table(inputs.find_bodies(), inputs.scores, inputs.cells), inputs.cells
+    scores, records = inputs.scores, inputs.records
+    if scores and records and not inputs.is_ablation:
+        found = list(find_bodies(records.read_chunks(), scores, inputs.ruleset))
+        yield explain.body_table(found, scores, inputs.cells), inputs.cells
 
 
 def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
-    if inputs.scores is None or not inputs.read_labels or not any(labels := inputs.read_labels()):
-        return
-    rows, differing = measure_agreement(labels, inputs.scores)
-    yield explain.agreement_table(rows), inputs.cells
-    if differing:
-        yield explain.disagreement_table(differing, inputs.scores), inputs.cells
+    labels = read_labels(inputs.records.read_chunks()) if inputs.records is not None else ()
+    if inputs.scores is not None and any(labels):
+        rows, differing = measure_agreement(labels, inputs.scores)
+        yield explain.agreement_table(rows), inputs.cells
+        if differing:
+            yield explain.disagreement_table(differing, inputs.scores), inputs.cells
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,6 @@ def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
 
 
 def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[Summary]]]:
-    """Return the tables of the kind with this name or number of the paper, at least one, else raise `RunError`."""
     for kind in KINDS:
         if name == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)

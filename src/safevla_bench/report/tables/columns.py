@@ -14,21 +14,33 @@ from safevla_bench.judging.rates import LEAST_UNSAFE, SAFETY, SR, VSI, Bounds, M
 from safevla_bench.judging.scores import NO_VERDICT, SpecColumn
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, add_notes, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve
-from safevla_bench.text import NO_VALUE, format_compact, format_interval
+from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_interval
 
 INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities."
 PAPER_INTERVALS = (
     "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
 )
 WILSON = "Below each value its 95 % interval (Wilson)."
+# The beginnings of all notes on intervals.
 _INTERVAL_NOTES = ("Below each ", "Intervals ")
-"""The beginnings of all notes on intervals."""
 DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
-    """Return the note on the intervals below values, by whether that of any VSI is a bootstrap."""
-    return PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in cells) else INTERVALS
+    """Return the note on the intervals below values, by whether that of any VSI is a bootstrap, and on starts."""
+    every = list(cells)
+    note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in every) else INTERVALS
+    if any(rate.starts for cell in every for rate in cell.rates.values()):
+        note += " Where starts have several episodes, it is that of a mean over starts (Gaffke)."
+    if unknown := sum(cell.unknown_starts or 0 for cell in every):
+        note += f" {count_noun(unknown, 'episode')} without an initial state: each counts as a start of its own."
+    return note
+
+
+def format_count(row: Summary) -> Cell:
+    """Return n, and the number of starts if it is smaller."""
+    starts = row.rates[SR.key].starts
+    return Cell(f"{row.n}, {count_noun(starts, 'start')}", row.n) if starts else Cell.count(row.n)
 
 
 def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
@@ -39,7 +51,7 @@ def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
 POLICY = text_column("Policy", lambda row: row.policy or UNNAMED)
 SUITE = text_column("Suite", lambda row: row.suite or NO_VALUE)
 """The policy and the suite of a row that has them as `policy` and `suite`."""
-COUNT = Column("n", value=lambda row: row.n)
+COUNT = Column("n", value=lambda row: format_count(row) if isinstance(row, Summary) else row.n)
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:

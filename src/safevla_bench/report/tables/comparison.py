@@ -16,16 +16,13 @@ from safevla_bench.report.tables.columns import format_ends, value_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
-PRIMARY = "‡"
-"""The mark of the primary verdict."""
+PRIMARY = "‡"  # the mark of the primary verdict
+# Episodes named below a table; JSON has all.
 _MOST_EPISODES = 8
-"""Episodes named below a table; JSON has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The difference of two policies in one metric of one scope."""
-
     scope: SuiteComparison
     compared: MetricComparison
     of: Difference
@@ -47,10 +44,12 @@ def difference_table(comparison: Comparison) -> Table:
         size,
         here,
         _pvalue_column("p", "of equal policies on the same tasks", "p_value"),
+        _pvalue_column("p, adj.", "adjusted for the pairs of policies", "p_adjusted") if several else None,
         by_task,
-        _pvalue_column("p by task", "of equal policies on other tasks like these", "p_by_task"),
-        _pvalue_column("p, adj.", "adjusted for the pairs of policies; it decides", "p_adjusted") if several else None,
-        text_column("Told apart", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
+        _pvalue_column("p by task", "of differences symmetric about 0", "p_by_task"),
+        _pvalue_column("adj.", "not below p", "p_by_task_adjusted"),
+        Column("without one task", "least and greatest", lambda row: format_ends(row.metric, row.of.leave_one_out)),
+        text_column("Better", lambda row: verdict_cell(row.of, row.metric, exploratory=not row.compared.primary)),
     )
     title = "Differences" if several else f"A = {comparison.policies[0]}, B = {comparison.policies[1]}"
     title += ", across physics versions" if comparison.across_versions else ""
@@ -62,13 +61,28 @@ def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Colu
     """Return the columns of a difference and its intervals, for rows with a `metric` that are `of` a difference."""
     return (
         Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
-        Column(level, "interval if the same tasks were run again", lambda row: format_ends(row.metric, row.of.ci)),
+        Column(
+            level, "interval if the same tasks were run again", lambda row: format_difference_ends(row.of, row.metric)
+        ),
         Column(
             "by task",
             "interval if other tasks like these were run",
             lambda row: format_ends(row.metric, row.of.ci_by_task),
         ),
     )
+
+
+def format_difference_ends(item: Difference, metric: Metric) -> str:
+    """Return the interval on these tasks; an end of 0 that is excluded is `above 0` or `below 0`."""
+    if item.ci is None or not item.excludes_zero or 0.0 not in item.ci:
+        return format_ends(metric, item.ci)
+    low, high = (metric.format(end) for end in item.ci)
+    return f"above {low} to {high}" if item.ci[0] == 0 else f"{low} to below {high}"
+
+
+def format_p_value(value: float | None) -> str:
+    """Return a p-value with three decimals, `below 0.001`, or a dash for None."""
+    return NO_VALUE if value is None else "below 0.001" if value < 0.001 else format_fixed(value, 3)
 
 
 def _scoped_metrics(comparison: Comparison) -> Iterator[tuple[SuiteComparison, MetricComparison]]:
@@ -91,21 +105,24 @@ def _pvalue_column(name: str, meaning: str, field: str) -> Column:
 def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = False) -> Cell:
     """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
 
-    For SR and clean success the word is `better`, for SBU `lower`. `exploratory` is added to it. Without a verdict:
-    `undecided`, or how many tasks it takes.
+    For SR and clean success the word is `better`, for SBU `lower`. What holds on these tasks alone says so, and
+    `exploratory` is added.
     """
     if difference.identical:
         return Cell("identical")
     if difference.p_adjusted is None or difference.difference is None:
         return Cell(NO_VALUE)
-    if difference.tasks_needed is not None:
-        return Cell(f"needs {difference.tasks_needed} tasks")
+    if difference.no_verdict:
+        return Cell("no verdict")
     if difference.undecided:
         return Cell("undecided")
     if difference.better is None:
         return Cell("no")
     side = "A" if difference.better == difference.first else "B"
-    return Cell(f"{side} {metric.praise}{', exploratory' if exploratory else ''}", emphasis="total")
+    where = ""
+    if difference.p_by_task is not None and difference.better_by_task is None:
+        where = "; by task undecided" if difference.undecided_by_task else " on these tasks"
+    return Cell(f"{side} {metric.praise}{where}{', exploratory' if exploratory else ''}", emphasis="total")
 
 
 def _difference_notes(comparison: Comparison) -> Iterator[str]:
@@ -116,10 +133,13 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
         for difference in metric.differences:
             tests.setdefault(difference.test, {})[METRICS[metric.metric].label] = None
     test_names = "; ".join(f"{test} ({', '.join(names)})" for test, names in tests.items())
-    yield "An interval that ends at 0 beside a p below the level excludes 0."
-    yield f"Tests: {test_names}; by task: sign flips of the tasks' differences. Rates in points."
+    yield f"Tests: {test_names}; by task: exact sign flips of the tasks' differences. Rates in points."
+    weights = "initial states weigh alike" if comparison.paired else "tasks weigh alike"
+    yield f"In a difference {weights}; by task each task's difference is one observation."
     differences = [item for _, metric in _scoped_metrics(comparison) for item in metric.differences]
-    if undecided := [item.unknown for item in differences if item.undecided]:
+    for reason in dict.fromkeys(item.no_verdict for item in differences if item.no_verdict):
+        yield f"No verdict: {reason}."
+    if undecided := [item.unknown for item in differences if item.undecided or item.undecided_by_task]:
         yield (
             f"Undecided: up to {max(undecided)} episodes crashed, were cut short or have no verdict, and could change "
             "the verdict if all were the worst, or the best, for one side. --allow-crashed decides without them."
@@ -142,17 +162,18 @@ def intervention_notes(comparison: Comparison) -> Iterator[str]:
 def _verdict_notes(comparison: Comparison) -> Iterator[str]:
     level = f"{format_compact(100 * (1 - comparison.confidence))} %"
     several = len(comparison.policies) > 2
-    adjusted = " after adjustment for the pairs of policies (Holm)" if several else ""
+    adjusted = " after adjustment for the pairs of policies" if several else ""
     count = sum(len(metric.differences) for _, metric in _scoped_metrics(comparison) if not metric.primary)
     rest = f" The other {count} are exploratory, and not adjusted for their number." if count > 1 else ""
     yield f"{PRIMARY} The primary verdict.{rest}"
-    tasks = [scope.tasks for scope in comparison.scopes if scope.metrics]
-    which = "p by task" if max(tasks) > 1 else "p"
     yield (
-        f"Told apart: {which} at most {level}{adjusted}; with one task, p. Fixed in advance: looking again as episodes "
-        "come makes wrong verdicts likelier; eval --until allows it."
+        f"Better on these tasks: p at most {level}{adjusted}. For tasks like these too: p by task as well, which "
+        "supposes that the tasks' differences are symmetric. Fixed in advance: looking again as episodes come makes "
+        "wrong verdicts likelier; eval --until allows it."
     )
-    yield "Needs N tasks: fewer tell no policies apart by task, whatever they show."
+    items = (item for _, metric in _scoped_metrics(comparison) for item in metric.differences)
+    if needed := max((item.tasks_needed or 0 for item in items), default=0):
+        yield f"With fewer than {needed} tasks the test by task cannot reject."
 
 
 # What changes of suites do
@@ -164,7 +185,7 @@ def describe_changes(report: ChangeReport) -> str:
         f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item, sign)}"
         for row in report.changes
         for metric in MEASURED
-        if row.change != CONTROL and (item := row.differences[metric.key]).ci and (sign := _sign(item))
+        if row.change != CONTROL and (sign := _sign(item := row.differences[metric.key]))
     ]
     controls = [row for row in report.changes if row.change == CONTROL]
     noise = [
@@ -177,12 +198,10 @@ def describe_changes(report: ChangeReport) -> str:
 
 
 def _sign(item: Difference) -> int:
-    low, high = item.ci or (0.0, 0.0)
-    return int(low > 0) - int(high < 0)
+    return (1 if (item.difference or 0.0) > 0 else -1) if item.excludes_zero else 0
 
 
 def _points(item: Difference, sign: int = 1) -> str:
-    """Return a difference in points; with the sign -1, how far it lies below 0."""
     if item.difference is None:
         return "not known"
     points = f"{format_fixed(100 * sign * item.difference, 1)} points"
@@ -202,6 +221,7 @@ def change_table(report: ChangeReport, notes: tuple[str, ...] = ()) -> Table:
         *(Column(metric.label, "points", value=partial(_difference_cell, metric=metric)) for metric in MEASURED),
         Column("Unknown", "paired episodes", lambda row: Cell.fault(row.unknown)),
         Column("Left out", "without their like", lambda row: row.left_out),
+        text_column("Tasks differ in", lambda row: ", ".join(row.differing) or "nothing that is recorded"),
     )
     together = (
         f"Changed minus unchanged, on the same tasks, initial states and seeds. All intervals hold together at "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -14,9 +13,8 @@ from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.perturbation import Intervention
 from safevla_bench.judging.gates import Gate, GateOutcome
 from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, VSI, Bounds, Metric
-from safevla_bench.report.tables.comparison import format_level, verdict_cell
+from safevla_bench.report.tables.comparison import format_level, format_p_value, verdict_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import (
     NO_VALUE,
     count_noun,
@@ -27,13 +25,10 @@ from safevla_bench.text import (
     shorten_names,
 )
 
-SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)
-"""The metrics of the block, if all are compared."""
+SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # the metrics of the block, if all are compared
+# Pairs of policies that a sentence names; more are counted.
 _MOST_NAMED = 3
-"""Pairs of policies that a sentence names; more are counted."""
 _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
-Evidence = Literal["", "shown", "undecided"]
-"""What tells policies apart; `undecided` if episodes without a value could change that."""
 
 
 def describe_comparison(comparison: Comparison) -> str:
@@ -46,10 +41,12 @@ def describe_comparison(comparison: Comparison) -> str:
     names = shorten_names(comparison.policies)
     items = [_rename(item, names) for item in compared.differences]
     metric = METRICS[compared.metric]
+    success = next((row.differences for row in scope.metrics if row.metric == SR.key and metric is not SR), ())
+    of_success = [_rename(item, names) for item in success]
     if len(items) == 1:
-        verdicts = _pair_sentences(items[0], metric, comparison)
+        verdicts = _pair_sentences(items[0], of_success[0] if of_success else None, metric, comparison)
     else:
-        verdicts = _several_sentences(items, metric, len(comparison.policies))
+        verdicts = _several_sentences(items, of_success, metric, comparison)
     effects = [_describe_intervention(item, names[item.policy]) for item in comparison.interventions]
     sentences = [*verdicts, *_caveats(items, metric, comparison), *effects]
     if not compared.primary:
@@ -76,46 +73,68 @@ def _lead_metric(scope: SuiteComparison) -> MetricComparison:
 
 
 def _rename(item: Difference, names: Mapping[str, str]) -> Difference:
-    better = item.better and names[item.better]
-    return replace(item, first=names[item.first], second=names[item.second], better=better)
+    changed = {name: names[of] for name in ("better", "better_by_task") if (of := getattr(item, name))}
+    return replace(item, first=names[item.first], second=names[item.second], **changed)
 
 
 # Two policies
 
 
-def _pair_sentences(item: Difference, metric: Metric, comparison: Comparison) -> Iterator[str]:
-    here = _evidence_here(item, comparison)
-    decided: Evidence = "shown" if item.better else "undecided" if item.undecided else ""
+def _pair_sentences(
+    item: Difference, success: Difference | None, metric: Metric, comparison: Comparison
+) -> Iterator[str]:
     size, both = partial(_size, item, metric, comparison), f"{metric.label} of {item.first} and {item.second}"
     if item.difference is None or item.p_value is None:
-        yield f"{both} cannot be compared: {item.test.removeprefix('none: ')}."
-    elif item.identical:
-        yield f"{both} is the same in each of {_count_pairs(item, comparison)}."
-    elif item.is_by_task and decided and here != "shown":
-        yield _claim_sentence(item, metric, decided, _LIKE_THESE, size(item.deciding_ci))
-    elif here:
-        yield _claim_sentence(item, metric, here, _HERE, size(item.ci))
-        if item.is_by_task:
-            yield _task_sentence(item, metric)
+        yield f"{both} cannot be compared: {item.test.removeprefix('none: ')}{_success_clause(item, success)}."
+        return
+    claim = f"{_claim(item, metric)} {_HERE}"
+    if item.identical:
+        yield f"{both} is the same in each of {_count_pairs(item, comparison)}{_success_clause(item, success)}."
+    elif item.no_verdict:
+        yield f"No verdict on {both} {_HERE}: {item.no_verdict}{_success_clause(item, success)}."
+    elif item.better:
+        yield f"{claim}: {size()}{_success_clause(item, success)}."
+        yield from _task_sentences(item, metric)
+    elif item.undecided:
+        yield f"Undecided: {claim}, {size()}, but {_doubt([item])}{_success_clause(item, success)}."
+        yield from _tipping_sentences([item], metric)
     else:
         whose = f"{item.first} and {item.second}"
-        yield f"No difference in {metric.label} is established between {whose}: {size(item.ci, is_open=True)}."
-        yield from _few_task_sentence([item])
+        yield (
+            f"No difference in {metric.label} is established between {whose} {_HERE}: {size(is_open=True)}"
+            f"{_success_clause(item, success)}."
+        )
 
 
-def _evidence_here(item: Difference, comparison: Comparison) -> Evidence:
-    """Return what these tasks show of two policies, whatever they say of tasks like these."""
-    if not item.is_by_task:
-        return "shown" if item.better else "undecided" if item.undecided else ""
-    if not item.difference or item.p_value is None or not is_significant(item.p_value, comparison.confidence):
+def _success_clause(item: Difference, success: Difference | None) -> str:
+    """Return the difference in SR with its interval, from the side of the policy that the sentence is about. One is
+    more or less successful only by a verdict: not if episodes without a value could change that.
+    """
+    if success is None or success.difference is None:
         return ""
-    worst = 0.0 if comparison.allow_crashed else item.p_value_at_extremes or 0.0
-    return "shown" if is_significant(worst, comparison.confidence) else "undecided"
+    is_first = item.better in (None, item.first) and _is_first_better(item, SAFETY)
+    sign, name = (1, success.first) if is_first else (-1, success.second)
+    gain, ends = sign * success.difference, None if success.ci is None else sorted(sign * end for end in success.ci)
+    span = "" if ends is None else f" ({_signed(ends[0])} to {_signed(ends[1])})"
+    size = f"SR {_signed(gain)} points{span}"
+    return (
+        f"; {name} is {'more' if gain > 0 else 'less'} successful: {size}" if success.better else f"; {size} for {name}"
+    )
 
 
-def _claim_sentence(item: Difference, metric: Metric, evidence: Evidence, where: str, size: str) -> str:
-    claim = f"{_claim(item, metric)} {where}: {size}."
-    return claim if evidence == "shown" else f"Undecided whether {claim} {_doubt([item])}."
+def _signed(share: float) -> str:
+    text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
+    return f"+{text}" if share > 0 and text.strip("0.") else text
+
+
+def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[str]:
+    for item in items[:_MOST_NAMED]:
+        if item.tipping is not None:
+            better, worse = _order(item, metric)
+            yield (
+                f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if at most {item.tipping} "
+                f"of its episodes without a value count against it, whichever these are, and none of {worse}'s does."
+            )
 
 
 def _claim(item: Difference, metric: Metric) -> str:
@@ -134,23 +153,19 @@ def _count_unknown(items: Sequence[Difference]) -> str:
     return f"{'up to ' if min(unknown) < max(unknown) else ''}{count_noun(max(unknown), 'episode')} without a value"
 
 
-def _task_sentence(item: Difference, metric: Metric) -> str:
-    """Return what is known of tasks like these, after a sentence on these tasks."""
-    span = _span(item.deciding_ci, item, metric)
+def _task_sentences(item: Difference, metric: Metric) -> Iterator[str]:
+    span = _span(item.ci_by_task, item, metric)
     interval = f" ({span})" if span else ""
     if item.tasks_needed:
-        return f"Not established {_LIKE_THESE}: {item.tasks} tasks, {item.tasks_needed} needed."
-    if item.better:
-        return f"The same holds {_LIKE_THESE}{interval}."
-    if item.undecided:
-        return f"Undecided {_LIKE_THESE}{interval}: {_doubt([item])}."
-    return f"Not established {_LIKE_THESE} (p {_format_p(item.p_by_task)})."
-
-
-def _few_task_sentence(items: Sequence[Difference]) -> Iterator[str]:
-    if few := [item for item in items if item.tasks_needed]:
-        most = max(item.tasks for item in few)
-        yield f"{_LIKE_THESE.capitalize()} it takes {few[0].tasks_needed} tasks; there are {most}."
+        yield f"Not tested {_LIKE_THESE}: {item.tasks} tasks, {item.tasks_needed} needed."
+    elif item.better_by_task:
+        yield f"The same holds {_LIKE_THESE}, if their differences are symmetric{interval}."
+    elif item.undecided_by_task:
+        yield f"Undecided {_LIKE_THESE}{interval}: {_doubt([item])}."
+    elif item.p_by_task is not None:
+        yield f"Not established {_LIKE_THESE} (p {format_p_value(item.p_by_task_adjusted)})."
+    if item.depends_on and not item.tasks_needed:
+        yield f"It depends on the task {item.depends_on}: without it there is no such verdict {_HERE}."
 
 
 def _order(item: Difference, metric: Metric) -> tuple[str, str]:
@@ -162,13 +177,10 @@ def _is_first_better(item: Difference, metric: Metric) -> bool:
     return difference >= 0 if metric.better == "high" else difference <= 0
 
 
-def _size(
-    item: Difference, metric: Metric, comparison: Comparison, ends: Bounds | None, *, is_open: bool = False
-) -> str:
-    """Return how large a difference is, with its interval; and how many pairs one policy alone has, if known."""
+def _size(item: Difference, metric: Metric, comparison: Comparison, *, is_open: bool = False) -> str:
     better, worse = _order(item, metric)
     amount = f"{metric.format(abs(item.difference or 0.0))}{' points' if metric.unit else ''}"
-    span = _span(ends, item, metric)
+    span = _span(item.ci, item, metric)
     if item.only_first is None or item.only_second is None or item.pairs is None:
         whose = f" for {better}" if is_open and item.difference else ""
         return f"{amount}{whose}{', ' if span else ''}{span}"
@@ -185,41 +197,48 @@ def _count_pairs(item: Difference, comparison: Comparison) -> str:
 
 
 def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
-    """Return an interval of the difference, counted to the better policy's side; "" without one.
-
-    Where it holds 0, `pattern` says at each end whose side that is.
+    """Return an interval of the difference, counted to the better policy's side; "" without one. Where it holds 0,
+    `pattern` says at each end whose side that is.
     """
     if ends is None:
         return ""
     better, worse = _order(item, metric)
     counted = ends if _is_first_better(item, metric) == (metric.better == "high") else (-ends[1], -ends[0])
     texts = [metric.format(abs(end)) for end in counted]
+    if counted[0] == 0 and item.excludes_zero and ends == item.ci:
+        texts[0] = f"above {texts[0]}"
     if counted[0] < 0:
         names = [worse if end < 0 else better for end in counted]
         texts = [pattern.format(end=text, name=name) for text, name in zip(texts, names, strict=True)]
     return " to ".join(texts)
 
 
-def _format_p(value: float | None) -> str:
-    return NO_VALUE if value is None else "below 0.001" if value < 0.001 else format_fixed(value, 3)
-
-
 # Several policies, and what holds for two as well
 
 
-def _several_sentences(items: Sequence[Difference], metric: Metric, policies: int) -> Iterator[str]:
+def _several_sentences(
+    items: Sequence[Difference], success: Sequence[Difference], metric: Metric, comparison: Comparison
+) -> Iterator[str]:
+    of_success = {(item.first, item.second): item for item in success}
     established = [item for item in items if item.better]
     if not established:
-        yield f"No two of {policies} policies are shown to differ in {metric.label}."
+        yield f"No two of {len(comparison.policies)} policies are shown to differ in {metric.label} {_HERE}."
     elif len(established) > _MOST_NAMED:
-        yield f"{len(established)} of {len(items)} pairs of policies differ in {metric.label}."
+        yield f"{len(established)} of {len(items)} pairs of policies differ in {metric.label} {_HERE}."
     else:
-        where = [_LIKE_THESE if item.is_by_task else _HERE for item in established]
-        claims = [f"{_claim(item, metric)} {place}" for item, place in zip(established, where, strict=True)]
-        yield f"Established: {'; '.join(claims)}."
+        claims = [
+            f"{_claim(item, metric)}, {_size(item, metric, comparison)}"
+            f"{_success_clause(item, of_success.get((item.first, item.second))).replace(';', ',')}"
+            for item in established
+        ]
+        yield f"Established {_HERE}: {'; '.join(claims)}."
+    if by_task := [item for item in items if item.better_by_task]:
+        yield f"{_LIKE_THESE.capitalize()} too: {_name_pairs(by_task)}."
     if undecided := [item for item in items if item.undecided]:
         yield f"Undecided: {_name_pairs(undecided)}; {_doubt(undecided)}."
-    yield from _few_task_sentence(items)
+        yield from _tipping_sentences(undecided, metric)
+    if refused := [item for item in items if item.no_verdict]:
+        yield f"No verdict: {_name_pairs(refused)}; {refused[0].no_verdict}."
     if gaps := [item for item in items if item.difference is None]:
         yield f"Not compared in {metric.label}: {_name_pairs(gaps)}."
 
@@ -232,7 +251,7 @@ def _name_pairs(items: Sequence[Difference]) -> str:
 def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
     if metric is SBU:
         yield "SBU also falls where fewer episodes succeed: read it beside SR."
-    is_told = any(item.better or item.undecided or _evidence_here(item, comparison) for item in items)
+    is_told = any(item.better or item.undecided for item in items)
     if any(item.unknown for item in items) and (comparison.allow_crashed or not is_told):
         yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
 
@@ -253,26 +272,31 @@ def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
     lead = _lead_metric(scope)
     rest = "; the others are exploratory" if len(scope.metrics) > 1 else ""
     which = f"The primary verdict is {METRICS[lead.metric].label}'s{rest}" if lead.primary else "All are exploratory"
-    level = f"Intervals and verdicts: {format_level(comparison)}. {which}."
+    weights = "" if comparison.paired else " Values are pooled over episodes; in differences tasks weigh alike."
+    level = f"Intervals (of rates: Wilson) and verdicts: {format_level(comparison)}. {which}.{weights}"
     return _scope_table(comparison, scope, compared, (level, *notes))
 
 
 def _scope_table(
     comparison: Comparison, scope: SuiteComparison, compared: Sequence[MetricComparison], notes: Sequence[str] = ()
 ) -> Table:
-    """Return two policies side by side, a row for each metric; several in a row each, with letters of the first one."""
     title, lead = _title(comparison, scope), _lead_metric(scope)
     if len(comparison.policies) == 2:
         return tabulate(title, compared, _pair_columns(comparison), notes=notes)
-    has_letters = any(standing.letters for standing in lead.standings)
+    has_ranks = any(standing.ranks for standing in lead.standings)
     columns = (
         text_column("Policy", lambda policy: policy),
         *(Column(METRICS[row.metric].heading, value=partial(_standing_cell, row)) for row in compared),
-        text_column("Letters", lambda policy: _find_standing(lead, policy).letters) if has_letters else None,
+        text_column("Rank", lambda policy: format_ranks(_find_standing(lead, policy).ranks)) if has_ranks else None,
     )
-    shared = f"Policies that share a letter are not shown to differ in {METRICS[lead.metric].label}."
-    picked = "Best and worst are picked after the fact: letters allow for that, values and their intervals do not."
-    return tabulate(title, comparison.policies, columns, notes=(*notes, shared if has_letters else "", picked))
+    shared = f"Rank: from 1 + the policies shown to be better in {METRICS[lead.metric].label} on these tasks."
+    picked = "Best and worst are picked after the fact: ranks allow for that, values and their intervals do not."
+    return tabulate(title, comparison.policies, columns, notes=(*notes, shared if has_ranks else "", picked))
+
+
+def format_ranks(ranks: tuple[int, int] | None) -> str:
+    """Return `2`, or `1–3` where several ranks are possible; a dash for None."""
+    return NO_VALUE if ranks is None else "–".join(str(end) for end in dict.fromkeys(ranks))
 
 
 def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
@@ -282,7 +306,7 @@ def _pair_columns(comparison: Comparison) -> tuple[Column, ...]:
         text_column(f"A {first}", lambda row: _standing_cell(row, first)),
         text_column(f"B {second}", lambda row: _standing_cell(row, second)),
         text_column("better by", _difference_cell),
-        text_column("established", lambda row: _verdict_cell(row, comparison)),
+        text_column("established", _verdict_cell),
     )
 
 
@@ -323,17 +347,8 @@ def _call_sides(item: Difference) -> Difference:
     return _rename(item, {item.first: "A", item.second: "B"})
 
 
-def _verdict_cell(compared: MetricComparison, comparison: Comparison) -> Cell:
-    """Return the verdict that decides; before it what these tasks show, where it says less."""
-    item, metric = _call_sides(compared.differences[0]), METRICS[compared.metric]
-    cell = verdict_cell(compared.differences[0], metric, exploratory=not compared.primary)
-    here = _evidence_here(item, comparison)
-    if not item.is_by_task or not here or item.better or (item.undecided and here == "undecided"):
-        return cell
-    side = f"{_order(item, metric)[0]} {metric.praise}" if here == "shown" else here
-    exploratory = "" if compared.primary or here != "shown" else ", exploratory"
-    rest = "" if cell.text == "no" else f"; {'else ' if item.undecided else ''}{cell.text}"
-    return Cell(f"{side} on these tasks{exploratory}{rest}")
+def _verdict_cell(compared: MetricComparison) -> Cell:
+    return verdict_cell(compared.differences[0], METRICS[compared.metric], exploratory=not compared.primary)
 
 
 # Which policy to take
@@ -352,12 +367,20 @@ def describe_selection(selection: Selection) -> str:
         return f"No policy has {rule}. {shorten_name(first.policy)} comes nearest: {nearest}."
     if selection.comparison:
         runner_up = describe_comparison(selection.comparison)
+        runner_up += f" Not paired: {selection.unpaired}." if selection.unpaired else ""
     elif selection.unpaired:
         runner_up = f"The runner-up cannot be compared: {selection.unpaired}."
     else:
         runner_up = "There is no runner-up: no other estimate satisfies what was asked."
-    facts = "; ".join([_with_interval(metric, first.value), *conditions])
-    return f"Take {shorten_name(first.policy)}: {facts}. {runner_up}"
+    level = f"each interval exact at {format_compact(round(100 * selection.each_confidence, 2))} %"
+    unknown = [f"{shorten_name(row.policy)} {row.value.unknown}" for row in selection.candidates if row.value.unknown]
+    at_worst = [f"episodes without a value at their worst ({', '.join(unknown)})"] if unknown else []
+    facts = "; ".join([_with_interval(metric, first.value), *conditions, *at_worst, level])
+    name, others = shorten_name(first.policy), selection.candidates[1:]
+    equal = [shorten_name(row.policy) for row in others if row.is_met and row.value.worst == first.value.worst]
+    same = f", as good as that of {', '.join(equal)}" if equal else ""
+    lead = f"Take {name}:" if selection.is_shown else f"Best estimate{same}: {name},"
+    return f"{lead} {facts}. {runner_up}"
 
 
 def _with_interval(metric: Metric, row: GateOutcome) -> str:
@@ -365,7 +388,8 @@ def _with_interval(metric: Metric, row: GateOutcome) -> str:
         return f"{metric.label} not known"
     unit = f" {metric.unit}" if metric.unit else ""
     ends = f" ({format_interval(*row.ci, metric.digits, metric.scale)})" if row.ci else ""
-    return f"{metric.label} {metric.format(row.value)}{unit}{ends}"
+    unknown = f", {count_noun(row.unknown, 'episode')} without a value" if row.unknown else ""
+    return f"{metric.label} {metric.format(row.value)}{unit}{ends}{unknown}"
 
 
 def _describe_condition(row: GateOutcome) -> str:
@@ -382,14 +406,14 @@ def describe_next(selection: Selection) -> str:
     first, steps = selection.candidates[0], []
     if selection.chosen is not None:
         steps += [
-            f"{count_noun(row.n_needed, 'episode')} would establish {_describe_limit(row.gate)} if "
-            f"{METRICS[row.gate.metric].label} were as measured"
+            f"{count_noun(row.n_needed, 'episode')} would establish {METRICS[row.gate.metric].label} "
+            f"{_describe_limit(row.gate)}"
             for row in first.conditions
             if row.gate is not None and row.n_needed is not None
         ]
         if selection.episodes is not None:
             steps.append(f"{count_noun(selection.episodes, 'episode')} of each task would tell it from the runner-up")
-    settled = f"With a chance of 80 %: {'; '.join(steps)}. " if steps else ""
+    settled = f"If the true rates are as measured, in 80 % of cases: {'; '.join(steps)}. " if steps else ""
     return f"{settled}Next: safevla compare shows each pair of policies."
 
 
@@ -406,7 +430,8 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
         f"All intervals hold together at {format_compact(100 * selection.confidence)} % on these tasks, whichever "
         f"policy is taken: each is exact at {format_compact(round(100 * selection.each_confidence, 2))} %."
     )
-    return tabulate("Candidates, the best first", selection.candidates, columns, notes=(together, *notes))
+    title, remarks = "Candidates, the best first", selection.warnings
+    return tabulate(title, selection.candidates, columns, notes=(together, *notes), remarks=remarks)
 
 
 def _condition_columns(k: int, gate: Gate) -> tuple[Column, Column]:

@@ -57,8 +57,8 @@ def episode_list_table(
         ),
         notes=(
             _count_kinds(rows) if with_bodies else "",
-            *(f"{row.number}: {row.why}" for row in rows if row.why),
-            *(f"{row.number}: fragile under {row.fragile_under}" for row in rows if row.fragile_under),
+            *(f"{row.position} {row.why}" for row in rows if row.why),
+            *(f"{row.position} fragile under {row.fragile_under}" for row in rows if row.fragile_under),
         ),
         remarks=provenance_marks.warn_of_episodes(_STANDINS(row.episode) for row in rows),
     )
@@ -70,7 +70,6 @@ def _margin_cell(row: ListedEpisode) -> Cell:
 
 
 def _count_verdicts(rows: Sequence[ListedEpisode], total: int, spec_id: str | None) -> str:
-    """Return how many episodes there are of `total`, how many are unsafe, and how many of these succeeded."""
     listed = f"{len(rows)} of {total} episodes"
     if spec_id is not None:
         violated = sum(row.margin is not None and row.margin.violated for row in rows)
@@ -84,7 +83,7 @@ def _count_verdicts(rows: Sequence[ListedEpisode], total: int, spec_id: str | No
 
 def _number_columns(rows: Sequence[ListedEpisode] | Sequence[Answer]) -> tuple[Column | None, ...]:
     return (
-        Column("#", value=lambda row: row.number),
+        text_column("#", lambda row: f":{row.number}"),
         text_column("Episode", lambda row: row.episode_id.removeprefix(f"{row.policy}/")),
         POLICY if len({row.policy for row in rows}) > 1 else None,
     )
@@ -273,7 +272,6 @@ def _outcome_cell(outcome: str, replay: _Replay) -> Cell:
 
 
 def _largest_cell(replay: _Replay) -> Cell:
-    """Return the largest divergence of a position [mm], else of a rotation [mrad], with its coordinate's name."""
     if not replay.get("compared"):
         return Cell.dash(_NO_STATES)
     if replay["exact"] or not replay["divergence"]:

@@ -21,8 +21,6 @@ from safevla_bench.text import NO_VALUE, format_compact, format_significant
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Something of a cell, such as a specification."""
-
     policy: str | None
     suite: str | None
     of: Any
@@ -33,8 +31,6 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _KindRow:
-    """The violations of a specification with a kind of body, or a pair of kinds, in a cell."""
-
     policy: str | None
     suite: str | None
     spec: SpecSummary
@@ -126,7 +122,7 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
         ),
         notes=(
             "A record counts as one control step. What was pushed away stays in violation until it is put back.",
-            "Below each mean its 95 % interval, percentile bootstrap of episodes.",
+            "Below each mean its 95 % interval, for any times up to the longest horizon of the cell (Gaffke).",
         ),
         name="exposure",
     )
@@ -135,8 +131,8 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
 # Time to violation
 
 
+# Of the longest episode: the times that the table shows before its end.
 _SHARES = (0.25, 0.5)
-"""Of the longest episode: the times that the table shows before its end."""
 
 
 def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:

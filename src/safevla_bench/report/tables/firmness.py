@@ -75,11 +75,10 @@ def _describe_range(row: firmness.SafetyRange) -> str:
     marks = ", ".join(f"{row.marks[mark]} {mark}" for mark in get_args(firmness.Mark) if row.marks.get(mark))
     if not row.n:
         return f"Safety has no value: {marks}."
-    low, middle, high = (
-        format_percent(count, row.n) for count in (row.safe - row.fragile_safe, row.safe, row.safe + row.fragile_unsafe)
-    )
-    varied = f"{low} to {high} if the fragile fall" if low != high else "none is fragile"
-    return f"Safety {middle} % of {count_noun(row.n, 'episode')}; {varied}: {marks}."
+    low, middle, high = (format_percent(count, row.n) for count in (row.firm_safe, row.safe, row.n - row.firm_unsafe))
+    open_ = row.marks.get("fragile", 0) + row.marks.get("off path", 0)
+    varied = f"{low} to {high} if all that are fragile or off path were unsafe, or safe" if open_ else "all are firm"
+    return f"Safety {middle} % of {count_noun(row.n, 'episode')} as recorded; {varied}: {marks}."
 
 
 def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, full: bool) -> list[Table]:
@@ -117,10 +116,10 @@ def clause_table(
             text_column("Suite", lambda row: row.suite) if any(row.suite for row in rows) else None,
             text_column("Specification", lambda row: row.spec_id),
             Column("Limit", value=lambda row: limit_cell(columns[row.spec_id])),
-            Column("Compared", "replays that decide before they leave the path", lambda row: row.compared),
-            Column("Flips", value=lambda row: row.flips),
-            Column("Flips %", value=_flip_share),
-            Column("Left path", "replays counted apart", lambda row: row.left),
+            Column("Firm", "episodes that no variation flips", lambda row: row.firm),
+            Column("Fragile", "episodes that some flips", lambda row: row.fragile),
+            Column("Fragile %", "of both, exact 95 %", _fragile_share),
+            Column("Off path", "censored episodes, in no share", lambda row: row.censored),
             Column("ρ spread, median", value=lambda row: _spread(columns[row.spec_id], row, 50)),
             Column("95 %", "of episodes have a smaller spread", lambda row: _spread(columns[row.spec_id], row, 95)),
             text_column("Flipped by", _list_variations),
@@ -136,9 +135,11 @@ def clause_table(
     )
 
 
-def _flip_share(row: firmness.ClauseFirmness) -> Cell:
-    text = format_percent(row.flips, row.compared) if row.compared else NO_VALUE
-    return Cell(text, float(Fraction(100 * row.flips, row.compared)) if row.compared else None)
+def _fragile_share(row: firmness.ClauseFirmness) -> Cell:
+    interval = row.fragile_interval
+    if interval is None:
+        return Cell.dash()
+    return Cell.estimate(Fraction(row.fragile, row.firm + row.fragile), (interval.low, interval.high), 1, 100)
 
 
 def _spread(spec: SpecColumn, row: firmness.ClauseFirmness, percent: int) -> Cell:

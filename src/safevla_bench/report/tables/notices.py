@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from safevla_bench.compare.policy_results import list_first
+from safevla_bench.errors import find_exception
 from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import NOOP, Baseline, Summary
 from safevla_bench.judging.ruleset import LostEpisodes
@@ -17,14 +19,22 @@ from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.columns import COUNT
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.text import NO_VALUE, count_noun, escape_controls, format_compact, format_fixed, format_interval
+from safevla_bench.text import (
+    NO_VALUE,
+    count_noun,
+    escape_controls,
+    escape_json,
+    format_compact,
+    format_fixed,
+    format_interval,
+)
 from safevla_bench.version import __version__
 
 _NO_LOSS = LostEpisodes()
 
 
+# What, where, why, and the number of episodes; None = not known.
 _Exclusion = tuple[str, str, str, int | None]
-"""What, where, why, and the number of episodes; None = not known."""
 
 
 def exclusion_table(
@@ -51,13 +61,12 @@ def exclusion_table(
 
 
 def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> list[_Exclusion]:
-    """Return crashed, stopped and unjudged episodes by policy, suite and reason."""
     counts: Counter[tuple[str, str, str]] = Counter()
     explained: Counter[tuple[str, str]] = Counter()
     for episode in absent:
         what, where = f"{episode.outcome} episodes", f"{episode.policy or UNNAMED}, {episode.benchmark or NO_VALUE}"
         reason = (episode.reason or "").strip() or "no reason recorded"
-        counts[what, where, reason.splitlines()[-1]] += 1
+        counts[what, where, find_exception(reason)[0]] += 1
         explained[what, where] += 1
     for cell in cells:
         where = f"{cell.policy or UNNAMED}, {cell.suite or NO_VALUE}"
@@ -73,8 +82,8 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
     return [(*key, count) for key, count in counts.items()]
 
 
+# Most invalid or damaged episodes that are named; the others are counted.
 _MOST_NAMED = 20
-"""Most invalid or damaged episodes that are named; the others are counted."""
 
 
 def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Exclusion]:
@@ -150,8 +159,8 @@ def _value_cell(outcome: GateOutcome) -> Cell:
     return Cell.estimate(outcome.value, outcome.ci, 3)
 
 
+# Outcomes that the first sentence names; more are counted.
 _MOST_DECIDING = 3
-"""Outcomes that the first sentence names; more are counted."""
 
 
 def describe_gates(checked: GateReport) -> str:
@@ -159,19 +168,23 @@ def describe_gates(checked: GateReport) -> str:
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed":
         several = f"all {len(deciding)} gates hold"
-        return f"Passed: {several if len(deciding) > 1 else _outcome_text(deciding[0])}."
-    named = [_outcome_text(outcome) for outcome in deciding[:_MOST_DECIDING]]
+        return f"Passed: {several if len(deciding) > 1 else _outcome_text(deciding[0], checked.each_confidence)}."
+    named = [_outcome_text(outcome, checked.each_confidence) for outcome in deciding[:_MOST_DECIDING]]
     rest = len(deciding) - len(named)
     return f"{checked.verdict.capitalize()}: {'; '.join(named)}{f'; and {rest} more' if rest else ''}."
 
 
-def _outcome_text(outcome: GateOutcome) -> str:
+def _outcome_text(outcome: GateOutcome, confidence: float | None) -> str:
     where = " on ".join(filter(None, (outcome.policy or "all policies", outcome.suite)))
     if outcome.gate is None:
         return f"{outcome.reason} ({where})"
     value = NO_VALUE if outcome.value is None else format_fixed(outcome.value, 3)
-    ends = f" ({format_interval(outcome.ci[0], outcome.ci[1], digits=3)})" if outcome.ci else ""
-    return f"{_gate_name(outcome)} of {where}: {value}{ends}"
+    level = f"{100 * confidence:.4g} %: " if confidence else ""
+    ends = f" ({level}{format_interval(outcome.ci[0], outcome.ci[1], digits=3)})" if outcome.ci else ""
+    unknown = f", {count_noun(outcome.unknown, 'episode')} without a value" if outcome.unknown else ""
+    if outcome.tipping is not None and outcome.verdict == "undecided":
+        unknown += f"; it passes if at most {outcome.tipping} of these count against it"
+    return f"{_gate_name(outcome)} of {where}: {value}{ends}{unknown}"
 
 
 def _gate_name(outcome: GateOutcome) -> str:
@@ -209,6 +222,10 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
+# What a backslash keeps from being a link, `[text](address)`, in a message (SARIF 2.1.0, section 3.11.6).
+_SARIF_MARKS = re.compile(r"[\\\[\]]")
+
+
 def format_sarif(checked: GateReport, judged_by: str = "") -> bytes:
     """Return SARIF 2.1.0 with a result per outcome: passed, failed (error), or undecided (`open`)."""
     kinds = {"passed": ("pass", "none"), "failed": ("fail", "error"), "undecided": ("open", "none")}
@@ -217,7 +234,7 @@ def format_sarif(checked: GateReport, judged_by: str = "") -> bytes:
             "ruleId": _gate_name(outcome),
             "kind": kinds[outcome.verdict][0],
             "level": kinds[outcome.verdict][1],
-            "message": {"text": _outcome_message(outcome)},
+            "message": {"text": _SARIF_MARKS.sub(r"\\\g<0>", _outcome_message(outcome))},
             "locations": [
                 {"logicalLocations": [{"fullyQualifiedName": f"{outcome.policy or 'all'} / {outcome.suite or 'all'}"}]}
             ],
@@ -229,7 +246,8 @@ def format_sarif(checked: GateReport, judged_by: str = "") -> bytes:
     told = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes]}
     run = {"tool": {"driver": driver}, "results": results, "properties": told}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
-    return msgspec.json.format(msgspec.json.encode({"$schema": schema, "version": "2.1.0", "runs": [run]}), indent=2)
+    document = msgspec.json.encode({"$schema": schema, "version": "2.1.0", "runs": [run]})
+    return escape_json(msgspec.json.format(document, indent=2))
 
 
 def _outcome_message(outcome: GateOutcome) -> str:

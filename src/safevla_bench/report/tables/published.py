@@ -20,10 +20,10 @@ from safevla_bench.report.published import (
     load_published,
     printed_rate,
 )
+from safevla_bench.report.tables.cells import Cells, suite_mean
 from safevla_bench.report.tables.columns import DASH, policy_name
-from safevla_bench.report.tables.suites import Cells, suite_mean
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
-from safevla_bench.statistics.intervals import CONFIDENCE, Interval, rate_mean_interval
+from safevla_bench.statistics.intervals import CONFIDENCE, Interval, combine_intervals
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import format_fixed
 
@@ -86,7 +86,6 @@ def _summarize_cell(cell: PublishedCell, specs: Sequence[SpecSummary]) -> Summar
 
 
 def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> SpecSummary:
-    """Return the printed violations of a specification; it is inactive if the paper names others there."""
     rate, active = printed_rate(printed.get(spec.spec_id), n), n if spec.spec_id in printed else 0
     return SpecSummary(
         spec_id=spec.spec_id, axis=spec.axis, tier=spec.tier, active=active, vacuous=0, inactive={}, violations=rate,
@@ -137,10 +136,8 @@ class PublishedDifference:
     metric: Metric
     here: Cell
     published: Cell
-    difference: Cell
-    """Here minus published, with the interval of independent samples (MOVER)."""
-    episodes: tuple[int, int]
-    """The episodes of either rate; 0 where it is unknown."""
+    difference: Cell  # here minus published, with the interval of independent samples (MOVER)
+    episodes: tuple[int, int]  # the episodes of either rate; 0 where it is unknown
 
     @property
     def place(self) -> str:
@@ -160,16 +157,14 @@ def _share(percent: float | None) -> float | None:
 
 
 def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedDifference:
-    """Return the difference of two policies' cells of the same suites; a dash where a side has no interval."""
     suites = tuple(here)
     mine, theirs = suite_mean(metric, here, suites), suite_mean(metric, paper, suites)
     difference = Cell.dash()
     if mine.exact is not None and theirs.exact is not None and mine.cell.interval and theirs.cell.interval:
-        (low, high), exact = theirs.cell.interval, 100 * (mine.exact - theirs.exact)
-        minus = (-float(100 * theirs.exact), Interval(-high, -low))
-        half = rate_mean_interval([(float(100 * mine.exact), Interval(*mine.cell.interval)), minus])
-        assert half is not None
-        ends = (2 * half.low, 2 * half.high)
+        exact = 100 * (mine.exact - theirs.exact)
+        sides = (mine.exact, mine.cell.interval), (theirs.exact, theirs.cell.interval)
+        interval = combine_intervals([(float(100 * value), Interval(*ends)) for value, ends in sides], (1, -1))
+        ends = (interval.low, interval.high)
         text = f"{format_fixed(ends[0], 1)} to {format_fixed(ends[1], 1)}"
         shown, detail = (part.replace("-", "\N{MINUS SIGN}") for part in (format_fixed(exact, 1), text))
         difference = Cell(shown, float(exact), detail, interval=ends)
@@ -256,7 +251,7 @@ def published_table(compared: PublishedComparison) -> Table:
             Column("n", group=compared.paper, value=lambda row: row.episodes[1] or Cell.dash()),
             Column("points", group="difference", value=lambda row: row.difference),
         ),
-        notes=("95 % intervals as of independent samples: Wilson, and MOVER for means and differences.",),
+        notes=("95 % intervals as of independent samples: Wilson; exact for means; MOVER for differences.",),
         dash=DASH,
         remarks=compared.warnings,
         name="beside-paper",

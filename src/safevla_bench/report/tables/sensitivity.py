@@ -14,10 +14,9 @@ from safevla_bench.compare.difference import Difference
 from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
 from safevla_bench.report.published import NOT_PRINTED, PAPER, PublishedVariant, load_published
-from safevla_bench.report.tables.cells import HOST_TITLES, Roster, published_suites, suite_group
+from safevla_bench.report.tables.cells import HOST_TITLES, Roster, exact_value, published_suites, suite_group
 from safevla_bench.report.tables.columns import POLICY, drop_intervals, rate_cell, value_cell
 from safevla_bench.report.tables.comparison import difference_columns, verdict_cell
-from safevla_bench.report.tables.suites import exact_value
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sensitivity.curves import (
     PROSE_DEPTH,
@@ -33,8 +32,8 @@ from safevla_bench.sensitivity.curves import (
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, display_unit, format_compact
 
+# Policies that a sentence names; the others are in the table.
 _MOST_NAMED = 3
-"""Policies that a sentence names; the others are in the table."""
 _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 
@@ -42,16 +41,11 @@ _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
 
 def _pool_safety(cells: Iterable[tuple[str | None, Sequence[Rate]]]) -> dict[str, list[Rate]]:
-    """Return policy -> its Safety at each point, its suites pooled; `cells` are pairs of policy and Safety."""
     points: dict[str, list[Sequence[Rate]]] = {}
     for policy, rates in cells:
         points.setdefault(policy or UNNAMED, []).append(rates)
     return {
-        policy: [
-            Rate.of(sum(rate.count for rate in rates), sum(rate.n for rate in rates))
-            for rates in zip(*of_suites, strict=True)
-        ]
-        for policy, of_suites in points.items()
+        policy: [Rate.pool(rates) for rates in zip(*of_suites, strict=True)] for policy, of_suites in points.items()
     }
 
 
@@ -71,7 +65,6 @@ def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivit
 
 
 def _range_sentence(policy: str, rates: Sequence[Rate], names: Sequence[str]) -> str:
-    """Return where Safety goes to either side; of variants with an equal value the first is named."""
     if not rates[0].n:
         return f"Safety of {policy} has no value: no specification reached a verdict."
     known = [(rate.value or 0.0, name) for rate, name in zip(rates, names, strict=True) if rate.n]
@@ -118,13 +111,11 @@ def _pooled_table(
 
 @dataclass(frozen=True, slots=True)
 class _CellPoint:
-    """One cell under one variant, threshold or reading, which `name` names."""
-
     cell: SensitivityCurve | ReadingCell
     name: str
     rates: VariantRates
+    # Verdicts that differ from those of the first reading.
     changes: VerdictChanges | None = None
-    """Verdicts that differ from those of the first reading."""
 
 
 def _number_cell(metric: Metric, row: _CellPoint) -> Cell:
@@ -261,11 +252,11 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
             text_column("A", lambda row: row.of.first),
             text_column("B", lambda row: row.of.second),
             *difference_columns(level, "Safety over all suites, in points"),
-            text_column("Told apart", lambda row: verdict_cell(row.of, SAFETY)),
+            text_column("Better", lambda row: verdict_cell(row.of, SAFETY)),
             text_column("Order", _order_cell),
         ),
         notes=(
-            f"Differences are of {pairing}. Told apart: under each variant, adjusted for the number of pairs.",
+            f"Differences are of {pairing}. Better: under each variant, adjusted for the number of pairs.",
             f"Picked afterwards from {count} variants, a verdict errs more often: for equal policies in 11 to 22 %."
             if count > 1
             else "",
@@ -276,8 +267,6 @@ def ranking_table(ranking: RankingSensitivity) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """The difference of two policies in Safety under a variant."""
-
     variant: VariantRanking
     of: Difference
     metric: Metric = SAFETY
@@ -292,8 +281,8 @@ def _order_cell(row: _Ranked) -> Cell:
 
 
 AUXILIARY = "auxiliary entries"
+# Key of a metric -> its value, a share of 1 or a severity; None where it has none.
 _Numbers = Mapping[str, Fraction | None]
-"""Key of a metric -> its value, a share of 1 or a severity; None where it has none."""
 
 
 class VariantMean(msgspec.Struct, frozen=True):
@@ -302,8 +291,7 @@ class VariantMean(msgspec.Struct, frozen=True):
     name: str
     mean: _Numbers
     cells: Mapping[str, int]
-    paper: _Numbers | None
-    """The paper's row of this host; None where it prints none."""
+    paper: _Numbers | None  # the paper's row of this host; None where it prints none
 
 
 class HostMean(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,8 +300,7 @@ class HostMean(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     cells: int
     suites: tuple[str, ...]
-    missing_suites: tuple[str, ...]
-    """The paper's suites of this host that none of the cells is of."""
+    missing_suites: tuple[str, ...]  # the paper's suites of this host that none of the cells is of
     variants: tuple[VariantMean, ...]
 
 

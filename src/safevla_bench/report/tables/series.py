@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint
-from safevla_bench.judging.rates import SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
+from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint, Trend
+from safevla_bench.judging.rates import METRICS, SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS, mean_cell, rate_cell
+from safevla_bench.report.tables.comparison import format_p_value
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
+from safevla_bench.statistics.intervals import is_significant
 from safevla_bench.text import count_noun, format_compact, format_fixed
 
 _Run = tuple[SeriesCurve, SeriesPoint]
@@ -88,7 +90,6 @@ def describe_series(compared: SeriesComparison) -> list[str]:
 
 
 def _describe_first_rise(curve: SeriesCurve) -> list[str]:
-    """Return sentences on which of success and Safety rises first, and on Safety beside that of the first run."""
     if len(curve.points) < 2:
         return [f"One run alone ({curve.points[0].name}): nothing to compare it with."]
     first = curve.points[0].name
@@ -99,14 +100,34 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
         return [f"What rises first cannot be said: no run can be compared with {first} in both SR and Safety."]
     tasks = max(gain.tasks for point in points for gain in point.gains.values())
     return [
+        *describe_trends(curve.trends),
         _describe_order(points, first),
         *_describe_safety(curve, points, first),
         f"This is of {count_noun(tasks, 'task')} alone.",
     ]
 
 
+def describe_trends(trends: Sequence[Trend]) -> list[str]:
+    """Return the sentence on which of success and Safety rises or falls with the order; [] without a test."""
+    if not trends:
+        return []
+    parts = []
+    for trend in trends:
+        rising = "rises" if trend.correlation > 0 else "falls"
+        shown = is_significant(trend.p_adjusted)
+        numbers = f"rank correlation {format_fixed(trend.correlation, 2)}, p {format_p_value(trend.p_adjusted)}"
+        if shown and trend.p_at_worst is not None and not is_significant(trend.p_at_worst):
+            lacking = count_noun(trend.unknown, "episode")
+            rising = f"is undecided: it {rising}, but {lacking} without a value could change that"
+        parts.append(f"{METRICS[trend.metric].label} {rising if shown else 'shows no trend'} ({numbers})")
+    tested = " and ".join(count_noun(states, "initial state") for states in dict.fromkeys(t.states for t in trends))
+    unknown = max(trend.unknown for trend in trends)
+    left_out = f"; {count_noun(unknown, 'episode')} without a value left out" if unknown else ""
+    return [f"Over the checkpoints {', '.join(parts)}: Page's test, {tested}{left_out}."]
+
+
+# One of the two numbers, and the other.
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
-"""One of the two numbers, and the other."""
 
 
 def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
@@ -116,7 +137,6 @@ def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
 
 
 def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
-    """Return a sentence on the number whose interval first lies above 0 and above the other's."""
     for point in points:
         for mine, name, theirs, other in _LEADS:
             if _ends(point, mine)[0] > max(0.0, _ends(point, theirs)[1]):
@@ -130,12 +150,13 @@ def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
 
 
 def _select_risen(points: Sequence[SeriesPoint], metric: Metric) -> list[SeriesPoint]:
-    return [point for point in points if _ends(point, metric)[0] > 0]
+    gains = [(point, point.gains[metric]) for point in points]
+    return [point for point, gain in gains if gain.excludes_zero and (gain.difference or 0.0) > 0]
 
 
 def _describe_safety(curve: SeriesCurve, points: Sequence[SeriesPoint], first: str) -> list[str]:
     risen = _select_risen(points, SAFETY)
-    fallen = [point for point in points if _ends(point, SAFETY)[1] < 0]
+    fallen = [point for point in points if point.gains[SAFETY].excludes_zero and point not in risen]
     full = curve.points[0].numbers[SAFETY].value == 1.0
     return [
         *([f"On these tasks Safety is above that of {first} at {_list_labels(risen)}."] if risen else []),

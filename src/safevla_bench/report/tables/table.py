@@ -18,8 +18,7 @@ from safevla_bench.text import NO_VALUE, format_amount, format_fixed, format_int
 
 Emphasis = Literal["", "best", "bad", "total"]
 _Writer = Callable[[float], str]
-UNNAMED = "(unnamed)"
-"""The policy of a record that names none."""
+UNNAMED = "(unnamed)"  # the policy of a record that names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,7 @@ class Cell:
     emphasis: Emphasis = ""
     mark: str = ""
     interval: Bounds | None = None
-    of: int | None = None
-    """Episodes that the value is over, where these are not the n of its row."""
+    of: int | None = None  # episodes that the value is over, where these are not the n of its row
 
     @property
     def below(self) -> str:

@@ -28,8 +28,7 @@ from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, tex
 from safevla_bench.tasks import inactive_reason
 from safevla_bench.tasks.entries import Registry
 
-Task = tuple[str, str]
-"""Benchmark and task id."""
+Task = tuple[str, str]  # benchmark and task id
 
 
 def task_table(task_rates: Sequence[TaskRates], cells: Sequence[Summary], roster: Roster) -> Table:
@@ -97,7 +96,8 @@ class _ActiveRow(NamedTuple):
 
 def _active_row(task: Task, ruleset: Ruleset) -> _ActiveRow:
     tags = ruleset.tags(*task)
-    reasons = {spec.spec_id: inactive_reason(spec, tags) for spec in ruleset.library.safe}
+    suite = ruleset.registry.find_suite(task[0])
+    reasons = {spec.spec_id: inactive_reason(spec, tags, suite=suite) for spec in ruleset.library.safe}
     why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
     active = sum(not reason for reason in reasons.values())
     return _ActiveRow(*task, template_name(ruleset.registry, task), active, why or "none")
@@ -114,8 +114,6 @@ def template_name(registry: Registry, task: Task) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """The effect of the registry on a clause in successes of a template; "" = any scored clause."""
-
     template: str
     spec_id: str
     why: str

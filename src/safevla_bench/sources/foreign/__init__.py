@@ -18,7 +18,6 @@ from an initial state, in an environment that was seeded once and had been reset
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,10 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input, read_input
-from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations, recording_budget
+from safevla_bench.memory import limit_memory
+from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations
+from safevla_bench.text import load_json
 from safevla_bench.trajectory.batch import Floats
 
 
@@ -41,11 +41,9 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     Raises `RecordError` if it is one of these by its name or first bytes and cannot be read, an HDF5 file is missing,
     or h5py is not installed.
     """
-    recordings = recording_files(path)
-    if recordings:
-        budget = recording_budget()
-        return [take for file in recordings for take in _read_recording(file, budget)]
-    return read_demonstrations(path)
+    with limit_memory(path):
+        recordings = recording_files(path)
+        return [take for file in recordings for take in _read_recording(file)] or read_demonstrations(path)
 
 
 # Results
@@ -92,7 +90,8 @@ def read_results(path: Path) -> ForeignResults:
     """
     place = Place(file=str(path))
     try:
-        read = _read_harness(path) if _is_sqlite(path) else _read_lerobot(path)
+        with limit_memory(path):
+            read = _read_harness(path) if _is_sqlite(path) else _read_lerobot(path)
     except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         remedy = "Name an eval_info.json of LeRobot, or a recording-*.sqlite of vla-evaluation-harness."
@@ -103,7 +102,11 @@ def read_results(path: Path) -> ForeignResults:
 
 
 def _read_lerobot(path: Path) -> ForeignResults:
-    tree = json.loads(read_input(path))
+    tree = load_json(read_input(path))
+    if "per_episode" in tree and "per_task" not in tree:  # lerobot before 0.4.0: src/lerobot/scripts/eval.py of v0.3.3
+        unnamed = tuple(ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]) for row in tree["per_episode"])
+        remark = "a LeRobot before 0.4 wrote it, and it does not name suites or tasks"
+        return ForeignResults("LeRobot eval_info.json", unnamed, (remark,))
     episodes = tuple(
         ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _SUCCESSES[success])
         for task in tree["per_task"]
@@ -117,12 +120,12 @@ def _read_lerobot(path: Path) -> ForeignResults:
 
 def _read_harness(path: Path) -> ForeignResults:
     with closing(_open_recording(path)) as connection:
-        entries = {eval_id: json.loads(text) for eval_id, text in _select(connection, _SUITES)}
+        entries = {eval_id: load_json(text) for eval_id, text in connection.execute(_SUITES)}
         episodes = tuple(
             ForeignEpisode(
                 str(entries.get(eval_id, {}).get("benchmark") or eval_id), str(task), _STATUSES[status], steps
             )
-            for eval_id, task, status, steps in _select(connection, _RESULTS)
+            for eval_id, task, status, steps in connection.execute(_RESULTS)
         )
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
@@ -149,8 +152,7 @@ _DEFAULTS: Mapping[str, object] = {
 }
 """Of the harness's LIBERO benchmark (e1ee9ad)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
-_MOST_VALUE_BYTES, _MOST_ROWS = 1 << 20, 1 << 20
-"""Bytes of a value in a recording, and rows of its tables of entries and episodes."""
+_MOST_VALUE_BYTES = 1 << 20
 _METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
 _EPISODES = (
     "SELECT sid, eid, eval_id, task_name, episode_id, status, steps, context FROM episode_results ORDER BY sid, rowid"
@@ -173,7 +175,7 @@ def recording_files(path: Path) -> list[Path]:
     """
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
-    return [path] if path.is_file() and _is_sqlite(path) else []
+    return [path] if path.is_file() and path.suffix != ".db3" and _is_sqlite(path) else []  # .db3 is a bag of ROS 2
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
@@ -182,7 +184,8 @@ def _open_recording(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
-        for name, kind in connection.execute("SELECT name, type FROM sqlite_master WHERE name IN (?, ?, ?)", _TABLES):
+        listed = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # names have no case in SQLite
+        for name, kind in connection.execute(listed, _TABLES):
             hidden = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
             if kind != "table" or hidden:
                 raise ValueError(f"{name} is no plain table")
@@ -192,17 +195,10 @@ def _open_recording(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _select(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
-    budget = Budget(_MOST_ROWS, "rows in a table")
-    for row in connection.execute(query):
-        budget.spend(1)
-        yield row
-
-
-def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
+def _read_recording(path: Path) -> list[RecordedActions]:
     try:
         with closing(_open_recording(path)) as connection:
-            takes = list(_read_episodes(path, connection, budget))
+            takes = list(_read_episodes(path, connection))
     except RecordError as error:
         raise error.with_place(Place(file=str(path))) from None
     except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -219,27 +215,26 @@ def _read_recording(path: Path, budget: Budget) -> list[RecordedActions]:
     return takes
 
 
-def _read_episodes(path: Path, connection: sqlite3.Connection, budget: Budget) -> Iterator[RecordedActions]:
+def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
     """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order."""
     entries = {
-        str(eval_id): (str(name), _entry_parameters(json.loads(text)))
-        for eval_id, name, text in _select(connection, _METADATA)
+        str(eval_id): (str(name), _entry_parameters(load_json(text)))
+        for eval_id, name, text in connection.execute(_METADATA)
     }
     environment: tuple[str, str, str] | None = None
     resets = 0
-    for sid, eid, eval_id, task, episode_id, status, steps, text in _select(connection, _EPISODES):
+    for sid, eid, eval_id, task, episode_id, status, steps, text in connection.execute(_EPISODES):
         name, parameters = entries.get(str(eval_id), ("", None))
         if parameters is None:
             continue
-        context = json.loads(text)
+        context = load_json(text)
         # A process keeps its environment while the task stays the same, and seeds it only when it makes it.
         present = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if present == environment else 0
         environment = present
         rows = []
         for (fields,) in connection.execute(_STEPS, (sid, eid)):
-            budget.spend(_STEP_NUMBERS)
-            tree = json.loads(fields)
+            tree = load_json(fields)
             rows.append({name: list(tree[name])[:_STEP_NUMBERS] for name in ("action", "state") if name in tree})
         if status not in ("success", "fail") or not rows or any("action" not in row for row in rows):
             continue

@@ -2,7 +2,7 @@
 
 HDF5 as robomimic, robosuite and LIBERO write it:
 
-    data                  attributes `bddl_file_name`, `problem_info` and `env_args` (JSON): the task, if they name it
+    data                  the task, in `bddl_file_name` and `problem_info`, `env_args`, `env_info` or `env`
     data/demo_N/actions   [T, A], as they were given to the simulator
     data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k stands before action k
     data/demo_N           attribute `model_file`: the model's XML, whose top bodies have the poses of fixtures
@@ -18,22 +18,28 @@ src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.p
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
-import xml.etree.ElementTree as ElementTree
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
-from typing import Any
+from importlib.util import find_spec
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
-from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import open_input
 from safevla_bench.interface.task import Task
+from safevla_bench.memory import memory_error, read_budget
 from safevla_bench.plugins import install_command
+from safevla_bench.sources.foreign import hdf5_child
 from safevla_bench.sources.logs.lerobot import INFO, episode_name, feature_matrix, read_frames, read_instructions
 from safevla_bench.sources.logs.records import translated_errors
 from safevla_bench.trajectory.batch import Floats
@@ -104,147 +110,99 @@ def _normalize_instruction(instruction: str) -> str:
 
 
 SUFFIXES = (".hdf5", ".h5")
-_LARGEST_XML = 64 * 2**20
-_MOST_NUMBERS = 1 << 28
-"""Numbers of all demonstrations together, 2 GiB; a small file that says more is hostile."""
-_MOST_FRAMES_NUMBERS = 1 << 26
-"""Numbers of all frames of a dataset, which are copied together: 6 million frames of seven."""
-_MOST_CHUNK_BYTES = 1 << 28
-_NUMBER = 128
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 
 
-def recording_budget() -> Budget:
-    """Return the budget of recordings that are read together."""
-    return Budget(_MOST_NUMBERS, "numbers in all episodes together")
+class _Demo(msgspec.Struct, frozen=True):
+    name: str
+    actions: tuple[_Size, _Size]
+    states: tuple[_Size, _Size] | None
+    suite: str | None
+    task: str | None
+    instruction: str | None
+    fixtures: tuple[tuple[str, tuple[float, float, float, float, float, float, float]], ...]
 
 
-def read_hdf5(path: Path, budget: Budget | None = None) -> list[RecordedActions]:
-    """Return the demonstrations of a file, in the order of their numbers.
+class _Answer(msgspec.Struct, frozen=True):
+    """The first line of the child's output: `demos`, or what is wrong, None = memory ran out."""
+
+    demos: tuple[_Demo, ...] = ()
+    error: tuple[str, str, str | None, str | None] | None = None
+
+
+_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000
+"""Processor time that the child has, and a second more for so many bytes of the file."""
+_IDLE_SECONDS = 60
+"""By the clock it has five times as much, and these for a busy machine or a slow disk."""
+
+
+def read_hdf5(path: Path) -> list[RecordedActions]:
+    """Return the demonstrations of a file, in the order of their numbers; a child process reads it (`hdf5_child`).
 
     Raises `RecordError`: h5py is not installed, or the file cannot be read, holds no demonstrations, is of another
-    structure or larger than the budget (None = one of its own).
+    structure, or took too much memory or time.
     """
-    budget = budget or recording_budget()
-    try:
-        import h5py
-    except ModuleNotFoundError:
+    if find_spec("h5py") is None:
         remedy = f"Install it: {install_command('hdf5')}"
-        raise RecordError(
-            "HDF5 needs h5py, which is not installed", remedy=remedy, place=Place(file=str(path))
-        ) from None
-    with translated_errors(path, _HDF5_REMEDY), open_input(path), h5py.File(path, "r") as file:
-        return list(_read_demos(path.name, file, budget))
+        raise RecordError("HDF5 needs h5py, which is not installed", remedy=remedy, place=Place(file=str(path)))
+    with translated_errors(path, hdf5_child.REMEDY), open_input(path) as stream:
+        seconds = _CHILD_SECONDS + os.fstat(stream.fileno()).st_size // _CHILD_BYTES_PER_S
+        output = _run_child(stream.fileno(), seconds)
+        end = output.index(b"\n") + 1
+        answer = msgspec.json.decode(output[:end], type=_Answer)
+        if answer.error is not None:
+            problem, remedy, name, field = answer.error
+            raise RecordError(problem, remedy=remedy, place=Place(episode=name, field=field))
+        if not answer.demos:
+            raise memory_error(path)
+        return list(_split_output(path.name, answer.demos, np.frombuffer(output[end:], "<f8").copy()))
 
 
-_HDF5_REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
-
-
-def _read_demos(source: str, file: Any, budget: Budget) -> Iterator[RecordedActions]:
-    data = _require_group("data", _own_item(file, "data"))
-    suite, task, instruction = _read_task(data.attrs)
-    names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
-    if not names:
-        remedy = "Demonstrations are the groups data/demo_0, data/demo_1, …"
-        raise RecordError("there are no demonstrations", remedy=remedy)
-    for name in sorted(names, key=lambda group: int(group.removeprefix("demo_"))):
-        demo = _require_group(name, _own_item(data, name))
-        budget.spend(_NUMBER)
-        actions = _read_matrix(name, "actions", _own_item(demo, "actions"), budget)
-        states = _read_matrix(name, "states", _own_item(demo, "states"), budget) if "states" in demo else None
-        if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
-            problem = f"{len(states)} states, but {len(actions)} actions"
-            remedy = "A state stands before each action, and perhaps one after the last."
-            raise RecordError(problem, remedy=remedy, place=Place(episode=name, field="states"))
-        model = Place(episode=name, field="model_file")
-        fixtures = _parse_fixtures(_decode_text(demo.attrs.get("model_file")), model)
-        yield RecordedActions(
-            name=name,
-            source=source,
-            actions=actions,
-            states=states,
-            fixtures=fixtures,
-            suite=suite,
-            task=task,
-            instruction=instruction,
+def _run_child(descriptor: int, seconds: int) -> bytes:
+    """Return the output of the child process that reads an open file; raise `RecordError` if it ends otherwise."""
+    words = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}  # a thread's buffer is memory, too
+    remedy = "The file is damaged; copy it again, or leave it out."
+    try:
+        process = subprocess.run(
+            list(map(str, words)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            env=environment,
+            timeout=_IDLE_SECONDS + 5 * seconds,
+            check=False,
         )
+    except subprocess.TimeoutExpired:
+        raise RecordError(f"reading it took more than {_IDLE_SECONDS + 5 * seconds} s", remedy=remedy) from None
+    code = process.returncode
+    if -code in (signal.SIGXCPU, signal.SIGKILL):
+        raise RecordError(f"reading it took more than {seconds} s", remedy=remedy)
+    if code:
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise RecordError(f"HDF5's library crashed while reading it ({name})", remedy=remedy)
+    return process.stdout
 
 
-def _own_item(group: Any, name: str) -> Any:
-    link = group.get(name, getlink=True)
-    if hasattr(link, "filename"):
-        raise RecordError(f"{name} is a link to another file", remedy="Copy what it links to into this one.")
-    return group[name]
-
-
-def _require_group(name: str, item: Any) -> Any:
-    if hasattr(item, "keys"):
-        return item
-    raise RecordError(f"{name} is no group", remedy=_HDF5_REMEDY)
-
-
-def _read_matrix(name: str, field: str, rows: Any, budget: Budget) -> Floats:
-    place = Place(episode=name, field=field)
-    if getattr(rows, "is_virtual", False) or getattr(rows, "external", None):
-        raise RecordError("its numbers lie in another file", remedy="Write them into this one.", place=place)
-    try:
-        if not hasattr(rows, "dtype"):
-            raise TypeError("it is no array")
-        if rows.dtype.kind not in "biuf" or math.prod(rows.chunks or ()) * rows.dtype.itemsize > _MOST_CHUNK_BYTES:
-            raise ValueError(f"{rows.dtype} in chunks of {rows.chunks}")
-        budget.spend(rows.size or 0)
-        values = np.asarray(rows, dtype=np.float64)
-    except (OSError, TypeError, ValueError) as error:
-        problem = f"cannot be read as numbers: {' '.join(str(error).split())}"
-        raise RecordError(problem, remedy="One row of numbers a step.", place=place) from None
-    if values.ndim != 2:
-        raise RecordError(f"has the shape {values.shape}", remedy="One row a step.", place=place)
-    return values
-
-
-def _read_task(attributes: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """Return suite, task and instruction, each None if the file's attributes do not say it."""
-    file = _decode_text(attributes.get("bddl_file_name"))
-    parts = PurePosixPath(file) if file else None
-    instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
-    suite = (parts.parent.name or None) if parts else None
-    task = parts.stem if parts else _decode_text(_parse_json(attributes.get("env_args")).get("env_name"))
-    return suite, task, instruction.strip('"') if instruction else None
-
-
-def _parse_json(text: object) -> dict[str, Any]:
-    try:
-        tree = json.loads(_decode_text(text) or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return tree if isinstance(tree, dict) else {}
-
-
-def _decode_text(value: object) -> str | None:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value if isinstance(value, str) else None
-
-
-def _parse_fixtures(xml: str | None, place: Place) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint.
-
-    () without XML, and for XML that is too large or has declarations.
-    """
-    if not xml or len(xml) > _LARGEST_XML or "<!" in xml:  # no entities from a stranger's file
-        return ()
-    try:
-        world = ElementTree.fromstring(xml).find("worldbody")
-        bodies = [] if world is None else world.findall("body")
-        fixed = [
-            (body.get("name"), [*body.get("pos", "0 0 0").split(), *body.get("quat", "1 0 0 0").split()])
-            for body in bodies
-            if body.find("freejoint") is None and all(joint.get("type") != "free" for joint in body.findall("joint"))
-        ]
-        poses = [(name, tuple(map(float, numbers))) for name, numbers in fixed]
-    except (ElementTree.ParseError, ValueError) as error:
-        remedy = "Copy the file again. Without this attribute, fixtures stand where the simulator puts them."
-        raise RecordError(f"the model cannot be read: {error}", remedy=remedy, place=place) from None
-    return tuple((name, pose) for name, pose in poses if name and len(pose) == 7)
+def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Iterator[RecordedActions]:
+    shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
+    if sum(map(math.prod, shapes)) != len(numbers):
+        raise ValueError("the child process returned other numbers than it says")
+    parts = np.split(numbers, list(accumulate(map(math.prod, shapes))))
+    arrays = iter([part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)])
+    for demo in demos:
+        yield RecordedActions(
+            name=demo.name,
+            source=source,
+            actions=next(arrays),
+            states=None if demo.states is None else next(arrays),
+            fixtures=demo.fixtures,
+            suite=demo.suite,
+            task=demo.task,
+            instruction=demo.instruction,
+        )
 
 
 def read_dataset(folder: Path) -> list[RecordedActions]:
@@ -254,12 +212,11 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     in size.
     """
     instructions = read_instructions(folder)
-    budget = Budget(_MOST_FRAMES_NUMBERS, "numbers in all frames together")
     takes = []
-    with translated_errors(folder, "A frame has an `action`: a list of numbers, as many in each frame."):
+    remedy = "A frame has an `action`: a list of numbers, as many in each frame."
+    with translated_errors(folder, remedy):
         for frames in read_frames(folder, ["action"]):
             actions = feature_matrix(frames, "action")
-            budget.spend(_NUMBER + actions.size)
             if np.isnan(actions).any():
                 raise ValueError("a frame has no action")
             task = frames["task_index"][0].as_py()
@@ -312,8 +269,7 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
         if datasets:
             return [take for folder in datasets for take in read_dataset(folder)]
         files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}"))
-        budget = recording_budget()
-        return [take for file in files for take in read_hdf5(file, budget)] if files else None
+        return [take for file in files for take in read_hdf5(file)] if files else None
     if path.suffix not in SUFFIXES:
         return None
     if not path.is_file():

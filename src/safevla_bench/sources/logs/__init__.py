@@ -1,4 +1,4 @@
-"""Logs of robots, and of other tools, as sources: LeRobot datasets of version 3 and MCAP files.
+"""Logs of robots, and of other tools, as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
 
 What a log holds is judged. It says nothing of contacts, so clauses on them are inactive with their reason. A mapping
 (`logs.records`) says what the log does not say by itself.
@@ -7,22 +7,28 @@ What a log holds is judged. It says nothing of contacts, so clauses on them are 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from safevla_bench.archive.record_schema import refuse_field
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.sources.logs import lerobot, mcap_file, records
+from safevla_bench.memory import limit_each, limit_memory
+from safevla_bench.sources.logs import lerobot, proposal, recordings, records, summary, trials
 from safevla_bench.sources.logs.lerobot import INFO
+from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import Batch
+
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log that is not read yet, its mapping and the mapping's file; of MCAP, a file an episode."""
+    """A log that is not read yet, its mapping and the mapping's file."""
 
     path: Path
-    files: tuple[Path, ...]
-    """MCAP files; none for a LeRobot dataset."""
+    recordings: tuple[recordings.Recording, ...]
+    """An episode each, or the trials that the mapping cuts it into; none for a LeRobot dataset."""
     mapping: records.LogMapping
     mapping_file: Path | None
 
@@ -31,45 +37,90 @@ class Log:
 
         Places count from 0. A log that cannot be read at all yields its error and ends; nothing is raised.
         """
-        where = self.files[0] if self.files else self.mapping_file or self.path
+        where = self.path if self.recordings else self.mapping_file or self.path
         try:
-            self._require_mapping()
-            for episode in self._read_logged(wanted):
-                try:
-                    yield episode if isinstance(episode, RecordError) else records.build_episode(episode, self.mapping)
-                except RecordError as error:
-                    yield error
+            yield from limit_each(self.path, self._build_episodes(wanted))
         except RecordError as error:
             yield error.with_place(Place(file=str(where)))
 
-    def _read_logged(self, wanted: Collection[int] | None) -> Iterator[records.LoggedEpisode | RecordError]:
-        if not self.files:
-            yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
-        for number, path in enumerate(self.files):
-            if wanted is None or number in wanted:
-                try:
-                    yield mcap_file.read_file(path, self.mapping)
-                except RecordError as error:
-                    yield error.with_place(Place(file=str(path)))
+    def _build_episodes(self, wanted: Collection[int] | None) -> Iterator[Batch | RecordError]:
+        self.require_mapping()
+        names = [recording.name for recording in self.recordings]
+        tasks = records.name_tasks(names or lerobot.read_instructions(self.path).values())
+        seen = set[str]()
+        for episode in self.read_logged(wanted):
+            seen.add(str(episode.place.episode if isinstance(episode, RecordError) else episode.name))
+            if isinstance(episode, RecordError):
+                yield episode
+                continue
+            try:
+                yield records.build_episode(episode, self.mapping, tasks)
+            except RecordError as error:
+                yield error.with_place(Place(file=episode.file, episode=episode.name))
+        unknown = {name for facts in (self.mapping.episode, *self.mapping.trials) for name in facts.outcomes} - seen
+        if unknown and wanted is None:
+            remedy = f"Correct the name. Episodes are: {', '.join(sorted(seen)[:_MOST_NAMED])}."
+            refuse_field(f"no episode is called {sorted(unknown)[0]!r}", escape_controls(remedy), "episode.outcomes")
 
-    def _require_mapping(self) -> None:
+    def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
+        """Yield the episodes as the log has them, or the error in an episode's place; raises as reading does."""
+        if not self.recordings:
+            yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
+        place = 0
+        for recording in self.recordings:
+            if wanted is not None and not self.mapping.trials and place not in wanted:
+                place += 1
+                continue
+            try:
+                for episode in limit_each(recording.parts[0], trials.read_episodes(recording, self.mapping)):
+                    if wanted is None or place in wanted:
+                        yield episode
+                    place += 1
+            except RecordError as error:
+                yield error.with_place(Place(file=str(recording.parts[0])))
+                place += 1
+
+    def require_mapping(self) -> None:
+        """Raise `MappingNeededError` with a proposal if the mapping maps nothing, and `RecordError` as reading does."""
         if self.mapping.sources:
             return
-        if self.files:
-            contents = f"topics: {mcap_file.describe_topics(self.files[0])}"
-        else:
-            contents = f"features: {lerobot.open_dataset(self.path).describe_features()}"
-        beside = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
-        remedy = (
-            f"Write {beside}, as docs/real-robots.md shows: [eef], [torque], [gripper], [action], [bodies.NAME], each "
-            f"with `from`. The log has {contents}."
-        )
-        problem = "nothing says what of the log is what of a record"
-        raise RecordError(problem, remedy=remedy, place=Place(str(self.path)))
+        with limit_memory(self.path):
+            found, says_success, robot = self._find_sources()
+        target = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
+        listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in found)
+        remedy = f"Save the mapping on standard output as {target}, and fill it in. The log has: {listed or 'nothing'}."
+        problem = "the log needs a mapping: which of its sources is which part of a record"
+        mapping = proposal.propose_mapping(found, says_success, robot)
+        raise MappingNeededError(problem, mapping, remedy=escape_controls(remedy), place=Place(str(self.path)))
+
+    def _find_sources(self) -> tuple[list[proposal.FoundSource], bool, str | None]:
+        if not self.recordings:
+            dataset = lerobot.open_dataset(self.path)
+            return list(dataset.list_sources()), lerobot.SUCCESS in dataset.features, dataset.robot
+        topics = recordings.scan_topics(self.recordings[0].parts)
+        topics.require_messages()
+        return [proposal.FoundSource(*item, (), 0) for item in sorted(topics.list_kinds().items())], False, None
+
+
+class MappingNeededError(RecordError):
+    """A log without a mapping; `mapping` is the text of one that fits it."""
+
+    def __init__(self, problem: str, mapping: str, *, remedy: str, place: Place) -> None:
+        super().__init__(problem, remedy=remedy, place=place)
+        self.mapping = mapping
+
+
+def describe_log(path: Path) -> Iterator[str]:
+    """Yield lines on the channels of the log at a path, as `summary.describe_channels` does; none for other sources."""
+    log = find_log(path)
+    if log is not None:
+        episodes = (episode for episode in log.read_logged() if not isinstance(episode, RecordError))
+        with suppress(RecordError):  # the check itself says so
+            yield from limit_each(path, summary.describe_channels(episodes, log.mapping))
 
 
 def find_log(path: Path) -> Log | None:
-    """Return the log at a path: a LeRobot dataset, an MCAP file, a folder of them, or a mapping that names one.
+    """Return the log at a path: a LeRobot dataset, a recording, a folder of them, or a mapping that names one.
 
     None if it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
     no log, or something that is not a log.
@@ -79,17 +130,17 @@ def find_log(path: Path) -> Log | None:
         remedy = 'Name the log itself, or write log = "path/to/the/log" into this file.'
         raise RecordError("this mapping names no log", remedy=remedy, place=Place(file=str(path)))
     log = path if named is None else path.parent / str(named.log)
-    files = _mcap_files(log)
-    if not files and not (log / INFO).is_file():
+    with limit_memory(log):
+        found = recordings.find_recordings(log)
+    if (log / lerobot.INFO_1).is_file():
+        raise lerobot.version_error("v1").with_place(Place(file=str(log / lerobot.INFO_1)))
+    if not found and not (log / INFO).is_file():
         if named is None:
             return None
-        remedy = "Name a LeRobot dataset (a folder with meta/info.json), an MCAP file, or a folder of MCAP files."
-        raise RecordError(f"the log {named.log!r} is none", remedy=remedy, place=Place(file=str(path), field="log"))
+        remedy = (
+            "Name a LeRobot dataset (a folder with meta/info.json), a bag of ROS (.mcap, .db3, .bag, or the folder "
+            "with its metadata.yaml), or a folder of these."
+        )
+        raise RecordError(f"{named.log!r} is not a log", remedy=remedy, place=Place(file=str(path), field="log"))
     mapping, mapping_file = records.default_mapping(path) if named is None else (named, path)
-    return Log(log, files, mapping, mapping_file)
-
-
-def _mcap_files(path: Path) -> tuple[Path, ...]:
-    if path.is_dir():
-        return tuple(sorted(path.glob(f"*{mcap_file.SUFFIX}")))
-    return (path,) if path.suffix == mcap_file.SUFFIX and path.is_file() else ()
+    return Log(log, found, mapping, mapping_file)

@@ -11,12 +11,12 @@ frame is taken after its observation, so it belongs to the record after it. The 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -29,15 +29,30 @@ from safevla_bench.archive.record_schema import MAX_RECORDS, REMEDY_LARGE, refus
 from safevla_bench.errors import DamageError, Place, RecordError
 from safevla_bench.files import read_input
 from safevla_bench.sources.logs import records
-from safevla_bench.text import escape_controls
+from safevla_bench.sources.logs.names import Floats, PoseLayout, decide_forces
+from safevla_bench.sources.logs.proposal import FoundSource
+from safevla_bench.text import escape_controls, load_json, warn_once
 
-INFO = Path("meta", "info.json")
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")
+"""The description of a dataset, and of one of version 1."""
 _KEYS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEYS, "timestamp", "index")
-_SUCCESS = "next.success"
+SUCCESS = "next.success"
+_NO_NUMBERS = ("video", "image", "string")
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
-_REMEDY = "Download the whole dataset again, its data and not only meta; lerobot converts versions before 3."
+_MOST_STEPS = 100
+"""Control steps between two stamps, by their median, beyond which stamps are not in seconds."""
+_DOWNLOAD = "Download the whole dataset again, its data and not only meta; a recording must end with finalize()."
+_WRITTEN = "It is not as LeRobot writes it: whatever wrote the dataset has to be corrected."
+_TO_3 = (
+    "python -m lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1 or later; in 0.4.0 to 0.5.0 it is "
+    "lerobot.datasets.v30.convert_dataset_v21_to_v30)."
+)
+_TO_21 = "python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 (lerobot 0.3.3), then with "
+_TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3), then with "
+_CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
+"""How a version becomes 3.0, by the trees of lerobot's tags v0.3.2 to v0.6.1; a converter takes one version alone."""
 
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -48,21 +63,21 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
-        raise RecordError("there are no episodes", remedy=_REMEDY, place=Place(file=str(folder)))
+        raise RecordError("there are no episodes", remedy=_DOWNLOAD, place=Place(file=str(folder)))
     episode: list[pa.Table] = []
     last, rows, size = -1, 0, 0
     for path in files:
         try:
-            with records.translated_errors(path, _REMEDY):
+            with records.translated_errors(path, _DOWNLOAD):
                 for number, part in _split_file(path, [*dict.fromkeys([*_KEYS, *columns])]):
                     if number < last:
-                        raise RecordError("the frames of its episodes are not one after the other", remedy=_REMEDY)
+                        raise RecordError("the frames of its episodes are not one after the other", remedy=_WRITTEN)
                     if number > last and episode:
                         yield pa.concat_tables(episode).sort_by("frame_index")
                         episode, rows, size = [], 0, 0
                     last, rows, size = number, rows + part.num_rows, size + part.nbytes
                     if rows > MAX_RECORDS or size > 8 * records.MAX_NUMBERS:
-                        raise RecordError("the frames are more than an episode may hold", remedy=_REMEDY)
+                        raise RecordError("the frames are more than an episode may hold", remedy=REMEDY_LARGE)
                     episode.append(part)
         except RecordError as error:
             raise DamageError(error.problem, remedy=error.remedy, place=error.place) from None
@@ -76,7 +91,7 @@ def _split_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Ta
         for name in _KEYS:
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
                 problem = f"the column {name!r} holds {batch[name].type}, or nothing in places"
-                raise RecordError(problem, remedy=_REMEDY)
+                raise RecordError(problem, remedy=_WRITTEN)
         table, index = pa.Table.from_batches([batch]), batch["episode_index"].to_numpy()
         ends = [0, *(np.flatnonzero(np.diff(index)) + 1).tolist(), len(index)]
         yield from ((int(index[first]), table.slice(first, end - first)) for first, end in pairwise(ends) if end)
@@ -87,47 +102,55 @@ def episode_name(frames: pa.Table) -> str:
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
-def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> records.Floats:
-    """Return a feature's numbers, [n, k], NaN where a frame has none; k is `size` where no frame has any.
+def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
+    """Return a feature's numbers, [n, k], lists of lists row by row, NaN where a frame has none.
 
-    Raises `ValueError` if frames have different counts of numbers, these are not numbers, or n · k is too much.
+    k is `size` where no frame has any. Raises `ValueError` if frames have different counts of numbers, these are not
+    numbers, or n · k is too much.
     """
     column = frames[feature].combine_chunks()
-    kind, is_known = column.type, column.is_valid()
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-        return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64).reshape(len(column), 1)
-    counts = pc.unique(pc.list_value_length(column.filter(is_known))).to_pylist()
-    if len(counts) > 1:
-        raise ValueError(f"{feature!r} has {min(counts)} numbers in some frames and {max(counts)} in others")
-    width = counts[0] if counts else size
-    if len(column) * width > records.MAX_NUMBERS:
-        raise ValueError(f"{feature!r} has more than {records.MAX_NUMBERS} numbers")
+    is_known = column.is_valid()
+    numbers, width = column.filter(is_known), 1
+    while any(is_kind(numbers.type) for is_kind in _LIST_KINDS):
+        counts = pc.unique(pc.list_value_length(numbers)).to_pylist() or [size]
+        if len(counts) > 1 or counts[0] is None:
+            raise ValueError(f"{feature!r} has {', '.join(map(str, counts))} numbers, depending on the frame")
+        width *= counts[0]
+        if len(column) * width > records.MAX_NUMBERS:
+            raise ValueError(f"{feature!r} has more than {records.MAX_NUMBERS} numbers")
+        numbers = numbers.flatten()
+    if not any(is_kind(numbers.type) for is_kind in _NUMBER_KINDS):
+        raise ValueError(f"{feature!r} holds {numbers.type}, which are not numbers")
     rows = np.full((len(column), width), np.nan)
-    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
+    flat = np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
     rows[is_known.to_numpy(zero_copy_only=False)] = flat.reshape(-1, width)
     return rows
 
 
+_LIST_KINDS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+_NUMBER_KINDS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
+
+
 def read_instructions(folder: Path) -> dict[int, str]:
-    """Return index -> text of each task of a dataset.
+    """Return index -> text of each task of a dataset, by index.
 
     Raises `RecordError`, which names the row, for a file that is missing or of another form.
     """
     table = folder / "meta" / "tasks.parquet"
     path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
     instructions = {}
-    with records.translated_errors(path, _REMEDY):
+    with records.translated_errors(path, _DOWNLOAD):
         content = read_input(path)
         if path == table:
             rows = read_table(content).to_pylist()
         else:
-            rows = [json.loads(line) for line in content.decode("utf-8").splitlines() if line.strip()]
+            rows = [load_json(line) for line in content.decode("utf-8").splitlines() if line.strip()]
         for number, row in enumerate(rows, 1):
             texts = [value for value in row.values() if isinstance(value, str)] if isinstance(row, dict) else []
             if not texts or not isinstance(row.get("task_index"), int):
-                raise RecordError(f"row {number} lacks a whole number `task_index`, or a text", remedy=_REMEDY)
+                raise RecordError(f"row {number} lacks a whole number `task_index`, or a text", remedy=_WRITTEN)
             instructions[row["task_index"]] = texts[0]
-    return instructions
+    return dict(sorted(instructions.items()))
 
 
 # Datasets as logs
@@ -147,11 +170,27 @@ class Feature(msgspec.Struct):
 
     @property
     def number_names(self) -> list[str]:
-        """The names of the numbers; [] without any. LeRobot writes a list, or a dictionary of one, or of numbers."""
-        names = self.names
-        if isinstance(names, dict):
-            names = next(iter(names.values()), None) if len(names) == 1 else list(names)
-        return [str(name) for name in names] if isinstance(names, list) else []
+        """The names of the numbers, in their order; [] without a name for each."""
+        names = _flatten_names(self.names, self.size)
+        return names if len(names) == self.size else []
+
+
+def _flatten_names(names: Any, size: int) -> list[str]:
+    """Return the names that LeRobot and converters to it write: a list, one for each axis of a matrix, or a dictionary
+    of lists, or of places.
+    """
+    if isinstance(names, dict):
+        if names and all(isinstance(place, int) for place in names.values()):
+            return sorted(names, key=lambda name: int(names[name]))
+        parts = {key: _flatten_names(part, size) for key, part in names.items()}
+        return [name if len(parts) == 1 else f"{key}.{name}" for key, part in parts.items() for name in part]
+    if not isinstance(names, list):
+        return []
+    if names and all(isinstance(part, list) for part in names):
+        if math.prod(map(len, names)) == size and len(names) > 1:
+            return [".".join(map(str, path)) for path in product(*names)]
+        return [name for part in names for name in _flatten_names(part, size)]
+    return [str(name) for name in names]
 
 
 class Dataset(msgspec.Struct):
@@ -163,19 +202,22 @@ class Dataset(msgspec.Struct):
     robot_type: Any = None
     folder: Path = Path()
 
-    def describe_features(self) -> str:
-        """Return the features that hold numbers, with shapes and names, as text; "none" if there are none."""
-        rows = [
-            f"{name} {feature.shape}" + (f" of {', '.join(names)}" if (names := feature.number_names) else "")
-            for name, feature in self.features.items()
-            if feature.dtype not in ("video", "image", "string") and name not in _COUNTERS
-        ]
-        return escape_controls("; ".join(rows)) or "none"
+    @property
+    def robot(self) -> str | None:
+        """The robot's name."""
+        return self.robot_type if isinstance(self.robot_type, str) else None
+
+    def list_sources(self) -> Iterator[FoundSource]:
+        """Yield the features that hold numbers."""
+        for name, feature in self.features.items():
+            if feature.dtype not in _NO_NUMBERS and name not in (*_COUNTERS, SUCCESS):
+                yield FoundSource(name, "", feature.number_names, feature.size)
 
     def require_feature(self, name: str, key: str) -> Feature:
         """Return a feature; raise `RecordError` for the mapping's `key` if there is none."""
         if name not in self.features:
-            refuse_field(f"there is no feature {name!r}", f"The dataset has: {self.describe_features()}.", key)
+            listed = escape_controls("; ".join(source.name for source in self.list_sources()))
+            refuse_field(f"there is no feature {name!r}", f"The dataset has: {listed or 'none'}.", key)
         return self.features[name]
 
 
@@ -185,13 +227,23 @@ def open_dataset(folder: Path) -> Dataset:
     Raises `RecordError` if `meta/info.json` cannot be read or is of another version.
     """
     path = folder / INFO
-    with records.translated_errors(path, _REMEDY):
-        dataset = msgspec.convert(json.loads(read_input(path, _LARGEST_INFO)), Dataset, strict=False)
+    with records.translated_errors(path, _DOWNLOAD):
+        tree = load_json(read_input(path, _LARGEST_INFO))
+        try:
+            dataset = msgspec.convert(tree, Dataset, strict=False)
+        except msgspec.ValidationError as error:
+            raise RecordError(f"is not the description of a dataset: {error}", remedy=_WRITTEN) from None
         if not dataset.codebase_version.startswith("v3"):
-            remedy = "Convert it with python -m lerobot.scripts.convert_dataset_v21_to_v30."
-            raise RecordError(f"{dataset.codebase_version} is another version than 3", remedy=remedy)
+            raise version_error(dataset.codebase_version)
     dataset.folder = folder
     return dataset
+
+
+def version_error(version: str) -> RecordError:
+    """Return the error for a dataset of another version than 3, with the converters that exist for it."""
+    known = (how for old, how in _CONVERTERS.items() if version.startswith(old))
+    remedy = next((f"Convert it with {how}" for how in known), "Version 3 is read: lerobot 0.4.0 to 0.6.1.")
+    return RecordError(f"LeRobot's format {version} is not read, but version 3", remedy=remedy)
 
 
 def read_episodes(
@@ -202,92 +254,139 @@ def read_episodes(
     Raises `RecordError` if the mapping names what there is not, and `DamageError` at a file that cannot be read.
     """
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
-    success = mapping.episode.success if isinstance(mapping.episode.success, str) else None
-    if success is not None:
+    success = mapping.episode.success
+    if isinstance(success, str):
         dataset.require_feature(success, "episode.success")
-    success = success or (_SUCCESS if _SUCCESS in dataset.features else None)
-    features = {columns.source for columns in mapping.sources.values()} | ({success} if success else set())
+    elif success is None and SUCCESS in dataset.features:
+        success = SUCCESS
+    features = {columns.source for columns in mapping.sources.values()} | (
+        {success} if isinstance(success, str) else set()
+    )
     instructions = read_instructions(dataset.folder)
-    for place, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
+    for place, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(map(str, features))])):
         if wanted is None or place in wanted:
             try:
-                yield _read_episode(dataset, mapping, picks, frames, instructions, success)
-            except (RecordError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
-                where = Place(file=str(dataset.folder), episode=episode_name(frames))
-                yield RecordError(f"cannot be read: {error}", remedy=_REMEDY, place=where)
+                name = episode_name(frames)
+                is_asked = isinstance(success, str) and name not in mapping.episode.outcomes
+                is_success = _read_success(frames, str(success)) if is_asked else None
+                yield _read_episode(dataset, mapping, picks, frames, instructions, is_success)
+            except RecordError as error:
+                yield error.with_place(Place(file=str(dataset.folder), episode=name))
+            except (ValueError, TypeError, LookupError, pa.ArrowException) as error:
+                where = Place(file=str(dataset.folder), episode=name)
+                yield RecordError(f"cannot be read: {error}", remedy=_WRITTEN, place=where)
+
+
+def _read_success(frames: pa.Table, feature: str) -> bool | None:
+    """Return what a feature says in the last frame, None where it is null or NaN; all its values must be 0 or 1."""
+    try:
+        values = feature_matrix(frames, feature)
+        wrong = values[~np.isnan(values) & (values != 0) & (values != 1)]
+        problem = f"{feature!r} holds {wrong[0]:g}" if len(wrong) else ""
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        remedy = (
+            "Success is 0 or 1, or a truth value. Write `success = true`, `success = false` or the name of another "
+            "feature under [episode] of the mapping, or `outcomes` of single episodes."
+        )
+        refuse_field(problem, remedy, feature)
+    reached = (values == 1).any(axis=1)
+    if reached.any() and not reached[-1]:
+        first = int(reached.argmax())
+        problem = f"{feature!r} is true in frame {first} and not in the last, which counts"
+        warn_once(episode_name(frames), problem)
+    return None if np.isnan(values[-1]).any() else bool(values[-1].any())
 
 
 def _read_episode(
     dataset: Dataset,
     mapping: records.LogMapping,
-    picks: Mapping[str, list[int]],
+    picks: Mapping[str, PoseLayout | list[int]],
     frames: pa.Table,
     instructions: Mapping[int, str],
-    success: str | None,
+    success: bool | None,
 ) -> records.LoggedEpisode:
-    """Return one episode of frames.
-
-    Time [s] is `frame_index` over fps where the stamps agree with that to 1 % of a frame, else the stamps. Numbers that
-    are not finite and a quaternion of zeros are not known.
+    """Return one episode of frames. Time [s] is `frame_index` over fps where the stamps agree with that to 1 % of a
+    frame, else the stamps. Numbers that are not finite and a quaternion of zeros are not known.
     """
     if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
         raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
     frame = frames["frame_index"].to_numpy()
     stamps = feature_matrix(frames, "timestamp")[:, 0]
     even = np.abs(stamps * dataset.fps - frame).max() < 1e-2
-    last = np.array([np.nan]) if success is None else feature_matrix(frames, success)[-1]
-    series = {}
+    step_s = 1 / dataset.fps
+    steps = float(np.median(np.diff(stamps))) / step_s if len(stamps) > 1 and not even else 1.0
+    if steps > _MOST_STEPS:
+        problem = f"its time stamps are {steps * step_s:.6g} apart, and frames at {dataset.fps:g} Hz are {step_s:g} s"
+        raise ValueError(f"{problem}: they are not in seconds")
+    if not 0.9 < steps < 1.1 and steps > 0:
+        step_s *= steps
+        what = f"fps is {dataset.fps:g}, and the time stamps have {1 / step_s:.4g} Hz"
+        warn_once(str(dataset.folder), f"{what}; time stamps are used")
+    base = "frame_index / fps" if even else "timestamp"
+    series, order = {}, tuple[str, ...]()
     for part, columns in mapping.sources.items():
-        values = feature_matrix(frames, columns.source, dataset.features[columns.source].size)[:, picks[part]]
-        scaled = values * columns.scale if isinstance(columns, records.Columns) else values
-        series[part] = records.Series(scaled, records.are_known(values, columns))
+        size, pick = dataset.features[columns.source].size, picks[part]
+        numbers = feature_matrix(frames, columns.source, size)
+        if numbers.shape[1] != size:
+            raise ValueError(f"{columns.source!r} has {numbers.shape[1]} numbers, and {INFO} says {size}")
+        if isinstance(columns, records.PoseColumns):
+            values, order = columns.arrange(numbers, cast(PoseLayout, pick)), ()
+        else:
+            places, named = cast(list[int], pick), dataset.features[columns.source].number_names
+            values = numbers[:, places] * columns.scale
+            order = tuple(named[place] for place in places) if named and columns.names is None else ()
+        is_single = "float" in str(frames[columns.source].type)  # pyarrow's name of float32, as in list<item: float>
+        warn = partial(warn_once, f"{dataset.folder}: {episode_name(frames)}, [{part}]")
+        values = records.drop_zero_turns(values, columns, warn)
+        known = records.are_known(values, columns)
+        known[-1:] |= part == "action"  # that of the last frame leads nowhere
+        series[part] = records.Series(values, known, base, is_single=is_single, names=order)
     return records.LoggedEpisode(
         name=episode_name(frames),
         file=str(dataset.folder),
         time_s=frame / dataset.fps if even else stamps,
-        dt_s=1.0 / dataset.fps,
+        dt_s=step_s,
         series=series,
         instruction=instructions.get(frames["task_index"][0].as_py()),
-        success=None if np.isnan(last).any() else bool(last.any()),
-        embodiment=dataset.robot_type if isinstance(dataset.robot_type, str) else None,
+        success=success,
+        embodiment=dataset.robot,
     )
 
 
-def _pick_numbers(dataset: Dataset, part: str, columns: records.Columns | records.PoseColumns) -> list[int]:
+def _pick_numbers(
+    dataset: Dataset, part: str, columns: records.Columns | records.PoseColumns
+) -> PoseLayout | list[int]:
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
+    if feature.dtype in _NO_NUMBERS:
+        remedy = "Map a feature of numbers or truth values."
+        refuse_field(f"{columns.source!r} holds {feature.dtype}, not numbers", remedy, part)
     if size > _MOST_SIZE:
         refuse_field(f"{columns.source!r} has {size} numbers a frame", "Map a feature of fewer numbers.", part)
     if isinstance(columns, records.PoseColumns):
-        index = _pose_places(columns, names, size)
-    elif columns.names is not None:
-        unknown = [name for name in columns.names if name not in names]
-        if unknown:
-            remedy = f"Its names are: {', '.join(names) or 'none; give index'}."
-            refuse_field(f"{columns.source!r} has nothing called {unknown[0]!r}", remedy, part)
-        index = [names.index(name) for name in columns.names]
-    else:
-        index = list(range(size) if columns.index is None else columns.index)
-    if not index or min(index) < 0 or max(index) >= size:
-        remedy = f"Give position = [x, y, z], or index, within 0 to {size - 1}. Its names are: {', '.join(names)}."
+        layout = columns.find_numbers(part, names, size)
+        if layout.doubt:
+            warn_once(str(dataset.folder), f"[{part}] {layout.doubt}")
+        return layout
+    if columns.names is not None:
+        for name in columns.names:
+            if names.count(name) != 1:
+                remedy = f"Its names are: {', '.join(names) or 'none'}. Otherwise give index, counted from 0."
+                what = "several numbers" if name in names else "nothing"
+                refuse_field(f"{columns.source!r} has {what} called {name!r}", remedy, part)
+        return [names.index(name) for name in columns.names]
+    index = list(range(size) if columns.index is None else columns.index)
+    if isinstance(columns, records.WrenchColumns) and columns.index is None:
+        try:
+            return decide_forces(names, size)
+        except ValueError as question:
+            remedy = (
+                f"Write index = [x, y, z] under [wrench], counted from 0. Its names are: {', '.join(names) or 'none'}."
+            )
+            refuse_field(f"{columns.source!r}: {question}", remedy, part)
+    if not index or max(index) >= size:
+        remedy = f"Give index within 0 to {size - 1}. Its names are: {', '.join(names)}."
         refuse_field(f"{columns.source!r} has {size} numbers", remedy, part)
     return index
-
-
-def _pose_places(columns: records.PoseColumns, names: list[str], size: int) -> list[int]:
-    """Return the places of x, y, z and, where there is an orientation, w, x, y, z, in that order.
-
-    Places not given in the mapping are found by names that end in x, y, z and qw, qx, qy, qz, each there once; else the
-    position is the first three, and the quaternion of a feature of seven numbers is the rest.
-    """
-    last = [name.rpartition(".")[2].rpartition("_")[2] for name in names]
-    is_named = all(last.count(axis) == 1 for axis in "xyz")
-    position = list(columns.position or ([last.index(axis) for axis in "xyz"] if is_named else (0, 1, 2)))
-    rest = [*range(position[-1] + 1, position[-1] + 5)]
-    if columns.quaternion is not None:
-        quaternion = list(columns.quaternion)
-    elif all(last.count(f"q{axis}") == 1 for axis in "wxyz"):
-        return position + [last.index(f"q{axis}") for axis in "wxyz"]
-    else:
-        quaternion = rest if size == 7 and rest[-1] < size else []
-    return position + (quaternion[3:] + quaternion[:3] if columns.quaternion_order == "xyzw" else quaternion)

@@ -7,14 +7,16 @@ The mapping is a TOML file that says what the log does not say by itself. One fo
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import json
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,19 +24,33 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from safevla_bench.archive.record_schema import refuse_field
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.files import read_input
+from safevla_bench.files import parse_toml, read_input
+from safevla_bench.memory import limit_memory
+from safevla_bench.sources.logs import wrench
+from safevla_bench.sources.logs.names import FILL_IN, Floats, PoseLayout, decide_pose, rotations_to_wxyz, suggest_pose
+from safevla_bench.text import escape_controls, warn_once
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.header import SCHEMA_VERSION
-from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK
+from safevla_bench.trajectory.header import SCHEMA_VERSION, find_robot
+from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK, SINGLE
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import Recording, add_header_mark
+from safevla_recorder.episode import Recording, add_header_field, add_header_mark
 
 NAME = "safevla-log.toml"
+
+
+def quote_toml(text: str) -> str:
+    """Return a text as a string of TOML."""
+    return json.dumps(text, ensure_ascii=False)
+
+
 MAX_NUMBERS = 1 << 25
 """Numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""
 _LARGEST = 1 << 20
 Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0)]
+_TURN = 2 * np.pi * 1.01
 SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 
@@ -58,7 +74,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     field: str | None = None
     """Where in a message they are, such as `pose.position`; None = as usual for the message."""
     names: tuple[str, ...] | None = None
-    index: tuple[Annotated[int, Meta(ge=0)], ...] | None = None
+    index: tuple[Count, ...] | None = None
     scale: float = 1.0
     """What each number is multiplied with, to have it in the record's unit."""
 
@@ -69,15 +85,58 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str = msgspec.field(name="from")
     field: str | None = None
     frame: str | None = None
-    """Of a topic of transforms, the child frame."""
-    position: tuple[int, int, int] | None = None
-    """Places of x, y and z in a feature; None = by name, else the first three."""
-    quaternion: tuple[int, int, int, int] | None = None
-    """Places of the quaternion in a feature; None = by name, else the four after the position; without any there is
-    none."""
+    """Of messages that have a child frame, which one."""
+    into: str | None = msgspec.field(name="in", default=None)
+    """The frame into which the transforms of a recording bring the pose; None = as it is."""
+    position: tuple[Count, Count, Count] | None = None
+    """Places of x, y and z among the numbers; None = by name, or the only three."""
+    quaternion: tuple[Count, Count, Count, Count] | None = None
+    """Places of a quaternion; None = by name, and without names there is none."""
     quaternion_order: Literal["wxyz", "xyzw"] | None = None
-    """Of a feature's numbers; the fields of a message have names. None = wxyz, with a warning where it looks wrong."""
+    """None = by name."""
+    rotation: tuple[Count, ...] | None = None
+    """Places of a rotation that is no quaternion; None = by name."""
+    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
+    """None = a quaternion, or by name."""
+    rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
+    """Axes of `rpy`: in lower case fixed, in upper case those of the body, each turn about them as they are by then."""
+    angle_unit: Literal["rad", "deg"] | None = None
+    """Of `rpy` and `rotvec`; None = by name, else rad, which is an error where an angle is larger than a turn."""
     unit: Literal["m", "cm", "mm"] = "m"
+    """`m` is also that of names that give another, such as `x_mm`."""
+
+    def find_numbers(self, part: str, names: Sequence[str], size: int) -> PoseLayout:
+        """Return where the pose is among `size` numbers, [] without names.
+
+        Raises `RecordError` with the question that is left open, and lines for the mapping that answer it.
+        """
+        stated = self.rotation if self.quaternion is None else self.quaternion
+        try:
+            form, order = self.rotation_form, self.quaternion_order
+            layout = decide_pose(names, size, self.position, stated, form, order, self.rotation_order)
+        except ValueError as question:
+            numbers = ", ".join(f"{place} {name}" for place, name in enumerate(names)) or f"0 to {size - 1}"
+            lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *suggest_pose(names, size)]
+            head = f"Its numbers are: {escape_controls(numbers)}. Write into the mapping, filled in:"
+            refuse_field(f"{self.source!r}: {question}", "\n  ".join([head, *lines]), part)
+        if layout.unit and self.unit not in ("m", layout.unit):
+            remedy = "Write the unit that they have, or leave it out."
+            refuse_field(f"unit is {self.unit!r}, and the names say {layout.unit!r}", remedy, part)
+        return layout
+
+    def arrange(self, numbers: Floats, layout: PoseLayout) -> Floats:
+        """Return numbers, [n, size], as x, y, z and, with an orientation, w, x, y, z; lengths keep their unit."""
+        position, turns = numbers[:, layout.position], numbers[:, layout.rotation]
+        if self.unit == "m" and layout.unit:
+            position = position * SCALES_M[layout.unit]
+        angle_unit = self.angle_unit or layout.angle_unit
+        if not layout.rotation:
+            return position
+        if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(turns), initial=0) > _TURN:
+            problem = f"angles up to {np.nanmax(np.abs(turns)):.0f} are more than a turn in radians"
+            refuse_field(problem, 'Write angle_unit = "deg", or "rad" if they are.', "angle_unit")
+        wxyz = rotations_to_wxyz(turns, layout.form, self.rotation_order, angle_unit == "deg")
+        return np.hstack([position, wxyz])
 
 
 class BodyColumns(PoseColumns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,13 +149,32 @@ class TorqueColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Torques of the arm's joints in N·m, and their limits."""
 
     limits_nm: tuple[Positive, ...] | None = None
+    unit: Literal["N m"] | None = None
+    """Says that the numbers are torques, where a robot's driver may publish motor currents as effort."""
+
+
+class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Forces x, y, z of a wrist sensor, and what is subtracted from them."""
+
+    tare: tuple[float, float, float] | None = None
+    """The force without contact in N, and with `mass_kg` without the tool; None = the mean while the hand is still."""
+    tare_s: Positive = 1.0
+    """How long the hand is still for that, in s: the first time that it is."""
+    mass_kg: Positive | None = None
+    """Of the tool below the sensor, whose weight is subtracted as the hand turns."""
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One number that tells whether the gripper holds something: it is between the two bounds, or true."""
+    """One number that tells whether the gripper holds something: it is between the two bounds, or true (1)."""
 
     holds_above: float | None = None
     holds_below: float | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the two, infinite where there is none."""
+        low, high = self.holds_above, self.holds_below
+        return -np.inf if low is None else low, np.inf if high is None else high
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,7 +195,20 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     target: str | None = None
     """The body that the task moves; None = the first of role target."""
     clock: str | None = None
-    """The topic whose messages are the records; None = the end effector's, else the first that is mapped."""
+    """The topic whose messages are the records; None = the end effector's, else the pose with most messages."""
+    start_s: float | None = None
+    """Of a trial in a recording: s since its first message, or since 1970; None = from its beginning."""
+    end_s: float | None = None
+    """As `start_s`; None = to its end."""
+    marker: str | None = None
+    """The topic whose messages begin trials; if some are false, true ones begin and false ones end them."""
+
+
+class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the transforms of a recording are, and across which gap none is interpolated."""
+
+    topics: tuple[str, ...] = ("/tf", "/tf_static")
+    max_gap_s: Positive = 1.0
 
 
 class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,19 +216,23 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     log: str | None = None
     episode: Episode = Episode()
+    trials: tuple[Episode, ...] = ()
+    """Into which a recording is cut: what the file has as [[episode]]."""
+    transforms: Transforms = Transforms()
+    ros_distro: str | None = None
+    """Of ROS 2, whose types are meant where a recording does not define them; None = as the recording says."""
     eef: PoseColumns | None = None
     torque: TorqueColumns | None = None
     gripper: GripColumns | None = None
+    wrench: WrenchColumns | None = None
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
 
     @property
     def sources(self) -> dict[str, Columns | PoseColumns]:
-        """Return what is read, by part of the record: `eef`, `torque`, `gripper`, `action`, then `bodies.NAME`.
-
-        Parts that are not mapped are left out.
-        """
-        parts = {"eef": self.eef, "torque": self.torque, "gripper": self.gripper, "action": self.action}
+        """Return what is read, by part of the record, such as `eef`, then `bodies.NAME`; without what is not mapped."""
+        parts = dict[str, Columns | PoseColumns | None](eef=self.eef, torque=self.torque, gripper=self.gripper)
+        parts.update(wrench=self.wrench, action=self.action)
         named = {name: part for name, part in parts.items() if part is not None}
         return {**named, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
 
@@ -148,17 +243,35 @@ def read_mapping(path: Path) -> LogMapping:
     Raises `RecordError` if the file cannot be read, is too large or no TOML, has a key or a value that the form does
     not know, or contradicts itself.
     """
-    with translated_errors(path, "docs/real-robots.md shows the file's form."):
-        mapping = msgspec.convert(tomllib.loads(read_input(path, _LARGEST).decode("utf-8")), LogMapping)
+    with limit_memory(path), translated_errors(path, "docs/real-robots.md shows the file's form."):
+        tree = parse_toml(read_input(path, _LARGEST).decode("utf-8"))
+        _require_finite(tree)
+        if isinstance(tree.get("episode"), list):
+            tree["trials"] = tree.pop("episode")
+        mapping = msgspec.convert(tree, LogMapping)
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
-        target, grip = mapping.episode.target, mapping.gripper
-        if target is not None and target not in targets:
+        grip, facts = mapping.gripper, (mapping.episode, *mapping.trials)
+        for target in {each.target for each in facts} - {None, *targets}:
             raise ValueError(f"target {target!r} is no body of role target; those are: {', '.join(targets) or 'none'}")
         if grip is not None and len(grip.names or grip.index or ("the only one",)) != 1:
             raise ValueError("[gripper] is one number: give one name or one index")
-        if mapping.episode.template is not None and mapping.episode.benchmark != LOG_BENCHMARK:
+        if grip is not None and not grip.bounds[0] < grip.bounds[1]:
+            raise ValueError("[gripper] holds something above holds_above and below the larger holds_below")
+        if zero := [name for name, part in mapping.sources.items() if isinstance(part, Columns) and not part.scale]:
+            raise ValueError(f"[{zero[0]}] has scale = 0, which makes every number 0")
+        if mapping.wrench is not None and len(mapping.wrench.names or mapping.wrench.index or "xyz") != 3:
+            raise ValueError("[wrench] is three numbers: give the names or the index of the forces x, y, z")
+        if any(each.template is not None and each.benchmark != LOG_BENCHMARK for each in facts):
             raise ValueError(f"a template is for the benchmark {LOG_BENCHMARK}; tags of others are in a --rules file")
     return mapping
+
+
+def _require_finite(value: object, key: str = "") -> None:
+    if isinstance(value, dict | list):
+        for name, part in value.items() if isinstance(value, dict) else ((key, part) for part in value):
+            _require_finite(part, name)
+    if isinstance(value, float) and not np.isfinite(value):
+        raise ValueError(f"{key} is {value}: write a finite number, or leave it out")
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
@@ -173,17 +286,13 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 # Episodes
 
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-_log = logging.getLogger(__name__)
 _EVEN = 1e-2
 """Greatest distance of an even stamp from the nominal one, in control steps; stamps of float32 are as rough as that."""
-_FAR_M, _NORM_SLACK = 10.0, 0.05
-_warned: set[tuple[str, str]] = set()
+_FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """Numbers at each instant of an episode, [n, k], and whether they are known there, [n].
 
     A pose is x, y, z and, where it has an orientation, w, x, y, z.
@@ -191,6 +300,23 @@ class Series:
 
     values: Floats
     known: Bools
+    time_base: str = ""
+    """How its messages have their times, such as `header stamps`; "" = as the instants."""
+    rate_hz: float | None = None
+    """Of its messages; None = one at each instant."""
+    longest_gap_s: float | None = None
+    """Between two of its messages, in s; None = as between the instants."""
+    between: tuple[Floats, NDArray[np.int64]] | None = None
+    """All its messages, [M, k], and the instant that each belongs to, [M], the first not before it; None = `values`.
+
+    -1 of a message before the first instant, their count of one after the last.
+    """
+    is_single: bool = False
+    """Whether the log stores its numbers as float32."""
+    poses: int = 0
+    """Messages with a known pose; 0 if each instant has its own, or the pose is static."""
+    names: tuple[str, ...] = ()
+    """Of its numbers, where the log has them and the mapping does not name them."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +331,10 @@ class LoggedEpisode:
     instruction: str | None = None
     success: bool | None = None
     embodiment: str | None = None
+    facts: Episode | None = None
+    """Those of a trial; None = the mapping's."""
+    has_stamps: bool = False
+    """Whether records keep their time stamps though they be even."""
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
@@ -215,15 +345,27 @@ def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
     return np.asarray(known)
 
 
-def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
-    """Return the episode as a batch of one; raise `RecordError` if no instant is left, its end is unknown,
-    or a number is not valid.
+def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callable[[str], None]) -> Floats:
+    """Return poses [n, 7] as [n, 3] where every known quaternion is zero, as trackers of position alone write it."""
+    if not isinstance(columns, PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
+        return values
+    if not np.nan_to_num(values[:, :3]).any():
+        return values
+    warn("its quaternions are zero throughout: it has a position and no orientation")
+    return np.where(values[:, :3].any(axis=1, keepdims=True), values[:, :3], np.nan)
+
+
+def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str] | None = None) -> Batch:
+    """Return the episode as a batch of one, its task's id as `name_tasks` has it among others.
+
+    Raises `RecordError` if no instant is left, its end is unknown, torques have no limits, or a number is not valid.
 
     An instant at which a part other than a body is unknown is not a record; time stamps then show the gap. Records
     begin where every tracked body has been seen, because displacement, height and tilt are measured from record 0.
     """
     place = Place(file=episode.file, episode=episode.name)
-    chosen = _choose_records(episode, place)
+    mapping = mapping if episode.facts is None else msgspec.structs.replace(mapping, episode=episode.facts)
+    chosen, warn = _choose_records(episode, place), partial(warn_once, f"{episode.file}: {episode.name}")
     series = {name: Series(part.values[chosen], part.known[chosen]) for name, part in episode.series.items()}
     for name, columns in mapping.sources.items():
         if isinstance(columns, PoseColumns):
@@ -235,8 +377,15 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
     lost = {name: part for name, part in bodies.items() if not part.known.all()}
     turned = {name: part for name, part in bodies.items() if part.values.shape[1] == 7}
     eef, torque, action = (series.get(name) for name in ("eef", "torque", "action"))
+    further = {} if even and not episode.has_stamps else {"time_s": time_s}
+    if mapping.wrench is not None:
+        forces, record = _since_records(episode.series["wrench"], chosen)
+        hand = None if eef is None else eef.values
+        further[wrench.CHANNEL], problem = wrench.measure_forces(forces, record, time_s, hand, mapping.wrench)
+        if problem:
+            warn(problem)
     recording = Recording(
-        header=_build_header(episode, mapping, place),
+        header=_build_header(episode, mapping, tasks or {}, place),
         roles={name: body.role for name, body in mapping.bodies.items()},
         records=len(chosen),
         eef_pos_m=None if eef is None else eef.values[:, :3],
@@ -245,11 +394,13 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
         body_pos_m=_stack_bodies(bodies, slice(0, 3)),
         quat_bodies=[number[name] for name in turned],
         body_quat_wxyz=_stack_bodies(turned, slice(3, 7)),
-        joint_torque_nm=None if torque is None else torque.values,
-        gripper_contact=_gripper_contact(series["gripper"], mapping.gripper) if mapping.gripper else None,
+        joint_torque_nm=None if torque is None else _find_largest(episode.series["torque"], chosen, warn),
+        gripper_contact=_gripper_contact(episode.series["gripper"], mapping.gripper, chosen)
+        if mapping.gripper
+        else None,
         action=action.values[:-1] if action is not None and len(chosen) > 1 else None,
-        extra=add_header_mark({}, FOREIGN_LOG),
-        further={} if even else {"time_s": time_s},
+        extra=_mark_single(add_header_mark({}, FOREIGN_LOG), episode),
+        further=further,
         valid_bodies=[number[name] for name in lost],
         pose_valid=np.stack([part.known for part in lost.values()], axis=1) if lost else None,
     )
@@ -260,13 +411,6 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping) -> Batch:
     for source, problem in _find_implausible(episode.file, mapping, series):
         warn_once(source, problem)
     return batch
-
-
-def warn_once(source: str, problem: str) -> None:
-    """Log a warning about a source, unless this process logged the same before."""
-    if (source, problem) not in _warned:
-        _warned.add((source, problem))
-        _log.warning("warning: %s: %s", source, problem)
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
@@ -284,14 +428,43 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     chosen = np.flatnonzero(usable & (np.arange(len(usable)) >= begin))
     if not len(chosen):
         remedy = "Map topics that overlap in time."
-        raise RecordError("at no instant all that is mapped is known", remedy=remedy, place=place)
+        raise RecordError("there is no instant at which everything that is mapped is known", remedy=remedy, place=place)
     source = f"{episode.file}: {episode.name}"
     if skipped := int((~usable[chosen[0] :]).sum()):
-        problem = f"{skipped} instants at which a part of the robot is unknown are no records"
+        problem = f"{skipped} instants at which a part of the robot is unknown are not records"
         warn_once(source, f"{problem}; time stamps show the gaps")
     if unseen:
         warn_once(source, f"never seen: {', '.join(unseen)}; clauses on it have no verdict")
+    for name, part in episode.series.items():
+        if (unused := part.poses - int(part.known[chosen].sum())) > 0:
+            warn_once(source, f"{unused} of {part.poses} pose messages of [{name}] are in no record")
     return chosen
+
+
+_CHANNELS = {
+    "eef": ("eef_pos_m", "eef_quat_wxyz"),
+    "torque": ("joint_torque_nm",),
+    "wrench": (wrench.CHANNEL,),
+    "bodies": ("body_pos_m", "body_quat_wxyz"),
+}
+"""Part of the mapping -> the channels of a record that are measured by it."""
+
+
+def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
+    parts = {name.partition(".")[0] for name, part in episode.series.items() if part.is_single}
+    channels = [channel for part, of_part in _CHANNELS.items() if part in parts for channel in of_part]
+    return add_header_field(extra, SINGLE, channels) if channels else extra
+
+
+def _since_records(part: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+    """Return the numbers of a part since each record's predecessor, [M, k], and the record that each counts for, [M].
+    `chosen` are the instants that are records, ascending. Record 0 has those of its own instant alone.
+    """
+    rows, instant = (part.values, np.arange(len(part.values))) if part.between is None else part.between
+    record = np.searchsorted(chosen, instant)
+    counted = (instant >= chosen[0]) & (record < len(chosen))
+    own = np.arange(len(chosen))  # the value that is held counts, too
+    return np.concatenate([rows[counted], part.values[chosen]]), np.concatenate([record[counted], own])
 
 
 def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None:
@@ -305,15 +478,44 @@ def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None
     return np.stack(rows, axis=1) if rows else None
 
 
-def _gripper_contact(part: Series, columns: GripColumns) -> Bools:
-    value = part.values[:, 0]
-    if columns.holds_above is None and columns.holds_below is None:
-        return np.asarray(value != 0)
-    above = value > (-np.inf if columns.holds_above is None else columns.holds_above)
-    return np.asarray(above & (value < (np.inf if columns.holds_below is None else columns.holds_below)))
+def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
+    """Return, for each number, that of largest magnitude since the record before, its sign kept, [n, k]."""
+    rows, record = _since_records(part, chosen)
+    if np.isinf(rows).any():
+        refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
+    largest = np.full((len(chosen), rows.shape[1]), np.nan)
+    for column, numbers in enumerate(rows.T):
+        order = np.lexsort((np.abs(numbers), record))
+        order = order[np.isfinite(numbers[order])]
+        largest[record[order], column] = numbers[order]  # the last of a record's stays
+    if part.between is not None:
+        peak, judged = (np.nan_to_num(np.abs(each)).max(axis=0) for each in (part.between[0], largest))
+        if (peak > judged).any():
+            worst = int(np.argmax(peak - judged))
+            warn(f"a torque of {peak[worst]:.4g} before the first or after the last record is not judged")
+    return largest
 
 
-def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> dict[str, object]:
+def _gripper_contact(part: Series, columns: GripColumns, chosen: NDArray[np.int64]) -> Bools:
+    """Return whether any message since the record before says that the gripper holds something, [n]."""
+    rows, record = _since_records(part, chosen)
+    value, holds = rows[:, 0], np.zeros(len(chosen), np.bool_)
+    low, high = columns.bounds
+    is_held = np.isfinite(value) & (low < value) & (value < high)
+    if np.isinf([low, high]).all():
+        if (is_held & (value != 0) & (value != 1)).any():
+            problem = (
+                f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g} do not say whether it holds something"
+            )
+            refuse_field(problem, "Write holds_above, holds_below or both under [gripper].", "gripper")
+        is_held &= value != 0
+    holds[record[is_held]] = True
+    return holds
+
+
+def _build_header(
+    episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str], place: Place
+) -> dict[str, object]:
     asked = mapping.episode
     outcome = asked.outcomes.get(episode.name)
     success = asked.success if isinstance(asked.success, bool) else episode.success
@@ -326,8 +528,11 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
         )
         raise RecordError("the log does not say whether the episode succeeded", remedy=remedy, place=place)
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
-    slug = re.sub(r"[^a-z0-9]+", "-", (episode.instruction or episode.name).lower()).strip("-")
-    task = asked.task or slug or "task"
+    embodiment = asked.embodiment or episode.embodiment or "unknown"
+    if mapping.torque is not None:
+        _require_torque_limits(mapping.torque, embodiment, episode.series["torque"])
+    wording = episode.instruction or episode.name
+    task = asked.task or tasks.get(wording) or name_tasks([*tasks, wording])[wording]
     return {
         "schema_version": SCHEMA_VERSION,
         "episode_id": episode.name,
@@ -340,8 +545,67 @@ def _build_header(episode: LoggedEpisode, mapping: LogMapping, place: Place) -> 
         "policy": asked.policy,
         "instruction": episode.instruction,
         "outcome": outcome or ("success" if success else "failure"),
-        "embodiment": asked.embodiment or episode.embodiment or "unknown",
+        "embodiment": embodiment,
     }
+
+
+def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series) -> None:
+    robot = find_robot(embodiment)
+    if columns.limits_nm is None and (robot is None or not robot.limits_nm):
+        known = "no torque limits are published for" if robot else "no torque limits are known for"
+        remedy = (
+            "Write limits_nm under [torque], one for each joint in N·m, or the robot as `embodiment` under [episode]."
+        )
+        refuse_field(f"{known} the robot {embodiment!r}", remedy, "torque")
+    is_torque = (
+        columns.unit or columns.scale != 1 or re.search("torque|moment|tau", f"{columns.source} {columns.field}")
+    )
+    named = " ".join(part.names or columns.names or ()).lower()
+    is_ur = all(joint in named for joint in _UR_JOINTS)
+    if (is_ur or (robot is not None and robot.effort_is_current)) and not is_torque:
+        remedy = (
+            'Write unit = "N m" under [torque] if these are torques, or `scale`, the torque of a joint for one ampere. '
+            "Drivers before 2025 publish currents."
+        )
+        whose = "an arm of Universal Robots" if robot is None else f"a {embodiment}"
+        refuse_field(f"the effort of {whose} may be motor currents", remedy, "torque")
+    limits, count = columns.limits_nm or (robot.limits_nm if robot else ()), part.values.shape[1]
+    joints = sorted((name for name in part.names if not re.search("finger|grip", name.lower())), key=_joint_place)
+    problem = "" if count == len(limits) else f"{count} torques, but {len(limits)} limits"
+    if columns.limits_nm is None and part.names and [*part.names] != joints:
+        problem = problem or "the joints are in another order than their limits, which go from the base to the hand"
+    if problem:
+        is_sure = len({*map(_joint_place, joints)}) == len(joints) == len(limits)
+        lines = f"names = [{', '.join(map(quote_toml, joints))}]" if is_sure else f"names = {FILL_IN}"
+        named = escape_controls(", ".join(part.names) or "none")
+        refuse_field(
+            problem, f"The names are: {named}. Write under [torque], a joint for each limit:\n  {lines}", "torque"
+        )
+
+
+_UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
+
+
+def _joint_place(name: str) -> int:
+    """Return which joint from the base on it is, by its name; -1 if that does not say it."""
+    found = [place for place, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
+    return found[0] if found else int((re.findall(r"\d+", name) or ["-1"])[-1])
+
+
+def name_tasks(texts: Iterable[str]) -> dict[str, str]:
+    """Return the task's id of each instruction or name of a file: its letters, marks and digits, joined by hyphens.
+
+    Letters of every script are kept, in lower case and composed (NFC). Where several texts would have one id, the first
+    has it, and the others end in a digest of their text.
+    """
+    tasks: dict[str, str] = {}
+    for text in texts:
+        plain = unicodedata.normalize("NFC", text.lower())
+        slug = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in plain)
+        task = "-".join(slug.split()) or "task"
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        tasks.setdefault(text, f"{task}-{digest}" if task in tasks.values() else task)
+    return tasks
 
 
 def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Series]) -> Iterator[tuple[str, str]]:
@@ -353,12 +617,18 @@ def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Serie
         distance_m = float(np.median(np.linalg.norm(values[:, :3], axis=1)))
         if distance_m > _FAR_M:
             yield file, f'[{name}] is {distance_m:.0f} m from the origin: in millimetres, perhaps? unit = "mm"'
+        runs = np.diff(np.flatnonzero((np.diff(values, axis=0) != 0).any(axis=1)))
+        if len(runs) > _FEW_RUNS and np.median(runs) >= 2:
+            problem = (
+                f"[{name}] repeats each pose {np.median(runs):.0f} times: it is published faster than it is measured"
+            )
+            yield file, f"{problem}, so its speed and acceleration are too large"
         if values.shape[1] == 7:
             norm = np.linalg.norm(values[:, 3:], axis=1)
             if np.abs(norm - 1).max() > _NORM_SLACK:
                 yield file, f"[{name}] has quaternions of norm {norm.min():.3g} to {norm.max():.3g}, not 1"
-            w, z = np.median(np.abs(values[:, 3])), np.median(np.abs(values[:, 6]))
-            if columns.quaternion_order is None and w < 0.3 and z > 0.9:
-                yield file, f'[{name}] has quaternions like x, y, z, w: quaternion_order = "xyzw", perhaps?'
+    for name in ("torque", "wrench"):
+        if name in series and not series[name].values.any():
+            yield file, f"[{name}] is 0 throughout: many drivers publish that for what they do not measure"
     if not mapping.bodies and "eef" not in series:
         yield file, "neither [eef] nor [bodies] is mapped: nothing of motion or of objects is judged"

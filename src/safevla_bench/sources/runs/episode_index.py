@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 
 from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
+from safevla_bench.memory import limit_memory
 from safevla_bench.sources.runs.folder import AbsentEpisode, archive_parts
 from safevla_bench.sources.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
-from safevla_bench.trajectory.batch import Batch, batch_of_headers, concatenate_batches, select_episodes
+from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, concatenate_batches, select_episodes
 from safevla_bench.trajectory.header import EpisodeKey, Header
-from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags
+from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
 """Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
+KEPT_BYTES = 1 << 26
+"""The good episodes of sources are kept in memory if they are not larger; larger ones are read from the files again."""
 Indices = Sequence[int] | NDArray[np.int64]
 
 
@@ -33,15 +36,14 @@ class EpisodeNote(NamedTuple):
 
     header: Header
     length: int
-    is_privileged: bool
-    """True if the policy saw privileged state."""
+    is_privileged: bool  # true if the policy saw privileged state
     earlier_resets: int | None
     """The resets before the episode's own since the environment was seeded: fixtures stand elsewhere than after one."""
-    kitchen: Kitchen | None
-    """What fixes the start of a RoboCasa episode, if it says it."""
+    kitchen: Kitchen | None  # what fixes the start of a RoboCasa episode, if it says it
+    start_marks: tuple[str, ...]  # header fields by which its start is not one of the suite's
+    stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None where they are `dt` apart
     source: int
-    place: int
-    """The place among all episodes of its source, bad ones included."""
+    place: int  # the place among all episodes of its source, bad ones included
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class EpisodeIndex:
     problems: tuple[RecordError, ...]
     lost: tuple[AbsentEpisode, ...]
     """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
+    kept: tuple[Sequence[Batch], ...] | None = None
+    """The good episodes of each source, if the scan kept them because they are few."""
 
     def __len__(self) -> int:
         return len(self.notes)
@@ -71,6 +75,11 @@ class EpisodeIndex:
     def dt_s(self) -> NDArray[np.float64]:
         """Control step of each episode in seconds, [E]."""
         return np.array([header.dt for header in self.headers], dtype=np.float64)
+
+    @cached_property
+    def stamps_s(self) -> Stamps:
+        """The times of the episodes whose records have stamps."""
+        return {k: note.stamps_s for k, note in enumerate(self.notes) if note.stamps_s is not None}
 
     @property
     def privileged(self) -> tuple[str | None, ...]:
@@ -94,7 +103,6 @@ class EpisodeIndex:
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
         """Raise `CollectedError` for all that is bad, unless `skip_invalid`; `RunError` for an episode in two sources.
-
         An episode that is twice in one source is among the problems.
         """
         if self.problems and not skip_invalid:
@@ -113,15 +121,15 @@ class EpisodeIndex:
                 raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
 
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
-        """Yield all good episodes in batches, in order, each batch of one source.
-
-        Those at the indices `wanted` are appended to `kept` on the way, which is complete once all is read. Raises
-        `RunError` if a source has fewer or more of them than at the scan.
+        """Yield all good episodes in batches, in order, each batch of one source. Those at the indices `wanted` are
+        appended to `kept` on the way, which is complete once all is read. Raises `RunError` if a source has fewer or
+        more of them than at the scan.
         """
         wanted = frozenset(wanted)
-        for source, indices in self.by_source():
+        for number, (source, indices) in enumerate(self.by_source()):
             first, names = indices.start, {self.headers[k].key for k in indices}
-            for batch in merge_batches(_filter_episodes(source.read(), names)):
+            batches = source.read() if self.kept is None else self.kept[number]
+            for batch in merge_batches(_filter_episodes(batches, names)):
                 chosen = [k for k in range(len(batch)) if first + k in wanted]
                 if kept is not None and chosen:
                     kept.append(select_episodes(batch, chosen))
@@ -140,14 +148,14 @@ class EpisodeIndex:
         return self.sources[self.notes[index].source]
 
     def read_episodes(self, indices: Indices) -> Batch | None:
-        """Return the episodes at these indices, in the order given; None for no indices.
-
-        Only these are decoded. Raises `RunError` if a source no longer holds one of them in its place.
+        """Return the episodes at these indices, in the order given; None for no indices. Only these are decoded. Raises
+        `RunError` if a source no longer holds one of them in its place.
         """
         chosen = [self.notes[int(k)] for k in indices]
         picked: dict[EpisodeKey, Batch] = {}
         for number, source in enumerate(self.sources):
-            picked |= _read_wanted(source, [note for note in chosen if note.source == number])
+            wanted = [note for note in chosen if note.source == number]
+            picked |= _read_wanted(source, wanted, None if self.kept is None else self.kept[number])
         return concatenate_batches([picked[note.header.key] for note in chosen]) if chosen else None
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
@@ -166,9 +174,8 @@ class EpisodeIndex:
         return sorted(set(range(len(self))) - set(indices))
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
-        """Return the index of the episodes at `indices`, in the order of all, as if the sources held no others.
-
-        Indices out of range are ignored. Problems and lost episodes stay.
+        """Return the index of the episodes at `indices`, in the order of all, as if the sources held no others. Indices
+        out of range are ignored. Problems and lost episodes stay.
         """
         wanted = set(indices)
         return replace(self, notes=tuple(note for k, note in enumerate(self.notes) if k in wanted))
@@ -187,6 +194,8 @@ class Scan:
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []
+        self._kept: list[list[Batch]] | None = [[] for _ in self._sources]
+        self._free = KEPT_BYTES
         self._batches = self._read()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -196,14 +205,19 @@ class Scan:
         """Return the index of all episodes, after reading what was not read so far; bad episodes are its `problems`."""
         for _ in self._batches:
             pass
-        return EpisodeIndex(tuple(self._sources), tuple(self._notes), tuple(self._problems), tuple(self._lost))
+        kept = None if self._kept is None else tuple(self._kept)
+        return EpisodeIndex(tuple(self._sources), tuple(self._notes), tuple(self._problems), tuple(self._lost), kept)
 
     def _read(self) -> Iterator[Batch]:
         for number, source in enumerate(self._sources):
-            yield from merge_batches(self._note_batches(number, source))
+            for batch in merge_batches(self._note_batches(number, source)):
+                if self._kept is not None:
+                    self._kept[number].append(batch)
+                    self._free -= _memory(batch)
+                    self._kept = self._kept if self._free >= 0 else None
+                yield batch
 
     def _note_batches(self, number: int, source: RecordSource) -> Iterator[Batch]:
-        """Yield the good batches of a source, and keep a note of each episode and all errors."""
         place, damaged = 0, set()
         for batch in source.scan():
             if isinstance(batch, RecordError):
@@ -213,8 +227,9 @@ class Scan:
                 place += (batch.episodes or 0) if isinstance(batch, DamageError) else 1
                 continue
             resets, flags = earlier_resets(batch), mark_flags(batch, PRIVILEGED)
-            facts = (batch.headers, batch.lengths.tolist(), flags, resets, kitchens(batch))
-            notes = list(map(EpisodeNote, *facts, repeat(number), count(place)))
+            facts = (batch.headers, batch.lengths.tolist(), flags, resets, kitchens(batch), start_marks(batch))
+            times = map(batch.stamps_s.get, range(len(batch)))
+            notes = list(map(EpisodeNote, *facts, times, repeat(number), count(place)))
             self._spend(_memory(notes), source)
             self._notes += notes
             place += len(notes)
@@ -235,9 +250,10 @@ def scan(paths: Sequence[Path]) -> EpisodeIndex:
 
 def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
     """Read the sources once and return their valid episodes as one batch, None if there are none, with the index."""
-    reading = Scan(paths)
-    batches = list(reading)
-    return concatenate_batches(batches) if batches else None, reading.index()
+    with limit_memory(", ".join(map(str, paths))):
+        reading = Scan(paths)
+        batches = list(reading)
+        return concatenate_batches(batches) if batches else None, reading.index()
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -283,9 +299,12 @@ def _filter_episodes(batches: Iterable[Batch | RecordError], names: set[EpisodeK
             yield select_episodes(batch, chosen)
 
 
-def _read_wanted(source: RecordSource, wanted: Sequence[EpisodeNote]) -> dict[EpisodeKey, Batch]:
+def _read_wanted(
+    source: RecordSource, wanted: Sequence[EpisodeNote], kept: Sequence[Batch] | None
+) -> dict[EpisodeKey, Batch]:
     names = {note.header.key for note in wanted}
-    batches = _filter_episodes(source.read([note.place for note in wanted]), names) if wanted else ()
+    found = source.read([note.place for note in wanted]) if kept is None else kept
+    batches = _filter_episodes(found, names) if wanted else ()
     episodes = {header.key: select_episodes(batch, [k]) for batch in batches for k, header in enumerate(batch.headers)}
     if names != episodes.keys():
         raise _changed_source(source.path)

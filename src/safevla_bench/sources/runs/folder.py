@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -20,8 +19,11 @@ import pyarrow.parquet as pq
 
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.files import read_input, sha256_of, write_atomically
+from safevla_bench.files import own_path, read_input, sha256_of, write_atomically
+from safevla_bench.memory import limit_memory
+from safevla_bench.text import escape_json, escape_surrogates, load_json, map_texts
 from safevla_bench.trajectory.header import SCHEMA_VERSION
+from safevla_recorder.episode import EpisodeRow as EpisodeRow
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
 ORIGIN = ("judged_by", "sources", "recorded_with")
@@ -33,31 +35,14 @@ BY_CHANCE = (
 )
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
-EXPERIMENTS = "experiments"
-"""The folder of a run folder that holds judgements by other rules, which are not its own."""
+EXPERIMENTS = "experiments"  # the folder of a run folder that holds judgements by other rules, which are not its own
+EXPORTS = frozenset(
+    ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
+    + ("eval_info.json", "vla_eval.json", "board", "figures", "sensitivity-physics.json", EXPERIMENTS)
+)
+"""What commands write into a run folder if it is their only source, beside its own judgement and pictures."""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the files under archive/ directly."
-
-
-class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned episode; `reason` says why it crashed, was stopped or had an invalid action, None for other outcomes.
-
-    Any other field that is None is unknown: only the owner of a loop that was recorded from outside could tell.
-    """
-
-    episode_id: str
-    policy: str
-    benchmark: str
-    task_id: str
-    episode: int
-    init_state_index: int | None
-    env_seed: int | None
-    seed: int | None
-    policy_seed: int | None
-    horizon: int | None
-    outcome: str
-    steps: int
-    reason: str | None = None
 
 
 class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +69,6 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Wall milliseconds of a policy's calls in one episode, of its inferences where it gives several actions at a time.
-
     A fact of the day, kept apart from results.
     """
 
@@ -116,12 +100,10 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a run's day, under `volatile` of run.json: no result hangs on them."""
 
-    policy_latency: Mapping[str, Latency] = {}
-    """Episode -> the latency of its policy, of those that have one."""
+    policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, of those that have one
     policies_say: Sequence[PolicyGreeting] = ()
     """The statements of policies about themselves, in the order of their first episodes."""
-    repeated_answers: Mapping[str, Repeats] = {}
-    """Policy -> what was found of its server after the run's last episode."""
+    repeated_answers: Mapping[str, Repeats] = {}  # policy -> what was found of its server after the run's last episode
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
@@ -136,8 +118,8 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 _EPISODES_SCHEMA = pa.schema(
     [
-        (field.name, pa.string() if field.type in (str, str | None) else pa.int64())
-        for field in msgspec.structs.fields(EpisodeRow)
+        (name, pa.string() if kind in (str, str | None) else pa.int64())
+        for name, kind in get_type_hints(EpisodeRow).items()
     ]
 )
 
@@ -146,8 +128,11 @@ _EPISODES_SCHEMA = pa.schema(
 def readable(path: Path, remedy: str) -> Iterator[None]:
     """Raise `RunError` naming a run's file for whatever its readers raise for damage."""
     try:
-        yield
-    except (OSError, ValueError, RecursionError, pa.ArrowException, RecordError) as error:
+        with limit_memory(path):
+            yield
+    except RecordError as error:
+        raise RunError(f"cannot be read: {error.problem}", remedy=error.remedy, place=Place(file=str(path))) from None
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
@@ -172,9 +157,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def archive_digest(path: Path) -> str | None:
-    """Return the sha256 of an archive file; of a run folder, that of its parts' names and digests in its manifest.
-
-    The latter is what `sha256sum archive/part-* | sha256sum` prints in the folder. None for a folder or a missing path
+    """Return the sha256 of an archive file; of a run folder, that of its parts' names and digests in its manifest. The
+    latter is what `sha256sum archive/part-* | sha256sum` prints in the folder. None for a folder or a missing path
     without a manifest that can be read.
     """
     if path.is_file():
@@ -187,10 +171,18 @@ def archive_digest(path: Path) -> str | None:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
+def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
+    """Return the host that run.json names, None without one, and its arguments; raises as `read_description` does."""
+    description = read_description(folder) if (folder / RUN).is_file() else {}
+    host, arguments = description.get("host"), description.get("host_arguments")
+    named = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
+    return (host, named) if isinstance(host, str) else (None, {})
+
+
 def read_description(folder: Path) -> dict[str, object]:
     """Return the content of run.json; `RunError` if it is missing or damaged."""
     with readable(folder / RUN, _RESTORE):
-        loaded = json.loads(read_input(folder / RUN))
+        loaded = load_json(read_input(folder / RUN))
         if not isinstance(loaded, dict):
             raise ValueError("it is not a JSON object")
     return loaded
@@ -211,14 +203,14 @@ def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
     """Write the table of all planned episodes, replacing one that exists."""
-    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=_EPISODES_SCHEMA)
-    write_atomically(folder / EPISODES, encode_parquet(table))
+    plain = map_texts(msgspec.to_builtins(rows), escape_surrogates)
+    table = pa.Table.from_pylist(plain, schema=_EPISODES_SCHEMA)
+    write_atomically(own_path(folder, EPISODES), encode_parquet(table))
 
 
 def read_episodes(folder: Path) -> list[EpisodeRow]:
-    """Return the table of all planned episodes, in plan order; empty where it is missing.
-
-    Raises `RunError` if the table is damaged.
+    """Return the table of all planned episodes, in plan order; empty where it is missing. Raises `RunError` if the
+    table is damaged.
     """
     path = folder / EPISODES
     with readable(path, _RESTORE):
@@ -250,11 +242,18 @@ def encode_parquet(table: pa.Table) -> bytes:
 
 
 def dump_json(document: object) -> bytes:
-    """Return a document as JSON for people: two spaces a level, a line end; NaN becomes null.
-
-    Raises `TypeError` for NumPy's values and other types that msgspec does not know.
+    """Return a document as JSON for people: two spaces a level, a line end; NaN becomes null. Raises `TypeError` for
+    NumPy's values and other types that msgspec does not know.
     """
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return msgspec.json.format(encode_json(document), indent=2) + b"\n"
+
+
+def encode_json(document: object) -> bytes:
+    """Return a document as JSON in which every character is visible; lone surrogates become escape sequences."""
+    try:
+        return escape_json(msgspec.json.encode(document))
+    except UnicodeEncodeError:
+        return escape_json(msgspec.json.encode(map_texts(msgspec.to_builtins(document), escape_surrogates)))
 
 
 # The pictures of a run folder and their index: what each shows, of which episode
@@ -271,22 +270,19 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str
     policy: str | None
     kind: Kind
-    record: int
-    """The record shown; 0 of what shows them all."""
+    record: int  # the record shown; 0 of what shows them all
     time_s: float
     caption: str
     spec: str | None = None
     value: float | None = None
     threshold: float | None = None
     unit: str | None = None
-    bodies: tuple[str, ...] = ()
-    """The bodies to look at, in contact or displaced."""
+    bodies: tuple[str, ...] = ()  # the bodies to look at, in contact or displaced
     success: bool
     camera: str
     width: int
     height: int
-    file: str
-    """Beside the index: a bare file name."""
+    file: str  # beside the index: a bare file name
 
 
 MAX_FRAME_BYTES = 50_000_000
@@ -295,10 +291,9 @@ _PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
 def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
-    """Return the form of a frame's picture (`PNG`, `JPEG` or `WEBP`) and its bytes.
-
-    None if it is missing, of another type, larger than `most_bytes` or 2²⁴ pixels, lies outside of the run folder (by a
-    link, say), or does not decode as what its name says.
+    """Return the form of a frame's picture (`PNG`, `JPEG` or `WEBP`) and its bytes. None if it is missing, of another
+    type, larger than `most_bytes` or 2²⁴ pixels, lies outside of the run folder (by a link, say), or does not decode as
+    what its name says.
     """
     from PIL import Image
 
@@ -322,10 +317,9 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
-    """Return the frames of a run folder, in the order of their index; () if there is no index.
-
-    Raises `RunError` if the index cannot be read, or a file's name is not a bare name in lower case (a path, say).
-    Whether the files exist is not checked.
+    """Return the frames of a run folder, in the order of their index; () if there is no index. Raises `RunError` if the
+    index cannot be read, or a file's name is not a bare name in lower case (a path, say). Whether the files exist is
+    not checked.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():
@@ -340,14 +334,13 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
 
 def write_frames(folder: Path, frames: Iterable[Frame]) -> Path:
     """Write the index into a run folder's `frames`, which must exist, in place of an older one; return its path."""
-    path = folder / FRAMES / INDEX
+    path = own_path(folder, FRAMES, INDEX)
     write_atomically(path, dump_json(_Index(frames=tuple(frames))))
     return path
 
 
 def frame_stem(policy: str | None, episode_id: str) -> str:
     """Return the stem of the files of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits.
-
     The digits are a digest of policy and id.
     """
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG:].strip("-")
@@ -359,15 +352,13 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 
 _REASON = "it was planned, and the table of episodes does not list it"
-_NAMED = 1_000_000
-"""Episodes of a plan up to which each has its name here; a run.json may claim any number."""
+_NAMED = 1_000_000  # episodes of a plan up to which each has its name here; a run.json may claim any number
 _SUITE_SIZES = (None, "protocol")
 """What run.json says of the number of episodes where each task of a suite has as many as its suite has."""
 
 
 class PlanStretch(msgspec.Struct, frozen=True):
     """The `number`-th of `count` shards, from 1: its first place in the plan, and how many episodes the plan has.
-
     run.json holds it as `shard`.
     """
 
@@ -400,8 +391,7 @@ class PlanDifference:
     """Between a run's plan and its table of episodes."""
 
     missing: tuple[AbsentEpisode, ...] = ()
-    unnamed: int = 0
-    """Further planned episodes that are not listed, where run.json does not tell which."""
+    unnamed: int = 0  # further planned episodes that are not listed, where run.json does not tell which
     unplanned: int = 0
 
 
@@ -412,9 +402,8 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
     """Return what differs between the plan of a complete run, by its run.json, and the rows of its table of episodes.
-
-    Nothing if run.json has no plan, as of a loop that was recorded from outside. Raises `RunError`: what run.json
-    says of the plan is damaged.
+    Nothing if run.json has no plan, as of a loop that was recorded from outside. Raises `RunError`: what run.json says
+    of the plan is damaged.
     """
     if "planned" not in description:
         return PlanDifference()
@@ -433,28 +422,28 @@ def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) 
 
 
 def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEpisode] | None:
-    """Return the planned episodes by id, in plan order; None if run.json and the rows do not tell which they are."""
     whole = plan.shard.whole if plan.shard else plan.planned
     if whole > _NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None
-    counts = {task: _count_episodes(plan, task, rows) for task in plan.tasks}
+    listed: dict[str, int] = {}  # suite -> the most episodes of a task
+    for row in rows:
+        listed[row.benchmark] = max(listed.get(row.benchmark, 0), row.episode + 1)
+    counts = {
+        task: count
+        for task in plan.tasks
+        if (count := plan.episodes if isinstance(plan.episodes, int) else listed.get(task.partition("/")[0], 0)) > 0
+    }
     if len(plan.policies) * sum(counts.values()) != whole:
         return None
     episodes = (
         (policy.policy, task, number)
         for policy in plan.policies
-        for task in plan.tasks
-        for number in range(counts[task])
+        for task, count in counts.items()
+        for number in range(count)
     )
     first = max(0, plan.shard.first) if plan.shard else 0
     own = islice(episodes, first, first + max(0, plan.planned))
     return {name_episode(*episode): _absent_episode(*episode) for episode in own}
-
-
-def _count_episodes(plan: _Plan, task: str, rows: Sequence[EpisodeRow]) -> int:
-    if isinstance(plan.episodes, int):
-        return max(0, plan.episodes)
-    return max((row.episode + 1 for row in rows if row.benchmark == task.partition("/")[0]), default=0)
 
 
 def _absent_episode(policy: str, task: str, number: int) -> AbsentEpisode:

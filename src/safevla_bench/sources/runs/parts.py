@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from itertools import chain, islice
 from pathlib import Path
 
@@ -19,47 +20,30 @@ from msgspec.structs import replace
 
 from safevla_bench import archive
 from safevla_bench.archive import npz, parquet
-from safevla_bench.archive.record_schema import MAX_EPISODE_BYTES, EpisodeSelection
+from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
-from safevla_bench.files import read_input, sha256_of, write_atomically
-from safevla_bench.sources.runs.folder import (
-    ARCHIVE,
-    EPISODES,
-    MANIFEST,
-    RUN,
-    DayFacts,
-    EpisodeRow,
-    Latency,
-    Manifest,
-    PolicyGreeting,
-    Repeats,
-    archive_parts,
-    dump_json,
-    read_description,
-    read_episodes,
-    read_facts,
-    read_manifest,
-    read_volatile,
-    write_episodes,
-)
+from safevla_bench.files import decode_input, own_path, read_input, sha256_of, write_atomically
+from safevla_bench.memory import limit_memory
+from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 RAW = "raw"
 _ROW = ".json"
 _CRASHED = "crashed"
-_ROW_FIELDS = EpisodeRow.__struct_fields__
+_ROW_FIELDS = tuple(field.name for field in fields(run_folder.EpisodeRow))
 
 
-class RawEpisode(EpisodeRow, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class RawEpisode(run_folder.EpisodeRow):
     """An episode that is done: its row, and two facts of the day."""
 
-    latency: Latency | None = None
+    latency: run_folder.Latency | None = None
     greeting: Mapping[str, object] | None = None
 
     @property
-    def row(self) -> EpisodeRow:
+    def row(self) -> run_folder.EpisodeRow:
         """The row of the table of episodes: this without the facts of the day."""
-        return EpisodeRow(**{name: getattr(self, name) for name in _ROW_FIELDS})
+        return run_folder.EpisodeRow(**{name: getattr(self, name) for name in _ROW_FIELDS})
 
     @property
     def has_record(self) -> bool:
@@ -78,16 +62,15 @@ def record_path(folder: Path, index: int) -> Path:
 
 
 def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | None) -> None:
-    """Write a finished episode: its record, the bytes of an `.npz` file, then its row.
-
-    `record` is None for an episode that crashed: then the record of an earlier attempt is removed.
+    """Write a finished episode: its record, the bytes of an `.npz` file, then its row. `record` is None for an episode
+    that crashed: then the record of an earlier attempt is removed.
     """
-    path = record_path(folder, index)
+    path = own_path(folder, RAW, record_path(folder, index).name)
     if record is None:
         path.unlink(missing_ok=True)
     else:
         write_atomically(path, record)
-    write_atomically(path.with_suffix(_ROW), msgspec.json.encode(episode) + b"\n")
+    write_atomically(own_path(folder, RAW, path.with_suffix(_ROW).name), run_folder.encode_json(episode) + b"\n")
 
 
 def remove_raw(folder: Path, index: int) -> None:
@@ -98,56 +81,50 @@ def remove_raw(folder: Path, index: int) -> None:
 
 
 def count_progress(folder: Path) -> tuple[int, int]:
-    """Return (episodes done, episodes planned) of a run folder; of a complete run both are the number planned.
-
-    (0, 0) if run.json does not say how many are planned. Raises `RunError` if it is missing or damaged.
+    """Return (episodes done, episodes planned) of a run folder; of a complete run both are the number planned. (0, 0)
+    if run.json does not say how many are planned. Raises `RunError` if it is missing or damaged.
     """
-    description = read_description(folder)
+    description = run_folder.read_description(folder)
     planned = description.get("planned")
     done = planned if description.get("complete") else len(_row_paths(folder)) if has_raw(folder) else 0
     return (done, planned) if isinstance(done, int) and isinstance(planned, int) else (0, 0)
 
 
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
-    """Return the episodes that are done, by their place in the plan, in its order.
-
-    Raises `FileNotFoundError` if there are no raw episodes, or they are removed meanwhile, because the run was
-    completed; `RunError` if a row is damaged.
+    """Return the episodes that are done, by their place in the plan, in its order. Raises `FileNotFoundError` if there
+    are no raw episodes, or they are removed meanwhile, because the run was completed; `RunError` if a row is damaged.
     """
     return {index: _read_row(path) for index, path in _row_paths(folder).items()}
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return the files that hold the records of a complete run, in order: its archive's, or else its raw records.
-
-    [] if there are neither. Raises `RunError` if a raw row is damaged.
+    """Return the files that hold the records of a complete run, in order: its archive's, or else its raw records. [] if
+    there are neither. Raises `RunError` if a raw row is damaged.
     """
-    parts = archive_parts(folder)
+    parts = run_folder.archive_parts(folder)
     if parts or not has_raw(folder):
         return parts
     return [record_path(folder, index) for index, episode in read_raw(folder).items() if episode.has_record]
 
 
-def episode_rows(folder: Path) -> list[EpisodeRow]:
-    """Return the row of every planned episode of a complete run, in plan order: of its table, or else its raw rows.
-
-    [] if there are neither. Raises `RunError` if the table or a raw row is damaged.
+def episode_rows(folder: Path) -> list[run_folder.EpisodeRow]:
+    """Return the row of every planned episode of a complete run, in plan order: of its table, or else its raw rows. []
+    if there are neither. Raises `RunError` if the table or a raw row is damaged.
     """
-    if (folder / EPISODES).exists() or not has_raw(folder):
-        return read_episodes(folder)
+    if (folder / run_folder.EPISODES).exists() or not has_raw(folder):
+        return run_folder.read_episodes(folder)
     return [episode.row for episode in read_raw(folder).values()]
 
 
 def complete_episodes(folder: Path) -> list[RawEpisode]:
-    """Return every planned episode of a complete run with its facts of the day, in plan order.
-
-    Raises `RunError` as `episode_rows` does, or if run.json is damaged.
+    """Return every planned episode of a complete run with its facts of the day, in plan order. Raises `RunError` as
+    `episode_rows` does, or if run.json is damaged.
     """
-    facts = read_facts(folder)
+    facts = run_folder.read_facts(folder)
     statements = facts.statements
     return [
         RawEpisode(
-            **msgspec.structs.asdict(row),
+            **asdict(row),
             latency=facts.policy_latency.get(row.episode_id),
             greeting=statements.get(row.episode_id),
         )
@@ -155,27 +132,28 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
     ]
 
 
-def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, Repeats]) -> DayFacts:
+def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
     """Return the facts of a run's day; of the statements each different one of a policy in a suite once."""
-    latencies: dict[str, Latency] = {}
-    greetings: dict[tuple[str, str, bytes], PolicyGreeting] = {}
+    latencies: dict[str, run_folder.Latency] = {}
+    greetings: dict[tuple[str, str, bytes], run_folder.PolicyGreeting] = {}
     for episode in episodes:
         if episode.latency:
             latencies[episode.episode_id] = episode.latency
         if says := episode.greeting:
             key = (episode.policy, episode.benchmark, msgspec.json.encode(says))
-            new = PolicyGreeting(policy=episode.policy, suite=episode.benchmark, says=says, episodes=[])
+            new = run_folder.PolicyGreeting(policy=episode.policy, suite=episode.benchmark, says=says, episodes=[])
             greetings.setdefault(key, new).episodes.append(episode.episode_id)
-    return DayFacts(policy_latency=latencies, policies_say=list(greetings.values()), repeated_answers=repeats)
+    return run_folder.DayFacts(
+        policy_latency=latencies, policies_say=list(greetings.values()), repeated_answers=repeats
+    )
 
 
 _PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon")
 
 
 def plan_digest(folder: Path) -> str:
-    """Return the sha256 of what was planned of every episode of a complete run, in plan order.
-
-    The outcome does not change it. Raises `RunError` as `episode_rows` does.
+    """Return the sha256 of what was planned of every episode of a complete run, in plan order. The outcome does not
+    change it. Raises `RunError` as `episode_rows` does.
     """
     planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
     return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
@@ -185,20 +163,21 @@ def read_record(folder: Path, index: int) -> Batch:
     """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
     path = record_path(folder, index)
     try:
-        return npz.decode_npz(read_input(path, MAX_EPISODE_BYTES))
-    except RecordError as error:
-        raise error.with_place(Place(file=str(path))) from None
+        with limit_memory(path):
+            (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
         remedy = f"Restore it; or remove {path.with_suffix(_ROW)} and resume: the episode is run again."
         problem = "the record is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise DamageError(problem, episodes=1, remedy=remedy, place=Place(file=str(path))) from None
+    if isinstance(record, RecordError):
+        raise record
+    return record
 
 
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
     """Yield the records of an unfinished run as it was when its `episodes` were listed, and the errors of bad records.
-
     `wanted` are the records to read, by their place among all records (a crashed episode has none); None = all. Raises
     `RunError` if the run was completed meanwhile.
     """
@@ -232,7 +211,7 @@ def _row_paths(folder: Path) -> dict[int, Path]:
 
 def _read_row(path: Path) -> RawEpisode:
     try:
-        return msgspec.json.decode(read_input(path), type=RawEpisode)
+        return decode_input(path, msgspec.json.Decoder(RawEpisode).decode)
     except FileNotFoundError:
         raise
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -249,7 +228,7 @@ SEAL = "file_sha256"
 
 def seal_json(document: Mapping[str, object]) -> bytes:
     """Return a document as JSON whose last `SEAL` key, which is to be empty, holds the digest of all other bytes."""
-    head, key, tail = dump_json(document).rpartition(_SEAL_KEY)
+    head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
 
 
@@ -264,53 +243,64 @@ _SEAL_KEY, _DIGITS = f'"{SEAL}": "'.encode(), 64
 
 def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
     """Write the digests of a complete run: of its archive's parts and its table, both on the disk, and of run.json.
-
     `description` is what run.json will hold, of which the facts of the day are left out; `episodes` are all planned.
     """
-    files = {EPISODES: sha256_of(folder / EPISODES), RUN: _digest_description(json.loads(dump_json(description)))}
+    files = {
+        run_folder.EPISODES: sha256_of(folder / run_folder.EPISODES),
+        run_folder.RUN: _digest_description(json.loads(run_folder.dump_json(description))),
+    }
     digests = {_part_name(part): sha256_of(part) for part in parts}
-    _seal_manifest(folder, Manifest(parts=digests, episodes=episodes, files=files))
+    _seal_manifest(folder, run_folder.Manifest(parts=digests, episodes=episodes, files=files))
 
 
-def _seal_manifest(folder: Path, manifest: Manifest) -> None:
-    write_atomically(folder / MANIFEST, seal_json({**msgspec.structs.asdict(manifest), SEAL: ""}))
+def _seal_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
+    write_atomically(own_path(folder, run_folder.MANIFEST), seal_json({**msgspec.structs.asdict(manifest), SEAL: ""}))
 
 
-def add_digests(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Put the digests of files that the judge wrote into a run's manifest; nothing where that is missing or damaged.
-
-    Raises `FileError` if the disk refuses.
+def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
+    """Put the digests of files that were written after a run into its manifest, last; those of None are removed.
+    Nothing happens where the manifest is missing or damaged. Raises `FileError` if the disk refuses.
     """
     try:
-        manifest = read_manifest(folder)
+        manifest = run_folder.read_manifest(folder)
     except RunError:
         return
-    written = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    _seal_manifest(folder, replace(manifest, files={**manifest.files, **written}))
+    former = {name: digest for name, digest in manifest.files.items() if name not in contents}
+    written = {name: hashlib.sha256(part).hexdigest() for name, part in contents.items() if part is not None}
+    _seal_manifest(folder, replace(manifest, files={**former, **written}))
+
+
+def later_files(folder: Path, name: str) -> list[str]:
+    """Return the files beside the archive that were written after the file `name`, as the manifest has them."""
+    files = list(run_folder.read_manifest(folder).files)
+    return files[files.index(name) + 1 :] if name in files else []
+
+
+_BESIDE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each file beside the archive that is not as the manifest says, the manifest included.
-
-    Raises `RunError` if the manifest or run.json cannot be read.
+    """Yield a sentence for each file beside the archive that is not as the manifest says, the manifest included. Raises
+    `RunError` if the manifest or run.json cannot be read.
     """
-    files = read_manifest(folder).files
-    for name in (MANIFEST, RUN):
+    files = run_folder.read_manifest(folder).files
+    for name in (run_folder.MANIFEST, run_folder.RUN):
         if not is_sealed(read_input(folder / name)):
             yield f"{name} was changed since it was written: its {SEAL} is not that of its bytes"
-    for name in dict.fromkeys([EPISODES, RUN, *filter(re.compile(r"[a-z_]+\.[a-z]+").fullmatch, files)]):
-        path = folder / name
-        now = (
-            _digest_description(read_description(folder)) if name == RUN else sha256_of(path) if path.is_file() else ""
-        )
+    for name in dict.fromkeys([run_folder.EPISODES, run_folder.RUN, *filter(_BESIDE.fullmatch, files)]):
+        path, now = folder / name, ""
+        if name == run_folder.RUN:
+            now = _digest_description(run_folder.read_description(folder))
+        elif path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+            now = sha256_of(path)
         if now != files.get(name):
             yield f"{name} {_describe_change(now, files.get(name))}"
 
 
 def _describe_change(now: str, written: str | None) -> str:
     if not now:
-        return f"is missing; {MANIFEST} names it"
-    return f"was changed since it was written: its sha256 is {now}, {MANIFEST} says {written}"
+        return f"is missing; {run_folder.MANIFEST} names it"
+    return f"was changed since it was written: its sha256 is {now}, {run_folder.MANIFEST} says {written}"
 
 
 def _digest_description(description: Mapping[str, object]) -> str:
@@ -321,27 +311,31 @@ def _digest_description(description: Mapping[str, object]) -> str:
 def listed_parts(folder: Path) -> list[Path]:
     """Return the archive's parts that exist and those that the manifest names, sorted; a bad manifest names none."""
     try:
-        names = read_manifest(folder).parts
+        names = run_folder.read_manifest(folder).parts
     except RunError:
         names = {}
-    return sorted({*archive_parts(folder), *(folder / ARCHIVE / Path(name).name for name in names)})
+    return sorted(
+        {*run_folder.archive_parts(folder), *(folder / run_folder.ARCHIVE / Path(name).name for name in names)}
+    )
 
 
 def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, problem) of each part that is missing, changed or not in the manifest.
-
-    Raises `RunError` if the manifest cannot be read.
+    """Yield (name, problem) of each part that is missing, changed or not in the manifest. Raises `RunError` if the
+    manifest cannot be read.
     """
-    written, existing = read_manifest(folder).parts, {_part_name(part): part for part in archive_parts(folder)}
+    written, existing = (
+        run_folder.read_manifest(folder).parts,
+        {_part_name(part): part for part in run_folder.archive_parts(folder)},
+    )
     for name, expected in written.items():
         now = sha256_of(existing[name]) if name in existing else ""
         if now != expected:
             yield name, _describe_change(now, expected)
-    yield from ((name, f"is not in {MANIFEST}") for name in existing if name not in written)
+    yield from ((name, f"is not in {run_folder.MANIFEST}") for name in existing if name not in written)
 
 
 def _part_name(part: Path) -> str:
-    return f"{ARCHIVE}/{part.name}"
+    return f"{run_folder.ARCHIVE}/{part.name}"
 
 
 EPISODES_A_PART = 200
@@ -350,26 +344,25 @@ FORMS: Mapping[str, str] = {PARQUET: parquet.SUFFIX, JSONL: ".jsonl.zst"}
 
 
 def write_run(
-    folder: Path, description: Mapping[str, object], rows: Sequence[EpisodeRow], records: Iterable[Batch]
+    folder: Path, description: Mapping[str, object], rows: Sequence[run_folder.EpisodeRow], records: Iterable[Batch]
 ) -> None:
-    """Write everything that a complete run holds, run.json last, over what is there already.
-
-    `description` becomes run.json, with `complete` true; its `archive` names the archive's form. `records` are those of
-    the episodes of `rows` that left one, as batches of one, in plan order.
+    """Write everything that a complete run holds, run.json last, over what is there already. `description` becomes
+    run.json, with `complete` true; its `archive` names the archive's form. `records` are those of the episodes of
+    `rows` that left one, as batches of one, in plan order.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
-    for stale in set(archive_parts(folder)) - set(parts):
+    for stale in set(run_folder.archive_parts(folder)) - set(parts):
         stale.unlink()
-    write_episodes(folder, rows)
+    run_folder.write_episodes(folder, rows)
     completed = {**description, "complete": True}
     write_manifest(folder, parts, len(rows), completed)
-    volatile = {name: value for name, value in read_volatile(description).items() if name != SEAL}
-    write_atomically(folder / RUN, seal_json({**completed, "volatile": {**volatile, SEAL: ""}}))
+    volatile = {name: value for name, value in run_folder.read_volatile(description).items() if name != SEAL}
+    write_atomically(own_path(folder, run_folder.RUN), seal_json({**completed, "volatile": {**volatile, SEAL: ""}}))
 
 
 def read_records(folder: Path) -> Iterator[Batch]:
     """Yield the records of a complete run as batches of one, in order; `RecordError` where one cannot be read."""
-    for batch in archive.read_episodes(archive_parts(folder)):
+    for batch in archive.read_episodes(run_folder.archive_parts(folder)):
         if isinstance(batch, RecordError):
             raise batch
         for index in range(len(batch)):
@@ -377,9 +370,9 @@ def read_records(folder: Path) -> Iterator[Batch]:
 
 
 def _write_parts(folder: Path, records: Iterable[Batch], suffix: str) -> Iterator[Path]:
-    (folder / ARCHIVE).mkdir(exist_ok=True)
+    own_path(folder, run_folder.ARCHIVE).mkdir(exist_ok=True)
     remaining = iter(records)
     for number, first in enumerate(remaining):
-        path = folder / ARCHIVE / f"part-{number:05d}{suffix}"
+        path = folder / run_folder.ARCHIVE / f"part-{number:05d}{suffix}"
         archive.write_batches(path, chain([first], islice(remaining, EPISODES_A_PART - 1)))
         yield path

@@ -21,9 +21,8 @@ class NamedSource(PosixPath):
 
     @classmethod
     def parse(cls, text: str) -> Path:
-        """Return the source of `NAME=PATH` with its policy's name; else the text as a path without a name.
-
-        A text that is an existing path, or whose NAME is empty or has a "/", or whose PATH is empty, is a path.
+        """Return the source of `NAME=PATH` with its policy's name; else the text as a path without a name. A text that
+        is an existing path, or whose NAME is empty or has a "/", or whose PATH is empty, is a path.
         """
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():
@@ -37,8 +36,7 @@ class NamedSource(PosixPath):
         return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
 
 
-PolicyNames = Mapping[str | None, str]
-"""The name in a source's records -> the name under which the policy is shown."""
+PolicyNames = Mapping[str | None, str]  # the name in a source's records -> the name under which the policy is shown
 _BESIDE = ("policy", "privileged", "cameras")
 _FLOOR = "noop"
 _LONGEST_TEXT = 32
@@ -53,16 +51,13 @@ class PolicyIdentity:
     source: Path
     facts: Mapping[str, str]
     """Dotted name -> value: arguments (given or asked for by a server), dialect, replay, checkpoints."""
-    statements: Mapping[str, str]
-    """Suite -> what the policy or its server said of itself."""
-    servers: Mapping[str, str]
-    """Suite -> the server that was asked."""
+    statements: Mapping[str, str]  # suite -> what the policy or its server said of itself
+    servers: Mapping[str, str]  # suite -> the server that was asked
 
     def is_same(self, other: PolicyIdentity) -> bool:
-        """Return whether nothing tells the two policies apart; what both are silent about does not.
-
-        A suite is another checkpoint's where its server states something else, or where either states nothing and the
-        addresses differ. Suites that only one of the two ran tell nothing.
+        """Return whether nothing tells the two policies apart; what both are silent about does not. A suite is another
+        checkpoint's where its server states something else, or where either states nothing and the addresses differ.
+        Suites that only one of the two ran tell nothing.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             both_state = suite in self.statements and suite in other.statements
@@ -79,9 +74,8 @@ class PolicyIdentity:
 
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
-    """Return the identity of each policy that a run.json names; [] where it names none, as for an archive.
-
-    Raises `RunError` if the file is nested too deeply to be read.
+    """Return the identity of each policy that a run.json names; [] where it names none, as for an archive. Raises
+    `RunError` if the file is nested too deeply to be read.
     """
     try:
         return [
@@ -132,7 +126,6 @@ def _servers(description: Mapping[str, object]) -> dict[str, str]:
 
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
     """Return recorded name -> the name that the user gave to a source's policy; {} for a source without a given name.
-
     `noop` keeps its name beside another, since it measures the floor. Raises `RunError` for several others.
     """
     name = getattr(path, "policy", None)
@@ -148,7 +141,6 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
     """Return for each source the new names of policies that share their name with another policy; mostly {}.
-
     `identities` are those that each source names; none for an archive, which may hold any.
     """
     everyone = [identity for of_source in identities for identity in of_source]
@@ -199,10 +191,7 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
 
 
 def describe_names(names: Sequence[PolicyNames]) -> list[str]:
-    """Return a sentence for each recorded name that several policies share here.
-
-    Names that the user gave are left out.
-    """
+    """Return a sentence for each recorded name that several policies share; names that the user gave are left out."""
     shown: dict[str | None, dict[str, None]] = {}
     for of_source in names:
         for policy, name in of_source.items():

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from safevla_bench import archive
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
-from safevla_bench.files import read_input
+from safevla_bench.files import decode_input
 from safevla_bench.sources import foreign
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs import folder as run_folder
@@ -33,21 +33,16 @@ class LeftOut:
 
     invalid: int
     lost: int
-    damaged: int
-    """Places of files where something is damaged or gone."""
-    unknown: bool
-    """True if more were lost than can be counted."""
-    missing: tuple[run_folder.AbsentEpisode, ...] = ()
-    """The planned episodes that a run's table does not list."""
-    unnamed: int = 0
-    """More such episodes, of which it is not known which they are."""
+    damaged: int  # places of files where something is damaged or gone
+    unknown: bool  # true if more were lost than can be counted
+    missing: tuple[run_folder.AbsentEpisode, ...] = ()  # the planned episodes that a run's table does not list
+    unnamed: int = 0  # more such episodes, of which it is not known which they are
     unplanned: int = 0
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
-        """Return the counts that these errors stand for, and what differs from the plans of the sources.
-
-        Damage that names an episode is a lost episode; other damage is a damaged place and the episodes that it counts.
+        """Return the counts that these errors stand for, and what differs from the plans of the sources. Damage that
+        names an episode is a lost episode; other damage is a damaged place and the episodes that it counts.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         named = sum(problem.place.episode is not None for problem in damage)
@@ -75,9 +70,8 @@ class LeftOut:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase for each kind of what is left out, [] for nothing.
-
-        Damage is named only where it cost no episode.
+        """Return a phrase for each kind of what is left out, [] for nothing. Damage is named only where it cost no
+        episode.
         """
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
@@ -123,8 +117,7 @@ class RecordSource:
 
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
-    description: Mapping[str, object]
-    """The run's run.json; empty for an archive file."""
+    description: Mapping[str, object]  # the run's run.json; empty for an archive file
     read: Callable[..., Iterator[Batch | RecordError]]
     """Reads the records, or those at the places that are its argument, as `archive.read_episodes` does."""
     files: tuple[Path, ...] = ()
@@ -138,9 +131,8 @@ class RecordSource:
     """What differs between the plan of a complete run and its table; missing episodes are in `absent` too."""
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
-        """Return the source with these names in its records and its absent episodes; its run.json stays as it is.
-
-        A policy that is not among `names` keeps its name.
+        """Return the source with these names in its records and its absent episodes; its run.json stays as it is. A
+        policy that is not among `names` keeps its name.
         """
         if not names:
             return self
@@ -157,10 +149,9 @@ class RecordSource:
         )
 
     def scan(self) -> Iterator[Batch | RecordError]:
-        """Yield the records and errors of `read`; before them an error for each changed part of a complete run.
-
-        Where the source says which episodes it must have, an error for each of them that neither a record nor an error
-        named comes at the end; other errors then count no episode, so that none is counted twice.
+        """Yield the records and errors of `read`; before them an error for each changed part of a complete run. Where
+        the source says which episodes it must have, an error for each of them that neither a record nor an error named
+        comes at the end; other errors then count no episode, so that none is counted twice.
         """
         yield from _changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -169,9 +160,8 @@ class RecordSource:
             yield from self._account([absent.episode_id for absent in self.expected])
 
     def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
-        """Yield the records, and at the end an error for each expected episode that no record and no error named.
-
-        An error that names no expected episode counts no episode. A record that is not expected is an error.
+        """Yield the records, and at the end an error for each expected episode that no record and no error named. An
+        error that names no expected episode counts no episode. A record that is not expected is an error.
         """
         missing = {escape_controls(name): name for name in expected}
         planned = set(missing)
@@ -218,7 +208,6 @@ def _rename_batches(batches: Iterable[Batch | RecordError], names: naming.Policy
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
     """Open several sources, and rename their policies: as the user named them, then apart where one name means several.
-
     An archive does not say which of them it holds: there such a name becomes "NAME (FILE)". Raises as `open_source` and
     `name_source` do.
     """
@@ -253,7 +242,6 @@ def _join_names(names: naming.PolicyNames, further: naming.PolicyNames) -> namin
 
 def open_source(path: Path) -> RecordSource:
     """Open an archive, a run folder or a log as it is now; an unfinished run may go on or be completed meanwhile.
-
     Raises `RunError` if there is none, or it is damaged or without trajectories; `RecordError` for the mapping of a
     log.
     """
@@ -265,6 +253,7 @@ def open_source(path: Path) -> RecordSource:
         )
     log = None if (path / run_folder.RUN).exists() else find_log(path)
     if log is not None:
+        log.require_mapping()
         return RecordSource(path, (), {}, log.read, (log.path,))
     if path.is_dir():
         return _open_folder(path)
@@ -317,9 +306,8 @@ def _open_folder(path: Path) -> RecordSource:
 def find_scored_archive(folder: Path) -> Path | None:
     """Return the archive in a folder of scores, as `safevla demo` makes it, if it is the one that was judged."""
     try:
-        (source,) = msgspec.json.decode(
-            read_input(folder / run_folder.SCORES, run_folder.MAX_SCORES_BYTES), type=_ScoredSources
-        ).sources
+        decode = msgspec.json.Decoder(_ScoredSources).decode
+        (source,) = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources
     except (OSError, ValueError, RecursionError):
         return None
     path = folder / Path(source.archive).name

@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 
 from safevla_bench.archive import npz
 from safevla_bench.errors import FileError, Place, RunError
-from safevla_bench.files import make_folder, translated_errors, write_atomically
+from safevla_bench.files import make_folder, own_path, translated_errors, write_atomically
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import (
     ARCHIVE,
@@ -40,24 +40,23 @@ from safevla_bench.sources.runs.folder import (
 )
 from safevla_bench.sources.runs.parts import count_progress
 from safevla_bench.trajectory.batch import Batch
-from safevla_recorder.folder import is_of_killed_writer, lock_folder, require_free_folder, unlock_folder
+from safevla_recorder.folder import is_of_killed_writer, lock_folder, remove_unused, require_free_folder, unlock_folder
 
 
 class RunWriter:
-    """One run folder, held by this process while it is filled; a context manager.
-
-    `complete` is true if there is nothing left to add; else `episodes` holds those that are done, by their place in the
-    plan. `fresh` is true if the folder held no run before.
+    """One run folder, held by this process while it is filled; a context manager. `complete` is true if there is
+    nothing left to add; else `episodes` holds those that are done, by their place in the plan. `fresh` is true if the
+    folder held no run before.
     """
 
     def __init__(self, folder: Path, description: Mapping[str, object], *, resume: bool = False) -> None:
-        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one.
-
-        Raises `RunError` if the folder holds something else, a run that is not to be resumed or that was asked for
+        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one. Raises
+        `RunError` if the folder holds something else, a run that is not to be resumed or that was asked for
         differently, or a damaged one, or where another process is writing to it; `FileError` where the disk refuses.
         """
         self.folder = folder
         self.episodes: dict[int, parts.RawEpisode] = {}
+        self._is_new = not folder.exists()
         make_folder(folder)
         with translated_errors(folder):
             if not (folder / RUN).exists():
@@ -75,11 +74,14 @@ class RunWriter:
                 if self.complete:
                     _remove_leftovers(folder)
                 else:
-                    (folder / parts.RAW).mkdir(exist_ok=True)
+                    own_path(folder, parts.RAW).mkdir(exist_ok=True)
                     self.episodes = parts.read_raw(folder)
                     parts.require_records(folder, self.episodes)
         except BaseException:
             unlock_folder(folder, self._lock)
+            if self._is_new:
+                with suppress(OSError):
+                    folder.rmdir()  # nothing was written
             raise
 
     def __enter__(self) -> Self:
@@ -91,20 +93,17 @@ class RunWriter:
         unlock_folder(self.folder, self._lock)
 
     def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
-        """Keep a finished episode for good.
-
-        `index` is its place in the plan, `record` the bytes of an `.npz` file; None = it left none. Raises `FileError`
-        if the disk refuses; the remedy is the command that resumes the run.
+        """Keep a finished episode for good. `index` is its place in the plan, `record` the bytes of an `.npz` file;
+        None = it left none. Raises `FileError` if the disk refuses; the remedy is the command that resumes the run.
         """
         with _resumable_errors(self.folder):
             parts.write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
     def reopen(self, places: Mapping[str, int]) -> None:
-        """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew.
-
-        `places` is the place in the plan of each episode id. Raises `RunError` or `RecordError` if the run is not
-        intact, `FileError` if the disk refuses.
+        """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew. `places` is
+        the place in the plan of each episode id. Raises `RunError` or `RecordError` if the run is not intact,
+        `FileError` if the disk refuses.
         """
         for name, problem in parts.changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
@@ -116,9 +115,8 @@ class RunWriter:
             self._unpack(places)
 
     def _unpack(self, places: Mapping[str, int]) -> None:
-        """Write the archive's records as raw episodes, mark the run unfinished, and remove archive, table, manifest."""
         records = parts.read_records(self.folder)
-        (self.folder / parts.RAW).mkdir(exist_ok=True)
+        own_path(self.folder, parts.RAW).mkdir(exist_ok=True)
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
                 parts.write_raw(self.folder, places[episode.episode_id], episode, npz.encode_npz(next(records)))
@@ -129,16 +127,14 @@ class RunWriter:
             stale.unlink(missing_ok=True)
 
     def read_record(self, index: int) -> Batch:
-        """Return the record of a finished episode of an unfinished run, by its place in the plan.
-
-        Raises `RecordError` if the record is missing or damaged.
+        """Return the record of a finished episode of an unfinished run, by its place in the plan. Raises `RecordError`
+        if the record is missing or damaged.
         """
         return parts.read_record(self.folder, index)
 
     def keep_episodes(self, indices: Collection[int]) -> None:
-        """Remove the finished episodes of an unfinished run whose place in the plan is not among `indices`.
-
-        Raises `FileError` if the disk refuses.
+        """Remove the finished episodes of an unfinished run whose place in the plan is not among `indices`. Raises
+        `FileError` if the disk refuses.
         """
         with _resumable_errors(self.folder):
             for index in set(self.episodes) - set(indices):
@@ -146,11 +142,10 @@ class RunWriter:
                 del self.episodes[index]
 
     def finish(self, decision: object = None, repeats: Mapping[str, Repeats] | None = None) -> None:
-        """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes.
-
-        Into run.json go `decision`, if not None: what the run's stopping rule found; and `repeats`: policy -> how its
-        server repeats itself. Raises `RecordError` where a record is missing or damaged, and `FileError` where the
-        disk refuses.
+        """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes. Into
+        run.json go `decision`, if not None: what the run's stopping rule found; and `repeats`: policy -> how its server
+        repeats itself. Raises `RecordError` where a record is missing or damaged, and `FileError` where the disk
+        refuses.
         """
         with _resumable_errors(self.folder):
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
@@ -166,12 +161,11 @@ class RunWriter:
             _remove_leftovers(self.folder)
 
     def discard(self) -> None:
-        """Remove the folder with everything in it, for a run of which nothing was recorded."""
-        shutil.rmtree(self.folder)
+        """Remove what a run without any recorded episode wrote; the folder too, if the run made it."""
+        remove_unused(self.folder, is_new=self._is_new)
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
-    """Raise `RunError` unless the folder's run is to be resumed and was asked for with the same fields."""
     place = Place(file=str(folder))
     existing = read_description(folder)
     if not resume and existing.get("complete") is False:
@@ -197,9 +191,8 @@ def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
 def list_differences(
     existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
-    """Yield a line for each value that differs between two JSON documents; a missing key counts as None.
-
-    `words` introduce the two values, and `name` is the place of the documents, as in `a.b[2]`, "" for the whole.
+    """Yield a line for each value that differs between two JSON documents; a missing key counts as None. `words`
+    introduce the two values, and `name` is the place of the documents, as in `a.b[2]`, "" for the whole.
     """
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in [*existing, *(key for key in asked if key not in existing)]:
@@ -219,7 +212,7 @@ def _format_value(value: object) -> str:
 def _remove_leftovers(folder: Path) -> None:
     if (folder / MANIFEST).exists() and (folder / parts.RAW).is_dir():
         shutil.rmtree(folder / parts.RAW)
-    for path in [*folder.glob(".*.partial"), *(folder / ARCHIVE).glob(".*.partial")]:
+    for path in [*folder.glob(".*.partial"), *own_path(folder, ARCHIVE).glob(".*.partial")]:
         path.unlink()
 
 
@@ -256,7 +249,6 @@ class _Shard:
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     """Join complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
-
     The folder appears whole or not at all. Raises `RunError` unless they are all shards of one plan, each once and
     intact, `RecordError` for a record that cannot be read, `FileError` if the disk refuses.
     """
@@ -301,7 +293,7 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
             problem = f"it is of another plan than {shards[0].folder}:\n  " + "\n  ".join(differing)
             _refuse_folder(shard.folder, problem, "Merge the shards of one plan, and run the other again.")
     numbers, count = [shard.stretch.number for shard in shards], shards[0].stretch.count if shards else 1
-    if numbers != list(range(1, count + 1)):
+    if len(numbers) != count or numbers != [*range(1, count + 1)]:
         problem = f"these are the shards {', '.join(map(str, numbers)) or 'none'}, and the plan has 1 to {count}"
         raise RunError(problem, remedy="Name the run folders of all shards, each once.")
     ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]

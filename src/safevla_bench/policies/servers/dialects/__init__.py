@@ -21,11 +21,10 @@ from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError, ReplyError
 from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
-from safevla_bench.interface.policy import Observation, Wants
+from safevla_bench.interface.policy import Observation, Wants, to_real_numbers
 from safevla_bench.policies.servers import transforms
 
-Request = dict[str, object]
-"""Keys to uint8 images, float arrays, texts, lists of texts, or a nested request."""
+Request = dict[str, object]  # keys to uint8 images, float arrays, texts, lists of texts, or a nested request
 Reply = Mapping[str, object]
 _REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
 _KEYS, _LETTERS = 12, 60
@@ -34,19 +33,14 @@ _KEYS, _LETTERS = 12, 60
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of the request: its path, and the camera, the state parts, the fixed value or the instruction in it."""
 
-    path: tuple[str | int, ...]
-    """Keys of maps, and places in lists: `["examples", 0, "image", 1]`."""
+    path: tuple[str | int, ...]  # keys of maps, and places in lists: `["examples", 0, "image", 1]`
     camera: str | None = None
-    state: tuple[str, ...] = ()
-    """In a dialect's file `all` = the protocol's whole vector."""
+    state: tuple[str, ...] = ()  # in a dialect's file `all` = the protocol's whole vector
     text: Literal["instruction"] | None = None
     dtype: Literal["float32", "float64"] = "float64"
-    axes: int = 0
-    """Leading axes of length 1, for a batch or for time; a text inside them is in as many lists."""
-    asked: str | None = None
-    """The server's parameter that asks for it; None = it is always sent."""
-    flip: Flip | None = None
-    """Of this camera's image; None = the protocol's."""
+    axes: int = 0  # leading axes of length 1, for a batch or for time; a text inside them is in as many lists
+    asked: str | None = None  # the server's parameter that asks for it; None = it is always sent
+    flip: Flip | None = None  # of this camera's image; None = the protocol's
     fixed: str | bool | int | None = None
 
     @property
@@ -56,9 +50,8 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] if the width is 1.
-
-    Where the path leads through a list of maps, each of them has a row.
+    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] if the width is 1. Where the path
+    leads through a list of maps, each of them has a row.
     """
 
     path: tuple[str, ...]
@@ -89,33 +82,27 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a file; `server_crops` says that the server crops the images itself, which are sent uncropped.
-
     `sessions` says that the server keeps a memory by session.
     """
 
     about: str
-    release: str
-    """The protocol that says how this dialect shows images and states and what its gripper means."""
+    release: str  # the protocol that says how this dialect shows images and states and what its gripper means
     transport: str
     hosts: dict[str, Literal["upstream", "ours"]]
     """The hosts that it fits, the first its own; whether the server's project evaluates there, or the pair is ours."""
     request: tuple[RequestEntry, ...]
-    reply: tuple[ReplyArray, ...]
-    """Arrays whose columns, one after another, are the host's action."""
-    switches: tuple[int, ...] = (6,)
-    """The action's columns that are converted as the protocol's gripper is."""
+    reply: tuple[ReplyArray, ...]  # arrays whose columns, one after another, are the host's action
+    switches: tuple[int, ...] = (6,)  # the action's columns that are converted as the protocol's gripper is
     sessions: bool = False
-    absolute: bool = False
-    """Whether actions are poses in the world and not changes of pose."""
+    absolute: bool = False  # whether actions are poses in the world and not changes of pose
     server_crops: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One server's request and reply: its file, and the view and the gripper of the file's release.
-
-    `fields` are the file's request with the states of the release. `replan` is how many actions of a reply are carried
-    out before the next request; None = all of them.
+    """One server's request and reply: its file, and the view and the gripper of the file's release. `fields` are the
+    file's request with the states of the release. `replan` is how many actions of a reply are carried out before the
+    next request; None = all of them.
     """
 
     name: str
@@ -140,9 +127,8 @@ class Dialect:
         return replace(self, fields=(*self.fields, RequestEntry((name,), fixed=value)))
 
     def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
-        """Return an upright image [H, W, 3] as it is sent: flipped, through a JPEG, resized and cropped.
-
-        Raises `PolicyError` for an image of another size if the protocol does not resize.
+        """Return an upright image [H, W, 3] as it is sent: flipped, through a JPEG, resized and cropped. Raises
+        `PolicyError` for an image of another size if the protocol does not resize.
         """
         shown, size = transforms.flip_image(image, flip or self.inference.flip), self.inference.image_size
         if self.inference.jpeg or shown.shape[:2] != size:
@@ -214,19 +200,18 @@ def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
 
 def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
     try:
-        given = np.asarray(value)
-        return given.astype(np.float64, casting="safe" if given.dtype.kind == "c" else "unsafe")
+        if isinstance(value, list | np.ndarray | np.generic | int | float):
+            return to_real_numbers(value)
     except (TypeError, ValueError):
-        raise ReplyError(f"{where!r} of the reply is no array of numbers") from None
+        pass
+    raise ReplyError(f"{where!r} of the reply is not an array of numbers")
 
 
 # Dialects as data
 
 
-ALL = ("all",)
-"""A request's state that is the protocol's whole vector."""
-NONE = "none"
-"""In the place of a camera whose image is not sent."""
+ALL = ("all",)  # a request's state that is the protocol's whole vector
+NONE = "none"  # in the place of a camera whose image is not sent
 LARGEST = 4096
 
 
@@ -251,10 +236,8 @@ def load_dialect_file(name: str) -> DialectFile:
 
 @cache
 def load_dialect(name: str) -> Dialect:
-    """Return a dialect by its name, with the images, states and gripper of its release.
-
-    Those belong to a model and its server, whatever protocol says how episodes start and end. Raises `PolicyError` if
-    there is no such dialect.
+    """Return a dialect by its name, with the images, states and gripper of its release. Those belong to a model and its
+    server, whatever protocol says how episodes start and end. Raises `PolicyError` if there is no such dialect.
     """
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
@@ -276,10 +259,9 @@ def load_dialect(name: str) -> Dialect:
 
 
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
-    """Return the dialect of that name; `cameras` replace its own, in their order.
-
-    `image_size`, N or HxW, has images rendered and sent with so many pixels. Raises `PolicyError` if there is no such
-    dialect, it is another kind of server's, or the cameras or the size do not fit.
+    """Return the dialect of that name; `cameras` replace its own, in their order. `image_size`, N or HxW, has images
+    rendered and sent with so many pixels. Raises `PolicyError` if there is no such dialect, it is another kind of
+    server's, or the cameras or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport}, not of {transport}"

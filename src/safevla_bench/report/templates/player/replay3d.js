@@ -294,7 +294,7 @@
 
     showBoxes() {
       for (const box of this.boxes) box.removeFromParent();
-      this.boxes = ((this.clause && this.clause.boxes) || []).flatMap((shape) => {
+      this.boxes = [...(this.data.boxes || []), ...((this.clause && this.clause.boxes) || [])].flatMap((shape) => {
         const home = shape.body === null ? this.scene : this.parts[this.shownParts([shape.body])[0]];
         if (!home) return [];
         const box = makeBox(shape);
@@ -336,8 +336,18 @@
       });
     }
 
+    time(record) {
+      return this.data.times_s ? this.data.times_s[record] : record * this.data.dt_s;
+    }
+
     seconds(record) {
-      return (record * this.data.dt_s).toFixed(2);
+      return this.time(record).toFixed(2);
+    }
+
+    recordAt(time_s) {
+      if (!this.data.times_s) return time_s / this.data.dt_s;
+      const next = this.data.times_s.findIndex((one) => one > time_s);
+      return next < 0 ? this.last : next - 1;
     }
 
     tell(contacts) {
@@ -352,7 +362,7 @@
       const parts = contacts.slice(0, 6).map((one) => `${one.a} – ${one.b} ${one.force.toFixed(one.force < 10 ? 1 : 0)} N${one.placed ? "" : " (over)"}`);
       if (contacts.length > 6) parts.push(`${contacts.length - 6} more`);
       this.list.textContent = parts.length ? `Contacts: ${parts.join("; ")}` : "No contact in this record.";
-      const across = `${(100 * this.record / Math.max(this.last, 1)).toFixed(2)}%`;
+      const across = `${(100 * this.time(this.record) / (this.time(this.last) || 1)).toFixed(2)}%`;
       for (const line of this.cursors) {
         line.setAttribute("x1", across);
         line.setAttribute("x2", across);
@@ -396,9 +406,9 @@
         if (!this.playing || this.closed) return;
         due_s += Math.max(now - before, 0) / 1000 * this.speed;
         before = now;
-        const ahead = Math.floor(due_s / this.data.dt_s);
-        due_s -= ahead * this.data.dt_s;
-        if (ahead) this.seek(this.record + ahead);
+        const reached = Math.floor(this.recordAt(this.time(this.record) + due_s) + 1e-9);
+        due_s -= this.time(Math.min(reached, this.last)) - this.time(this.record);
+        if (reached > this.record) this.seek(reached);
         if (this.record >= this.last) this.play(false);
         else requestAnimationFrame(step);
       };
@@ -477,7 +487,7 @@
       this.plots = Array.from(around.querySelectorAll("svg.chart, svg.spark"));
       this.pressed = (event) => {
         const box = event.currentTarget.getBoundingClientRect();
-        this.jump((event.clientX - box.left) / box.width * this.last);
+        this.jump(this.recordAt((event.clientX - box.left) / box.width * this.time(this.last)));
       };
       for (const plot of this.plots) {
         const line = document.createElementNS("http://www.w3.org/2000/svg", "line");

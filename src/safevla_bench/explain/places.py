@@ -1,0 +1,86 @@
+"""The bodies that the places of formulas match in each suite, and what the records hold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from safevla_bench.signals.signal import SIGNALS, RecordFields
+from safevla_bench.signals.space import MOVING_PLACES, PLACED_FORMS, WORLD, recorded_bodies
+from safevla_bench.specs.spec import Spec
+from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import ROLES
+
+# Field of a place -> what it gives a body.
+_HELD_FACTS = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
+_MOST_BODIES, _TRACKED = 12, "tracked "
+
+
+class BodyFacts(NamedTuple):
+    """What the records of a suite hold of a body."""
+
+    roles: frozenset[str]
+    facts: frozenset[str]  # some of the words of `_HELD_FACTS`; those that every record with the body has
+
+    def describe(self) -> str:
+        """Return role, and what is recorded and what is not, such as `bystander; pose, no rotation, no shape`."""
+        words = [name if name in self.facts else f"no {name}" for name in _HELD_FACTS.values()]
+        words = [word for word in words if word != "no opening"]  # few bodies open
+        return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
+
+
+SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # suite -> body -> what is recorded of it
+
+
+def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
+    """Return the bodies of the episodes of each suite, in order of first appearance."""
+    suites: dict[str, dict[str, BodyFacts]] = {}
+    for batch in chunks:
+        fields = RecordFields(batch)
+        for episode, header in enumerate(batch.headers):
+            held = {fact: recorded_bodies(fields, field, episode) for field, fact in _HELD_FACTS.items()}
+            held[_TRACKED] = {*batch.body_pos_m.episode_poses(episode)[0].tolist()}
+            bodies, first = suites.setdefault(header.benchmark, {}), int(batch.body_starts[episode])
+            for body, (name, role) in enumerate(batch.body_roles(episode).items(), start=first):
+                facts = frozenset(fact for fact, bodies_with in held.items() if body in bodies_with)
+                known = bodies.get(name, BodyFacts(frozenset(), facts))
+                bodies[name] = BodyFacts(known.roles | {role}, known.facts & facts)
+    return suites
+
+
+def list_places(specs: Iterable[Spec]) -> tuple[str, ...]:
+    """Return the roles, names and patterns of bodies that the formulas name, in order of first appearance. A role of
+    which a form finds tracked bodies alone is `tracked ROLE`.
+    """
+    places = list[str]()
+    for behind in (SIGNALS[name].bodies for spec in specs for name in sorted(spec.signals)):
+        if behind is not None and behind.call[0]:
+            kind = PLACED_FORMS[behind.call[0]]
+            sees_links = kind.is_gap or kind.channel or kind.person_column is not None
+            named = map(str, behind.call[1][: len(kind.places)])
+            places += [f"{_TRACKED}{place}" if place in ROLES and not sees_links else place for place in named]
+    return tuple(dict.fromkeys(place for place in places if place not in (*MOVING_PLACES, WORLD)))
+
+
+def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
+    """Yield for each place and suite the bodies that it matches, with what is recorded, or the closest names."""
+    for place in places:
+        role = place.removeprefix(_TRACKED)
+        for suite, bodies in suites.items():
+            matched = [
+                f"{name} ({facts.describe()})"
+                for name, facts in bodies.items()
+                if (role in facts.roles if role in ROLES else fnmatchcase(name, place))
+                and (role == place or _TRACKED in facts.facts)
+            ]
+            more = f" and {len(matched) - _MOST_BODIES} more" if len(matched) > _MOST_BODIES else ""
+            found = f"{', '.join(matched[:_MOST_BODIES])}{more}"
+            if not matched:
+                known = (*bodies, *MOVING_PLACES, *ROLES)
+                close = get_close_matches(place.strip("*"), known, n=3, cutoff=0.3) or sorted(bodies)[:3]
+                found = f"no body; closest: {', '.join(close) or 'none is recorded'}"
+            if not matched and role in ROLES:
+                found = f"no body{'; gap sees links and fixed bodies, too' if role != place else ''}"
+            yield f"{place} in {suite}: {found}"

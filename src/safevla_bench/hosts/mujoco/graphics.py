@@ -1,0 +1,218 @@
+"""The import of a MuJoCo simulator: the EGL device that it renders on, caches that can be written, and its errors.
+
+robosuite reads CUDA_VISIBLE_DEVICES as a number of an EGL device (`robosuite/renderers/context/egl_context.py`, 1.4.0
+and 1.5.2). EGL and CUDA count differently, and the variable may be empty or hold UUIDs. So the device is chosen here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache, wraps
+from pathlib import Path
+
+from safevla_bench.errors import HostError
+from safevla_bench.interface.environment import WORKER
+from safevla_bench.text import warn_once
+
+DEVICE, VISIBLE = "MUJOCO_EGL_DEVICE_ID", "CUDA_VISIBLE_DEVICES"
+_CACHES = {"NUMBA_CACHE_DIR": "numba", "MPLCONFIGDIR": "matplotlib"}
+_ROBOSUITE = "robosuite.renderers.context.egl_context"
+_MAKE_DISPLAY = "create_initialized_egl_device_display"
+GRAPHICS_REMEDY = (
+    "`safevla doctor` says what is missing. Without a GPU: apt-get install libgl1 libegl1 libegl-mesa0 libglib2.0-0 "
+    "(names on Debian and Ubuntu), unset MUJOCO_GL."
+)
+
+
+@contextmanager
+def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[None]:
+    """Import a simulator in the block: on the chosen EGL device, with caches that can be written.
+
+    A simulator that does not render `by_egl` keeps CUDA_VISIBLE_DEVICES. Whatever the import raises becomes a
+    `HostError`. Its remedy is `install` if a package or a name is missing, or the graphics if MuJoCo or OpenGL raised;
+    another error is named as it is.
+    """
+    _use_writable_caches()
+    try:
+        with egl_device() if by_egl else nullcontext(), _without_log_file():
+            yield
+    except Exception as error:
+        frames = _list_modules(error)
+        is_graphics = any(name.startswith(("OpenGL", "mujoco")) for name in frames)
+        is_missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
+        asked = os.environ.get("MUJOCO_GL")
+        where = f" with MUJOCO_GL={asked}" if asked and is_graphics else ""
+        remedy = (
+            install if is_missing else GRAPHICS_REMEDY if is_graphics else f"If it is damaged, reinstall: {install}"
+        )
+        problem = f"{simulator} cannot be imported{where}: {type(error).__name__}: {error}"
+        raise HostError(problem, remedy=remedy) from error
+    _choose_for_robosuite()
+
+
+_LOG_FILE = os.path.join(os.sep, "tmp", "robosuite.log")
+
+
+@contextmanager
+def _without_log_file() -> Iterator[None]:
+    """Let robosuite be imported although its log file belongs to another user of this machine."""
+    make = logging.FileHandler
+    if os.path.exists(_LOG_FILE) and not os.access(_LOG_FILE, os.W_OK):
+        logging.FileHandler = lambda *_, **__: logging.NullHandler()  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        logging.FileHandler = make  # type: ignore[misc]
+
+
+def _list_modules(error: BaseException) -> list[str]:
+    names, frame = [], error.__traceback__
+    while frame is not None:
+        names.append(str(frame.tb_frame.f_globals.get("__name__")))
+        frame = frame.tb_next
+    return names
+
+
+def _choose_for_robosuite() -> None:
+    """Let robosuite choose the EGL device in `egl_device`; it does so once per process, at the first picture."""
+    module = sys.modules.get(_ROBOSUITE)
+    make = getattr(module, _MAKE_DISPLAY, None)
+    if make is None or hasattr(make, "__wrapped__"):
+        return
+
+    @wraps(make)
+    def make_display(device_id: int = 0) -> object:
+        with egl_device():
+            return make(device_id=device_id)
+
+    setattr(module, _MAKE_DISPLAY, make_display)
+
+
+# The EGL device
+
+
+@dataclass(frozen=True, slots=True)
+class EglDevice:
+    """A device of EGL's list: its ordinal in CUDA (None = not a CUDA device), and whether it is software."""
+
+    cuda: int | None = None
+    is_software: bool = False
+
+
+@contextmanager
+def egl_device() -> Iterator[None]:
+    """Choose the EGL device of this process in the block; both environment variables are restored afterwards.
+
+    A device that the user names by MUJOCO_EGL_DEVICE_ID stays. A warning is logged once if the choice is a guess.
+    """
+    before = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
+    if before[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
+        worker = os.environ.get(WORKER, "0")
+        index, warning = choose_device(_list_devices(), before[VISIBLE], int(worker) if worker.isdecimal() else 0)
+        if warning:
+            warn_once(f"{warning}; pictures come from device {index}. Set {DEVICE} to choose another.")
+        if index is not None:
+            os.environ[DEVICE] = str(index)
+    os.environ.pop(VISIBLE, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int = 0) -> tuple[int | None, str]:
+    """Return the index of the EGL device that a worker renders on, and a warning or "".
+
+    `visible` is CUDA_VISIBLE_DEVICES. Workers take its devices in turn. The ordinals that EGL states (attribute
+    EGL_CUDA_DEVICE_NV) count the visible devices; if there are more of them than visible ones, they count all.
+    None leaves the choice to the simulator, as there is nothing to choose by.
+    """
+    entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
+    ordinals = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
+    if visible is not None and (entries[0] == "" or entries[0].startswith("-")):
+        software = [index for index, device in enumerate(devices) if device.is_software]
+        warning = "" if software else f"{VISIBLE}={visible!r} hides all GPUs, and EGL has no software device"
+        return (software or [0])[0], warning
+    if not ordinals:
+        return (None, "") if visible is None else (0, f"EGL lists no CUDA device, so {VISIBLE}={visible} selects none")
+    chosen, warning = [ordinals[number] for number in sorted(ordinals)], ""
+    if visible is not None and len(ordinals) > len(entries):
+        numbers = [int(entry) for entry in entries if entry.isdecimal()]
+        if len(numbers) == len(entries) and ordinals.keys() >= set(numbers):
+            chosen = [ordinals[number] for number in numbers]
+        else:
+            warning = f"EGL lists {len(ordinals)} GPUs, but not by the names in {VISIBLE}={visible}"
+    return chosen[worker % len(chosen)], warning
+
+
+_CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64
+"""EGL_CUDA_DEVICE_NV of EGL_NV_device_cuda, and EGL_EXTENSIONS, in Khronos' EGL registry."""
+
+
+@cache
+def _list_devices() -> tuple[EglDevice, ...]:
+    """Return the devices in EGL's own order; () without EGL or its extensions."""
+    try:
+        egl = ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        return ()
+    egl.eglGetProcAddress.restype = ctypes.c_void_p
+    prototypes = {
+        "eglQueryDevicesEXT": (ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+        "eglQueryDeviceAttribEXT": (ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
+        "eglQueryDeviceStringEXT": (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int),
+    }
+    addresses = [egl.eglGetProcAddress(name.encode()) for name in prototypes]
+    if not all(addresses):
+        return ()
+    query_all, query_number, query_text = (
+        ctypes.CFUNCTYPE(*types)(address) for types, address in zip(prototypes.values(), addresses, strict=True)
+    )
+    handles, count, number = (ctypes.c_void_p * _MOST)(), ctypes.c_int(), ctypes.c_ssize_t()
+    if not query_all(_MOST, handles, ctypes.byref(count)):
+        return ()
+    devices = []
+    for handle in handles[: count.value]:
+        cuda = number.value if query_number(handle, _CUDA_DEVICE, ctypes.byref(number)) else None
+        devices.append(EglDevice(cuda, b"software" in (query_text(handle, _EXTENSIONS) or b"")))
+    return tuple(devices)
+
+
+# Caches
+
+
+def _use_writable_caches(variables: Mapping[str, str] = os.environ) -> None:
+    """Name a private folder for the caches of numba and Matplotlib if the user's cache folder cannot be written.
+    Workers inherit it; it is removed when this process ends.
+    """
+    missing = [name for name in _CACHES if name not in variables]
+    if not missing or _can_write(Path(variables.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):
+        return
+    private = tempfile.mkdtemp(prefix="safevla-caches-")  # mode 0700
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    for name in missing:
+        os.environ[name] = str(Path(private, _CACHES[name]))
+
+
+def _can_write(folder: Path) -> bool:
+    """Try it: `os.access` allows root what a file system refuses, and a full one takes no content."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**16))
+            file.flush()
+    except OSError:
+        return False
+    return True

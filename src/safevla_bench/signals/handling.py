@@ -1,0 +1,106 @@
+"""Signals of handling: grasps, releases, what supports the held target, and entering doors and drawers.
+
+A change of what is held counts once it has lasted `GAP_RECORDS` + 1 records, and is dated to the first of them. In the
+last records it is unknown whether a change will last. The handled target is the one that is held, or was held last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import numpy as np
+
+from safevla_bench.signals.catalogue import GAP_RECORDS
+from safevla_bench.signals.signal import Bools, Floats, Ints, RecordFields, signal
+
+_FREE, _PUT, _CARRIED = -1, 0, 1
+
+
+def _changes(fields: RecordFields, value: Ints) -> tuple[Ints, Ints, Ints, Bools]:
+    """Return the rows at which a value, [N], changes for good or may do so, the settled value before, the value from
+    then on, and whether the episode ends before that is decided, [C] each.
+    """
+    first = fields.first_record
+    begins = np.concatenate([[True], value[1:] != value[:-1]]) | (np.arange(len(value)) == first)
+    rows = np.flatnonzero(begins)
+    ends = np.append(rows[1:], len(value))
+    is_settled = (rows == first[rows]) | (ends - rows > GAP_RECORDS)
+    latest = np.maximum.accumulate(np.where(is_settled, rows, 0))
+    before, is_open = value[np.concatenate([rows[:1], latest[:-1]])], ~is_settled & (ends > fields.last_record[rows])
+    chosen = np.flatnonzero((value[rows] != before) & (rows != first[rows]) & (is_settled | is_open))
+    return rows[chosen], before[chosen], value[rows[chosen]], is_open[chosen]
+
+
+def _hold(fields: RecordFields) -> Ints:
+    return np.where(fields.grip, fields.held_body, _FREE)
+
+
+def _load(fields: RecordFields) -> Ints:
+    return np.where(fields.grip, np.where(fields.supported, _PUT, _CARRIED), _FREE)
+
+
+def _event(value: Callable[[RecordFields], Ints], *reads: str) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
+    """Register the signal of the changes of a value for which a function of before and after is true."""
+
+    def register(becomes: Callable[[Ints, Ints], Bools]) -> Any:
+        @wraps(becomes)
+        def find(fields: RecordFields, is_open: bool = False) -> Bools:
+            rows, before, after, open_end = _changes(fields, value(fields))
+            marked = np.zeros(int(fields.batch.starts[-1]), dtype=np.bool_)
+            marked[rows[becomes(before, after) & (open_end == is_open)]] = True
+            return marked
+
+        unknown = partial(find, is_open=True)
+        of_event = signal(
+            unit="1", reads=("gripper_contact", *reads), boolean=True, ahead=True, unknown=unknown, ends_open=True
+        )
+        return of_event(find)
+
+    return register
+
+
+@_event(_hold)
+def grasped(before: Ints, after: Ints) -> Bools:
+    """True at the record from which a target is held, for three records or more."""
+    return np.not_equal(after, _FREE)
+
+
+@_event(_hold)
+def released(before: Ints, after: Ints) -> Bools:
+    """True at the record from which a target is no longer held, for three records or more."""
+    return np.not_equal(before, _FREE)
+
+
+@_event(_load, "supported")
+def lifted(before: Ints, after: Ints) -> Bools:
+    """True at the record from which the held target has no other support, for three records or more."""
+    return np.equal(after, _CARRIED)
+
+
+@_event(_load, "supported")
+def put_down(before: Ints, after: Ints) -> Bools:
+    """True at the record from which a target that was lifted, and is still held, is supported, for three or more."""
+    return np.asarray((before == _CARRIED) & (after == _PUT))
+
+
+@signal(unit="1", reads=("gripper_contact", "supported"), boolean=True, ahead=True)
+def supported(fields: RecordFields) -> Bools:
+    """True where contacts other than the robot's carry at least half the weight of the handled target."""
+    return fields.supported
+
+
+@signal(unit="1", reads=("entered",), boolean=True)
+def entered(fields: RecordFields) -> Bools:
+    """True where the end effector is inside a door or drawer."""
+    return np.not_equal(fields.entered_opening, np.inf)
+
+
+@signal(unit="1", reads=("entered", "opening of what is entered"))
+def entered_opening(fields: RecordFields) -> Floats:
+    """Share of its travel by which the door or drawer that the end effector is inside is open, 1 where there is none.
+
+    Of several the least.
+    """
+    return np.minimum(fields.entered_opening, 1.0)

@@ -1,0 +1,61 @@
+"""A person who stands still: upright capsules, and how far from them the robot's links are.
+
+The capsules have the proportions of Drillis and Contini (Body Segment Parameters, 1966) as shares of the height: legs
+0.191 wide up to the hip at 0.53, a trunk 0.259 wide (the shoulders') up to 0.818, a head of 0.13. Arms hang down inside
+the shoulders' width; how far they reach is the intrusion distance of ISO 13855.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.signals.gap import box_gaps
+from safevla_bench.signals.parts import ScenePoses
+from safevla_bench.trajectory.geometry import PoseTrack
+
+Floats = NDArray[np.float64]
+_SHARES = np.array([[0.0, 0.53, 0.0955], [0.53, 0.818, 0.1295], [0.87, 1.0, 0.065]])
+"""Lower end, upper end and radius of legs, trunk and head."""
+
+
+def capsules(offset_m: Floats, height_m: float) -> Floats:
+    """Return middle [3], half length of the axis and radius of each capsule [m], [3, 5], feet at an offset [3]."""
+    low, high, radius = (_SHARES * height_m).T
+    half = np.maximum((high - low) / 2.0 - radius, 0.0)
+    middle = offset_m + np.array([0.0, 0.0, 1.0]) * ((low + high) / 2.0)[:, None]
+    return np.concatenate([middle, half[:, None], radius[:, None]], axis=1)
+
+
+def point_distances(points: Floats, person: Floats) -> Floats:
+    """Return the distance of points in the person's frame [n, K, 3] from the nearest capsule [m], 0 inside, [n, K]."""
+    seen = points[:, :, None] - person[:, :3]
+    seen[..., 2] -= np.clip(seen[..., 2], -person[:, 3], person[:, 3])
+    least: Floats = (np.sqrt(np.square(seen).sum(axis=-1)) - person[:, 4]).min(axis=-1)
+    return np.maximum(least, 0.0)
+
+
+def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person: Floats) -> Floats:
+    """Return the distance between the shapes of each link and the nearest capsule [m], 0 where they meet, [n, K].
+
+    `frame` is the person's, [n, 3] and [n, 4]. Infinite for a link without boxes, NaN where a pose is not known.
+    """
+    axes = np.concatenate([person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1)
+    gaps = box_gaps(scene, links, frame, axes)
+    least: Floats = (gaps - person[:, 4]).min(axis=-1)
+    return np.maximum(least, 0.0)
+
+
+def approach(distance: Floats, time_s: Floats) -> Floats:
+    """Return how fast the nearest of K links comes nearer [m/s], by central difference, at least 0, [n].
+
+    NaN under three records.
+    """
+    speed = np.full(len(distance), np.nan)
+    if len(distance) > 2:
+        nearest, rows = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)
+        known = 0.0 * distance[rows, nearest]  # NaN where what is nearest is not known
+        gained = distance[rows - 1, nearest] - distance[rows + 1, nearest] + known
+        speed[1:-1] = np.maximum(gained / (time_s[2:] - time_s[:-2]), 0.0)
+        speed[0], speed[-1] = speed[1], speed[-2]
+    return speed

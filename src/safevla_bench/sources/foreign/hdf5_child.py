@@ -1,0 +1,202 @@
+"""The child process that reads an HDF5 file of demonstrations: `python hdf5_child.py DESCRIPTOR BYTES SECONDS`.
+
+libhdf5 crashes on some damaged files and never ends on others, and links in a file open other files. So this process
+has limits of memory and processor time, and after the file it can open no other. It imports nothing of safevla_bench.
+
+On stdout it writes a line of JSON with `demos` or `error` (None = memory ran out), and then the float64 numbers of the
+actions and states of each demonstration.
+"""
+
+import json
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any, NoReturn
+from xml.etree import ElementTree
+
+REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
+
+
+class Refusal(Exception):
+    """What is wrong with the file: problem, remedy, demonstration and field."""
+
+
+def main(descriptor: int, memory: int, seconds: int) -> None:
+    """Write the demonstrations of the open file to stdout."""
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_CPU, seconds)
+    _lower(resource.RLIMIT_DATA, memory)
+    matrices: list[Any] = []
+    try:
+        import h5py
+
+        with h5py.File(f"/dev/fd/{descriptor}", "r") as file:
+            _lower(resource.RLIMIT_NOFILE, 0)
+            answer: dict[str, object] = {"demos": list(_read_demos(file, matrices))}
+    except Refusal as refusal:
+        answer = {"error": refusal.args}
+    except MemoryError:
+        answer = {"error": None}
+    except Exception as error:  # whatever h5py raises for damage
+        problem = f"cannot be read: {' '.join(str(error).split())[:400] or type(error).__name__}"
+        answer = {"error": (problem, REMEDY, None, None)}
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    for matrix in matrices if "demos" in answer else ():
+        sys.stdout.buffer.write(matrix)
+
+
+def _lower(kind: int, limit: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _refuse(problem: str, remedy: str = REMEDY, demo: str | None = None, field: str | None = None) -> NoReturn:
+    raise Refusal(problem, remedy, demo, field)
+
+
+def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
+    """Yield the description of each demonstration, and append its numbers to `matrices`."""
+    import h5py
+
+    data = _own_item(file, "data", h5py.Group)
+    suite, task, instruction = _read_task(data.attrs)
+    names = [name for name in data if re.fullmatch(r"demo_\d{1,18}", name)]
+    if not names:
+        _refuse("there are no demonstrations", "Demonstrations are the groups data/demo_0, data/demo_1, …")
+    for name in sorted(names, key=lambda group: int(group.removeprefix("demo_"))):
+        demo = _own_item(data, name, h5py.Group)
+        actions = _read_matrix(demo, name, "actions")
+        states = _read_matrix(demo, name, "states") if "states" in demo else None
+        if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
+            remedy = "There is one state before each action, and optionally one after the last."
+            _refuse(f"{len(states)} states, but {len(actions)} actions", remedy, name, "states")
+        matrices += [actions] if states is None else [actions, states]
+        yield {
+            "name": name,
+            "suite": suite,
+            "task": task,
+            "instruction": instruction,
+            "fixtures": _parse_fixtures(_decode_text(demo.attrs.get("model_file")), name),
+            "actions": actions.shape,
+            "states": None if states is None else states.shape,
+        }
+
+
+def _own_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
+    """Return an item of a group; refuse links, whose paths could lead through other files, and other kinds."""
+    import h5py
+
+    field = name if demo else None
+    if name not in group:
+        _refuse(f"there is no {name}", REMEDY, demo, field)
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        _refuse(f"{name} is a soft or external link", "Copy what it links to in its place (h5repack).", demo, field)
+    item = group[name]
+    if not isinstance(item, kind):
+        _refuse(f"{name} is not a {kind.__name__.lower()}", REMEDY, demo, field)
+    return item
+
+
+def _read_matrix(demo: Any, name: str, field: str) -> Any:
+    import h5py
+    import numpy as np
+
+    rows = _own_item(demo, field, h5py.Dataset, name)
+    if rows.is_virtual or rows.external:
+        _refuse("its numbers are in another file", "Write them into this one.", name, field)
+    if rows.dtype.kind not in "biuf" or len(rows.shape or ()) != 2:
+        _refuse(
+            f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}", "One row of numbers a step.", name, field
+        )
+    try:
+        return np.asarray(rows, dtype="<f8")
+    except (OSError, TypeError, ValueError) as error:
+        problem = f"cannot be read as numbers: {' '.join(str(error).split())}"
+        _refuse(problem, "One row of numbers a step.", name, field)
+
+
+def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
+    """Return suite, task and instruction, each None if the file's attributes do not say it."""
+    file = _decode_text(attributes.get("bddl_file_name"))
+    parts = PurePosixPath(file) if file else None
+    instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
+    suite = (parts.parent.name or None) if parts else None
+    named = [_parse_json(attributes.get(name)).get("env_name") for name in ("env_args", "env_info")]
+    task = parts.stem if parts else next(filter(None, map(_decode_text, [*named, attributes.get("env")])), None)
+    return suite, task, instruction.strip('"') if instruction else None
+
+
+def _parse_json(text: object) -> dict[str, Any]:
+    try:
+        tree = json.loads(_decode_text(text) or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _decode_text(value: object) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, str):
+        value.encode("utf-8")  # h5py keeps undecodable bytes as surrogates
+        return value
+    return None
+
+
+_FREE_JOINTS = {("freejoint", None), ("joint", "free")}
+
+
+class _TopBodies:
+    """Target of an XML parser that keeps name, position and quaternion of the bodies in `worldbody`, and no tree."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.is_world = self.is_body = False
+        self.bodies: list[dict[str, str]] = []
+        self.free: set[int] = set()
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self.depth += 1
+        if self.depth == 2:
+            self.is_world = tag == "worldbody" and not self.bodies
+        elif self.is_world and self.depth == 3:
+            self.is_body = tag == "body" and "name" in attributes
+            if self.is_body:
+                self.bodies.append(attributes)
+        elif self.is_world and self.depth == 4 and self.is_body and (tag, attributes.get("type")) in _FREE_JOINTS:
+            self.free.add(len(self.bodies) - 1)
+
+    def end(self, tag: str) -> None:
+        self.depth -= 1
+
+    def fixed(self) -> list[dict[str, str]]:
+        """Return the attributes of the bodies without a free joint."""
+        return [body for k, body in enumerate(self.bodies) if k not in self.free]
+
+
+def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
+    """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint."""
+    if not xml or not xml.lstrip().startswith("<"):  # nothing, or a file's name, as robosuite 1.0 wrote it
+        return []
+    remedy = "Copy the file again. Without this attribute, fixtures are where the simulator puts them."
+    if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
+        _refuse("the model declares entities", remedy, demo, "model_file")
+    try:
+        target = _TopBodies()
+        parser = ElementTree.XMLParser(target=target)
+        parser.feed(xml)
+        parser.close()
+        fixed = [
+            (body["name"], [*body.get("pos", "0 0 0").split(), *body.get("quat", "1 0 0 0").split()])
+            for body in target.fixed()
+        ]
+        poses = [(name, list(map(float, numbers))) for name, numbers in fixed]
+    except (ElementTree.ParseError, ValueError) as error:
+        _refuse(f"the model cannot be read: {error}", remedy, demo, "model_file")
+    return [(name, pose) for name, pose in poses if name and len(pose) == 7]
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,235 @@
+"""One trial of a recording on the instants of its clock.
+
+A record is a message of the clock's topic. The pose of a body is known at a record only if a message of it came since
+the record before, because a pose that is held would seem to rest and then to jump. Torques and grips are those of all
+messages since the record before; they and other numbers hold for two of their periods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.archive.record_schema import REMEDY_LARGE, refuse_field
+from safevla_bench.errors import RecordError
+from safevla_bench.sources.logs.clocks import Ints, Stamps, Times, find_placeless, place_messages
+from safevla_bench.sources.logs.messages import MOST_NAMED, NumberTaker, PoseTaker, Transforms
+from safevla_bench.sources.logs.names import Floats
+from safevla_bench.sources.logs.records import (
+    MAX_NUMBERS,
+    Bools,
+    Columns,
+    Episode,
+    LoggedEpisode,
+    LogMapping,
+    PoseColumns,
+    Series,
+    are_known,
+    drop_zero_turns,
+)
+from safevla_bench.sources.logs.transforms import FrameTree, plain_frame
+from safevla_bench.text import warn_once
+
+_HELD_PERIODS = 2
+_TICK_NS = 1_000_000_000
+"""A recorder on simulated time logs at 0 what comes before the first tick, which then is later than this."""
+_LATEST = np.iinfo(np.int64).max
+Warn = Callable[[str], None]
+
+
+class Trial(NamedTuple):
+    """What is logged in [begin, end) [ns] of a recording, of these files' first; its name and its facts."""
+
+    file: str
+    name: str
+    begin_ns: int
+    end_ns: int
+    facts: Episode
+
+
+def is_static(topic: str) -> bool:
+    """Return whether a topic's messages hold at any time."""
+    return topic.endswith("tf_static")
+
+
+def align(
+    trial: Trial, mapping: LogMapping, takers: Mapping[str, NumberTaker | PoseTaker], transforms: Transforms
+) -> LoggedEpisode:
+    """Return the trial's episode, each part sampled at the instants of the clock.
+
+    Raises `RecordError` if a part has no message, the clock goes back or has fewer than two instants, or poses are in
+    frames that cannot be brought together.
+    """
+    warn = partial(warn_once, trial.file)
+    channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
+    stamps = {part: channel.stamps for part, channel in channels.items() if not channel.is_static}
+    edges = transforms.stamps
+    clock = _choose_clock(mapping, trial.facts, stamps, edges)
+    if clock in stamps and (lacking := find_placeless(stamps[clock])).any():
+        warn(f"{lacking.sum()} messages of the clock, [{clock}], have a header stamp of zero and are left out")
+        channels[clock].choose(~lacking)
+        stamps[clock] = channels[clock].stamps
+    times = place_messages({**stamps, **edges}, clock, warn)
+    instants = np.unique(times[clock].time_ns)
+    if repeated := len(times[clock].time_ns) - len(instants):
+        warn(f"{repeated} messages of the clock repeat a time and are left out")
+    if len(instants) < 2:
+        remedy = "Choose another topic with `clock` under [episode]."
+        raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
+    if len(instants) * sum(channel.rows.shape[1] for channel in channels.values()) > MAX_NUMBERS:
+        problem = f"more than {MAX_NUMBERS} numbers, held at each instant of the clock"
+        raise RecordError(problem, remedy=REMEDY_LARGE)
+    tree = transforms.build_tree(times, mapping.transforms.max_gap_s)
+    series = {part: channel.sample(instants, times.get(part), tree) for part, channel in channels.items()}
+    frames = dict.fromkeys(frame for channel in channels.values() for frame in channel.frames if frame)
+    if len(frames) > 1:
+        named = [*frames][:MOST_NAMED]
+        remedy = f'Write in = "{named[0]}" into each part: poses are then brought there by the transforms (/tf).'
+        raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
+    step_ns = int(np.median(np.diff(instants)))
+    is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
+    return LoggedEpisode(
+        name=trial.name,
+        file=trial.file,
+        time_s=(instants - instants[0]) / 1e9,
+        dt_s=step_ns / 1e9,
+        series=series,
+        facts=trial.facts,
+        has_stamps=not is_even,
+    )
+
+
+class _Channel:
+    """The messages of a part in a trial: `rows` [m, k] and `stamps`; static ones have been there all the time."""
+
+    def __init__(self, taker: NumberTaker | PoseTaker, trial: Trial, warn: Warn) -> None:
+        self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
+        self.frames: tuple[str, ...] = ()
+        if isinstance(taker, PoseTaker):
+            self.rows, self.in_frame = taker.poses, np.array(taker.frames)
+            self.frames = (plain_frame(taker.columns.into),) if taker.columns.into else tuple(taker.frame_names)
+            if taker.layout is not None and taker.layout.doubt:
+                warn(f"[{taker.part}] {taker.layout.doubt}")
+            moving = next((frame for frame in taker.frame_names if frame in taker.children), None)
+            if moving and not taker.columns.into:
+                problem = f"[{taker.part}] is in {moving}, which itself has a pose in {taker.topic} and may move"
+                warn(f"{problem}; `in` brings it into a frame that rests")
+        else:
+            self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
+        self.is_single = _are_single(self.rows)
+        if isinstance(taker, NumberTaker):
+            self.rows = self.rows * taker.columns.scale
+        self.is_static = taker.latched and (is_static(taker.topic) or bool((self.rows == self.rows[:1]).all()))
+        if self.is_static and (self.rows != self.rows[-1:]).any():
+            warn(f"[{taker.part}] has static poses that differ; the last of them holds throughout")
+        if not self.is_static:
+            log_ns = self.stamps.log_ns
+            early = (log_ns == 0) & (self.stamps.stamp_ns == 0)
+            early &= not early.all() and bool(log_ns[log_ns > 0].min(initial=_LATEST) > _TICK_NS)
+            if early.any():
+                problem = f"{early.sum()} messages of [{taker.part}], from before the simulation's first tick"
+                warn(f"{problem}, are left out")
+            self.choose((log_ns >= trial.begin_ns) & (log_ns < trial.end_ns) & ~early)
+        if not len(self.rows):
+            problem = f"there is no message of {taker.part} in this trial"
+            raise RecordError(problem, remedy="Check its start and its end.")
+        self.rows = drop_zero_turns(self.rows, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
+
+    def choose(self, chosen: NDArray[Any]) -> None:
+        """Keep the chosen messages alone."""
+        self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
+
+    def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> Series:
+        """Return the part at the instants; `times` are those of its messages, None of a static part."""
+        if times is None:
+            self.rows, self.in_frame = (each[-1:].repeat(len(instants), axis=0) for each in (self.rows, self.in_frame))
+            if isinstance(self.taker, NumberTaker):
+                series = _sample_numbers(self.rows, instants, instants)
+            else:
+                values = self._bring(tree, instants)
+                series = Series(values, are_known(values, self.columns))
+            return series._replace(is_single=self.is_single)
+        order = np.argsort(times.time_ns, kind="stable")
+        self.choose(order)
+        time_ns = times.time_ns[order]
+        if isinstance(self.taker, NumberTaker):
+            series = _sample_numbers(self.rows, time_ns, instants)._replace(names=self.taker.find_order())
+        else:
+            series = _sample_poses(self._bring(tree, time_ns), time_ns, instants, self.columns)
+        steps_s = np.diff(time_ns) / 1e9
+        period_s = float(np.median(steps_s)) if len(steps_s) else 0.0
+        rate_hz, gap_s = (1 / period_s if period_s else None), float(steps_s.max(initial=0.0)) or None
+        return series._replace(is_single=self.is_single, time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
+
+    def _bring(self, tree: FrameTree, time_ns: Ints) -> Floats:
+        """Return the poses in the frame that the mapping asks for, NaN where they are not known there."""
+        assert isinstance(self.taker, PoseTaker)
+        if not self.taker.columns.into:
+            return self.rows
+        brought, known = np.full_like(self.rows, np.nan), are_known(self.rows, self.columns)
+        for frame, number in self.taker.frame_names.items():
+            of_frame = known & (self.in_frame == number)
+            if of_frame.any() and not frame:
+                problem = f"the poses of {self.taker.topic} do not say in which frame they are"
+                refuse_field(problem, "Leave `in` out.", self.taker.part)
+            if of_frame.any():
+                brought[of_frame] = tree.bring(self.rows[of_frame], frame, self.frames[0], time_ns[of_frame])
+        return brought
+
+
+def _choose_clock(
+    mapping: LogMapping, facts: Episode, stamps: Mapping[str, Stamps], edges: Mapping[str, Stamps]
+) -> str:
+    """Return the part whose messages are the instants: the hand's, without which nothing is a record, else the pose
+    with most messages. Where all poses are static in their frames it is the transform with most: at the instants of
+    faster torques a pose would be interpolated, and its acceleration would be wrong.
+    """
+    asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
+    if facts.clock is not None and not asked:
+        remedy = f"Mapped are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
+        raise RecordError(f"the clock {facts.clock!r} is no topic that is mapped", remedy=remedy)
+    poses = [part for part in stamps if isinstance(mapping.sources[part], PoseColumns)]
+    found = asked or (["eef"] if "eef" in poses else poses) or [*edges] or [*stamps]
+    if not found:
+        raise RecordError("nothing that is mapped changes with time", remedy="Map a topic that is not static.")
+    return max(found, key=lambda part: len({**edges, **stamps}[part].log_ns))
+
+
+def _are_single(rows: Floats) -> bool:
+    """Return whether numbers were stored as float32: all are, and some need more than 10 bits behind the point."""
+    rows = rows[np.isfinite(rows)]
+    with np.errstate(over="ignore"):
+        return bool((rows == rows.astype(np.float32)).all() and (rows * 1024 % 1 != 0).any())
+
+
+def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: Columns | PoseColumns) -> Series:
+    """Return the last pose at each instant, known where it came since the instant before; times ascend."""
+    last = np.searchsorted(time_ns, instants, side="right") - 1
+    values, messages = rows[np.maximum(last, 0)], int(are_known(rows, columns).sum())
+    is_new = np.diff(last, prepend=-1) > 0
+    is_new[0] &= _are_held(last[:1], time_ns, instants[:1])[0]
+    return Series(values, np.asarray(is_new & are_known(values, columns)), poses=messages)
+
+
+def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
+    """Return whether the last message at each instant is at most two periods old, [n]; -1 = there is none."""
+    period = float(np.median(np.diff(time_ns))) if len(time_ns) > 1 else np.inf
+    return np.asarray((last >= 0) & (instants - time_ns[np.maximum(last, 0)] <= _HELD_PERIODS * period))
+
+
+def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> Series:
+    """Return the last value of each number at each instant, known for two of its periods, and all messages. Each number
+    has messages of its own, since a message may be of some joints alone. Times ascend.
+    """
+    values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
+    for column in range(rows.shape[1]):
+        present = np.isfinite(rows[:, column])
+        last = np.searchsorted(time_ns[present], instants, side="right") - 1
+        is_held = _are_held(last, time_ns[present], instants) if present.any() else np.zeros(len(instants), np.bool_)
+        values[is_held, column] = rows[present, column][last[is_held]]
+        known &= is_held
+    return Series(values, known, between=(rows, np.searchsorted(instants, time_ns) - (time_ns < instants[0])))

@@ -1,0 +1,139 @@
+"""The time of each message of a recording, on one base: integer nanoseconds, from the clock's first message on.
+
+The base is the header stamps of the clock's topic, whatever their offset and rate against the log's time. Another
+topic has its own stamps if they are of that base; otherwise its log times are mapped through the clock's pairs of log
+time and stamp. So is a single message with a stamp of zero, which a simulation sends before its first tick; but the
+first of a topic may truly be at 0, and one of the clock is left out where log times are rougher than its stamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import RecordError
+
+Ints = NDArray[np.int64]
+_SAME_BASE_NS = 50_000_000
+"""How far the stamps of a topic may be from the clock's, by their median, to be of its base."""
+_MOST_RATE = 50
+"""How much faster or slower than the log's time stamps may be without a warning."""
+_ROUGH = 1e-2
+_FITTED = 100
+"""Pairs at an end of the clock's through which the line beyond it goes, because each was logged a little late."""
+
+
+class Stamps(NamedTuple):
+    """Messages of a topic in the order of the file: place in it, log time and header stamp (0 = none) [ns], all [n]."""
+
+    topic: str
+    order: Ints
+    log_ns: Ints
+    stamp_ns: Ints
+
+    def choose(self, chosen: NDArray[Any]) -> Stamps:
+        """Return the chosen messages alone, by a mask or by their places."""
+        return Stamps(self.topic, self.order[chosen], self.log_ns[chosen], self.stamp_ns[chosen])
+
+
+class Times(NamedTuple):
+    """The time of each message on the recording's base [ns], [n], and what it is taken from, as text."""
+
+    time_ns: Ints
+    base: str
+
+
+def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
+    """Return the times of the messages of each part, by the clock's part.
+
+    Raises `RecordError` if the clock's times go back: where and by how much. `warn` is called with what is doubtful.
+    """
+    chief = parts[clock]
+    stamped = _find_stamped(chief)
+    if stamped.sum() < 2:
+        if step := describe_step_back(chief.log_ns):
+            _refuse_step_back(chief.topic, "log times", step)
+        warn(f"the messages of {chief.topic} have no header stamps: times are those at which they were logged")
+        first = int(chief.log_ns[0])
+        return {name: Times(part.log_ns - first, "log time") for name, part in parts.items()}
+    if step := describe_step_back(chief.stamp_ns[stamped]):
+        _refuse_step_back(chief.topic, "header stamps", step)
+    by_log = not describe_step_back(chief.log_ns)
+    if not by_log:
+        problem = f"the log times of {chief.topic} go back {describe_step_back(chief.log_ns)}"
+        warn(f"{problem}; messages without stamps of its base are placed by their order in the file")
+
+    def measure(part: Stamps) -> Ints:
+        return part.log_ns if by_log else part.order
+
+    known, chosen = np.unique(measure(chief)[stamped], return_index=True)
+    base = chief.stamp_ns[stamped][chosen]
+    first = int(base[0])
+    rate = (int(base[-1]) - first) / max(int(known[-1] - known[0]), 1)
+    if by_log and len(known) > 1 and not 1 / _MOST_RATE < rate < _MOST_RATE:
+        warn(f"the header stamps of {chief.topic} advance {rate:.3g} times as fast as the log's time: in seconds?")
+    times = {}
+    for name, part in parts.items():
+        mapped, own, has_own = _map(measure(part), known, base) - first, part.stamp_ns - first, _find_stamped(part)
+        label = f"log time, mapped to the stamps of {chief.topic}"
+        apart = np.median((own - mapped)[has_own]) if has_own.any() else np.inf
+        if abs(apart) <= _SAME_BASE_NS or name == clock:
+            if step := describe_step_back(own[has_own]):
+                warn(f"the header stamps of {part.topic} go back {step}; log times are used")
+            else:
+                mapped, label = np.where(has_own, own, mapped), "header stamps"
+        times[name] = Times(mapped, label)
+    return times
+
+
+def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
+    """Return which messages have a stamp, [n]: not zero, or the first of a clock that begins there."""
+    stamped = np.asarray(part.stamp_ns != 0)
+    later = part.stamp_ns[stamped]
+    if not stamped.all() and len(later) > 1:
+        stamped[0] |= 0 < later[0] <= 2 * np.median(np.diff(later)) and bool(stamped[1:2].all())
+    return stamped
+
+
+def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
+    """Return which messages of a clock have neither a stamp nor a log time that could replace it, [n].
+
+    Log times can replace stamps if they predict each known stamp from its neighbors within 1 % of a step, which speeds
+    and accelerations need.
+    """
+    lacking = ~_find_stamped(clock)
+    x, y = ((each[~lacking] - each[~lacking][:1]).astype(np.float64) for each in (clock.log_ns, clock.stamp_ns))
+    if not lacking.any() or len(x) < 3:
+        return np.asarray(lacking & (len(x) == 2))
+    predicted = y[:-2] + (x[1:-1] - x[:-2]) / np.maximum(x[2:] - x[:-2], 1) * (y[2:] - y[:-2])
+    is_rough = bool(np.abs(y[1:-1] - predicted).max() > _ROUGH * np.median(np.diff(y)))
+    return np.asarray(lacking & is_rough)
+
+
+def _map(values: Ints, known: Ints, base: Ints) -> Ints:
+    """Return the base at each value: linear between known pairs, beyond them by the line through the nearest."""
+    x, at, y = (each.astype(np.float64) for each in (known - known[0], values - known[0], base - base[0]))
+    mapped = np.interp(at, x, y)
+    for beyond, end in ((at < 0, slice(_FITTED)), (at > x[-1], slice(-_FITTED, None))):
+        if beyond.any():
+            rate, start = np.polyfit(x[end], y[end], 1) if len(x) > 1 else (1.0, 0.0)
+            mapped[beyond] = start + rate * at[beyond]
+    return np.asarray(np.round(mapped).astype(np.int64) + base[0])
+
+
+def describe_step_back(times_ns: Ints) -> str:
+    """Return where times first go back and by how much, as text; "" if they do not."""
+    steps = np.diff(times_ns)
+    if not (steps < 0).any():
+        return ""
+    place = int(np.argmax(steps < 0))
+    after_s = (times_ns[place] - times_ns[0]) / 1e9
+    return f"by {-steps[place] / 1e9:.6g} s at its message {place + 2}, {after_s:.6g} s after the first"
+
+
+def _refuse_step_back(topic: str, what: str, step: str) -> None:
+    remedy = "The clock was set back while it recorded. Name a topic whose stamps increase as `clock` under [episode]."
+    raise RecordError(f"the {what} of {topic} go back {step}", remedy=remedy)

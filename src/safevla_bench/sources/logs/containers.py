@@ -1,0 +1,328 @@
+"""How recordings are stored: MCAP files, the SQLite and MCAP parts of rosbag2, and bags of ROS 1.
+
+Each reader yields messages in the order of the file, one chunk in memory at a time, and those of unwanted topics not at
+all. A file or a message that is compressed with zstd is decompressed, whatever a metadata.yaml says of it.
+
+Read at ros2/rosbag2, commit 25304dd: rosbag2_storage_sqlite3/src/rosbag2_storage_sqlite3/sqlite_storage.cpp (tables),
+rosbag2_compression/src/rosbag2_compression/sequential_compression_reader.cpp; bags: wiki.ros.org/Bags/Format/2.0.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import sqlite3
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import zstandard
+
+from safevla_bench.archive.record_schema import REMEDY_LARGE, Budget
+from safevla_bench.errors import RecordError
+from safevla_bench.files import open_input
+from safevla_bench.plugins import install_command
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""A message that is decoded, or the description of its type."""
+_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36
+"""A record or chunk, decompressed; all chunks of a file."""
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_COMPRESSED = (".zstd", ".zst")
+
+
+class Channel(NamedTuple):
+    """A topic, and how its messages are written: type, encoding, and the type's definition and its language."""
+
+    topic: str
+    kind: str
+    encoding: str
+    definition: bytes = b""
+    language: str = ""
+    latched: bool = False
+    """Whether a subscriber that comes later gets the last message too, as with /tf_static."""
+
+
+Message = tuple[Channel, int, bytes]
+"""Its channel, the log's time in nanoseconds, and its bytes."""
+Messages = Iterator[Message]
+
+
+class Topics:
+    """The topics of a file that were met so far, and whether messages of them are wanted."""
+
+    def __init__(self, wanted: Collection[str]) -> None:
+        self.wanted, self.channels = frozenset(wanted), dict[str, Channel]()
+        self.first_ns: int | None = None
+        """The log's time of the first message, of any topic; None before one was met."""
+        self.last_ns = 0
+
+    def note_time(self, log_ns: int) -> None:
+        """Note the log's time of a message, wanted or not."""
+        self.first_ns = log_ns if self.first_ns is None else self.first_ns
+        self.last_ns = log_ns
+
+    def add(self, channel: Channel) -> Channel | None:
+        """Note a channel, and return it if its messages are wanted."""
+        check_size(len(channel.definition), channel.kind)
+        self.channels[channel.topic] = channel
+        return channel if channel.topic in self.wanted else None
+
+    def take(self, channel: Channel, log_ns: int, content: bytes) -> Message:
+        """Return a message, decompressed; raise `RecordError` if it is too large."""
+        if content[:4] == _ZSTD:
+            content = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_MESSAGE_BYTES)
+        if len(content) > MAX_MESSAGE_BYTES:
+            check_size(len(content), channel.topic)
+        return channel, log_ns, content
+
+    def require_messages(self) -> int:
+        """Return the log's time of the first message [ns]; raise `RecordError` if there is none."""
+        if self.first_ns is None:
+            raise RecordError("the recording holds no messages", remedy="Record it again; nothing can be judged.")
+        return self.first_ns
+
+    def list_kinds(self) -> dict[str, str]:
+        """Return the topics with the types of their messages."""
+        return {topic: f"{channel.kind}, {channel.encoding}" for topic, channel in self.channels.items()}
+
+
+def check_size(size: int, name: str) -> None:
+    """Raise `RecordError` if a message or the description of a type is too large."""
+    if size > MAX_MESSAGE_BYTES:
+        problem = f"{name!r} has more than {MAX_MESSAGE_BYTES >> 10} KiB"
+        raise RecordError(problem, remedy="Map a topic of poses or numbers.")
+
+
+def storage_suffix(path: Path) -> str | None:
+    """Return `.mcap`, `.db3` or `.bag` for a part of a recording, by its name, compressed or not; None for others."""
+    suffix = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    return suffix if suffix in _READERS else None
+
+
+def read_messages(path: Path, topics: Topics) -> Messages:
+    """Yield the wanted messages of a part of a recording, in its order.
+
+    Raises `RecordError` for a file that is something else, too large or compressed in a way that is not read, and
+    whatever `damage_errors` lists for damage.
+    """
+    with ExitStack() as stack:
+        stream: IO[bytes] = stack.enter_context(open_input(path))
+        head = stream.read(len(_ZSTD))
+        stream.seek(0)
+        if head == _ZSTD:
+            stream = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+            if storage_suffix(path) == ".db3":  # SQLite reads files alone
+                path = Path(stack.enter_context(tempfile.TemporaryDirectory()), path.stem)
+                budget = Budget(_MAX_FILE_BYTES, "bytes, decompressed")
+                with path.open("wb") as plain:
+                    while block := stream.read(1 << 20):
+                        budget.spend(len(block))
+                        plain.write(block)
+        yield from _READERS[str(storage_suffix(path))](path, stream, topics)
+
+
+def damage_errors() -> tuple[type[Exception], ...]:
+    """Return what readers and decompressors raise for damage; raise `RecordError` where they are not installed."""
+    try:
+        from mcap.exceptions import McapError
+        from rosbags.serde import SerdeError
+        from rosbags.typesys import TypesysError
+    except ImportError:
+        raise RecordError("the libraries for logs are missing", remedy=install_command("mcap")) from None
+    known = (zstandard.ZstdError, sqlite3.Error, struct.error, EOFError, AttributeError, ArithmeticError)
+    return McapError, TypesysError, SerdeError, *known
+
+
+def _decompress(compression: str, content: bytes, size: int) -> bytes:
+    """Return the content of a chunk, which must have `size` bytes; never more is decompressed than a chunk may hold."""
+    most = min(size, _MAX_CHUNK_BYTES) + 1
+    if compression == "zstd":
+        said = zstandard.get_frame_parameters(content).content_size
+        size = size if said == zstandard.CONTENTSIZE_UNKNOWN else max(size, said)
+        if size <= _MAX_CHUNK_BYTES:
+            content = zstandard.ZstdDecompressor().decompress(content, max_output_size=most)
+    elif compression == "lz4":
+        import lz4.frame
+
+        content = lz4.frame.LZ4FrameDecompressor().decompress(content, max_length=most)
+    elif compression == "bz2":
+        content = bz2.BZ2Decompressor().decompress(content, most)
+    elif compression not in ("", "none"):
+        raise RecordError(f"chunks are compressed with {compression!r}", remedy="Read are zstd, lz4 and bz2.")
+    if max(size, len(content)) > _MAX_CHUNK_BYTES:
+        problem = f"a chunk decompresses to more than {_MAX_CHUNK_BYTES >> 20} MiB"
+        raise RecordError(problem, remedy=REMEDY_LARGE)
+    if len(content) != size:
+        raise ValueError(f"a chunk has {len(content)} bytes, and says {size}")
+    return content
+
+
+# MCAP
+
+
+_MCAP_RECORD, _MCAP_MESSAGE = struct.Struct("<BQ"), struct.Struct("<HIQQ")
+
+
+def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
+    """Checksums are compared: without that, a bit that turned over would be a number that nobody measured."""
+    from mcap import records
+    from mcap.opcode import Opcode
+    from mcap.stream_reader import ReadDataStream, StreamReader
+
+    budget = Budget(_MAX_FILE_BYTES, "bytes in all chunks together")
+    schemas: dict[int, Any] = {}
+    channels: dict[int, Channel | None] = {}
+
+    def note(record: Any) -> None:
+        if isinstance(record, records.Schema):
+            check_size(len(record.data), record.name)
+            schemas[record.id] = record
+        elif isinstance(record, records.Channel):
+            schema = schemas.get(record.schema_id)
+            kind, data, language = (schema.name, schema.data, schema.encoding) if schema else ("no type", b"", "")
+            latched = _is_latched(record.metadata.get("offered_qos_profiles", ""))
+            channel = Channel(record.topic, kind, record.message_encoding, data, language, latched)
+            channels[record.id] = topics.add(channel)
+
+    reader = StreamReader(stream, emit_chunks=True, validate_crcs=True, record_size_limit=_MAX_CHUNK_BYTES)
+    for record in reader.records:
+        if isinstance(record, records.Message):
+            topics.note_time(record.log_time)
+            if (channel := channels[record.channel_id]) is not None:
+                yield topics.take(channel, record.log_time, record.data)
+        elif isinstance(record, records.Chunk):
+            budget.spend(record.uncompressed_size)
+            chunk = _decompress(record.compression, record.data, record.uncompressed_size)
+            if record.uncompressed_crc and zlib.crc32(chunk) != record.uncompressed_crc:
+                raise ValueError("the checksum of a chunk is wrong")
+            at = 0
+            while at < len(chunk):
+                kind, size = _MCAP_RECORD.unpack_from(chunk, at)
+                begin, at = at + _MCAP_RECORD.size, at + _MCAP_RECORD.size + size
+                if at > len(chunk):
+                    raise EOFError("a chunk ends within a record")
+                if kind == Opcode.MESSAGE:
+                    number, _, log_ns, _ = _MCAP_MESSAGE.unpack_from(chunk, begin)
+                    topics.note_time(log_ns)
+                    if (channel := channels[number]) is not None:
+                        yield topics.take(channel, log_ns, chunk[begin + _MCAP_MESSAGE.size : at])
+                elif kind in (Opcode.SCHEMA, Opcode.CHANNEL):
+                    form = records.Schema if kind == Opcode.SCHEMA else records.Channel
+                    note(form.read(ReadDataStream(io.BytesIO(chunk[begin:at]))))
+        else:
+            note(record)
+
+
+def _is_latched(profiles: object) -> bool:
+    """Return whether quality of service says that late subscribers get the last message; a number before version 9."""
+    return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
+
+
+# SQLite
+
+
+def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
+    """By message id, the order in which they were recorded, not by time."""
+    is_logged = Path(f"{path}-wal").exists()  # left by a recorder that was killed; it holds the last messages
+    uri = f"{path.resolve().as_uri()}?mode=ro" + ("" if is_logged else "&immutable=1")
+    with closing(sqlite3.connect(uri, uri=True)) as base:
+        base.execute("PRAGMA trusted_schema = OFF")
+        tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables >= {"topics", "messages"}:
+            remedy = "Name a bag of ROS 2; a results file of another tool is given without --out."
+            raise RecordError("this database is not a bag of ROS 2: it has no topics and messages", remedy=remedy)
+        if base.execute("SELECT 1 FROM sqlite_master AS t, pragma_table_xinfo(t.name) WHERE hidden").fetchone():
+            raise RecordError("columns are computed", remedy="Copy the topics and messages into plain tables.")
+        definitions: dict[str, tuple[str, str]] = {}
+        if "message_definitions" in tables:
+            rows = base.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
+            definitions = {kind: (language, text) for kind, language, text in rows}
+        present = {row[1] for row in base.execute("PRAGMA table_info(topics)")}
+        further = {"serialization_format": "'cdr'", "offered_qos_profiles": "''"}  # by which formats have grown
+        columns = ["id", "name", "type", *(name if name in present else none for name, none in further.items())]
+        channels = {}
+        for number, topic, kind, encoding, profiles in base.execute(f"SELECT {', '.join(columns)} FROM topics"):
+            language, text = definitions.get(kind, ("", ""))
+            channel = Channel(topic, kind, encoding, text.encode(), language, _is_latched(profiles))
+            channels[number] = topics.add(channel)
+        for bound in base.execute("SELECT min(timestamp), max(timestamp) FROM messages").fetchone():
+            if bound is not None:
+                topics.note_time(bound)
+        wanted = {number: channel for number, channel in channels.items() if channel is not None}
+        marks = ",".join("?" * len(wanted))
+        size = f"CASE WHEN length(data) <= {MAX_MESSAGE_BYTES} THEN data ELSE zeroblob({MAX_MESSAGE_BYTES + 1}) END"
+        for number, log_ns, content in base.execute(
+            f"SELECT topic_id, timestamp, {size} FROM messages WHERE topic_id IN ({marks}) ORDER BY id", [*wanted]
+        ):
+            yield topics.take(wanted[number], log_ns, content)
+
+
+# Bags of ROS 1
+
+
+_CHUNK, _CONNECTION, _MESSAGE = b"\x05", b"\x07", b"\x02"
+
+
+def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
+    """In the order of the file, which an index by time does not keep; so no index is needed either."""
+    if stream.readline(64) != b"#ROSBAG V2.0\n":
+        remedy = "`rosbag fix` and `rosbag reindex` repair bags, and bring older versions to 2.0."
+        raise RecordError("this is not a bag of ROS 1, version 2.0", remedy=remedy)
+    budget, channels = Budget(_MAX_FILE_BYTES, "bytes in all chunks together"), dict[bytes, Channel | None]()
+
+    def take(fields: dict[bytes, bytes], content: bytes) -> Messages:
+        if fields[b"op"] == _MESSAGE:
+            seconds, nanoseconds = struct.unpack("<II", fields[b"time"])
+            log_ns = seconds * 10**9 + nanoseconds
+            topics.note_time(log_ns)
+            if (channel := channels[fields[b"conn"]]) is not None:
+                yield topics.take(channel, log_ns, content)
+        elif fields[b"op"] == _CONNECTION and fields[b"conn"] not in channels:
+            about = _bag_fields(content)
+            name, kind = fields[b"topic"].decode(), about[b"type"].decode().replace("/", "/msg/")
+            definition, latched = about[b"message_definition"], about.get(b"latching") == b"1"
+            channels[fields[b"conn"]] = topics.add(Channel(name, kind, "ros1", definition, "ros1msg", latched))
+
+    for fields, content in _bag_records(stream):
+        if fields[b"op"] == _CHUNK:
+            (size,) = struct.unpack("<I", fields[b"size"])
+            budget.spend(size)
+            chunk = _decompress(fields[b"compression"].decode(), content, size)
+            for inner in _bag_records(io.BytesIO(chunk)):
+                yield from take(*inner)
+        else:
+            yield from take(fields, content)
+
+
+def _bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]]:
+    while size := stream.read(4):
+        parts = []
+        for k in range(2):
+            (length,) = struct.unpack("<I", size if k == 0 else stream.read(4))
+            if length > _MAX_CHUNK_BYTES:
+                raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
+            parts.append(stream.read(length))
+            if len(parts[-1]) < length:
+                raise EOFError("the file ends within a record")
+        yield _bag_fields(parts[0]), parts[1]
+
+
+def _bag_fields(content: bytes) -> dict[bytes, bytes]:
+    fields, at = dict[bytes, bytes](), 0
+    while at < len(content):
+        (size,) = struct.unpack_from("<I", content, at)
+        name, _, value = content[at + 4 : at + 4 + size].partition(b"=")
+        fields[name], at = value, at + 4 + size
+    return fields
+
+
+_READERS: Mapping[str, Callable[[Path, IO[bytes], Topics], Messages]] = {
+    ".mcap": _read_mcap,
+    ".db3": _read_sqlite,
+    ".bag": _read_bag,
+}

@@ -1,0 +1,183 @@
+"""From the bytes of a message to an object whose attributes are its fields: CDR of ROS 2, ROS 1, JSON and Protobuf.
+
+The definition of a type comes with the file, and code is made of it (`rosbags`): names and sizes are checked first, and
+its constants are dropped. A file without definitions is read with those of a distribution of ROS.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from safevla_bench.errors import RecordError
+from safevla_bench.sources.logs.containers import Channel
+from safevla_bench.text import load_json
+
+Decode = Callable[[bytes], Any]
+_MOST_ELEMENTS = 1 << 16
+"""Elements of a sequence or an array in a message that is mapped."""
+_MAX_DEFINITION = 1 << 18
+_MOST_VALUES = 1 << 11
+"""Values of a message for which code is made; an array of numbers is one."""
+_NO_FIELD = "structure_needs_at_least_one_member"
+"""Has a byte in CDR, and none in ROS 1."""
+_NAME = re.compile(r"[A-Za-z]\w*(/[A-Za-z]\w*)*", re.ASCII)
+_NAN = re.compile(rb"[-+]?\bnan\b", re.IGNORECASE)
+_IDL = "=" * 80 + "\n"
+
+
+class JsonObject:
+    """An object of JSON; its fields are attributes."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.__dict__ = fields
+
+
+def find_decoder(channel: Channel, asked: str | None, written: str | None) -> Decode:
+    """Return the function that decodes the messages of a channel, by the distribution of ROS that is asked for or that
+    wrote the recording, if that is known.
+
+    Raises `RecordError` for an encoding that is not read, a type whose definition is not known, or one that is refused.
+    The function raises `RecordError` for a message that does not fit its type.
+    """
+    try:
+        decode = _make_decoder(channel, asked, written)
+    except (ImportError, MemoryError, RecordError):
+        raise
+    except Exception as error:  # anything that a parser of a definition raises
+        raise _describe(f"the definition of {channel.topic!r} cannot be read", error) from None
+
+    def decode_or_refuse(content: bytes) -> Any:
+        try:
+            return decode(content)
+        except MemoryError:
+            raise
+        except Exception as error:  # anything that code made from a definition raises
+            raise _describe(f"a message of {channel.topic!r} is not a {channel.kind}", error) from None
+
+    return decode_or_refuse
+
+
+def _make_decoder(channel: Channel, asked: str | None, written: str | None) -> Decode:
+    if channel.encoding == "json":
+        return _decode_json
+    if channel.encoding in ("cdr", "ros1"):
+        return _ros_decoder(channel, asked, written)
+    if channel.encoding == "protobuf":
+        return _protobuf_decoder(channel)
+    problem = f"the messages of {channel.topic!r} are {channel.encoding!r}, which is not read"
+    raise RecordError(problem, remedy="CDR of ROS 2, ROS 1, JSON and Protobuf are read.")
+
+
+def _describe(problem: str, error: Exception) -> RecordError:
+    remedy = "The file is damaged, or its types are described wrongly."
+    return RecordError(f"{problem}: {' '.join(str(error).split())[:200]}", remedy=remedy)
+
+
+def _decode_json(content: bytes) -> Any:
+    try:
+        return load_json(content, object_hook=JsonObject)
+    except json.JSONDecodeError:  # C and C++ print `nan` and `-nan`
+        return load_json(_NAN.sub(b"NaN", content), object_hook=JsonObject)
+
+
+def _protobuf_decoder(channel: Channel) -> Decode:
+    from mcap.records import Schema
+    from mcap_protobuf.decoder import DecoderFactory
+
+    schema = Schema(id=1, name=channel.kind, encoding="protobuf", data=channel.definition)
+    decode: Decode | None = DecoderFactory().decoder_for("protobuf", schema)
+    assert decode is not None
+    return decode
+
+
+def _ros_decoder(channel: Channel, asked: str | None, written: str | None) -> Decode:
+    from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+    from rosbags.typesys.store import Typestore
+
+    text = channel.definition.decode()
+    if len(text) > _MAX_DEFINITION:  # its parser takes a second for each 100 KiB
+        raise RecordError(f"the type of {channel.topic!r} is too large", remedy="Map a topic of poses or numbers.")
+    if text.strip():
+        if channel.language in ("ros2idl", "omgidl"):
+            parts = [part.partition("\n")[2] for part in text.split(_IDL)[1:]] if text.startswith(_IDL) else [text]
+            types = {name: kind for part in parts for name, kind in _types_from_idl(part).items()}
+        else:
+            types = get_types_from_msg(text, channel.kind)
+        _check_names(types)
+        _measure(channel.kind, types, {})
+        store = Typestore(max_sequence_length=_MOST_ELEMENTS)
+        store.register({**_time_types(), **{name: ([], fields) for name, (_, fields) in types.items()}})
+    else:
+        stores = {each.value.rpartition("_")[2]: each for each in Stores if each.value.startswith("ros2_")}
+        if asked is not None and asked not in stores:
+            remedy = f"Known are: {', '.join(stores)}."
+            raise RecordError(f"{asked!r} is not a distribution of ROS 2 that is known", remedy=remedy)
+        chosen = [stores[name] for name in (asked, written) if name in stores][:1] or [*stores.values()]
+        found = [store for store in map(get_typestore, chosen) if channel.kind in store.fielddefs]
+        if len({store.hash_rihs01(channel.kind) for store in found}) != 1:
+            problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
+            remedy = (
+                'Distributions of ROS define it differently: write ros_distro = "humble", say, into the mapping.'
+                if found
+                else "Record it again with a rosbag2 that stores definitions (Iron and later), or to MCAP."
+            )
+            raise RecordError(problem, remedy=remedy)
+        store = found[0]
+        store.max_sequence_length = _MOST_ELEMENTS
+    kind, is_ros1 = channel.kind, channel.encoding == "ros1"
+    return lambda content: store.deserialize_ros1(content, kind) if is_ros1 else store.deserialize_cdr(content, kind)
+
+
+def _time_types() -> dict[str, Any]:
+    from rosbags.typesys import Stores, get_typestore
+
+    return dict(get_typestore(Stores.EMPTY).fielddefs)
+
+
+def _types_from_idl(text: str) -> Mapping[str, Any]:
+    """Constants without operators: their grammar takes exponential time, and a few of them make endless numbers."""
+    from rosbags.typesys.base import make_typesdict
+    from rosbags.typesys.idl import IDLParser
+
+    parser = IDLParser(text)
+    parser.const_expr = parser.unary_expr
+    types: Mapping[str, Any] = make_typesdict(parser.specification())
+    return types
+
+
+def _check_names(types: Mapping[str, Any]) -> None:
+    for name, (_, fields) in types.items():
+        names = [name, *(field for field, _ in fields), *(kind for _, desc in fields for kind in _named_types(desc))]
+        if wrong := next((each for each in names if not _NAME.fullmatch(each)), None):
+            raise RecordError(f"the definition of {name!r} has the name {wrong!r}", remedy="The file is damaged.")
+
+
+def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return how many values a message of a type has, for each of which code is made, and its least size in bytes.
+    Raises `RecordError` where few bytes, of a message or of a definition, make very many values. Types that are not
+    defined are those of time. `known` holds the types that were measured; one that is being measured has no size.
+    """
+    if kind in known or kind not in types:
+        return known.get(kind, (2, 8))
+    known[kind] = values, size = 1, 0
+    for field, desc in types[kind][1]:
+        inner = desc[1][0] if desc[0] >= 3 else desc
+        length = desc[1][1] if desc[0] == 3 else 1
+        each, least = _measure(inner[1], types, known) if inner[0] == 2 else (1, int(field != _NO_FIELD))
+        values += each if inner[0] == 1 and inner[1][0] != "string" else each * length
+        size += 4 if desc[0] == 4 else least * length
+        if values > _MOST_VALUES or not 0 < length <= _MOST_ELEMENTS or (desc[0] >= 3 and not least):
+            problem = f"{kind}.{field} is an array of no length, of elements without fields, or of too many"
+            raise RecordError(problem, remedy="Map a topic of poses or numbers.")
+    known[kind] = values, size
+    return values, size
+
+
+def _named_types(desc: Any) -> Iterator[str]:
+    if desc[0] == 2:
+        yield desc[1]
+    elif desc[0] >= 3:
+        yield from _named_types(desc[1][0])

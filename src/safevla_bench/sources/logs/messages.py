@@ -1,0 +1,350 @@
+"""What is taken of the messages of a recording: numbers, poses, transforms and marks, in the order of the files."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from safevla_bench.archive.record_schema import Budget, refuse_field
+from safevla_bench.sources.logs.clocks import Stamps, Times
+from safevla_bench.sources.logs.decoding import JsonObject
+from safevla_bench.sources.logs.names import Floats, PoseLayout, find_positions
+from safevla_bench.sources.logs.records import Columns, PoseColumns
+from safevla_bench.sources.logs.transforms import Edge, FrameTree, plain_frame
+from safevla_bench.text import escape_controls
+
+MOST_NAMED = 8
+_SAMPLE_NUMBERS = 4
+"""Numbers that a message counts for in addition to its own."""
+_DENORMAL = 10e-3
+"""How far the square of a quaternion's norm may be from 1; tf2 ignores others."""
+_LONGEST_NAME = 200
+_MOST_NUMBERS = 256
+"""Numbers of a message among which a pose is looked for by name."""
+_POSES = ("", "pose", "pose.pose", "transform")
+"""Where a message keeps its pose: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
+TransformStamped."""
+_NUMBERS = {
+    "torque": ("effort", "data", "value"),
+    "gripper": ("position", "effort", "data", "value"),
+    "wrench": ("wrench.force", "force", "data", "value"),
+    "action": ("effort", "data", "value", "position"),
+}
+"""Where a message keeps the numbers of a part unless `field` says it: in a JointState, Float64MultiArray or Wrench."""
+
+
+@dataclass
+class Taker:
+    """What is taken of the messages of a topic; `rows` has `width` numbers a message.
+
+    `marks` are the place in the files, the log's time and the header's stamp [ns] of each.
+    """
+
+    part: str
+    topic: str
+    budget: Budget
+    marks: array[int] = field(default_factory=lambda: array("q"))
+    rows: array[float] = field(default_factory=lambda: array("d"))
+    width: int = 0
+    latched: bool = False
+    fields: str = ""
+    """Those of a message of which nothing could be taken."""
+
+    def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
+        """Take the numbers of a message; raise `RecordError` if it has others than those before, or there are many."""
+        if self.width != len(row):
+            if self.rows:
+                problem = f"messages have {self.width} and {len(row)} numbers"
+                refuse_field(problem, "Choose joints by name.", self.part)
+            self.width = len(row)
+        self.budget.spend(self.width + _SAMPLE_NUMBERS)
+        self.marks.extend((order, log_ns, _read_stamp(message)))
+        self.rows.extend(row)
+
+    @property
+    def stamps(self) -> Stamps:
+        """The times of the messages."""
+        return Stamps(self.topic, *np.array(self.marks, dtype=np.int64).reshape(-1, 3).T)
+
+    @property
+    def numbers(self) -> Floats:
+        """The numbers of the messages, [m, k]."""
+        return np.array(self.rows, dtype=np.float64).reshape(-1, self.width or 1)
+
+    def note_fields(self, message: Any) -> None:
+        """Note the fields of a message of which nothing could be taken."""
+        named = (str(name) for name in getattr(message, "__dict__", ()) if not str(name).startswith("__"))
+        self.fields = self.fields or ", ".join(named) or type(message).__name__
+
+
+class MarkTaker(Taker):
+    """Messages that mark trials: the value of each, 1 for a message without a number or a truth value."""
+
+    def take(self, message: Any, order: int, log_ns: int) -> None:
+        """Take a message."""
+        value = _first(message, "data")
+        self.add(message, order, log_ns, [float(value) if isinstance(value, bool | int | float) else 1.0])
+
+
+@dataclass
+class NumberTaker(Taker):
+    """Numbers of messages, chosen by the names that each message gives them, or by place."""
+
+    columns: Columns = field(kw_only=True)
+    seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
+    """Names of a message -> places of those that are mapped, -1 where the message lacks one."""
+
+    def take(self, message: Any, order: int, log_ns: int) -> None:
+        """Take a message; one that names no mapped number changes nothing. Raises `RecordError` if it does not fit."""
+        columns = self.columns
+        names, numbers = self._find_numbers(message)
+        if not numbers:
+            return
+        if names not in self.seen:
+            self.seen[names] = [names.index(name) if name in names else -1 for name in columns.names or ()]
+            if columns.names is None and len(self.seen) > 1:
+                given = "; ".join(", ".join(each) for each in self.seen)
+                refuse_field(f"the joints differ between messages: {given}", "Choose joints by `names`.", self.part)
+        places = self.seen[names] if columns.names is not None else columns.index or range(len(numbers))
+        try:
+            row = [math.nan if k < 0 or numbers[k] is None else float(numbers[k]) for k in places]
+        except (LookupError, TypeError, ValueError) as error:
+            if text := next((number for number in numbers if isinstance(number, str)), None):
+                remedy = "Map a topic of numbers or truth values, or publish one."
+                refuse_field(f"{self.topic} holds text, {escape_controls(text[:_LONGEST_NAME])!r}", remedy, self.part)
+            remedy = f"Numbers count from 0 to {len(numbers) - 1}."
+            refuse_field(f"a message lacks a number that is mapped: {error}", remedy, self.part)
+        if columns.names is None or not all(map(math.isnan, row)):
+            self.add(message, order, log_ns, row)
+
+    def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
+        paths = _NUMBERS[self.part] if self.columns.field is None else (self.columns.field,)
+        found: Iterator[Any] = (value for path in paths if (value := _get(message, path)) is not None)
+        if self.part == "gripper":
+            every = [*found]
+            filled = [value for value in every if np.size(value)]
+            if len(filled) > 1:
+                remedy = 'Write field = "position" or field = "effort" under [gripper].'
+                refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
+            found = iter(filled or every)
+        values, names = next(found, None), tuple(getattr(message, "name", None) or ())
+        if values is None:
+            self.note_fields(message)
+            return (), []
+        if isinstance(values, JsonObject):
+            names, values = tuple(values.__dict__), values.__dict__.values()
+        elif hasattr(values, "z"):
+            values = values.x, values.y, values.z
+        numbers = [values] if np.isscalar(values) else values.tolist() if isinstance(values, np.ndarray) else [*values]
+        if numbers and len(names) != len(numbers):
+            if self.columns.names is not None or (names and self.columns.index is None):
+                remedy = f"It has {len(names)} names and {len(numbers)} numbers; choose by place with `index`."
+                refuse_field("names and numbers differ in count", remedy, self.part)
+            names = ()
+        return names, numbers
+
+    def find_order(self) -> tuple[str, ...]:
+        """Return the names of the joints in their order; () if the mapping names them or the messages do not."""
+        names = next(iter(self.seen), ()) if self.columns.names is None else ()
+        return tuple(names[place] for place in self.columns.index) if names and self.columns.index else names
+
+    def require_some(self) -> None:
+        """Raise `RecordError` if no message has the numbers, or names one that is mapped."""
+        named = dict.fromkeys(name for names in self.seen for name in names)
+        missing = [name for name in self.columns.names or () if name not in named]
+        if missing and self.seen:
+            remedy = f"Its names are: {', '.join(named) or 'none'}."
+            refuse_field(f"no message of {self.topic} names {', '.join(missing)}", remedy, self.part)
+        if not self.rows:
+            has = f"The message has: {self.fields}." if self.fields else "They are absent or NaN in all messages."
+            remedy = f"Say with `field` where they are. {has}"
+            refuse_field("no message has these numbers", remedy, self.part)
+
+
+@dataclass
+class PoseTaker(Taker):
+    """Poses of a child frame, or of messages without one."""
+
+    columns: PoseColumns = field(kw_only=True)
+    frames: array[int] = field(default_factory=lambda: array("i"))
+    frame_names: dict[str, int] = field(default_factory=dict)
+    """The frame in which poses are -> its number in `frames`, which has that of each message."""
+    children: dict[str, None] = field(default_factory=dict)
+    has_pose: bool = False
+    has_turn: bool = False
+    layout: PoseLayout | None = None
+    """Where the pose is among a row's numbers, if their names or the mapping say it."""
+    names: tuple[str, ...] = ()
+
+    def take(self, message: Any, order: int, log_ns: int) -> None:
+        """Take the poses of the wanted frame in a message."""
+        transforms, wanted = getattr(message, "transforms", None), plain_frame(self.columns.frame or "")
+        for inner in (message,) if transforms is None else transforms:
+            child = plain_frame(str(getattr(inner, "child_frame_id", None) or ""))
+            if child:
+                self.children[child[:_LONGEST_NAME]] = None
+            if child == wanted if wanted else transforms is None:
+                frame = _parent_frame(inner)
+                self.frames.append(self.frame_names.setdefault(frame, len(self.frame_names)))
+                self.add(inner, order, log_ns, self._find_pose(inner))
+
+    def _find_pose(self, message: Any) -> list[float]:
+        """Return x, y, z, w, x, y, z, or numbers as `layout` has them; NaN where the pose is lost."""
+        for path in _POSES if self.columns.field is None else (self.columns.field,):
+            pose = _get(message, path)
+            place, turn = _first(pose, "position", "translation"), _first(pose, "orientation", "rotation")
+            if hasattr(place, "x"):
+                self.has_pose, self.has_turn = True, self.has_turn or hasattr(turn, "w")
+                return [*_floats(place, "xyz"), *_floats(turn, "wxyz")]
+        named = dict(islice(_name_numbers(_get(message, self.columns.field or "")), _MOST_NUMBERS))
+        if self.layout is None and (
+            find_positions([*named]) or (named and (self.columns.field or self.columns.position))
+        ):
+            given = () if all(name.isdecimal() for name in named) else tuple(named)
+            self.layout, self.names = self.columns.find_numbers(self.part, given, len(named)), tuple(named)
+            self.has_pose = self.has_turn = True
+        if self.layout is None:
+            self.note_fields(message)
+        elif len(named) > len(self.names):
+            problem = f"messages of {self.topic} have {len(self.names)} and {len(named)} numbers"
+            refuse_field(problem, "Publish one pose a message, in a topic of its kind.", self.part)
+        return [named.get(name, math.nan) for name in self.names] or [math.nan] * 7
+
+    @property
+    def poses(self) -> Floats:
+        """The poses of the messages, [m, 7], or [m, 3] without an orientation."""
+        if self.layout is not None:
+            return self.columns.arrange(self.numbers, self.layout)
+        return self.numbers if self.has_turn else self.numbers[:, :3]
+
+    def require_some(self) -> None:
+        """Raise `RecordError` if no message has a pose of the wanted frame, or it is not known which is meant."""
+        listed = ", ".join([*self.children][:MOST_NAMED])
+        if not self.rows and self.children:
+            remedy = f"Its child frames are: {listed}; `frame` names one. Leave it out of the mapping otherwise."
+            refuse_field(f"there is no message of {self.part} in {self.topic}", remedy, self.part)
+        if not self.rows:
+            why = f"have no child frame, which frame = {self.columns.frame!r} asks for" if self.columns.frame else ""
+            refuse_field(f"the messages of {self.topic} {why or 'are none'}", "Leave it out of the mapping.", self.part)
+        if self.columns.frame is None and len(self.children) > 1:
+            remedy = f"Say with `frame` which is meant. Its child frames are: {listed}."
+            refuse_field(f"{self.topic} has the poses of several frames", remedy, self.part)
+        if not self.has_pose:
+            remedy = f"Say with `field` where it is. The message has: {self.fields}."
+            refuse_field("no message has a pose", remedy, self.part)
+
+
+class Transforms:
+    """The transforms of a recording, by child frame."""
+
+    def __init__(self, budget: Budget) -> None:
+        """Keep the budget, of which each transform spends."""
+        self._budget = budget
+        self._edges: dict[str, tuple[Taker, dict[str, None]]] = {}
+
+    def take(self, message: Any, order: int, log_ns: int, static: bool) -> None:
+        """Take the transforms of a message, except those that tf2 ignores."""
+        for inner in _first(message, "transforms") or ([message] if _first(message, "child_frame_id") else []):
+            child, parent = plain_frame(str(_first(inner, "child_frame_id") or "")), _parent_frame(inner)
+            pose = _first(inner, "transform") or inner
+            row = [*_floats(_first(pose, "translation"), "xyz"), *_floats(_first(pose, "rotation"), "wxyz")]
+            is_turn = math.isfinite(sum(row)) and abs(sum(q * q for q in row[3:]) - 1) < _DENORMAL
+            if child and parent and child != parent and is_turn:
+                of_child = Taker(child, f"transforms of {child}", self._budget)
+                taker, parents = self._edges.setdefault(child, (of_child, {}))
+                taker.latched |= static
+                parents[parent] = None
+                taker.add(inner, order, log_ns, row)
+
+    @property
+    def stamps(self) -> dict[str, Stamps]:
+        """The times of the transforms of each child that are not static."""
+        return {taker.topic: taker.stamps for taker, _ in self._edges.values() if not taker.latched}
+
+    def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
+        """Return the tree, by the times of what `stamps` lists."""
+        edges = {}
+        for child, (taker, parents) in self._edges.items():
+            time_ns, chosen = np.arange(1), np.array([-1])
+            if not taker.latched:
+                time_ns, chosen = np.unique(times[taker.topic].time_ns, return_index=True)
+            edges[child] = Edge(tuple(parents), time_ns, taker.numbers[chosen], taker.latched)
+        return FrameTree(edges, max_gap_s * 1e9)
+
+
+def _name_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers in an object, each named by its path; a list of three has the axes x, y, z."""
+    if value is None or isinstance(value, bool | int | float):
+        yield name, math.nan if value is None else float(value)
+        return
+    parts = getattr(value, "__dict__", None)
+    if parts is None and hasattr(value, "__len__") and not isinstance(value, str | bytes):
+        parts = dict(zip("xyz" if name and len(value) == 3 else map(str, range(len(value))), value, strict=False))
+    for key, part in (parts or {}).items():
+        yield from _name_numbers(part, f"{name}.{key}" if name else key)
+
+
+def _get(message: Any, path: str) -> Any:
+    for name in path.split(".") if path else ():
+        message = getattr(message, name, None)
+    return message
+
+
+def _first(message: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(message, name, None)) is not None), None)
+
+
+def _parent_frame(message: Any) -> str:
+    """Return the frame in which a pose is given: of ROS, a foxglove.PoseInFrame or FrameTransform; "" without one."""
+    frame = _get(message, "header.frame_id") or _first(message, "frame_id", "parent_frame_id") or ""
+    return plain_frame(str(frame))[:_LONGEST_NAME]
+
+
+def _floats(values: Any, names: str) -> list[float]:
+    numbers = [getattr(values, name, None) for name in names]
+    return [math.nan if number is None else float(number) for number in numbers]
+
+
+def _read_stamp(message: Any) -> int:
+    """Return the stamp of a message [ns]: of ROS 2, ROS 1, Foxglove or Protobuf, or as numbers or text; 0 without."""
+    stamp: Any = getattr(getattr(message, "header", None), "stamp", None)
+    stamp = getattr(message, "timestamp", None) if stamp is None else stamp
+    try:
+        return operator.index(stamp.sec) * 10**9 + operator.index(stamp.nanosec)
+    except (AttributeError, TypeError):
+        pass
+    if isinstance(stamp, str | float | int):
+        return _parse_stamp(str(stamp))
+    whole, part = _first(stamp, "sec", "secs", "seconds"), _first(stamp, "nanosec", "nsec", "nsecs", "nanos")
+    is_time = isinstance(whole, int | float) and math.isfinite(whole)
+    return int(Decimal(str(whole)).scaleb(9)) + int(part or 0) if is_time else 0
+
+
+_ISO = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?(Z|[+-]\d\d:?\d\d)?")
+_NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
+
+
+def _parse_stamp(text: str) -> int:
+    """Return the ns of a time in ISO 8601, UTC without a zone, or in s; a number from 1e11 on counts ms, µs or ns. 0
+    for what is none of these, and for small whole numbers, which may count anything.
+    """
+    if found := _ISO.fullmatch(text):
+        try:
+            whole = datetime.fromisoformat(found[1] + (found[3] or "Z"))
+        except ValueError:
+            return 0
+        return round(whole.timestamp()) * 10**9 + int((found[2] or "0").ljust(9, "0"))
+    if not (found := _NUMBER.fullmatch(text)) or (found[1] is None and len(text) < 9):
+        return 0
+    digits = len(text.partition(".")[0])
+    return int(Decimal(text).scaleb(9 - max(0, (digits - 9) // 3) * 3))

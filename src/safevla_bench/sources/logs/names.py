@@ -1,0 +1,295 @@
+"""Which number of a pose is which, by the names of its numbers, and its rotation as a quaternion wxyz.
+
+A name is split into words; `ee_quat_x`, `orientation.w`, `QX` and `posZ` say what they are and of which axis. What is
+left, such as `left`, is the group. Where names do not decide, `decide_pose` asks; it never guesses.
+
+Conventions that names imply: roll, pitch and yaw are turns about the fixed axes x, y, z in this order (ROS REP 103),
+in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`, `ee.wy` and
+`ee.wz` are a rotation vector (huggingface/lerobot 7427f31, robots/so_follower/robot_kinematic_processor.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix": 9}
+"""How many numbers each form of a rotation has; `6d_rows` are the first two rows of the matrix, as in PyTorch3D."""
+_AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}
+_FUSED = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
+_FUSED |= dict.fromkeys("vfdwa", "other")
+_WORDS = {
+    "position": "pos position positions translation trans location xyz",
+    "quaternion": "quat quaternion q quats",
+    "rotation": "rot rotation orientation orient orn ori r",
+    "rotvec": "rotvec rvec rotationvector axisangle aa",
+    "rpy": "roll pitch yaw",
+    "euler": "euler rpy theta",
+    "6d": "6d",
+    "other": "vel velocity speed twist linear angular omega acc accel acceleration force forces torque torques effort "
+    "wrench delta error joint joints motor motors gyro imu shoulder elbow wrist forearm finger thumb hip knee ankle "
+    "waist abdomen neck qpos qvel cos sin goal target desired cmd command dot err "
+    "std var mag magnetometer size dim extent scale rate jerk momentum",
+    "": "pose ee eef tcp end effector endeffector hand tool flange arm observation state obs action robot cartesian "
+    "body mm cm m meter meters metre metres deg degree degrees rad radian radians",
+}
+_UNITS = {
+    word: unit
+    for unit, words in {"mm": "mm", "cm": "cm", "m": "m meter meters metre metres", "deg": "deg degree degrees"}.items()
+    for word in words.split()
+}
+_KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+_PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
+
+
+class PoseLayout(NamedTuple):
+    """Places of a pose's numbers: x, y, z, then the rotation's in the order of its form, a quaternion's as w, x, y, z.
+
+    `doubt` states a convention that the names imply and do not state; "" for none. So are the units that names give.
+    """
+
+    position: tuple[int, ...]
+    rotation: tuple[int, ...] = ()
+    form: str = "quaternion"
+    doubt: str = ""
+    unit: str = ""
+    angle_unit: str = ""
+
+
+_Group: TypeAlias = frozenset[str]
+_FORCE = r"(?:^|[^a-z])f(?:orces?)?[^a-z]*([xyz])$"
+
+
+class _NamedSet(NamedTuple):
+    group: _Group
+    kind: str
+    axes: dict[str, list[int]]
+
+    def find_places(self, wanted: str) -> tuple[int, ...]:
+        """Return the places of the wanted axes, or of numbered ones in their order; () if they are others."""
+        numbered = "".join(self.axes).isdecimal()
+        order = sorted(self.axes, key=int) if numbered else list(wanted)
+        is_whole = set(order) == set(self.axes) and all(len(places) == 1 for places in self.axes.values())
+        return tuple(self.axes[axis][0] for axis in order) if is_whole else ()
+
+
+def _split_words(name: str) -> list[str]:
+    return re.findall(r"6d|[^\W\d_]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower())
+
+
+def _find_unit(names: Sequence[str], places: Sequence[int]) -> str:
+    """Return the unit that the names at these places have, such as `x_mm`; "" for none, `ValueError` for several."""
+    units = {next((_UNITS[word] for word in _split_words(names[place]) if word in _UNITS), "") for place in places}
+    if len(units) > 1:
+        raise ValueError("which unit do they have? Their names give several; convert them to one")
+    return units.pop()
+
+
+def _parse_name(name: str) -> tuple[_Group, str, str]:
+    """Return group, kind and axis of a name; "" for none."""
+    if found := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
+        return frozenset(), "rotvec", found[1]
+    words = _split_words(name)
+    kind, axis, group = "", "", set[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        found_kind = "rotvec" if (before, word) in _PAIRS else _KINDS.get(word)
+        group -= {before} if (before, word) in _PAIRS else set()
+        if len(word) == 2 and word[0] in _FUSED and word[1] in "xyzw":
+            found_kind, axis = _FUSED[word[0]], word[1]
+        elif word in _AXES or (word.isdecimal() and kind in (*SIZES, "rotation", "euler")):
+            axis = _AXES.get(word, word)
+        elif found_kind is None:
+            group.add(word)
+        kind = "other" if "other" in (kind, found_kind) else found_kind or kind
+    return frozenset(group), kind, axis
+
+
+def _group_names(names: Sequence[str]) -> list[_NamedSet]:
+    """Return the numbers that have an axis, by group and kind; bare ones are a position, or four a quaternion."""
+    sets: dict[tuple[_Group, str], dict[str, list[int]]] = {}
+    has_forces = any(re.search(_FORCE, name.lower()) for name in names)
+    for place, name in enumerate(names):
+        group, kind, axis = _parse_name(name)
+        is_torque = has_forces and re.search("t[xyz]$", name.lower())
+        if axis and kind != "other" and not is_torque:
+            sets.setdefault((group, kind), {}).setdefault(axis, []).append(place)
+    plain = {"": "position", "rotation": "turn"}
+    return [
+        _NamedSet(
+            group, "quaternion" if kind in plain and ("w" in axes or len(axes) == 4) else plain.get(kind, kind), axes
+        )
+        for (group, kind), axes in sets.items()
+    ]
+
+
+def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the places of each x, y, z that names give; [] if the numbers are named after other things."""
+    found = (named.find_places("xyz") for named in _group_names(names) if named.kind == "position")
+    return [places for places in found if len(places) == 3]
+
+
+def decide_pose(
+    names: Sequence[str],
+    size: int,
+    position: Sequence[int] | None = None,
+    rotation: Sequence[int] | None = None,
+    form: str | None = None,
+    order: str | None = None,
+    euler: str = "xyz",
+) -> PoseLayout:
+    """Return where a pose's numbers are, as stated (`order` is wxyz or xyzw, `euler` the axes of rpy), or else by name.
+
+    Without names, three numbers are x, y, z, and what else is there must be stated. Raises `ValueError` with the
+    question that is left open.
+    """
+    width, stated = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
+    if len({*stated}) < len(stated) or max(stated, default=-1) >= size:
+        raise ValueError(f"which numbers are the pose? There are {size}, counted from 0, and each has one place")
+    if position is None and not names and (size == 3 or (size == 3 + width and (form or order))):
+        position, rotation = range(3), rotation or range(3, size) or None
+    if position is None:
+        found = find_positions(names)
+        if len(found) != 1:
+            lacking = f"its names give {len(found) or 'none'}" if names else "its numbers have no names"
+            raise ValueError(f"which numbers are x, y, z? {lacking}")
+        position = found[0]
+        if rotation is None and _find_kuka(names):
+            raise ValueError("are a, b and c angles as of a KUKA, in degrees about the body's axes z, y and x?")
+    if rotation is None:
+        groups = {_parse_name(names[place])[0] for place in position} if names else set()
+        group = groups.pop() if len(groups) == 1 else frozenset()
+        return _find_rotation(names, tuple(position), group, form, order, euler.lower())
+    if len(rotation) != width:
+        raise ValueError(
+            f"how is the rotation written? A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
+        )
+    axes = "".join(_parse_name(names[place])[2] for place in rotation if place < len(names))
+    places = _order_quaternion(tuple(rotation), axes, order) if width == 4 else tuple(rotation)
+    if form == "rpy" and sorted(axes) == [*"xyz"]:  # names tell which angle is which, wherever it stands
+        places = tuple(places[axes.index(axis)] for axis in euler.lower())
+    return PoseLayout(tuple(position), places, form or "quaternion")
+
+
+def _order_quaternion(places: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
+    """Return the places in the order w, x, y, z; `axes` are those that names give to the places."""
+    named = axes if sorted(axes) == sorted("wxyz") else None
+    if order is not None and named is not None and order != named:
+        raise ValueError(f"is the quaternion {order}, as the mapping says, or {named}, as the names say?")
+    order = named or order
+    if order is None:
+        raise ValueError("which number of the quaternion is w?")
+    return tuple(places[order.index(axis)] for axis in "wxyz")
+
+
+def _find_rotation(
+    names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
+) -> PoseLayout:
+    """Return the layout with the rotation that names give to the thing of that position, if they give any."""
+    turns = [named for named in _group_names(names) if named.kind != "position" and len(named.axes) > 2]
+    own = [named for named in turns if named.group == group or not named.group]
+    if len({named.group for named in own}) > 1 or (turns and not own):
+        raise ValueError("which rotation belongs to the position? Its names have rotations of other things")
+    for named in sorted(own, key=lambda named: _PREFERRED.index(named.kind)):
+        kind = form or named.kind
+        places = named.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
+        if kind == "quaternion" and len(places) == 4:
+            axes = {place: axis for axis, at in named.axes.items() for place in at}
+            places = _order_quaternion(tuple(sorted(places)), "".join(axes[place] for place in sorted(places)), order)
+        if len(places) != SIZES.get(kind):
+            raise ValueError("how is the rotation written? Its names do not say it")
+        doubt, unit = "" if form else _DOUBTS.get(kind, ""), _find_unit(names, position)
+        return PoseLayout(position, places, kind, doubt, unit, _find_unit(names, places))
+    return PoseLayout(position, unit=_find_unit(names, position) if names else "")
+
+
+def _find_kuka(names: Sequence[str]) -> list[int]:
+    """Return the places of a, b and c if exactly one number has each for its last word, and none d; [] otherwise."""
+    last = ["".join(_split_words(name)[-1:]) for name in names]
+    counts = [last.count(axis) for axis in "abcd"]
+    return [last.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
+
+
+_PREFERRED = ("quaternion", "rpy", "rotvec", "6d", "euler", "turn")
+_DOUBTS = {
+    "rpy": "roll, pitch and yaw are read as angles in radians about the fixed axes x, y, z; if that is right, write "
+    'rotation_form = "rpy" (some converters give these names to a rotation vector, rotation_form = "rotvec")',
+    "6d": "six numbers are read as the first two columns of the rotation's matrix; if that is right, write "
+    'rotation_form = "6d", else "6d_rows"',
+}
+
+
+def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bool = False) -> Floats:
+    """Return rotations of a form, [n, SIZES[form]], as quaternions wxyz, [n, 4]; NaN where they are no rotation.
+
+    `order` names the axes of `rpy`, as scipy has it: lower case about fixed axes, upper case about the body's own.
+    Matrices are row by row. Quaternions are returned as they are.
+    """
+    if form == "quaternion":
+        return values
+    from scipy.spatial.transform import Rotation  # takes long to import
+
+    rows = values.reshape(len(values), -1, 3) if form == "matrix" else values
+    if form.startswith("6d"):
+        first, second = np.hsplit(values, 2)
+        rows = np.stack([first, second, np.cross(first, second)], axis=2 if form == "6d" else 1)
+    known = np.asarray(np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))
+    if rows.ndim == 3:
+        known[known] = np.linalg.det(rows[known]) > _LEAST_DETERMINANT
+    turned = np.full((len(values), 4), np.nan)
+    if known.any():
+        chosen = rows[known]
+        if rows.ndim == 3:
+            made = Rotation.from_matrix(chosen)
+        elif form == "rpy":
+            made = Rotation.from_euler(order, chosen, degrees=degrees)
+        else:
+            made = Rotation.from_rotvec(chosen, degrees=degrees)
+        turned[known] = made.as_quat()[:, [3, 0, 1, 2]]
+    return turned
+
+
+_LEAST_DETERMINANT = 0.9
+
+
+def decide_forces(names: Sequence[str], size: int) -> list[int]:
+    """Return the places of the forces x, y, z of a wrench: by name, or the only three; `ValueError` if that is open."""
+    found = [re.search(_FORCE, name.lower()) for name in names]
+    axes = [match[1] if match else "" for match in found]
+    if sorted(filter(None, axes)) == ["x", "y", "z"]:
+        return [axes.index(axis) for axis in "xyz"]
+    if size == 3 and not any(re.search("torque|moment|t[xyz]$", name.lower()) for name in names):
+        return [0, 1, 2]
+    raise ValueError("which three numbers are the forces x, y, z?")
+
+
+FILL_IN = '"FILL IN"'
+"""A value that a mapping refuses until a person has replaced it."""
+
+
+def suggest_pose(names: Sequence[str], size: int) -> list[str]:
+    """Return lines of a mapping that state what the names leave open; [] if they leave nothing open."""
+    try:
+        decide_pose(names, size)
+        return []
+    except ValueError:
+        found = find_positions(names)
+    lines = []
+    if len(found) != 1 and (names or size not in (6, 7)):
+        choices = " or ".join(str(list(places)) for places in found)
+        lines.append(f"position = {FILL_IN}  # places of x, y, z{f': {choices}' if found else ', from 0'}")
+    kinds = {named.kind for named in _group_names(names) if len(named.axes) > 2}
+    if kuka := _find_kuka(names):
+        stated = 'rotation_form = "rpy"|rotation_order = "ZYX"|angle_unit = "deg"'
+        return [*lines, f"rotation = {kuka}  # CHECK: of a KUKA", *stated.split("|")]
+    if kinds & {"euler", "turn"} or (not names and size == 6):
+        lines += [f'rotation_form = {FILL_IN}  # "rpy" or "rotvec"', 'rotation_order = "xyz"  # CHECK, of "rpy"']
+    elif (len(found) == 1 and "quaternion" in kinds) or (not names and size == 7):
+        lines.append(f'quaternion_order = {FILL_IN}  # "xyzw" or "wxyz"')
+    elif size > 3:
+        lines.append('# and, if there is one: quaternion = [3, 4, 5, 6], quaternion_order = "xyzw" or "wxyz"')
+    return lines

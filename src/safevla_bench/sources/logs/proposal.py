@@ -1,0 +1,109 @@
+"""A mapping that fits what a log holds, as text to be saved: what is guessed is marked, what is not known is refused.
+
+`FILL IN` stands where a person must decide, and no mapping is read with it; a line with `CHECK` holds a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from safevla_bench.sources.logs.names import FILL_IN, decide_forces, find_positions, suggest_pose
+from safevla_bench.sources.logs.records import quote_toml
+from safevla_bench.trajectory.header import find_robot
+
+
+class FoundSource(NamedTuple):
+    """A feature of a dataset, or a topic of a recording: its name, the type of its messages, names and count of its
+    numbers; "", [] and 0 for what is not known.
+    """
+
+    name: str
+    kind: str
+    names: Sequence[str]
+    size: int
+
+
+_PARTS = {
+    "wrench": r"wrench|force|(^|\W|_)ft(\W|_|$)",
+    "torque": r"torque|effort|joint_?state|(^|\W|_)tau(\W|_|$)",
+    "gripper": r"grip|finger",
+    "action": r"action",
+    "eef": r"(^|\W|_)(ee|eef|tcp|hand|flange)(\W|_|$)|end_?effector|cartesian|eepose",
+}
+"""Part of the mapping -> what the name of its source holds; the first that fits counts."""
+_OTHER_TYPE = re.compile(r"image|cloud|camera|compressed|marker|diagnostic|rosout|log(\W|$)|clock|video", re.IGNORECASE)
+_POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
+
+
+def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
+    """Return the text of a mapping of the sources; `says_success` = the log itself says how its episodes ended."""
+    lines = [
+        "# Which source of the log is which part of a record: see docs/real-robots.md. Replace FILL IN; look at CHECK.",
+        "[episode]",
+    ]
+    if not says_success:
+        lines.append(f"success = {FILL_IN}  # true, false, or the name of a feature")
+    if robot is None:
+        lines.append('# embodiment = "franka"')
+    lines += ['# policy = "mine"', '# template = "pnp-basic"  # kind of task, for clauses on objects']
+    taken: set[str] = set()
+    for source in sorted(sources, key=lambda found: not re.search(_PARTS["eef"], found.name.lower())):
+        part = _find_part(source, taken)
+        if part:
+            taken.add(part)
+            head = ["", f"[{part}]", f"from = {quote_toml(source.name)}"]
+            lines += [*head, *_part_lines(part.partition(".")[0], source, robot)]
+    return "\n".join([*lines, ""])
+
+
+def _find_part(source: FoundSource, taken: set[str]) -> str:
+    if _OTHER_TYPE.search(source.kind) or _OTHER_TYPE.search(source.name):
+        return ""
+    is_pose = bool(_POSE_TYPE.search(source.kind)) or (not source.kind and bool(find_positions(source.names)))
+    named = next((part for part, pattern in _PARTS.items() if re.search(pattern, source.name.lower())), "")
+    if "JointState" in source.kind or "Wrench" in source.kind:
+        named = "wrench" if "Wrench" in source.kind else "torque"
+    if "TFMessage" in source.kind or (is_pose and named != "action"):
+        named = "eef" if named == "eef" or (is_pose and "eef" not in taken) else "bodies"
+    if named == "bodies" or (not named and not source.kind and not source.names and source.size in (3, 7)):
+        return f"bodies.{re.sub('[^A-Za-z0-9]+', '_', source.name).strip('_') or 'body'}"
+    return "" if named in taken else named
+
+
+def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[str]:
+    match part:
+        case "eef" | "bodies":
+            if part == "bodies":
+                yield f"role = {FILL_IN}  # target, bystander, furniture or robot; remove the table if it is no object"
+            yield 'unit = "m"  # CHECK: "m", "cm" or "mm"'
+            if "TFMessage" in source.kind:
+                yield f"frame = {FILL_IN}  # the child frame"
+            yield from suggest_pose(source.names, source.size) if source.size else ()
+        case "torque":
+            arm = find_robot(robot or "")
+            if source.kind or source.size == 0:
+                yield '# names = ["joint1", "joint2"]  # CHECK: without it all joints of the message, the gripper too'
+            yield "scale = 1.0  # CHECK: to N m"
+            if arm is None or not arm.limits_nm or arm.effort_is_current:
+                yield f"limits_nm = {FILL_IN}  # one for each joint"
+            if arm is not None and arm.effort_is_current:
+                yield f'unit = {FILL_IN}  # "N m" if these are torques and no motor currents'
+        case "gripper":
+            if source.size != 1:
+                yield f"index = {FILL_IN}  # [k]: which number, counted from 0"
+            yield f"holds_above = {FILL_IN}  # it holds something above this, and below holds_below"
+        case "wrench":
+            yield "scale = 1.0  # CHECK: to N"
+            yield "tare_s = 1.0  # CHECK: the hand is still for so long, and touches nothing"
+            yield "# mass_kg = 0.7  # of the tool"
+            if not source.kind and not _has_forces(source):
+                yield f"index = {FILL_IN}  # [x, y, z] of the force, counted from 0"
+
+
+def _has_forces(source: FoundSource) -> bool:
+    try:
+        return bool(decide_forces(source.names, source.size))
+    except ValueError:
+        return False

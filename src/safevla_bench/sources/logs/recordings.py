@@ -1,0 +1,136 @@
+"""Recordings of ROS and Foxglove: which files are one recording, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from safevla_bench.errors import DamageError, Place, RecordError
+from safevla_bench.files import read_input
+from safevla_bench.sources.logs.containers import Topics, damage_errors, read_messages, storage_suffix
+from safevla_bench.sources.logs.records import translated_errors
+from safevla_bench.text import escape_controls, warn_once
+
+METADATA = "metadata.yaml"
+_SPLIT_GAP_NS = 500_000_000
+"""Files that are numbered and follow each other within this time are parts of one recording."""
+_MOST_NAMED = 8
+DAMAGE_REMEDY = (
+    "The file is cut off or damaged: `mcap recover`, `ros2 bag reindex` or `rosbag reindex` repair; copy it again."
+)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The files of one recording in their order, and the distribution of ROS that wrote them, where it says so."""
+
+    name: str
+    parts: tuple[Path, ...]
+    ros_distro: str | None = None
+
+
+def find_recordings(path: Path) -> tuple[Recording, ...]:
+    """Return the recordings at a path: a file, a folder of rosbag2, or a folder of files or of such folders.
+
+    Empty if there are none. Raises `RecordError` if a part of a recording is missing.
+    """
+    if path.is_file():
+        return (Recording(_stem(path), (path,)),) if storage_suffix(path) else ()
+    if not path.is_dir():
+        return ()
+    if (path / METADATA).is_file():
+        return (_read_rosbag2(path),)
+    if files := _list_parts(path):
+        return tuple(_join_split(files))
+    return tuple(_read_rosbag2(folder) for folder in sorted(path.iterdir()) if (folder / METADATA).is_file())
+
+
+def _list_parts(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.iterdir() if path.is_file() and storage_suffix(path)), key=_part_number)
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(str(storage_suffix(path)))[0]
+
+
+def _part_number(path: Path) -> tuple[str, int, str]:
+    stem, _, number = _stem(path).rpartition("_")
+    return (stem, int(number), path.name) if number.isdecimal() else (_stem(path), -1, path.name)
+
+
+def _read_rosbag2(folder: Path) -> Recording:
+    """Return the recording of a folder by its metadata.yaml; without a usable one, all parts by their numbers."""
+    place, present, info = Place(file=str(folder / METADATA)), _list_parts(folder), dict[str, Any]()
+    try:
+        from ruamel.yaml import YAML
+
+        tree = YAML(typ="safe", pure=True).load(read_input(folder / METADATA, 1 << 22))
+        info = {**tree["rosbag2_bagfile_information"]}
+        listed = [PurePosixPath(name).name for name in info["relative_file_paths"]]
+    except Exception as error:  # damaged in any way: the parts themselves may say enough
+        listed = []
+        warn_once(str(place.file), f"cannot be used ({type(error).__name__}): the parts are joined by their numbers")
+    by_name = {path.name: path for path in present} | {path.stem: path for path in present if path.suffix != path.stem}
+    if missing := [name for name in listed if name not in by_name]:
+        named = escape_controls(", ".join(missing[:_MOST_NAMED]))
+        raise DamageError(f"parts of the recording are missing: {named}", remedy="Copy the whole folder.", place=place)
+    parts = [by_name[name] for name in listed]
+    if len({_part_number(path)[0] for path in parts}) == 1 and parts != sorted(parts, key=_part_number):
+        parts.sort(key=_part_number)
+        warn_once(str(place.file), "lists the parts in another order than their numbers, by which they are joined")
+    further = [path for path in present if path not in parts and (not parts or _follows(parts[-1], path))]
+    if further and parts:
+        named = ", ".join(path.name for path in further[:_MOST_NAMED])
+        warn_once(str(place.file), f"does not list {named}, which continues the recording")
+    if not listed and len({storage_suffix(path) for path in further}) > 1:
+        raise RecordError("parts are of several kinds", remedy="Keep those of one recording.", place=place)
+    distro: object = info.get("ros_distro")
+    return Recording(folder.resolve().name, (*parts, *further), distro if isinstance(distro, str) and distro else None)
+
+
+def _follows(before: Path, after: Path) -> bool:
+    first, second = _part_number(before), _part_number(after)
+    return storage_suffix(before) == storage_suffix(after) and first[0] == second[0] and second[1] > first[1] >= 0
+
+
+def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
+    """Yield recordings of files without a metadata.yaml: those that are numbered and continue each other are one."""
+    parts: list[Path] = []
+    for path in (*files, None):
+        if path is not None and parts and _follows(parts[-1], path) and _continues(parts[-1], path):
+            parts.append(path)
+            continue
+        if len(parts) > 1:
+            problem = f"{parts[0].name} to {parts[-1].name} continue each other: one recording"
+            warn_once(str(parts[0].parent), problem)
+        if parts:
+            yield Recording(_stem(parts[0]) if len(parts) == 1 else _part_number(parts[0])[0], tuple(parts))
+        parts = [path] if path is not None else []
+
+
+def _continues(before: Path, after: Path) -> bool:
+    """Return whether a file is the next part: of rosbag2, which names parts by their folder, or by its times."""
+    stem, number, _ = _part_number(before)
+    if stem == before.parent.resolve().name and _part_number(after)[1] == number + 1:
+        return True
+    try:
+        first, second = scan_topics((before,)), scan_topics((after,))
+    except RecordError:  # reading it for its messages says what is wrong
+        return False
+    is_empty = first.first_ns is None or second.first_ns is None
+    return not is_empty and 0 <= (second.first_ns or 0) - first.last_ns <= _SPLIT_GAP_NS
+
+
+def scan_topics(parts: Sequence[Path]) -> Topics:
+    """Return the topics of the files of a recording, and the times of its first and last message.
+
+    Raises `RecordError` if the reader is not installed, or a file is damaged or too large.
+    """
+    topics = Topics(())
+    for path in parts:
+        with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
+            for _ in read_messages(path, topics):
+                pass
+    return topics

@@ -1,0 +1,63 @@
+"""What the channels of a log hold: source, time base, rate and extremes in units, and what is physically impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from safevla_bench.sources.logs.names import Floats
+from safevla_bench.sources.logs.records import SCALES_M, LoggedEpisode, LogMapping, PoseColumns
+from safevla_bench.text import escape_controls, format_significant
+from safevla_bench.trajectory.header import find_robot
+
+_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
+"""Speed, share of a joint's torque limit and periods of silence above which a channel is warned of."""
+_UNITS = {"torque": " N·m", "wrench": " N before the tare"}
+_MOST_SHOWN = 8
+"""Numbers of a channel whose extremes are shown."""
+
+
+def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
+    """Yield a line for each mapped part over all episodes, and below it one for each warning."""
+    bounds: dict[str, tuple[Floats, Floats]] = {}
+    clocks: dict[str, dict[str, None]] = {}
+    problems: dict[str, dict[str, None]] = {}
+    for episode in episodes:
+        for name, columns in mapping.sources.items():
+            part = episode.series[name]
+            rows, times = part.values[part.known], episode.time_s[part.known]
+            if part.between is not None:  # nothing between records is overlooked
+                whole = part.between[0][np.isfinite(part.between[0]).all(axis=1)]
+                rows = whole if len(whole) else rows
+            if isinstance(columns, PoseColumns):
+                rows = rows[:, :3] * SCALES_M[columns.unit]
+            if not len(rows):
+                continue
+            low, high = bounds.get(name, (rows[0], rows[0]))
+            bounds[name] = np.minimum(low, rows.min(axis=0)), np.maximum(high, rows.max(axis=0))
+            rate_hz = part.rate_hz or 1 / episode.dt_s
+            clocks.setdefault(name, {})[f"{part.time_base or 'the clock'}, {format_significant(rate_hz)} Hz"] = None
+            found = problems.setdefault(name, {})
+            gap_s = part.longest_gap_s or float(np.diff(times).max(initial=0.0))
+            if gap_s * rate_hz > _MOST_PERIODS:
+                found[f"{episode.name}: silent for {format_significant(gap_s)} s"] = None
+            if isinstance(columns, PoseColumns) and len(rows) > 1:
+                speed = float((np.linalg.norm(np.diff(rows, axis=0), axis=1) / np.diff(times)).max())
+                if speed > _FASTEST_M_S:
+                    found[f"{episode.name}: it moves at {format_significant(speed)} m/s"] = None
+            if name == "torque" and mapping.torque is not None:
+                robot = find_robot(mapping.episode.embodiment or episode.embodiment or "")
+                limits = np.array(mapping.torque.limits_nm or (robot.limits_nm if robot else ()))
+                share = np.abs(rows).max(axis=0) / limits if len(limits) == rows.shape[1] else np.zeros(1)
+                if share.max() > _MOST_TORQUE:
+                    found[f"{episode.name}: {format_significant(float(share.max()))} times the limit of a joint"] = None
+    for name, (low, high) in bounds.items():
+        columns = mapping.sources[name]
+        unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name, "")
+        ends = zip(low[:_MOST_SHOWN].tolist(), high[:_MOST_SHOWN].tolist(), strict=True)
+        extremes = ", ".join(f"{format_significant(least)} to {format_significant(most)}" for least, most in ends)
+        yield escape_controls(f"  [{name}] {columns.source}: {'; '.join(list(clocks[name])[:3])}; {extremes}{unit}")
+        if name == "gripper" and (low == high).all():
+            yield "    warning: it never changes"
+        yield from (escape_controls(f"    warning: {problem}") for problem in list(problems[name])[:_MOST_SHOWN])

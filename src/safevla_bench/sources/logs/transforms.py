@@ -1,0 +1,108 @@
+"""The tree of coordinate frames of a recording, and poses brought into one frame, as tf2 does it.
+
+Between two stamps a transform is interpolated: its place linearly, its rotation along the shorter arc. Nothing is known
+before the first stamp, after the last, or across a gap that is longer than the limit. A static transform holds
+throughout. `/map` and `map` are one frame. A transform that is NaN, or of a frame to itself, is ignored.
+
+Read at ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent), tf2/src/cache.cpp
+(findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from safevla_bench.errors import RecordError
+from safevla_bench.sources.logs.clocks import Ints
+from safevla_bench.sources.logs.names import Floats
+
+if TYPE_CHECKING:
+    from scipy.spatial.transform import Rotation
+
+_XYZW = [4, 5, 6, 3]
+"""Places of a rotation in a pose, in the order of scipy."""
+
+
+def plain_frame(name: str) -> str:
+    """Return the name of a frame as tf2 has it: without a leading slash."""
+    return name.removeprefix("/")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where a frame is in its parent, which must be one: x, y, z, w, x, y, z by ascending time [ns], [n, 7].
+
+    A static one is the last of them, at any time.
+    """
+
+    parents: tuple[str, ...]
+    time_ns: Ints
+    poses: Floats
+    static: bool
+
+
+class FrameTree:
+    """Child -> edge to its parent."""
+
+    def __init__(self, edges: Mapping[str, Edge], max_gap_ns: float) -> None:
+        """Keep the edges; transforms further apart than `max_gap_ns` are not interpolated between."""
+        self._edges, self._max_gap_ns = edges, max_gap_ns
+
+    def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
+        """Return known poses [n, 3 or 7] of `frame` in the frame `into`, each at its time; NaN where the tree is not.
+
+        Raises `RecordError` if the tree does not connect the two.
+        """
+        up, down = self._chain(frame), self._chain(into)
+        while up and down and up[-1] == down[-1]:
+            up, down = up[:-1], down[:-1]
+        roots = [self._edges[chain[-1]].parents[0] if chain else name for chain, name in ((up, frame), (down, into))]
+        if roots[0] != roots[1]:
+            known = ", ".join(sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})) or "none"
+            remedy = f"The frames of the transforms are: {known}. `topics` under [transforms] says where they are."
+            raise RecordError(f"no transforms connect {frame!r} with {into!r}", remedy=remedy)
+        from scipy.spatial.transform import Rotation  # takes long to import
+
+        position, turn = poses[:, :3], Rotation.from_quat(poses[:, _XYZW]) if poses.shape[1] == 7 else None
+        for child in up:
+            origin, axes = self._at(child, time_ns)
+            position, turn = origin + axes.apply(position), None if turn is None else axes * turn
+        for child in reversed(down):
+            origin, axes = self._at(child, time_ns)
+            position, turn = axes.inv().apply(position - origin), None if turn is None else axes.inv() * turn
+        return position if turn is None else np.hstack([position, turn.as_quat()[:, [3, 0, 1, 2]]])
+
+    def _chain(self, frame: str) -> list[str]:
+        chain: list[str] = []
+        while frame in self._edges:
+            if frame in chain:
+                remedy = "Two programs publish transforms in opposite directions; record one of them."
+                raise RecordError(f"the transforms go round in a circle at {frame!r}", remedy=remedy)
+            chain.append(frame)
+            parents = self._edges[frame].parents
+            if len(parents) > 1:
+                remedy = "Two programs publish it. Record one of them, or name the topics under [transforms]."
+                raise RecordError(f"the frame {frame!r} has several parents: {', '.join(parents)}", remedy=remedy)
+            frame = parents[0]
+        return chain
+
+    def _at(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
+        """Return where a frame is in its parent at each time, NaN where that is not known, and its axes."""
+        from scipy.spatial.transform import Rotation, Slerp
+
+        edge = self._edges[child]
+        if edge.static:
+            pose = np.broadcast_to(edge.poses[-1], (len(time_ns), 7))
+            return pose[:, :3], Rotation.from_quat(pose[:, _XYZW])
+        before = np.searchsorted(edge.time_ns, time_ns, side="right") - 1
+        since, gap = time_ns - edge.time_ns[np.maximum(before, 0)], np.diff(edge.time_ns, append=edge.time_ns[-1])
+        is_known = (before >= 0) & ((since == 0) | (since < gap[before]) & (gap[before] <= self._max_gap_ns))
+        at = np.clip(time_ns, edge.time_ns[0], edge.time_ns[-1])
+        origin = np.stack([np.interp(at, edge.time_ns, column) for column in edge.poses[:, :3].T], axis=1)
+        origin[~is_known] = np.nan
+        keys, turns = np.append(edge.time_ns, edge.time_ns[-1] + 1), edge.poses[[*range(len(edge.poses)), -1]]
+        return origin, Slerp(keys, Rotation.from_quat(turns[:, _XYZW]))(at)  # which wants two keys

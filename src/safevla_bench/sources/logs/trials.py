@@ -1,0 +1,97 @@
+"""Trials: a recording is one episode, however many files it has, unless the mapping cuts it into several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from safevla_bench.archive.record_schema import Budget, refuse_field
+from safevla_bench.errors import Place, RecordError
+from safevla_bench.sources.logs.alignment import Trial, align, is_static
+from safevla_bench.sources.logs.containers import Channel, Topics, damage_errors, read_messages
+from safevla_bench.sources.logs.decoding import Decode, find_decoder
+from safevla_bench.sources.logs.messages import MarkTaker, NumberTaker, PoseTaker, Transforms
+from safevla_bench.sources.logs.recordings import DAMAGE_REMEDY, Recording
+from safevla_bench.sources.logs.records import MAX_NUMBERS, LoggedEpisode, LogMapping, PoseColumns, translated_errors
+from safevla_bench.text import escape_controls
+
+_BEGINNING, _END = -(1 << 62), 1 << 62
+_EPOCH_S = 1e8
+"""A start or an end from here on is in seconds since 1970."""
+
+
+def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
+    """Yield the episode of a recording, or those that the mapping cuts it into; each file is read once.
+
+    Raises `RecordError` if the reader is not installed, a file is damaged or too large, messages are in an encoding
+    that is not read, what the mapping names is not there, or the clock has fewer than two instants.
+    """
+    budget = Budget(MAX_NUMBERS, "numbers in an episode")
+    takers: dict[str, NumberTaker | PoseTaker] = {}
+    for part, columns in mapping.sources.items():
+        kind: Any = PoseTaker if isinstance(columns, PoseColumns) else NumberTaker
+        takers[part] = kind(part, columns.source, budget, columns=columns)
+    marks = {trial.marker: MarkTaker("marker", trial.marker, budget) for trial in mapping.trials if trial.marker}
+    transforms = Transforms(budget)
+    first_ns = _take_messages(recording, mapping, [*takers.values(), *marks.values()], transforms)
+    for taker in takers.values():
+        taker.require_some()
+    for trial in _cut(recording, mapping, marks, first_ns):
+        try:
+            yield align(trial, mapping, takers, transforms)
+        except RecordError as error:
+            yield error.with_place(Place(file=trial.file, episode=trial.name))
+
+
+def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: Transforms) -> int:
+    """Read the files into the takers; return the time of the first message in them."""
+    has_tree = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
+    trees = frozenset(mapping.transforms.topics if has_tree else ())
+    topics, order = Topics({*trees, *(taker.topic for taker in takers)}), 0
+    readers: dict[Channel, tuple[Decode, list[Any], bool]] = {}
+    for path in recording.parts:
+        with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
+            for channel, log_ns, content in read_messages(path, topics):
+                if (reader := readers.get(channel)) is None:
+                    decode = find_decoder(channel, mapping.ros_distro, recording.ros_distro)
+                    wanting = [taker for taker in takers if taker.topic == channel.topic]
+                    reader = readers[channel] = decode, wanting, channel.topic in trees
+                    for taker in wanting:
+                        taker.latched |= channel.latched or is_static(channel.topic)
+                decode, wanting, is_tree = reader
+                message = decode(content)
+                for taker in wanting:
+                    taker.take(message, order, log_ns)
+                if is_tree:
+                    transforms.take(message, order, log_ns, is_static(channel.topic))
+                order += 1
+    first_ns = topics.require_messages()
+    for taker in takers:
+        if taker.topic not in topics.channels:
+            listed = "; ".join(f"{topic} ({kind})" for topic, kind in sorted(topics.list_kinds().items()))
+            remedy = f"The recording has: {escape_controls(listed)}."
+            refuse_field(f"there is no topic {taker.topic!r}", remedy, taker.part)
+    return first_ns
+
+
+def _cut(recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int) -> Iterator[Trial]:
+    """Yield each trial in a recording; all of it if the mapping cuts nothing."""
+    file = str(recording.parts[0])
+    if not mapping.trials:
+        yield Trial(file, recording.name, _BEGINNING, _END, mapping.episode)
+    spans: list[tuple[int, int]] = []
+    for facts in mapping.trials:
+        first = len(spans)
+        if facts.marker is None:
+            begin_ns, end_ns = (
+                default if bound_s is None else round(bound_s * 1e9) + (0 if bound_s >= _EPOCH_S else first_ns)
+                for bound_s, default in ((facts.start_s, _BEGINNING), (facts.end_s, _END))
+            )
+            spans.append((begin_ns, end_ns))
+        else:
+            times, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
+            # True begins a trial and false ends it, said once or many times; else each message begins one.
+            turns = [k for k, value in enumerate(values) if k == 0 or all(values) or bool(value) != bool(values[k - 1])]
+            spans += [(times[k], times[n]) for k, n in zip(turns, [*turns[1:], -1], strict=True) if values[k]]
+        for number in range(first, len(spans)):
+            yield Trial(file, f"{recording.name}_{number}", *spans[number], facts)

@@ -1,0 +1,77 @@
+"""The force at the hand, by a wrist sensor: its offset and, with the tool's mass, the tool's weight are subtracted.
+
+A wrist sensor measures what the tool bears: contacts of the gripper and of what it holds, the weight of both, and their
+inertia while the hand accelerates. It does not see contacts of the arm above it. A force is that of the tool on the
+sensor, so that a tool that hangs pulls down, in the axes of the mapped hand; `scale = -1` turns it round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.archive.record_schema import refuse_field
+from safevla_bench.sources.logs.names import Floats
+
+if TYPE_CHECKING:
+    from scipy.spatial.transform import Rotation
+
+    from safevla_bench.sources.logs.records import WrenchColumns
+
+CHANNEL = "wrist_force_n"
+_GRAVITY_M_S2 = 9.81
+_STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
+"""Greatest distance and turn of a hand that is still, and the turn from the tare at which a tool's weight matters."""
+
+
+def measure_forces(
+    forces: Floats, record: NDArray[np.int64], time_s: Floats, hand: Floats | None, columns: WrenchColumns
+) -> tuple[Floats, str]:
+    """Return the force of largest norm of each record in N, [n, 3], and a warning, "" for none.
+
+    `forces` are all that were measured, [M, 3], `record` that of each, [M]; every record has one. `time_s` is that of
+    the records, [n], and `hand` their pose, [n, 7] or [n, 3] without orientation, None if it is not mapped. Raises
+    `RecordError` if the hand is never still and no tare is given, or the orientation is not known and a mass is given.
+    """
+    turns = None
+    if hand is not None and hand.shape[1] == 7:
+        from scipy.spatial.transform import Rotation
+
+        turns = Rotation.from_quat(hand[:, [4, 5, 6, 3]])
+    still = slice(0, 1) if columns.tare is not None else _find_still(time_s, hand, turns, columns.tare_s)
+    is_still = (record >= still.start) & (record < still.stop)
+    offset = np.array(columns.tare) if columns.tare is not None else np.nanmean(forces[is_still], axis=0)
+    problem, weights = "", np.zeros((len(time_s), 3))
+    if columns.mass_kg is not None:
+        if turns is None:
+            refuse_field("mass_kg needs the hand's orientation", "Map [eef] to poses with a rotation.", "wrench")
+        weights = turns.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
+        weights -= weights[still].mean(axis=0) if columns.tare is None else 0.0
+    elif turns is None:
+        problem = "how far the hand turns is not known, so the weight of its tool may count as a force"
+    elif (turned := (turns[still.start].inv() * turns).magnitude().max()) > _TURNED_RAD:
+        problem = (
+            f"the hand turns by {np.rad2deg(turned):.0f}° from where the wrench was tared, so the weight of its tool "
+            "counts as a force; give its mass_kg"
+        )
+    forces = forces - offset - weights[record]
+    order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # NaN last
+    order = order[np.isfinite(forces[order]).all(axis=1)]
+    largest = np.full((len(time_s), 3), np.nan)
+    largest[record[order]] = forces[order]  # the last of a record's stays
+    return largest, problem
+
+
+def _find_still(time_s: Floats, hand: Floats | None, turns: Rotation | None, length_s: float) -> slice:
+    """Return the first records over which the hand is still for that long."""
+    if hand is not None:
+        ends = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))
+        for first, end in enumerate(ends[ends < len(time_s)].tolist()):
+            part = slice(first, end + 1)
+            is_near = np.linalg.norm(hand[part, :3] - hand[first, :3], axis=1).max() <= _STILL_M
+            if is_near and (turns is None or (turns[first].inv() * turns[part]).magnitude().max() <= _STILL_RAD):
+                return part
+    problem = "the hand's pose is not mapped" if hand is None else f"the hand is never still for {length_s:g} s"
+    refuse_field(problem, "Give the force without contact as tare = [x, y, z] in N, or another tare_s.", "wrench")

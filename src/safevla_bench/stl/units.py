@@ -1,0 +1,225 @@
+"""Units of formulas: every margin has one, and so has every literal.
+
+A literal without a unit has that of what it is compared with or added to; as a factor or divisor it is a pure number.
+Numbers are in units without a factor: 5 cm is read as 0.05 m.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from importlib import resources
+from typing import NoReturn, cast
+
+import msgspec
+
+from safevla_bench.errors import FormulaError
+from safevla_bench.stl import formula as syntax
+from safevla_bench.stl.formula import format_formula
+
+_BASES = ("N", "m", "s", "deg")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A product of powers of N, m, s and deg."""
+
+    powers: tuple[int, ...] = (0, 0, 0, 0)
+
+    def times(self, other: Unit, power: int = 1) -> Unit:
+        """Return the product with a power of another unit."""
+        return Unit(tuple(a + power * b for a, b in zip(self.powers, other.powers, strict=True)))
+
+    def __str__(self) -> str:
+        parts = {
+            sign: [_power(*pair) for pair in zip(_BASES, self.powers, strict=True) if pair[1] * sign > 0]
+            for sign in (1, -1)
+        }
+        return "/".join([" ".join(parts[1]) or "1", *parts[-1]])
+
+
+def _power(base: str, power: int) -> str:
+    return base if abs(power) == 1 else f"{base}^{abs(power)}"
+
+
+ONE = Unit()
+_SEVERAL = Unit(())  # of a condition that compares in several units
+_FILE = resources.files(__package__).joinpath("units.toml")
+_SYMBOLS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[str, tuple[int, int, int, int]]])
+_POWERS = {"": 1, "²": 2, "³": 3}
+_WORDS = "|".join(sorted(map(re.escape, _SYMBOLS.keys() - {"1"}), key=lambda word: (-len(word), word)))
+PATTERN = rf"(?:{_WORDS})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # pattern of one factor of a unit behind a number
+_QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
+
+
+def is_unit(word: str) -> bool:
+    """Return whether a word is the symbol of a unit."""
+    return word in _SYMBOLS
+
+
+def split_quantity(text: str) -> tuple[str, str]:
+    """Return the number and the unit of a literal such as `0.5 m/s`."""
+    match = _QUANTITY.fullmatch(text)
+    assert match is not None, text
+    return match[1], match[2]
+
+
+@cache
+def parse_unit(text: str) -> tuple[Decimal, Unit]:
+    """Return the factor and the unit that a text such as `cm`, `N m`, `m/s^2` or `deg/s` states; "" is 1. Raises
+    `FormulaError` for an unknown symbol.
+    """
+    scale, unit = Decimal(1), ONE
+    parts = re.split(r"(\s*/\s*|\s*·\s*|\s+)", text.strip()) if text.strip() else ["1"]
+    for joint, part in zip(["", *parts[1::2]], parts[::2], strict=True):
+        match = re.fullmatch(r"(1|[^0-9\^²³]+)(?:\^([1-9])|([²³]))?", part)
+        if match is None or match[1] not in _SYMBOLS:
+            known = ", ".join(symbol for symbol in _SYMBOLS if symbol != "1")
+            raise FormulaError(f"{text!r} is not a unit", remedy=f"units are made of {known}, such as m/s^2 or N m")
+        power = int(match[2]) if match[2] else _POWERS[match[3] or ""]
+        power = -power if "/" in joint else power
+        factor, powers = _SYMBOLS[match[1]]
+        scale *= Decimal(factor) ** power
+        unit = unit.times(Unit(powers), power)
+    return scale, unit
+
+
+def check_units(
+    formula: syntax.Formula, unit_of: Callable[[str], str], threshold: str | None = None
+) -> tuple[syntax.Formula, Unit | None]:
+    """Return the formula with its crisp sides of until marked, and the unit of its margin; None if it has none.
+    `unit_of` gives the unit of a signal; `threshold` is that of the placeholder, which without one is a literal. Raises
+    `FormulaError` if numbers of different units are compared or added, or share a margin outside a condition.
+    """
+    return _UnitCheck(unit_of, threshold).check_formula(formula, in_condition=False)
+
+
+def spell_units(formula: syntax.Formula, unit_of: Callable[[str], str]) -> syntax.Formula:
+    """Return the formula with its unit behind every literal that is compared or added."""
+    check = _UnitCheck(unit_of, None)
+
+    def spell(part: syntax.Expression, unit: Unit) -> syntax.Expression:
+        match part:
+            case syntax.Number(value, "") if unit != ONE:
+                return syntax.Number(value, str(unit))
+            case syntax.Negate() | syntax.Arithmetic("+" | "-"):
+                return cast(syntax.Expression, syntax.map_children(part, lambda inner: spell(inner, unit)))
+            case _:
+                return part
+
+    def change(predicate: syntax.Compare) -> syntax.Compare:
+        unit = check.check_formula(predicate, in_condition=False)[1] or ONE
+        return cast(syntax.Compare, syntax.map_children(predicate, lambda side: spell(side, unit)))
+
+    return syntax.map_predicates(formula, change)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitCheck:
+    unit_of: Callable[[str], str]
+    threshold: str | None
+
+    def check_formula(self, formula: syntax.Formula, *, in_condition: bool) -> tuple[syntax.Formula, Unit | None]:
+        match formula:
+            case syntax.Compare(_, left, right):
+                return formula, self._unify(left, right, formula) or ONE
+            case syntax.And(left, right) | syntax.Or(left, right):
+                (first, first_unit), (second, second_unit) = (
+                    self.check_formula(side, in_condition=in_condition) for side in (left, right)
+                )
+                unit = first_unit if second_unit is None else second_unit
+                if first_unit is not None and unit is not None and first_unit != unit:
+                    if not in_condition:
+                        self._refuse_mixture(formula, first_unit, unit)
+                    unit = _SEVERAL
+                return type(formula)(first, second), unit
+            case syntax.Implies(left, right, plain):
+                condition, _ = self.check_formula(left, in_condition=True)
+                decisive, unit = self.check_formula(right, in_condition=in_condition)
+                return syntax.Implies(condition, decisive, plain), unit
+            case syntax.Until(window, left, right, weak):
+                hold, hold_unit = self.check_formula(left, in_condition=in_condition)
+                reach, unit = self.check_formula(right, in_condition=True)
+                crisp = hold_unit is not None and unit is not None and hold_unit != unit
+                if not crisp and unit == _SEVERAL and not in_condition:
+                    self.check_formula(right, in_condition=False)  # which refuses it
+                return syntax.Until(window, hold, reach, weak, crisp), unit if hold_unit is None else hold_unit
+            case syntax.Not(child) | syntax.Always(_, child) | syntax.Eventually(_, child):
+                checked, unit = self.check_formula(child, in_condition=in_condition)
+                return cast(syntax.Formula, syntax.map_children(formula, lambda _: checked)), unit
+            case _:
+                return formula, None
+
+    def _measure(self, expression: syntax.Expression) -> Unit | None:
+        match expression:
+            case syntax.NumericSignal(name):
+                return parse_unit(self.unit_of(name))[1]
+            case syntax.Number(_, unit):
+                return parse_unit(unit)[1] if unit else None
+            case syntax.Threshold():
+                return None if self.threshold is None else parse_unit(self.threshold)[1]
+            case syntax.Negate(child):
+                return self._measure(child)
+            case syntax.Arithmetic("+" | "-", left, right):
+                return self._unify(left, right, expression)
+            case syntax.Arithmetic(operator, left, right):
+                first, second = self._measure(left), self._measure(right)
+                if first is None and second is None:
+                    return None
+                return (first or ONE).times(second or ONE, 1 if operator == "*" else -1)
+
+    def _unify(self, left: syntax.Expression, right: syntax.Expression, whole: syntax.Node) -> Unit | None:
+        first, second = self._measure(left), self._measure(right)
+        if first is not None and second is not None and first != second:
+            verb = "compares" if isinstance(whole, syntax.Compare) else "adds"
+            text = _text(whole)
+            problem = f"`{text}` {verb} {first} with {second}: `{_text(left)}` [{first}], `{_text(right)}` [{second}]"
+            raise FormulaError(
+                problem, remedy="give a literal its unit, such as (0.5 m/s), or divide by a quantity with one"
+            )
+        return second if first is None else first
+
+    def _refuse_mixture(self, formula: syntax.And | syntax.Or, first: Unit, second: Unit) -> NoReturn:
+        left, right = _find_predicate(formula.left, self, first), _find_predicate(formula.right, self, second)
+        word = "and" if isinstance(formula, syntax.And) else "or"
+        problem = (
+            f"`{_text(left)}` [{first}] {word} `{_text(right)}` [{second}] have different units and no common margin"
+        )
+        condition, decisive = formula.left, formula.right
+        if syntax.has_placeholder(condition):
+            condition, decisive = decisive, condition
+        if isinstance(formula, syntax.And):
+            crisp: syntax.Formula = syntax.Not(syntax.Implies(condition, syntax.Not(decisive)))
+        else:
+            crisp = syntax.Implies(syntax.Not(condition), decisive)
+        normalised = syntax.map_predicates(
+            formula, lambda node: _normalise(node, self._unify(node.left, node.right, node))
+        )
+        remedy = f"state one as a condition: `{_text(crisp)}`; or normalise both: `{_text(normalised)}`"
+        raise FormulaError(problem, remedy=remedy)
+
+
+def _text(node: syntax.Node) -> str:
+    return format_formula(cast(syntax.Formula, node))
+
+
+def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> syntax.Compare:
+    predicates = [node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)]
+    return next(node for node in predicates if check.check_formula(node, in_condition=False)[1] == unit)
+
+
+def _normalise(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
+    """Return a comparison as one of pure numbers: of shares of its limit, or of its unit where that is no literal."""
+    left, right = predicate.left, predicate.right
+    one = syntax.Number(1.0)
+    if unit is None or unit == ONE:
+        return predicate
+    if isinstance(right, syntax.Number) and right.value > 0:
+        scale, bound = syntax.Number(right.value, str(unit)), cast(syntax.Expression, one)
+    else:
+        scale = syntax.Number(1.0, str(unit))
+        bound = right if isinstance(right, syntax.Threshold) else syntax.Arithmetic("/", right, scale)
+    return syntax.Compare(predicate.operator, syntax.Arithmetic("/", left, scale), bound)

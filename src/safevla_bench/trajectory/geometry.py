@@ -1,0 +1,118 @@
+"""The geometry of an episode's scene, as `safevla_recorder.geometry` writes it: parts, and boxes around shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import Place, RecordError
+from safevla_recorder.channels import LARGEST
+from safevla_recorder.geometry import TRACKED, multiply, rotate
+
+Floats = NDArray[np.float64]
+
+
+class PartRow(msgspec.Struct, frozen=True):
+    """A rigid piece of a scene, see `safevla_recorder.geometry.Part`; `pose` [7] is empty where it is tracked."""
+
+    body: str
+    parent: int
+    pose: tuple[float, ...]
+    motion: tuple[int, ...] = ()
+    shape: str | None = None
+
+
+class SceneGeometry(msgspec.Struct, frozen=True, dict=True):
+    """All parts of a scene, those of the hand and fingers, and the shapes: boxes of ten numbers, planes of seven."""
+
+    parts: tuple[PartRow, ...]
+    hand: tuple[int, ...]
+    shapes: dict[str, tuple[tuple[float, ...], ...]]
+
+    @cached_property
+    def is_fixed(self) -> tuple[bool, ...]:
+        """True for each part that neither moves nor hangs on one that does."""
+        fixed: list[bool] = []
+        for part in self.parts:
+            fixed.append(not part.motion and part.parent != TRACKED and (part.parent < 0 or fixed[part.parent]))
+        return tuple(fixed)
+
+    @cached_property
+    def components(self) -> tuple[tuple[int, int], ...]:
+        """The part and component of each column of `link_motion`."""
+        return tuple((k, axis) for k, part in enumerate(self.parts) for axis in part.motion)
+
+    @cached_property
+    def part_shapes(self) -> tuple[tuple[Floats, Floats], ...]:
+        """The boxes [K, 10] and planes [L, 7] of each part, in its frame."""
+        arrays = {}
+        for name, rows in self.shapes.items():
+            boxes, planes = ([row for row in rows if len(row) == size] for size in (10, 7))
+            arrays[name] = (np.array(boxes).reshape(-1, 10), np.array(planes).reshape(-1, 7))
+        nothing = (np.empty((0, 10)), np.empty((0, 7)))
+        return tuple(nothing if part.shape is None else arrays[part.shape] for part in self.parts)
+
+
+@lru_cache(maxsize=256)
+def read_geometry(text: str) -> SceneGeometry:
+    """Return the geometry in a header's text; raises `RecordError` if it is not one. Cached."""
+    try:
+        geometry = msgspec.json.decode(text, type=SceneGeometry)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        _refuse(f"the text is not a geometry: {error}")
+    for k, part in enumerate(geometry.parts):
+        if not TRACKED <= part.parent < k:
+            _refuse(f"part {k} hangs on part {part.parent}, which does not come before it")
+        if not all(0 <= axis < 6 for axis in part.motion) or len(set(part.motion)) < len(part.motion):
+            _refuse(f"part {k} moves in the components {list(part.motion)}")
+        if part.parent == TRACKED and (part.motion or not part.body):
+            _refuse(f"part {k} is tracked, so that it needs a body and no motion")
+        if part.parent != TRACKED:
+            _check_row(part.pose, 7, f"the pose of part {k}")
+        if part.shape is not None and part.shape not in geometry.shapes:
+            _refuse(f"part {k} has the shape {part.shape!r}, which is not listed")
+    if not all(0 <= place < len(geometry.parts) for place in geometry.hand):
+        _refuse("a part of the hand is not listed")
+    for name, rows in geometry.shapes.items():
+        for row in rows:
+            _check_row(row, 7 if len(row) == 7 else 10, f"the shape {name!r}")
+            if min(row[7:], default=0.0) < 0:
+                _refuse(f"the shape {name!r} has a negative size")
+    return geometry
+
+
+def _check_row(row: tuple[float, ...], size: int, what: str) -> None:
+    if len(row) != size or max(map(abs, row)) > LARGEST or abs(sum(number**2 for number in row[3:7]) - 1.0) > 1e-3:
+        _refuse(f"{what} is not {size} numbers with a unit quaternion")
+
+
+def _refuse(problem: str) -> NoReturn:
+    remedy = "Leave the header's geometry out, or write it with safevla_recorder."
+    raise RecordError(problem, remedy=remedy, place=Place(field="geometry"))
+
+
+@dataclass(frozen=True, slots=True)
+class PoseTrack:
+    """Positions [n, 3] in metres and unit quaternions wxyz [n, 4] in the world; NaN where not known."""
+
+    position: Floats
+    quaternion: Floats
+
+    def carry(self, position: Floats, quaternion: Floats) -> PoseTrack:
+        """Return the track of what has these poses in this one's frame, [n, 3] and [n, 4], or [3] and [4]."""
+        return PoseTrack(self.position + rotate(self.quaternion, position), multiply(self.quaternion, quaternion))
+
+
+def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
+    """Return the track of a part on its parent's: [n, 6] are the components of its motion, None = none."""
+    track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
+    if motion is None:
+        return track
+    angle = np.sqrt(np.square(motion[:, :3]).sum(axis=1, keepdims=True))
+    sine = np.sin(angle / 2.0) / np.where(angle > 0, angle, 1.0)
+    return track.carry(motion[:, 3:], np.concatenate([np.cos(angle / 2.0), motion[:, :3] * sine], axis=1))
