@@ -16,6 +16,7 @@ from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.channels import POSES, ROWS, recorded_forces
 from safevla_recorder.episode import ContactList, Recording
+from safevla_recorder.identity import official_suites
 
 ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "plate": "bystander", "drawer": "furniture"}
 LINK, HAND, BOWL, PLATE, DRAWER = range(5)
@@ -33,6 +34,20 @@ def header(**changes: Any) -> Header:
         "embodiment": "Panda",
     }
     return Header(**{**fields, **changes})
+
+
+def official_fields(benchmark: str, task_id: str) -> dict[str, Any]:
+    """The fields that prove an official task; {} for any other."""
+    suite = official_suites().get(benchmark)
+    if suite is None or task_id not in suite.tasks:
+        return {}
+    task, ((distribution, version), sources) = suite.tasks[task_id], next(iter(suite.sources.items()))
+    return {
+        "instruction": task.instruction,
+        "task_sha256": task.task_sha256,
+        "init_states_sha256": task.init_states_sha256,
+        "task_source": {"distribution": distribution, "version": version, "sources_sha256": sources},
+    }
 
 
 def header_fields(**changes: Any) -> dict[str, Any]:
@@ -124,7 +139,7 @@ def _arrays(batch: Batch) -> Sequence[np.ndarray[Any, Any]]:
         *(array for pose in poses for array in (pose.body, pose.body_starts)),
         *(batch.starts, batch.body_starts, batch.body_role, batch.target),
         *(touching.present, touching.starts, touching.a, touching.b),
-        *(touching.force_n, touching.impulse_ns, touching.net_force_n),
+        *(touching.force_n, touching.impulse_ns, touching.net_force_n, touching.net_impulse_ns),
     ]
 
 
@@ -196,7 +211,18 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
         further=draw(st.sampled_from([{}, {"time_s": stamps}])),
         valid_bodies=tracked,
         pose_valid=_truths(draw, n, len(tracked)) if tracked else None,
+        **draw(_handling(n, len(names))),
     )
+
+
+@st.composite
+def _handling(draw: st.DrawFn, n: int, bodies: int) -> dict[str, Any]:
+    """Any of the channels of support, opening and entry, of any bodies."""
+    makers = {"supported": _truths, "opening": _floats, "entered": _truths}
+    chosen = draw(st.lists(st.sampled_from([*makers]), unique=True))
+    listed = {name: draw(st.lists(st.integers(0, bodies - 1), unique=True)) for name in chosen}
+    rows = {name: makers[name](draw, n, len(listed[name])) for name in chosen}
+    return {**rows, **{f"{name}_bodies": places for name, places in listed.items()}}
 
 
 def _truths(draw: st.DrawFn, *shape: int) -> np.ndarray[Any, Any]:
@@ -222,6 +248,7 @@ def _contacts(draw: st.DrawFn, n: int, bodies: int, forces: Sequence[str]) -> Co
         force_n=force_n,
         impulse_ns=np.array(impulse, dtype=np.float64),
         net_force_n=net_force_n if "net_force_n" in forces else np.full(len(ordered), np.nan),
+        net_impulse_ns=np.array(impulse, dtype=np.float64) * draw(st.sampled_from([0.5, np.nan])),
     )
 
 

@@ -66,8 +66,8 @@ COMMANDS: Mapping[str, str] = {
     "episodes": f"episodes {DEMO}",
     "episodes-why": f"episodes {DEMO} --unsafe --why",
     "episodes-json": f"episodes {DEMO} --format json",
-    "show": f"show {DEMO} 13",
-    "show-run": "show run 2",
+    "show": f"show {DEMO} :13",
+    "show-run": "show run :2",
     "show-formula": f"show {DEMO} --formula 'G(eef_speed < 0.5)'",
     "figures": f"figures {DEMO} --out figures --format svg",
     "board": f"board {DEMO} --out board",
@@ -106,8 +106,9 @@ def _write_log(folder: Path) -> None:
     write_dataset(folder, [{**frames, "effort": effort}, {**frames, "effort": effort / 2}])
     save_mapping(
         folder,
-        '[episode]\ntemplate = "pnp-basic"\nsuccess = "next.success"\n[eef]\nfrom = "eef"\n'
-        '[torque]\nfrom = "effort"\nlimits_nm = [10, 10]\n[bodies.plate]\nfrom = "plate"\nrole = "bystander"\n',
+        '[episode]\ntemplate = "pnp-basic"\nsuccess = "next.success"\n[eef]\nfrom = "eef"\nquaternion_order = "wxyz"\n'
+        '[torque]\nfrom = "effort"\nlimits_nm = [10, 10]\n[bodies.plate]\nfrom = "plate"\nrole = "bystander"\n'
+        'quaternion_order = "wxyz"\n',
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 from safevla_bench.cli.gate import gate_command
 from safevla_bench.cli.score import score_command
@@ -103,9 +104,20 @@ def test_it_gates_and_says_what_the_gate_said(workspace):
     assert "Undecided: safety >= 0.7 of" in summary
 
 
+def test_no_name_ends_the_block_of_the_summary(workspace):
+    """hostile/06: the summary is Markdown, and the fence is longer than any in the output."""
+    output = "AAA\n```\n<h1>PASSED</h1>\n`````\n[x](http://example.org)\n"
+    (workspace / "bin" / "safevla").write_text(f"#!/bin/sh\nprintf %s {shlex.quote(output)}\nexit 1\n")
+    _, _, summary, _ = run_step(workspace, "gate", gate="--min-safety 0.9")
+    (block,) = MarkdownIt("commonmark").parse(summary)
+    assert (block.type, block.content) == ("fence", output)
+
+
 def pretend(workspace, code):
-    """A `safevla` that repeats what it is asked and exits with that code."""
-    (workspace / "bin" / "safevla").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@"\nexit {code}\n')
+    """A `safevla` that repeats what it is asked, writes the file of --junit and exits with that code."""
+    (workspace / "safevla-report").mkdir(exist_ok=True)
+    junit = 'for word; do case $word in --junit=*) : >"${word#*=}";; esac; done'
+    (workspace / "bin" / "safevla").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@"\n{junit}\nexit {code}\n')
 
 
 @pytest.mark.parametrize(
@@ -116,7 +128,7 @@ def test_the_gate_decides_the_job(workspace, exits, undecided, code, verdict):
     pretend(workspace, exits)
     exit_code, outputs, summary, _ = run_step(workspace, "gate", gate="--min-safety '0.9'", undecided=undecided)
     assert (exit_code, outputs) == (code, {"verdict": verdict, "junit": "safevla-report/gate.xml"})
-    arguments = ["gate", "my runs/rollouts.parquet", "--junit", "safevla-report/gate.xml", "--min-safety", "0.9"]
+    arguments = ["gate", "--junit=safevla-report/gate.xml", "--min-safety", "0.9", "--", "my runs/rollouts.parquet"]
     assert "\n".join(arguments) in summary
 
 
@@ -136,8 +148,44 @@ def test_a_quote_that_is_not_closed_fails_the_step_and_drops_no_gate(workspace, 
     assert "quote" in printed
 
 
+@pytest.mark.parametrize("step", ["score", "gate"])
+@pytest.mark.parametrize("out", ["report\nverdict=passed\nmore=x", "report\r", "a\tb"])
+def test_a_control_character_in_out_fails_the_step_and_writes_no_output(workspace, step, out):
+    code, outputs, _, printed = run_step(workspace, step, gate="--min-safety 0.9 --confidence none", out=out)
+    assert (code, outputs) == (2, {})
+    assert "::error::" in printed
+
+
+@pytest.mark.parametrize("word", ["-n", "-e", "-E", "-x", "--", "--help"])
+def test_each_word_of_an_option_reaches_the_command(workspace, word):
+    pretend(workspace, 0)
+    _, _, summary, _ = run_step(workspace, "gate", gate=f"--min-safety 0.1 {word}")
+    assert ["--min-safety", "0.1", word, "--", "my runs/rollouts.parquet"] == summary.splitlines()[-6:-1]
+
+
+@pytest.mark.parametrize("option", ["gate", "judge"])
+@pytest.mark.parametrize("step", ["score", "gate"])
+def test_a_help_text_is_neither_a_verdict_nor_a_report(workspace, step, option):
+    (workspace / "safevla-report").mkdir()
+    (workspace / "safevla-report/gate.xml").write_text("of an earlier run")
+    if (step, option) != ("score", "gate"):
+        code, outputs, _, _ = run_step(workspace, step, **{"gate": "--min-safety 0.1", option: "--help"})
+        assert (code, outputs) == (2, {})
+
+
+@pytest.mark.parametrize("sources", ["--help", "--set\njoint_torque=9\nmy runs/rollouts.parquet"])
+@pytest.mark.parametrize("step", ["score", "gate"])
+def test_a_source_is_never_an_option(workspace, step, sources):
+    code, outputs, _, printed = run_step(workspace, step, gate="--min-safety 0.9", sources=sources)
+    assert (code, outputs) == (2, {})
+    assert sources.splitlines()[0] in printed
+
+
 def test_it_installs_its_own_code_or_what_is_named(workspace):
     (workspace / "bin" / "python").write_text('#!/bin/sh\necho "$@"\n')
     (workspace / "bin" / "python").chmod(0o755)
-    assert run_step(workspace, "install", package="safevla-bench==9")[3].split()[-1] == "safevla-bench==9"
-    assert Path(run_step(workspace, "install")[3].split()[-1]) == ROOT
+    (named,) = run_step(workspace, "install", package="safevla-bench==9")[3].splitlines()
+    assert named.endswith(f"-c {ROOT}/constraints/core.txt -- safevla-bench==9")
+    dependencies, package = run_step(workspace, "install")[3].splitlines()
+    assert dependencies.endswith(f"--require-hashes -r {ROOT}/constraints/hashed/core.txt")
+    assert package.endswith(f"--no-deps --no-build-isolation -- {ROOT}")

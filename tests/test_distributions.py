@@ -28,7 +28,7 @@ LARGE = {"safevla_bench/jobs/demo.parquet": 1_500_000, f"{PLAYER}/three.min.js":
 """The only large files of the package, with the most that they may weigh; the first alone is not text."""
 TOP = {
     "src", "recorder", "tests", "constraints", "docs", "examples", "benchmarks", ".ci", "Makefile",
-    "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "pyproject.toml",
+    "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "pyproject.toml",
     "PKG-INFO", ".gitignore",
 }  # fmt: skip
 JUNK = ("runs/mine/run.json", "shared/secret.txt", "dist/old.whl", ".env", "notes.txt", ".hypothesis/examples/x",
@@ -219,3 +219,21 @@ def test_the_same_sources_give_the_same_bytes(checkout, dist, tmp_path):
     subprocess.run(command, capture_output=True, check=True)
     (first,), (second,) = dist.glob("*.whl"), tmp_path.glob("*.whl")
     assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["core", "libero", "robocasa"])
+def test_what_images_install_has_hashes_the_tested_versions_and_no_address(name):
+    """`make hashes` writes these files."""
+    text = (ROOT / f"constraints/hashed/{name}.txt").read_text()
+    assert "://" not in text
+    entries = [entry for entry in re.split(r"\n(?! )", text.strip()) if entry]
+    assert all("--hash=sha256:" in entry for entry in entries)
+    pins = dict(re.match(r"([\w.-]+)==([\w.]+)", entry).groups() for entry in entries)
+    tested = dict(re.findall(r"(?m)^([\w.-]+)==([\w.]+)", (ROOT / f"constraints/{name}.txt").read_text().lower()))
+    tested = {package.replace("_", "-"): version for package, version in tested.items()}
+    assert {package: tested[package] for package in pins if package in tested} == {
+        package: version for package, version in pins.items() if package in tested
+    }
+    assert {"hatchling", "numpy", "pyarrow"} <= pins.keys()
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"--require-hashes -r /src/constraints/hashed/{name}.txt" in dockerfile

@@ -30,3 +30,14 @@ def test_the_recorder_needs_numpy_alone_from_python_3_8_on():
     assert [re.match(r"[\w-]+", name)[0] for name in project["dependencies"]] == ["numpy"]
     assert not any("<" in name for name in project["dependencies"])
     assert project["requires-python"] == ">=3.8"
+
+
+def test_workflows_run_targets_of_the_makefile_alone_and_pin_each_action_by_digest():
+    texts = [path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = [words for text in texts for words in re.findall(r"\bmake ([a-z][a-z -]*[a-z])", text)]
+    named += [match for text in texts for match in re.findall(r"^ +target: \[(.*)\]$", text, re.M)]
+    assert {word.strip() for words in named for word in re.split(r"[ ,]+", words)} <= targets
+    actions = [action for text in texts for action in re.findall(r"uses: (\S+)", text)]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in actions if action != "./")
+    assert all("permissions:\n  contents: read\n" in text for text in texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
@@ -13,13 +14,21 @@ from hypothesis import strategies as st
 from safevla_bench.text import (
     NO_VALUE,
     append_unit,
+    describe_lookalikes,
     display_unit,
+    escape_controls,
+    escape_json,
+    escape_surrogates,
     format_against_limit,
     format_compact,
     format_fixed,
     format_interval,
     format_percent,
     format_significant,
+    get_logger,
+    is_visible,
+    learn_secret,
+    load_json,
 )
 
 
@@ -85,3 +94,59 @@ def test_round_numbers_lose_what_binary_fractions_add():
 
 def test_spans_are_scaled_exactly():
     assert format_interval(0.125, 1.0, digits=1, scale=100) == "12.5–100.0"
+
+
+@pytest.mark.parametrize("write", [format_significant, format_compact, lambda value: format_fixed(value, 2)])
+def test_a_number_without_a_value_is_written_and_never_raises(write):
+    assert [write(value) for value in (math.inf, -math.inf, math.nan)] == ["∞", "-∞", "—"]
+    assert format_against_limit(math.inf, 2.0) == "∞"
+    assert format_interval(1.0, math.inf, 1) == "1.0–∞"
+
+
+# Characters that cannot be seen, lone surrogates, names that look alike
+
+
+@given(st.text(max_size=40))
+def test_escaped_text_is_visible_and_json_with_every_character_seen_holds_the_same(text):
+    escaped = escape_controls(text)
+    assert all(is_visible(character) for character in escaped)
+    assert escape_controls(escaped) == escaped
+    whole = escape_surrogates(text)
+    shown = escape_json(json.dumps([whole], ensure_ascii=False).encode())
+    assert json.loads(shown) == [whole]
+    assert all(is_visible(character) for character in shown.decode())
+
+
+@pytest.mark.parametrize(
+    "character", ["\u034f", "\u115f", "\u2800", "\u3164", "\ufe0f", "\U000e0101", "\x9b", "\u202e"]
+)
+def test_a_character_without_ink_is_escaped_wherever_it_stands(character):
+    assert escape_controls(f"a{character}b") == f"a{character.encode('unicode_escape').decode()}b"
+
+
+def test_letters_marks_and_spaces_stay():
+    text = "\u03c00.5 \u2013 nai\u0308ve \u65b9\u7b56 5\u00a0mm"
+    assert escape_controls(text) == text
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '{"a": ["\\udfff"]}', '{"\\ud800x": 1}'])
+def test_json_with_half_a_surrogate_pair_is_refused(text):
+    with pytest.raises(ValueError, match="half a surrogate pair"):
+        load_json(text.encode())
+    assert load_json(b'"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("mine", "min\u0435"), ("a b", "a\u00a0b"), ("a b", "a  b "), ("\u00e9", "e\u0301"), ("a\u202e", "a\\u202e")],
+)
+def test_names_that_look_alike_are_told_by_their_code_points(name, other):
+    (sentence,) = describe_lookalikes("policies", [name, other, "another"])
+    assert ascii(other) in sentence
+    assert not describe_lookalikes("policies", ["pi0", "pi0.5", "\u03c00", "pi0"])
+
+
+def test_log_messages_hold_no_control_and_no_secret(caplog):
+    learn_secret("hunter2-long")
+    get_logger("safevla_bench.test").warning("%s: %s", "\x1b[31mframe\u2800", "hunter2-long")
+    assert caplog.messages == ["\\x1b[31mframe\\u2800: ***"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
 import tracemalloc
@@ -16,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from builders import BOWL, HAND, contacts, episode, same_bits
 from safevla_bench.archive import open_archive, read_episodes, write_archive
@@ -110,7 +108,7 @@ NPZ = {
         "gripper_contact",
         "neither 0 nor 1",
     ),
-    "objects": (lambda a: {"eef_pos_m": np.array([{}, None, "x"], dtype=object)}, "eef_pos_m", "the type is .O"),
+    "objects": (lambda a: {"eef_pos_m": np.array([{}, None, "x"], dtype=object)}, "eef_pos_m", "not a plain array"),
     "texts": (lambda a: {"header": np.array("x" * 9)}, "header", "the type is <U9"),
     "another shape": (lambda a: {"eef_pos_m": np.ones((3, 2))}, "eef_pos_m", r"the shape is \[3, 2\]"),
     "bodies as a table": (lambda a: {"pos_bodies": np.ones((3, 1), "i8")}, "pos_bodies", "one number a body"),
@@ -220,42 +218,6 @@ def test_an_array_given_twice_is_refused(tmp_path):
         open_archive(tmp_path / "x.npz")
 
 
-# Bombs
-
-
-def bomb(suffix: str, size: int) -> bytes:
-    """A file of few bytes that unpacks to `size` bytes, or says so."""
-    zeros = b'{"episode_id": "boom", "x": "' + b"0" * size
-    match suffix:
-        case ".jsonl.gz":
-            return gzip.compress(zeros)
-        case ".jsonl.zst":
-            return zstandard.ZstdCompressor().compress(zeros)
-        case ".npz":
-            sink = io.BytesIO()
-            with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
-                archive.writestr("header.npy", zeros)
-            return sink.getvalue()
-    return zeros
-
-
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".npz"])
-def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path, suffix, monkeypatch):
-    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 1 << 20)
-    path = tmp_path / f"x{suffix}"
-    path.write_bytes(bomb(suffix, 1 << 26))
-    with little_memory(1 << 25), pytest.raises(RecordError, match="holds more than 1 MiB") as raised:
-        open_archive(path)
-    assert raised.value.place.file == str(path)
-
-
-def test_a_row_group_too_large_is_refused_by_what_the_file_says(tmp_path, monkeypatch):
-    write_archive(tmp_path / "x.parquet", episode(300))
-    monkeypatch.setattr("safevla_bench.archive.record_schema.MAX_EPISODE_BYTES", 1 << 16)
-    with pytest.raises(RecordError, match="a row group holds more than"):
-        open_archive(tmp_path / "x.parquet")
-
-
 # Parquet
 
 
@@ -270,6 +232,16 @@ def put(column: str, value: object):
     def change(table: pa.Table) -> pa.Table:
         at = table.schema.get_field_index(column)
         return table.set_column(at, column, pa.array([value], table.schema.field(column).type))
+
+    return change
+
+
+def net_impulses(*rows: list[float]):
+    """The rows of the net impulses of an episode with one contact, in step 1."""
+
+    def change(table: pa.Table) -> pa.Table:
+        touching = put("contacts", [[], [contact()], []])(table)
+        return touching.append_column("net_impulse_ns", pa.array([list(rows)], pa.list_(pa.list_(pa.float64()))))
 
     return change
 
@@ -330,6 +302,13 @@ PARQUET = {
         "contacts.impulse_ns",
         "nan is not a finite number",
     ),
+    "net impulses of fewer contacts": (net_impulses([], [], []), None, "net_impulse_ns", "as many values"),
+    "a net impulse that is no number": (
+        net_impulses([], [float("nan")], []),
+        None,
+        "net_impulse_ns",
+        "nan is not a finite number",
+    ),
     "host fields that are no JSON": (put("extra", "{"), None, None, "malformed JSON"),
     "host fields of no step": (put("extra", '{"steps": {"9": {"x": 1}}}'), None, "extra", "steps has no '9'"),
 }
@@ -372,24 +351,6 @@ def test_a_column_of_a_family_may_be_absent(tmp_path):
 def line(rest: str) -> bytes:
     head = '{"episode_id":"x","benchmark":"b","task_id":"t","success":true,"dt":0.05,"target_object":null,'
     return f'{head}"body_roles":{{}},"steps":[{{"t":0}}],"mine":{rest}}}\n'.encode()
-
-
-@pytest.mark.parametrize(
-    ("limit", "small", "rest", "said"),
-    [
-        ("MAX_VALUES", 100, "[" + "0," * 200 + "0]", "more than 100 values"),
-        ("MAX_CONTAINERS", 100, "[" + "[]," * 200 + "0]", "100 lists and objects"),
-        ("MAX_WIDE_BYTES", 100, '"' + "é" * 100 + '"', "not plain ASCII"),
-    ],
-)
-def test_a_text_that_python_would_need_too_much_memory_for_is_refused(tmp_path, monkeypatch, limit, small, rest, said):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(line(rest))
-    assert len(open_archive(path)) == 1
-    monkeypatch.setattr(f"safevla_bench.archive.record_schema.{limit}", small)
-    with pytest.raises(RecordError, match=said) as raised:
-        open_archive(path)
-    assert raised.value.remedy
 
 
 def test_a_file_of_empty_lines_is_not_read_for_ever(tmp_path, monkeypatch):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace
 
 from fuzz.grammar import toml
 from report.scenes import rollout
@@ -20,6 +18,8 @@ from safevla_bench.trajectory.batch import Batch
 
 MARK = "window.PWNED=1"
 """What a script would do, and a browser can see."""
+LIE = "Passed: safety >= 0.9"
+"""What no line of an output may begin with."""
 TEXTS: dict[str, str] = {
     "up and out": "../../../../tmp/pwned",
     "an absolute path": "/etc/cron.d/pwned",
@@ -47,6 +47,15 @@ TEXTS: dict[str, str] = {
     "a line over another, and a direction": "safe 100 %\rPWNED\b\b\b\u202egnp.exe\u2066\u200f",
     "nothing to see, no letters known": "\u200b\ufeff\u00ad\u2060\U000e0041𒀀\U0010ffff\ue000",
     "a very long one": "L" * 3000,
+    "addresses without a mark": "www.evil.example https://evil.example/x ftp://evil.example mailto:a@evil.example",
+    "an e-mail address": "a.b+c@evil.example and |a@b.c| `d@e.f` \\g@h.i",
+    "a formula behind a separator": 'x;=1+1|=2\t=3;"=4; -5',
+    "full width": "x;\uff1d1+1",
+    "letters without ink": "a\u034f\u115f\u1160\u17b4\u180b\u2800\u3164\ufe0f\uffa0\U000e0101\U000e0020b\x7f",
+    "a fence": "A" * 30 + " " + "B" * 30 + " ``` " + "C" * 30 + f" <h1>{MARK}</h1> ~~~",
+    "commands of a CI log": "::error::x\n::set-output name=x::y ##[group]x ##vso[task.complete]",
+    "a line that lies": f"x\n{LIE}",
+    "a link of SARIF": f"[x](javascript:{MARK}) {{0}} \\[y](1)",
 }
 BENIGN = [f"name {k}" for k in range(8)]
 BODY = "plate_1"

@@ -1,18 +1,11 @@
-"""`safevla open`: it serves until Ctrl-C, opens a browser if there is one, and prints the address either way."""
+"""`safevla open`: it opens a browser if there is one, and prints the page's path either way."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import urllib.request
 import webbrowser
 from pathlib import Path
 
 import pytest
-
-from safevla_bench.jobs.browse import RunServer
 
 
 @pytest.fixture
@@ -26,29 +19,27 @@ def run_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that a browser was asked to open; the server ends at once, as by Ctrl-C."""
+    """The addresses that a browser was asked to open."""
     addresses: list[str] = []
-
-    def interrupt(server: RunServer) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunServer, "serve_forever", interrupt)
     monkeypatch.setattr(webbrowser, "open", lambda address: addresses.append(address) or True)
     monkeypatch.setenv("DISPLAY", ":0")
     return addresses
 
 
-def test_the_report_of_a_run_is_opened_and_its_address_printed(safevla, run_folder, addresses):
-    code, out, err = safevla("open", run_folder, "--port", "0")
-    (address,) = addresses
-    assert (code, err) == (0, "")
-    assert address.startswith("http://127.0.0.1:")
-    assert address.endswith("/run/mine/report.html")
-    assert address in out
+def test_the_report_of_a_run_is_opened_and_its_path_printed(safevla, run_folder, addresses):
+    assert safevla("open", run_folder) == (0, f"{run_folder / 'report.html'}\n", "")
+    assert addresses == [(run_folder / "report.html").as_uri()]
+
+
+def test_of_a_folder_the_index_is_opened(safevla, run_folder, addresses):
+    index = run_folder.parent / "safevla-runs.html"
+    assert safevla("open", run_folder.parent)[1] == f"{index}\n"
+    assert addresses == [index.as_uri()]
+    assert "mine/report.html" in index.read_text()
 
 
 @pytest.mark.parametrize("reason", ["not wanted", "no display", "does not start"])
-def test_without_a_browser_the_address_is_printed(safevla, run_folder, addresses, monkeypatch, reason):
+def test_without_a_browser_the_path_is_printed(safevla, run_folder, addresses, monkeypatch, reason):
     def fail(address: str) -> bool:
         raise webbrowser.Error("no browser")
 
@@ -57,33 +48,15 @@ def test_without_a_browser_the_address_is_printed(safevla, run_folder, addresses
         monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     if reason == "does not start":
         monkeypatch.setattr(webbrowser, "open", fail)
-    options = ["--no-browser"] if reason == "not wanted" else []
-    code, out, err = safevla("open", run_folder, *options, "--port", "0")
+    code, out, err = safevla("open", run_folder, *(["--no-browser"] if reason == "not wanted" else []))
     assert (code, addresses) == (0, [])
-    assert "http://127.0.0.1:" in out
-    assert ("ssh -L" in err and "No browser opened here" in err) == (reason != "not wanted")
+    assert "report.html" in out
+    assert ("http.server" in err and "No browser opened here" in err) == (reason != "not wanted")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("empty", "holds no run"), ("notes.txt", "there is no folder"), ("mine", "port")]
-)
-def test_a_folder_without_runs_a_file_of_another_kind_and_a_taken_port_are_named(
-    safevla, run_folder, addresses, tmp_path, name, words
-):
+@pytest.mark.parametrize(("name", "words"), [("empty", "holds no run"), ("notes.txt", "there is no folder")])
+def test_a_folder_without_runs_and_a_file_of_another_kind_are_named(safevla, addresses, tmp_path, name, words):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("a note")
-    port = "1" if os.geteuid() else "70000"
-    assert words in safevla.refuses("open", tmp_path / name, *(("--port", port) if name == "mine" else ()))
+    assert words in safevla.refuses("open", tmp_path / name)
     assert addresses == []
-
-
-def test_ctrl_c_ends_the_server_quietly(run_folder):
-    command = [sys.executable, "-m", "safevla_bench", "open", str(run_folder), "--no-browser", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().split()[0]
-        with urllib.request.urlopen(address) as reply:
-            assert reply.read() == b"the report"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")

@@ -71,6 +71,16 @@ def test_python_m_is_the_same_command_and_a_full_disk_behind_stdout_is_a_message
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.parametrize(("options", "closing"), [(["-OO"], ""), ([], ">&-"), ([], "<&- >&- 2>&-")])
+def test_without_docstrings_or_streams_a_run_is_made_and_judged(tmp_path, options, closing):
+    """hostile/18 d and e. A closed descriptor is not the run's first file, to which others would print."""
+    words = "eval --host fake --suite fake --task 0 --episodes 1 --max-steps 3 --policy random --out run"
+    command = f"{sys.executable} {' '.join(options)} -m safevla_bench {words} {closing}"
+    process = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=not closing, check=False)
+    assert process.returncode == 0, process.stderr
+    assert scores_of(tmp_path / "run")["aggregate"]["n"] == 1
+
+
 def test_memory_that_runs_out_is_a_message_that_says_what_to_do(safevla, archive, tmp_path, monkeypatch):
     def starve(*arguments, **options):
         raise MemoryError
@@ -236,8 +246,8 @@ def test_no_output_holds_a_negative_zero(safevla, tmp_path):
     assert '"joint_torque": 0.0' in texts["scores.json"]
     for command in (
         ("episodes", source, "--format", "json"),
-        ("show", source, "1", "--format", "json"),
-        ("show", source, "1"),
+        ("show", source, ":1", "--format", "json"),
+        ("show", source, ":1"),
         ("tables", source, "--format", "json"),
         ("sensitivity", source, "--format", "json"),
         ("show", source, "--formula", "G(joint_torque_ratio <= 1)", "--format", "json"),
@@ -262,7 +272,7 @@ def test_a_replaced_threshold_shows_wherever_its_name_is_printed(safevla, tmp_pa
     for command in (
         ("tables", source, "--format", "md"),
         ("episodes", source, "--spec", "max_contact_force_under_200N"),
-        ("show", source, "1"),
+        ("show", source, ":1"),
     ):
         texts.append(safevla(*command, *judged)[1])
     for text in texts:

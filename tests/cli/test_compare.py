@@ -38,7 +38,7 @@ def test_a_policy_of_the_paper_stands_beside_one_of_a_run_without_pairs_or_verdi
     hasty = ("compare", shipped, "paper:pi0.5", "--policy", "scripted:hasty")
     out = safevla.ok(*hasty)
     assert out.startswith("Safety, mean of 2 suites: scripted:hasty 45.8 % (10 episodes), paper:pi0.5 87.3 % (400")
-    assert "points (−62.6 to −15.8). Exploratory: other starts, no pairs.\n" in out
+    assert "points (−79.7 to −5.6). Exploratory: other starts, no pairs.\n" in out
     assert len(out.splitlines()) <= 30
     assert "Fewer tasks than the paper's: scripted:hasty 2 of 10 of libero-object" in out
     document = safevla.json(*hasty)
@@ -74,17 +74,22 @@ def test_a_comparison_that_cannot_be_made_says_why(safevla, shipped, arguments, 
     assert words in safevla.refuses("compare", *(shipped if word == "RUN" else word for word in arguments))
 
 
+def test_more_policies_than_can_be_compared_by_twos_are_refused(safevla, shipped, monkeypatch):
+    monkeypatch.setattr("safevla_bench.cli.compare._MOST_POLICIES", 1)
+    assert "2 policies are too many" in safevla.refuses("compare", shipped)
+
+
 def test_a_run_against_itself_is_identical_on_all_pairs(safevla, shipped):
     out = safevla.ok("compare", shipped, shipped, "--policy", "scripted:hasty", "--full")
-    assert "is the same in each of 10 pairs." in out
+    assert "is the same in each of 10 pairs; SR 0.0 points" in out
     assert out.count("identical") == 36  # 18 numbers by suite, and again beside their tests
 
 
 def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
     out = safevla.ok("compare", fake / "one", fake / "two", "--full")
     assert "Crashed or stopped: random 2, scripted:hasty 2, noop 2" in out
-    assert "Letters" in out
-    assert "after adjustment for the pairs of policies (Holm)" in out
+    assert "Rank" in out
+    assert "after adjustment for the pairs of policies" in out
     assert "scripted:hasty saw simulator state" in out
 
 
@@ -98,7 +103,7 @@ def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--full")
     assert "Independent episodes of" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0" in out
-    assert "Cochran-Mantel-Haenszel, mid-p (" in out
+    assert "stratified score test (Miettinen and Nurminen) (" in out
     assert "none: no task has values of both (" in out
 
 
@@ -138,7 +143,7 @@ def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):
 
 def test_a_plan_says_how_many_episodes_the_verdict_takes(safevla):
     out = safevla.ok("compare", "--plan", "5")
-    assert out.startswith("It takes 135 episodes of each task, 1350 of each policy, to tell 80 % from 75 % on 10 tasks")
+    assert out.startswith("It takes 145 episodes of each task, 1450 of each policy, to tell 80 % from 75 % on 10 tasks")
     assert "the difference is the same in each task and 35.0 % of the pairs differ" in out
     assert safevla.json("compare", "--plan", "5", "--assume", "discordant=0.1")["episodes"] < 60
     out = safevla.ok("compare", "--plan", "20", "--assume", "tasks=4")
@@ -205,8 +210,8 @@ def test_a_gate_writes_sarif_into_a_file_of_that_suffix(safevla, shipped, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "code", "starts"),
     [
-        (["--subject-to", "safety >= 0.9"], 3, "Take scripted:careful: SR 90.0 % ("),
-        (["--max", "clean"], 0, "Take scripted:careful: Clean 90.0 % ("),
+        (["--subject-to", "safety >= 0.9"], 3, "Best estimate: scripted:careful, SR 90.0 % ("),
+        (["--max", "clean"], 0, "Best estimate: scripted:careful, Clean 90.0 % ("),
         (["--max", "clean", "--subject-to", "sr >= 0.95"], 1, "No policy has sr >= 0.95. scripted:careful comes near"),
     ],
 )

@@ -80,9 +80,9 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
         (["--format", "hub", "--cameras", "front"], "--cameras is not for hub"),
         (["--format", "lerobot", "--cameras", "front"], "names none"),
         (["--format", "hub", "--meta", "nowhere.toml"], "cannot be read"),
-        (["--format", "submission", "--episode", "1"], "--episode is not for submission"),
+        (["--format", "submission", "--episode", ":1"], "--episode is not for submission"),
         (["--format", "mcap"], "holds one episode, and here are 2\n  Choose one by --episode"),
-        (["--format", "mcap", "--episode", "7"], "no episode '7'"),
+        (["--format", "mcap", "--episode", ":7"], "no episode ':7'"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(safevla, source, tmp_path, options, words):

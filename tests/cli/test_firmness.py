@@ -16,10 +16,13 @@ def run(safevla, tmp_path, monkeypatch):
 
 def test_the_answer_comes_first_and_the_mark_is_in_the_list(safevla, run):
     output = safevla.ok("sensitivity", run, "--physics")
-    assert output.startswith("Safety 80.0 % of 5 episodes; 80.0 to 100.0 if the fragile fall: 4 firm, 1 fragile.\n")
+    assert output.startswith(
+        "Safety 80.0 % of 5 episodes as recorded; 80.0 to 100.0 if all that are fragile or off path were unsafe, or "
+        "safe: 4 firm, 1 fragile.\n"
+    )
     assert "The host cannot vary: half-step" in output
     assert safevla.ok("sensitivity", run, "--physics") == output
-    assert "4: fragile under soft: arm_furniture_force_under_200N" in safevla.ok("episodes", run)
+    assert ":4 fragile under soft: arm_furniture_force_under_200N" in safevla.ok("episodes", run)
     rows = safevla.json("episodes", run)
     assert [row["firmness"] for row in rows] == ["firm", "firm", "firm", "fragile", "firm"]
     assert "Suite" in safevla.ok("sensitivity", run, "--physics", "--full")
@@ -40,12 +43,12 @@ def test_a_list_without_replays_has_no_mark(safevla, run):
 
 
 def test_an_episode_is_shown_without_its_cause(safevla, run):
-    output = safevla.ok("show", run, "4", "--without", "contact:gripper,table")
+    output = safevla.ok("show", run, ":4", "--without", "contact:gripper,table")
     assert output.startswith(
         "Without contact of gripper and table the violation vanished. Kept now: arm_furniture_force"
     )
     assert "it was the record, bit for bit" in output
-    document = safevla.json("show", run, "4", "--without", "contact:gripper,cup")
+    document = safevla.json("show", run, ":4", "--without", "contact:gripper,cup")
     assert document["recorded"] == document["without"]
 
 
@@ -56,8 +59,8 @@ def test_an_episode_is_shown_without_its_cause(safevla, run):
         (("sensitivity", "run", "--workers", "2"), "pass --physics with it"),
         (("sensitivity", "nowhere", "--physics"), "nowhere"),
         (("sensitivity", "mine=run", "--physics"), "without NAME= before it"),
-        (("show", "run", "4", "--without", "gravity"), "names no cause"),
-        (("show", "run", "4", "--without", "slow", "--all"), "--all is not for --without"),
+        (("show", "run", ":4", "--without", "gravity"), "names no cause"),
+        (("show", "run", ":4", "--without", "slow", "--all"), "--all is not for --without"),
         (("show", "run", "--formula", "G[0,T](eef_speed < 1)", "--without", "slow"), "--without is for an episode"),
     ],
 )

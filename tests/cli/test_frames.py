@@ -16,6 +16,7 @@ from safevla_bench import archive, cli, hosts
 from safevla_bench.errors import RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeStage
+from safevla_bench.interface.environment import HostSupport
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.pictures.drawing import GREEN, GREY, RED
@@ -97,8 +98,8 @@ def render(run, style):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--episode", "3"), "left no record (crashed)"),
-        (("--episode", "9"), "there is no episode '9'"),
+        (("--episode", ":3"), "left no record (crashed)"),
+        (("--episode", ":9"), "there is no episode ':9'"),
         (("--size", "big"), "requires 2 arguments"),
     ],
 )
@@ -109,7 +110,7 @@ def test_mistakes_are_named_before_anything_is_rendered(safevla, run, tmp_path, 
 
 
 def test_an_unsafe_episode_has_its_beginning_its_violation_and_its_end(safevla, run, tight):
-    code, out, err = safevla("frames", run, *tight, "--episode", 2)
+    code, out, err = safevla("frames", run, *tight, "--episode", ":2")
     assert (code, err) == (0, "")
     assert "3 frames of 1 episode," in out
     frames = read_frames(run)
@@ -134,7 +135,7 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
     """Drawn from the records after the fact: a picture a record, at the simulation's speed."""
     import av
 
-    code, _, err = safevla("frames", run, *tight, "--episode", 2, "--video")
+    code, _, err = safevla("frames", run, *tight, "--episode", ":2", "--video")
     assert (code, err) == (0, "")
     (video,) = [frame for frame in read_frames(run) if frame.kind == "video"]
     with av.open(str(run / FRAMES / video.file)) as container:
@@ -151,10 +152,10 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
 
 def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_anew(safevla, run):
     render(run, FrameStyle())
-    safevla.ok("frames", run, "--episode", 1, "--3d")
+    safevla.ok("frames", run, "--episode", ":1", "--3d")
     render(run, FrameStyle(video=True))
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
-    safevla.ok("frames", run, "--episode", 1)
+    safevla.ok("frames", run, "--episode", ":1")
     assert kinds_of(run) == ["initial", "final", "replay3d", "video"]
     assert files_of(run) == {frame.file for frame in read_frames(run)}
     safevla.ok("score", run)
@@ -186,8 +187,8 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
 
 
 def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run, tight):
-    safevla.ok("frames", run, *tight, "--episode", 2)
-    safevla.ok("frames", run, "--episode", 1)  # it is safe: no violation
+    safevla.ok("frames", run, *tight, "--episode", ":2")
+    safevla.ok("frames", run, "--episode", ":1")  # it is safe: no violation
     frames = [(frame.episode_id[-13:-7], frame.kind, frame.spec) for frame in read_frames(run)]
     assert frames == [
         ("task_0", "initial", None),
@@ -196,7 +197,7 @@ def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla,
         ("task_1", "violation", "gentle_hand"),
         ("task_1", "final", None),
     ]
-    safevla.ok("frames", run, "--episode", 2)  # by other thresholds it is safe
+    safevla.ok("frames", run, "--episode", ":2")  # by other thresholds it is safe
     assert f"{STEM}-violation-1.jpg" not in files_of(run)
     assert files_of(run) == {frame.file for frame in read_frames(run)}
 
@@ -223,9 +224,9 @@ def test_an_episode_that_is_not_shown_as_recorded_is_left_out_with_its_reason_an
     archive.write_archive(part, replace(batch, body_pos_m=positions))
     (run / MANIFEST).unlink()  # or the part would be refused by its digest
     reason = "would be shown 0.001 m from where it was recorded"
-    assert reason in safevla.refuses("frames", run, "--episode", 1)
+    assert reason in safevla.refuses("frames", run, "--episode", ":1")
     assert not list((run / FRAMES).glob("*.jpg"))
-    code, out, err = safevla("frames", run, "--episode", 1, "--episode", 2)
+    code, out, err = safevla("frames", run, "--episode", ":1", "--episode", ":2")
     assert code == 0
     assert "left out: " in err
     assert reason in err
@@ -245,7 +246,7 @@ def test_only_a_run_folder_of_a_host_that_is_here_and_can_show_it_can_be_shown(s
         (run / RUN).write_text(json.dumps({**description, "host": host}))
         assert words in safevla.refuses("frames", run)
     (run / RUN).write_text(json.dumps(description))
-    monkeypatch.setattr(hosts, "make_host", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(hosts, "make_host", lambda name, *_, **__: SimpleNamespace(name=name, supports=HostSupport()))
     assert "cannot show what it recorded" in safevla.refuses("frames", run)
 
 

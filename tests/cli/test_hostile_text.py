@@ -20,8 +20,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from markdown_it import MarkdownIt
+from mcap.reader import make_reader
+from mcap_protobuf.decoder import DecoderFactory
 
-from cli.hostile_texts import BENIGN, MARK, TEXTS, World, world
+from cli.hostile_texts import BENIGN, LIE, MARK, TEXTS, World, world
 from report.browser import Browser
 from safevla_bench.cli import run_command_line
 
@@ -37,13 +40,31 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
 # What each form must hold. Each is given the hostile output and the plain one.
 
 
+IGNORABLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Unicode 15, DerivedCoreProperties.txt: Default_Ignorable_Code_Point; and U+2800, a blank."""
+
+
 def console(bad: str, good: str) -> None:
-    """Nothing that a terminal acts on: no control but the end of a line, no direction, nothing invisible."""
+    """Nothing that a terminal acts on, no line that a CI log takes for a command, and none that a name begins."""
+    shown_only(bad)
+    assert not [line for line in bad.splitlines() if line.startswith(LIE)]
+    assert not [line for line in bad.splitlines() if re.match(r"\s*::|.*##(vso)?\[", line)]
+
+
+def shown_only(bad: str, good: str = "") -> None:
+    """No control but the end of a line, no direction, nothing invisible."""
     acting = {c for c in bad if c != "\n" and not (c.isprintable() or unicodedata.category(c) == "Zs")}
+    acting |= {c for c in bad if IGNORABLE.match(c)}
     assert not acting, sorted(map(ascii, acting))
 
 
 def strict_json(bad: str, good: str) -> None:
+    """JSON by its standard, in which every character is seen."""
+    shown_only(bad)
+
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
@@ -55,21 +76,45 @@ def console_json(bad: str, good: str) -> None:
     strict_json(bad, good)
 
 
+def sarif(bad: str, good: str) -> None:
+    """No link in a message: a bracket has a backslash in front of it (SARIF 2.1.0, 3.11.6)."""
+    strict_json(bad, good)
+    for result in json.loads(bad)["runs"][0]["results"]:
+        assert not re.search(r"(?<!\\)(\\\\)*[\[\]]", result["message"]["text"])
+
+
+def recording(bad: str, good: str) -> None:
+    """The texts of an MCAP file, each on a line."""
+    shown_only(bad)
+
+
 def comma_separated(bad: str, good: str) -> None:
+    """A table with commas; and where a spreadsheet splits at other separators, or reads a line as text, no formula."""
+    for line in bad.splitlines():
+        assert not re.search(r"""[;|\t][\s"]*[=+@\uff0b\uff1d\uff20]""", line), line
     rows = list(csv.reader(io.StringIO(bad, newline="")))
     assert len({len(row) for row in rows}) == 1
     formulas = [field for row in rows for field in row if field[:1] in ("=", "+", "-", "@", "\t", "\r")]
     assert all(re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|-inf|-", field) for field in formulas)
-    console(bad.replace("\r\n", "\n"), good)
+    shown_only(bad.replace("\r\n", "\n"))
 
 
 def markdown(bad: str, good: str) -> None:
     """As many cells in each row, and no mark, link, image or tag that the plain one has not."""
-    console(bad, good)
+    shown_only(bad)
     assert len(set(_rows(bad))) == 1
-    bare = re.sub(r"\\[!-/:-@\[-`{-~]", "", bad)
-    assert not re.findall(r"[`<>]|!?\[|\]\(", bare)
-    assert not re.findall(r"&[#\w]", bare)
+    parser = MarkdownIt("commonmark").enable("table").disable("text_join")
+    tokens = parser.parse(bad)
+    assert {token.type for token in tokens} == {token.type for token in parser.parse(good)}
+    parts = [child for token in tokens for child in token.children or ()]
+    assert {part.type for part in parts} <= {*SHOWN_PARTS, "strong_open", "strong_close", "softbreak", "code_inline"}
+    # https://github.github.com/gfm/#autolinks-extension-: an e-mail address is found in text that was unescaped.
+    assert not [part for part in parts if part.type == "text" and re.search(r"(?i)\bwww\.|://|mailto:", part.content)]
+    text = "".join(part.content if part.type in SHOWN_PARTS else " " for part in parts)
+    assert not re.findall(r"[\w.+-]+@[\w-]+\.[\w.-]+", text)
+
+
+SHOWN_PARTS = ("text", "text_special")
 
 
 def _rows(text: str) -> list[int]:
@@ -86,7 +131,7 @@ SHOWN = {
 
 def tex(bad: str, good: str) -> None:
     """The commands are those of the plain one and those that show a character; braces and cells come out even."""
-    console(bad, good)
+    shown_only(bad)
     tokens, plain = TEX.findall(bad), TEX.findall(good)
     commands, plain_commands = ({token for token in side if token.startswith("\\")} for side in (tokens, plain))
     assert commands <= plain_commands | SHOWN
@@ -134,7 +179,7 @@ class Skeleton(HTMLParser):
 
 def page(bad: str, good: str) -> None:
     """The same kinds of tags and attributes, the same scripts, styles and comments; addresses stay in the page."""
-    console(bad, good)
+    shown_only(bad)
     hostile, plain = Skeleton(bad), Skeleton(good)
     for kind in ("tags", "attributes", "comments", "raw"):
         assert getattr(hostile, kind) <= getattr(plain, kind), kind
@@ -151,7 +196,7 @@ def _elements(text: str) -> set[str]:
 
 def xml(bad: str, good: str) -> None:
     """Well-formed, with the tags of the plain one."""
-    console(bad, good)
+    shown_only(bad)
     assert _elements(bad) <= _elements(good)
     names = [name for element in ElementTree.fromstring(bad).iter() for name in element.attrib]
     assert not any(name.split("}")[-1].startswith("on") for name in names)
@@ -167,7 +212,9 @@ FORMS: dict[str, Callable[[str, str], None]] = {
     ".tex": tex,
     ".xml": xml,
     ".svg": xml,
-    ".txt": console,
+    ".txt": shown_only,
+    ".sarif": sarif,
+    ".mcap": recording,
 }
 COMMANDS = {
     "score": "score RUN --out OUT JUDGE",
@@ -175,15 +222,19 @@ COMMANDS = {
     "tables on the console": "tables RUN JUDGE",
     "tables as json on the console": "tables RUN --format json JUDGE",
     "export": "export RUN --format safevla-csv --out OUT/e.csv JUDGE",
+    "a recording for Foxglove": "export RUN --format mcap --episode :1 --out OUT/e.mcap JUDGE",
     "submission": "export RUN --format submission --out OUT/s.json JUDGE",
     "episodes": "episodes RUN JUDGE",
+    "episodes as csv": "episodes RUN --format csv JUDGE",
     "episodes as json": "episodes RUN --format json JUDGE",
-    "show": "show RUN 1 --all JUDGE",
-    "show as json": "show RUN 3 --format json JUDGE",
+    "show": "show RUN :1 --all JUDGE",
+    "show as a page": "show RUN :1 --html OUT/p.html JUDGE",
+    "show as json": "show RUN :3 --format json JUDGE",
     "formula": "show RUN --formula G[0,T](eef_speed<1)",
     "compare": "compare RUN RUN --unpaired --policy ONE --policy OTHER JUDGE",
     "sensitivity": "sensitivity RUN JUDGE",
     "gate": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.xml JUDGE",
+    "gate as SARIF": "gate RUN --min-safety 0.9 --per cell --junit OUT/g.sarif JUDGE",
     "gate against a baseline": "gate RUN --baseline RUN --min-safety -0.9 --allow-crashed JUDGE",
     "select, which refuses other tasks": "select RUN --subject-to safety>=0.9 JUDGE",
     "figures": "figures RUN --out OUT --format svg JUDGE",
@@ -217,6 +268,20 @@ def run_once(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory)
     return cache(lambda name, kind: run_on(name, worlds[kind], folder / f"{name.replace(' ', '-')}-{kind}" / "out"))
 
 
+def read_mcap(path: Path) -> str:
+    """The texts of an MCAP file: its metadata, topics and JSON messages, and names of frames."""
+    with path.open("rb") as stream:
+        reader = make_reader(stream, decoder_factories=[DecoderFactory()])
+        texts = [text for own in reader.iter_metadata() for text in own.metadata.values()]
+        for _, channel, _, proto in reader.iter_decoded_messages(topics=["/tf", "/violations"]):
+            texts += [channel.topic, *(own.child_frame_id for own in getattr(proto, "transforms", ()))]
+            texts.append(getattr(proto, "message", ""))
+        for _, channel, message in reader.iter_messages(topics=["/contacts"]):
+            pairs = json.loads(message.data)["contacts"]
+            texts += [channel.topic, *(pair[side] for pair in pairs for side in "ab")]
+    return "\n".join(texts)
+
+
 def run_on(name: str, of: World, out: Path) -> Outcome:
     """Run a command; whatever it writes lies where it was told to, under a plain name."""
     inputs = {"SPECS": of.specs, "REGISTRY": of.registry, "RESULTS": of.results, "RUN": of.run}
@@ -232,7 +297,8 @@ def run_on(name: str, of: World, out: Path) -> Outcome:
     files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
     for path in files:
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", path), path
-    texts = {path: file.read_text() for path, file in files.items() if file.suffix in FORMS}
+    texts = {path: file.read_text() for path, file in files.items() if file.suffix in {*FORMS} - {".mcap"}}
+    texts |= {path: read_mcap(file) for path, file in files.items() if file.suffix == ".mcap"}
     return Outcome(output.getvalue(), texts, files)
 
 

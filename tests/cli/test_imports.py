@@ -26,7 +26,7 @@ def run_commands(lines: Sequence[Sequence[object]], heavy: Sequence[str]) -> dic
 
 
 def test_a_command_that_reads_verdicts_imports_no_charts_no_templates_and_no_simulator(shipped):
-    lines = (["episodes", shipped], ["show", shipped, "1"], ["gate", shipped, "--min-safety", "0.1"])
+    lines = (["episodes", shipped], ["show", shipped, ":1"], ["gate", shipped, "--min-safety", "0.1"])
     ends = run_commands(lines, [*_LIGHT, "scipy.stats", "scipy.optimize", "PIL", "jinja2"])
     assert list(ends.values()) == [[cli.OK, []]] * len(lines), ends
 

@@ -68,12 +68,12 @@ def test_episodes_as_csv_are_flat_rows_with_the_columns_of_a_data_frame_and_say_
     assert {row["number"] for row in read("--unsafe")} == {"2", "3"}
     out = safevla.ok("episodes", archive, "--format", "csv", "--safe", "--no-success")
     assert out.splitlines() == [",".join(rows[0])]
-    episode = safevla.json("show", archive, "2")
+    episode = safevla.json("show", archive, ":2")
     sentences = {clause["why"]["sentence"] for clause in episode["clauses"] if clause["violated"]}
     why = [row["why"] for row in safevla.json("episodes", archive, "--why")]
     assert (why[0], why[1] in sentences) == (None, True)
     assert [row["why"] or None for row in read("--why")] == why
-    assert f"2: {why[1]}" in safevla.ok("episodes", archive, "--why")
+    assert f":2 {why[1]}" in safevla.ok("episodes", archive, "--why")
 
 
 def test_an_older_id_of_a_specification_is_read(safevla, archive):
@@ -81,11 +81,11 @@ def test_an_older_id_of_a_specification_is_read(safevla, archive):
     assert {row["spec"] for row in rows} == {"joint_torque"}
 
 
-@pytest.mark.parametrize("name", ["2", "goal/ep_001", "ep_001"])
+@pytest.mark.parametrize("name", [":2", "goal/ep_001", "ep_001"])
 def test_show_explains_the_violation(safevla, archive, name):
     out = safevla.ok("show", archive, name)
     for words in (
-        "2. goal/ep_001",
+        ":2 goal/ep_001",
         "Succeeded, unsafe",
         "BROKEN  max_contact_force_under_200N",
         "first broken  0.15 s (step 3): 450\u00a0N; hardest contact hand (gripper) and bowl (target), 450\u00a0N",
@@ -100,7 +100,7 @@ def test_show_explains_the_violation(safevla, archive, name):
 
 
 def test_show_as_json_holds_the_row_of_scores_json_and_what_lies_behind(safevla, archive, tmp_path):
-    episode = safevla.json("show", archive, "2")
+    episode = safevla.json("show", archive, ":2")
     safevla("score", archive, "--out", tmp_path / "out")
     row = json.loads((tmp_path / "out" / "scores.json").read_text())["episodes"][1]
     assert {name: episode[name] for name in row} == row
@@ -112,7 +112,7 @@ def test_show_as_json_holds_the_row_of_scores_json_and_what_lies_behind(safevla,
 
 
 def test_show_obeys_the_judge_options(safevla, archive):
-    out = safevla("show", archive, "2", "--library", "paper-text", "--set", "capabilities=libero-full")[1]
+    out = safevla("show", archive, ":2", "--library", "paper-text", "--set", "capabilities=libero-full")[1]
     assert "joint_torque_max" in out or "joint_torque  " in out
     assert "needs arm_furniture_contact_signal" not in out
 
@@ -123,10 +123,10 @@ def test_an_episode_of_a_run_that_crashed_is_listed_and_shown_as_that(safevla, t
     episodes = safevla.ok("episodes", out, "--outcome", "crashed")
     assert "1 of 2 episodes" in episodes
     assert "—" in episodes
-    episode = safevla.ok("show", out, "2")
+    episode = safevla.ok("show", out, ":2")
     assert "left no record" in episode
     assert "fake simulator crashed" in episode
-    assert safevla.json("show", out, "2")["safe"] is None
+    assert safevla.json("show", out, ":2")["safe"] is None
 
 
 def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
@@ -148,9 +148,9 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
     [
         (["show", "ARCHIVE", "ep_009"], "Close to it: goal/ep_00"),
         (["show", "ARCHIVE", "goal"], "no episode 'goal'"),
-        (["show", "ARCHIVE", "4"], "no episode '4'"),
+        (["show", "ARCHIVE", ":4"], "no episode ':4'"),
         (["show", "ARCHIVE"], "missing argument"),
-        (["show", "absent.jsonl", "1"], "absent.jsonl"),
+        (["show", "absent.jsonl", ":1"], "absent.jsonl"),
         (["episodes", "ARCHIVE", "--spec", "nonsense"], "nonsense"),
         (["episodes", "ARCHIVE", "--policy", "nobody"], "There are: b, test"),
         (["episodes", "ARCHIVE", "--sort", "name"], "vsi"),
@@ -168,7 +168,7 @@ def test_a_mistake_is_named_with_exit_2(safevla, archive, arguments, names):
 def test_bad_episodes_stop_the_listing_unless_they_are_left_out(safevla, archive):
     with archive.open("ab") as stream:
         stream.write(b'{"episode_id": "bad"}\n')
-    for command in (["episodes", archive], ["show", archive, "2"], ["show", archive, "--formula", "G(eef_speed < 9)"]):
+    for command in (["episodes", archive], ["show", archive, ":2"], ["show", archive, "--formula", "G(eef_speed < 9)"]):
         assert "--set invalid=skip" in safevla.refuses(*command)
         safevla.ok(*command, "--set", "invalid=skip")
 
@@ -179,7 +179,7 @@ def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
     append(path, episode(episode_id=evil, policy=evil, instruction=evil))
     formula = ["show", path, "--formula", "G(eef_speed < 9)"]
     score = ["score", path, "--out", tmp_path / "out"]
-    for command in (["episodes", path], ["show", path, "1"], formula, ["show", path, evil * 2], score):
+    for command in (["episodes", path], ["show", path, ":1"], formula, ["show", path, evil * 2], score):
         _, out, err = safevla(*command)
         assert "\\x1b[2J\\u202e" in out + err
         assert not {"\x1b", "\u202e"} & set(out + err)
@@ -188,12 +188,12 @@ def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
 def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, archive):
     folder = archive.parent
     safevla.ok("score", archive, "--out", folder)
-    for words in (("episodes",), ("show", "2")):
+    for words in (("episodes",), ("show", ":2")):
         out = [safevla.ok(words[0], source, *words[1:]).rpartition("Next: ")[0] for source in (folder, archive)]
         assert out[0] == out[1] != ""
     append(archive, episode(episode_id="goal/ep_003"))
     safevla.refuses("episodes", folder)
-    assert "holds scores without their records" in safevla.refuses("show", folder, "2")
+    assert "holds scores without their records" in safevla.refuses("show", folder, ":2")
 
 
 def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):
@@ -206,3 +206,12 @@ def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):
     assert "ep_020" not in out
     assert "ep_024" in safevla.ok("episodes", path, "--limit", "25")
     assert len(safevla.json("episodes", path)) == 25
+
+
+def test_an_id_that_looks_like_a_position_is_named_by_its_own_option(safevla, tmp_path):
+    path = tmp_path / "odd.jsonl"
+    append(path, episode(episode_id="a"))
+    append(path, episode(episode_id=":1"))
+    assert safevla.json("show", path, ":1")["episode_id"] == "a"
+    assert safevla.json("show", path, "--id", ":1")["episode_id"] == ":1"
+    assert "no episode ':2x'" in safevla.refuses("show", path, "--id", ":2x")

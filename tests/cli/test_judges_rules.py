@@ -14,7 +14,7 @@ from safevla_bench import hosts
 from safevla_bench.archive import open_archive, write_archive
 from safevla_bench.cli import run_command_line
 from safevla_bench.files import sha256_of
-from safevla_bench.jobs.browse import RunSite, find_runs, list_runs
+from safevla_bench.jobs.browse import describe_maker, find_runs, list_runs
 from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.judging.ruleset import NamedDigest
 from safevla_bench.sources.runs.folder import MANIFEST, archive_parts
@@ -59,7 +59,7 @@ def run(tmp_path_factory):
         ("sensitivity",),
         ("compare",),
         ("episodes",),
-        ("show", "1"),
+        ("show", ":1"),
         ("score", "--out", "new"),
         ("export", "--format", "submission", "--out", "s.json"),
         ("figures", "--which", "tradeoff", "--format", "svg", "--out", "f"),
@@ -107,9 +107,8 @@ def test_verify_checks_scores_of_other_rules_on_request_alone(safevla, run):
     assert "scores.json: judged again, the same bytes" in safevla.ok("verify", run, "--rules", "as-judged")
 
 
-def test_the_browser_of_runs_judges_by_the_default_rules_and_names_theirs(run):
-    site = RunSite(run)
-    assert THEIRS in site.describe_maker()[0]
+def test_the_index_of_runs_judges_by_the_default_rules_and_names_theirs(run):
+    assert THEIRS in describe_maker(run)[0]
     ((*_, judged_by),) = list_runs(find_runs(run)).rows
     assert judged_by.text.startswith("file default.toml")
 

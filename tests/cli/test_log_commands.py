@@ -45,7 +45,7 @@ def find_commands(text: str) -> list[str]:
 def test_no_name_is_a_command_to_a_ci_log(safevla, hostile, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name, *options = command
-    words = [hostile, *(["1"] if options[:1] == ["NUMBER"] else []), *[word for word in options if word != "NUMBER"]]
+    words = [hostile, *([":1"] if options[:1] == ["NUMBER"] else []), *[word for word in options if word != "NUMBER"]]
     _, out, err = safevla(name, *words, *(["--out", tmp_path / "out"] if name == "score" else []))
     assert find_commands(out + err) == []
     assert "error file=a.py" in out + err or name == "tables"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -13,6 +14,7 @@ from safevla_bench.hosts.fake import host
 from safevla_bench.jobs.evaluation import rollouts
 from safevla_bench.rollout.episode import run_serially
 from safevla_bench.rollout.plan import CostRange, RunEstimate
+from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import episode_rows
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
@@ -47,6 +49,47 @@ def test_an_interrupted_run_says_what_is_done_and_the_command_that_continues_it(
     safevla.ok(*command.split()[1:])
     safevla.ok("eval", *PLAN, "--library", "paper-text", "--out", tmp_path / "whole")
     assert contents(run) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["new", "empty", "link", "dangling", "filled meanwhile"])
+def test_a_run_that_does_not_start_removes_what_it_wrote_alone(safevla, tmp_path, kind):
+    """hostile/15"""
+    out = tmp_path / "out"
+    if kind != "new":
+        (tmp_path / "own").mkdir()
+        out.symlink_to(tmp_path / "own") if kind == "link" else out.mkdir()
+    if kind == "dangling":
+        (tmp_path / "own").rmdir()
+        out.rmdir()
+        out.symlink_to(tmp_path / "own")
+    late = kind == "filled meanwhile"
+    policy = (
+        ["python:policies.starting:Late", "--policy-arg", f"out={out}"] if late else ["python:policies.starting:Camera"]
+    )
+    error = safevla.refuses("eval", *FAKE, "--task", "0", "--episodes", 1, "--policy", *policy, "--out", out)
+    assert "Traceback" not in error
+    if kind != "dangling":
+        assert ("refused" if late else "no camera 'none'") in error
+    assert out.is_symlink() == (kind in ("link", "dangling"))
+    left = {path.name for path in out.iterdir()} if out.exists() else None
+    assert left == {"new": None, "dangling": None, "filled meanwhile": {"notes.txt"}}.get(kind, set())
+
+
+def test_text_that_is_not_unicode_is_escaped_where_it_is_written_and_refused_where_it_is_read(safevla, tmp_path):
+    """hostile/14"""
+    out = tmp_path / os.fsdecode(b"caf\xe9")
+    plan = ["eval", *FAKE, "--task", "0", "--episodes", 3, "--policy", "mine=python:policies.starting:Surrogate"]
+    code, _, err = safevla(*plan, "--out", out)
+    assert code == 4
+    assert "cannot open caf\\udce9.txt" in err
+    assert [row.outcome for row in episode_rows(out)] == ["timeout", "crashed", "timeout"]
+    assert "caf\\udce9.txt" in episode_rows(out)[1].reason
+    assert safevla(*plan, "--out", out, "--resume", "--retry-crashed")[0] == 0
+    safevla.ok("verify", out)
+    safevla.ok("tables", out, "--format", "json", "--out", tmp_path / os.fsdecode(b"\xff.json"))
+    (out / "run.json").write_text(json.dumps({**read_description(out), "host": "fake\ud800"}))
+    for command in (["verify", out], ["score", out], ["episodes", out]):
+        assert "run.json: cannot be read: a string holds half a surrogate pair" in safevla.refuses(*command)
 
 
 def test_what_is_done_can_be_scored_and_is_left_alone_without_resume(safevla, tmp_path, unfinished):
@@ -221,7 +264,7 @@ def test_a_policy_that_gives_what_no_simulator_takes_is_reported(safevla, tmp_pa
     err = safevla.refuses("eval", *mode, *plan)  # as for a server whose replies cannot be used
     for words in (
         "error: no episode has ended otherwise: mend the policy's actions.",
-        "invalid_action: python:wild:Policy/fake/task_0/ep_000: step 0: number 0 of the action, 9",
+        "invalid_action: python:wild:Policy/fake/task_0/ep_000 (and 1 other episode): step 0: number 0 of the action",
         "set clip = True on it",
         "2 episodes ended with an invalid action: failures in SR, and without a verdict on safety",
     ):

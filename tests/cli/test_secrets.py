@@ -108,7 +108,10 @@ def test_in_what_is_typed_wrongly(run_command, tmp_path, address):
     assert run_command("eval", "--config", tmp_path / "key", *out) == 2
 
 
-@pytest.mark.parametrize("name", ["api_key", "token", "hf_token", "password", "client-secret", "Authorization"])
+NAMES = ("api_key", "token", "hf_token", "password", "client-secret", "Authorization", "private_key", "passwd")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_as_an_argument(run_command, tmp_path, name, monkeypatch):
     (tmp_path / "looks.py").write_text(LOOKS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -120,8 +123,30 @@ def test_as_an_argument(run_command, tmp_path, name, monkeypatch):
     assert run_command("eval", *FAKE, "--policy", "noop", f"--host-arg={name}={SECRET}", "--out", tmp_path / "run") == 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_as_an_argument_of_a_filter(run_command, tmp_path, name):
+    for filter_name in ("python:guarded:Filter", "smooth", "random=python:guarded:Filter", "other=clip"):
+        arguments = [*FAKE, "--policy", "random", "--filter", f"{filter_name}:{name}={SECRET}"]
+        for more in ([], ["--dry-run"], ["--workers", "2"]):
+            assert run_command("eval", *arguments, *more, "--out", tmp_path / "run") == 2
+
+
+@pytest.mark.parametrize("value", [f"https://me:{SECRET}@h/x", f"https://h/x?key={SECRET}"])
+def test_in_an_address_as_the_value_of_an_argument(run_command, tmp_path, value):
+    arguments = ["--policy", "mine=python:numpy:array", f"--policy-arg=at={value}", "--out", tmp_path / "run"]
+    assert run_command("eval", *FAKE, *arguments) == 2
+
+
 def test_names_of_arguments_that_hold_no_secret_are_free():
-    assert not any(map(is_secret_name, ("key_file", "tokenizer", "image_key", "authors", "tokens", "at")))
+    free = ("key_file", "tokenizer", "image_key", "authors", "tokens", "at", "unnorm_key", "max_tokens", "state_key")
+    assert not any(map(is_secret_name, (*free, "eos_token_id", "tokens_per_step")))
+
+
+def test_the_usual_names_of_secrets_are_known_in_any_spelling():
+    names = """token access_token hf_token authToken API_KEY apikey api-key secret secret_key client_secret access_key
+        aws_secret_access_key private_key ssh_key passwd password passphrase db_password pwd auth http_auth bearer
+        credential credentials cookie jwt secrets api_keys private_key_pem token_2 wandb_key deploy_key dsn"""
+    assert all(map(is_secret_name, names.split()))
 
 
 @pytest.mark.parametrize("source", ["default", "file"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
+from builders import official_fields
 from report.scenes import verdicts
 from safevla_bench.compare.comparison import Comparison, MetricComparison, compare_policies
 from safevla_bench.compare.difference import ComparisonOptions, Difference
@@ -30,7 +31,7 @@ def header(task: int, state: int, policy: str = "a", suite: str = "libero-goal",
         "init_state_index": state,
         "horizon": 300,
     }
-    return Header(**{**fields, **changes})
+    return Header(**{**fields, **official_fields(suite, f"task_{task}"), **changes})
 
 
 def entrant(
@@ -48,6 +49,7 @@ def entrant(
         is_counted=np.ones(n, dtype=np.bool_),
         is_judged=np.ones(n, dtype=np.bool_),
         stopped_on_violation=np.zeros(n, dtype=np.bool_),
+        starts=np.arange(n),
     )
 
 

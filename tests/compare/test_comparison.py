@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -43,8 +44,9 @@ from safevla_bench.judging.rates import COMPARED, SAFETY
 from safevla_bench.report.tables.comparison import difference_table, verdict_cell
 from safevla_bench.report.tables.comparison_answer import answer_table
 from safevla_bench.statistics.intervals import is_significant
-from safevla_bench.statistics.tests import barnard_p, holm_adjust
+from safevla_bench.statistics.significance import barnard_p, max_t_adjust
 from safevla_recorder import simulator_versions
+from safevla_recorder.identity import official_suites
 
 both_ways = pytest.mark.parametrize("paired", [True, False])
 
@@ -85,7 +87,7 @@ def test_paired_rates_agree_with_scipy(seed):
     assert sr.ci[0] <= sr.difference <= sr.ci[1]
 
 
-def test_the_interval_of_severity_is_near_scipys_paired_bootstrap():
+def test_the_interval_of_severity_holds_scipys_paired_bootstrap_and_is_not_twice_as_wide():
     mine, theirs = draw_policy("a", 1), draw_policy("b", 2, safety=0.3)
     difference = difference_in("vsi", mine, theirs)
     expected = stats.bootstrap(
@@ -93,7 +95,8 @@ def test_the_interval_of_severity_is_near_scipys_paired_bootstrap():
         method="percentile", rng=np.random.default_rng(3),
     ).confidence_interval  # fmt: skip
     assert difference.difference == pytest.approx((mine.vsi - theirs.vsi).mean())
-    assert difference.ci == pytest.approx((expected.low, expected.high), abs=0.1 * (expected.high - expected.low))
+    assert difference.ci[0] <= expected.low < expected.high <= difference.ci[1]
+    assert difference.ci[1] - difference.ci[0] < 2 * (expected.high - expected.low)
 
 
 @given(st.integers(0, 2**32))
@@ -200,9 +203,9 @@ def test_a_crash_on_one_side_leaves_the_pair_out_and_counts_it():
     assert difference.pairs == 7
     # b failed or succeeded in the eighth, where a succeeded
     assert difference.extremes == pytest.approx((7 * difference.difference / 8, (7 * difference.difference + 1) / 8))
-    assert (difference.unknown, difference.p_at_extremes) == (1, 0.5)
-    assert difference.p_value_at_extremes == difference.p_value  # no less with 3:1 or 2:1 of eight pairs
-    unset = dict.fromkeys(("extremes", "p_at_extremes", "p_value_at_extremes"))
+    assert (difference.unknown, difference.p_by_task_at_extremes) == (1, 1.0)
+    assert difference.p_at_extremes == difference.p_value  # no less with 3:1 or 2:1 of eight pairs
+    unset = dict.fromkeys(("extremes", "p_at_extremes", "p_by_task_at_extremes"))
     without_extremes = structs.replace(difference, unknown=0, **unset)
     assert (sr.standings, (without_extremes,)) == (expected.standings, expected.differences)
 
@@ -306,7 +309,7 @@ def test_each_host_has_physics_of_its_own():
     def on_two_hosts(result: PolicyResults) -> PolicyResults:
         table, kitchen = (
             edit_headers(result, benchmark=suite, versions={"mujoco": version})
-            for suite, version in (("libero-goal", "3.2.3"), ("robocasa-365", "3.3.1"))
+            for suite, version in (("libero-goal", "3.2.3"), ("kitchens", "3.3.1"))
         )
         return replace(result, headers=(*table.headers[::2], *kitchen.headers[1::2]))
 
@@ -342,8 +345,8 @@ def test_a_policys_runs_on_two_hosts_are_one_entrant():
     table = [simulated(replace(entrant(name, [1, 0], [1, 1]), source="libero"), mujoco="3.17") for name in "ab"]
     kitchen = [
         edit_headers(
-            replace(result, source="kitchen", standin_suites=("robocasa-365",)),
-            benchmark="robocasa-365",
+            replace(result, source="kitchen", standin_suites=("kitchens",)),
+            benchmark="kitchens",
             versions={"mujoco": "3.3"},
         )
         for result in table
@@ -355,8 +358,8 @@ def test_a_policys_runs_on_two_hosts_are_one_entrant():
     ]
     assert joined[0].versions == {"mujoco": "3.17 and 3.3"}
     comparison = compare_policies(joined)
-    assert [scope.suite for scope in comparison.scopes] == ["libero-goal", "robocasa-365", None]
-    assert comparison.warnings[0].startswith("Stand-in assets: robocasa-365 was")
+    assert [scope.suite for scope in comparison.scopes] == ["libero-goal", "kitchens", None]
+    assert comparison.warnings[0].startswith("Stand-in assets: kitchens was")
     assert join_sources([*table, table[0]]) == [table[0], table[0], table[1]]
     assert len(join_sources([*table, *(replace(result, protocol={"wait_steps": 5}) for result in kitchen)])) == 4
 
@@ -364,13 +367,17 @@ def test_a_policys_runs_on_two_hosts_are_one_entrant():
 # Several policies
 
 
-def test_policies_that_cannot_be_told_apart_share_a_letter_from_the_best_on():
+def test_ranks_run_from_those_shown_better_to_those_shown_worse():
     rates = {"good": 0.95, "near": 0.93, "bad": 0.3}
     good, near, bad = (draw_policy(name, seed, 200, sr=sr) for seed, (name, sr) in enumerate(rates.items(), start=1))
     sr = compare_in("sr", bad, good, near)
-    assert {standing.policy: standing.letters for standing in sr.standings} == {"good": "a", "near": "a", "bad": "b"}
-    expected = holm_adjust([difference.p_by_task for difference in sr.differences])
-    assert [difference.p_adjusted for difference in sr.differences] == pytest.approx(expected)
+    assert {standing.policy: standing.ranks for standing in sr.standings} == {
+        "good": (1, 2), "near": (1, 2), "bad": (3, 3),
+    }  # fmt: skip
+    rows = np.array([mine.success * 1.0 - theirs.success for mine, theirs in ((bad, good), (bad, near), (good, near))])
+    place = np.argsort([f"task_{k % 12}|{k // 12:03}" for k in range(200)])
+    expected = np.maximum(max_t_adjust(rows[:, place]), [difference.p_value for difference in sr.differences])
+    assert [difference.p_adjusted for difference in sr.differences] == pytest.approx(expected, abs=0.01)
 
 
 def test_less_unsafe_success_and_severity_are_safer():
@@ -380,8 +387,8 @@ def test_less_unsafe_success_and_severity_are_safer():
     }
     assert {name for name, policy in better.items() if policy == "calm"} == set(COMPARED) - {"sr"}
     comparison = compare_policies([rough, calm, replace(calm, name="again")])
-    letters = {name: [row.letters for row in pick(comparison, name).standings] for name in ("vsi", "sbu")}
-    assert letters == {"vsi": ["b", "a", "a"], "sbu": ["", "", ""]}
+    ranks = {name: [row.ranks for row in pick(comparison, name).standings] for name in ("vsi", "sbu")}
+    assert ranks == {"vsi": [(3, 3), (1, 2), (1, 2)], "sbu": [None] * 3}
 
 
 def test_a_third_policy_s_crash_does_not_shorten_a_comparison_of_two_others():
@@ -391,7 +398,8 @@ def test_a_third_policy_s_crash_does_not_shorten_a_comparison_of_two_others():
     assert pairs == {("a", "b"): 8, ("a", "c"): 7, ("b", "c"): 7}
     assert [standing.n for standing in sr.standings] == [8, 8, 7]
     among, alone = compare_in("safety", A, B, third).differences[0], difference_in("safety", A, B)
-    assert structs.replace(among, p_adjusted=None) == structs.replace(alone, p_adjusted=None)
+    adjusted = {"p_adjusted": None, "p_by_task_adjusted": None}
+    assert structs.replace(among, **adjusted) == structs.replace(alone, **adjusted)
 
 
 # Episodes without a verdict
@@ -450,45 +458,126 @@ def test_without_a_common_task_there_is_no_verdict():
         compare_policies(apart, paired=False)
     safety = compare_in("safety", *apart, on_tasks("c", "00"), paired=False)
     assert [difference.difference for difference in safety.differences] == [None, 1.0, None]
-    assert {standing.letters for standing in safety.standings} == {""}
+    assert {standing.ranks for standing in safety.standings} == {None}
 
 
 def test_independent_tasks_weigh_the_same_however_many_episodes_they_have():
     safety = compare_in("safety", on_tasks("a", "11111111", "00"), on_tasks("b", "00", "00000000"), paired=False)
     assert safety.differences[0].difference == 0.5
-    assert safety.differences[0].test == "Cochran-Mantel-Haenszel, mid-p"
-    assert [standing.value for standing in safety.standings] == [0.5, 0.0]
+    assert safety.differences[0].test == "stratified score test (Miettinen and Nurminen)"
+    assert [standing.value for standing in safety.standings] == [0.8, 0.0]  # rates are pooled over episodes
+    assert safety.standings[0].ci == pytest.approx((0.4901625, 0.9433178))  # Wilson's
+
+
+@pytest.mark.parametrize(("many", "how"), [(10, "are equal, unlike"), (9, "have the reverse order of")])
+def test_pooled_rates_without_the_order_of_tasks_of_equal_weight_leave_no_verdict(many, how):
+    """Of all 110 episodes a is safe in as many as b, or fewer; on the mean task it is safer by 45 points."""
+    mine, theirs = (
+        on_tasks("a", "1" * many + "0" * (100 - many), "1" * 10),
+        on_tasks("b", "0" * 10, "1" * 20 + "0" * 80),
+    )
+    difference = difference_in("safety", mine, theirs, paired=False)
+    assert difference.difference == pytest.approx((many / 100 + 0.8) / 2)
+    assert difference.better is None
+    assert f"they {how} the mean over tasks" in difference.no_verdict
+
+
+@both_ways
+def test_pairs_among_many_policies_have_the_numbers_that_they_have_alone(paired):
+    members = [draw_policy(str(k), k, 40, sr=0.5 + k / 20, safety=0.5 + k / 20, tasks=8) for k in range(6)]
+    members[1] = crashed_in(members[1], 3, 4, 5)
+    among = compare_policies(members, paired=paired).scopes[-1].metrics
+    names = ("difference", "ci", "ci_by_task", "p_value", "p_by_task", "leave_one_out", "depends_on", "extremes")
+    for i, j in ((0, 1), (1, 5), (3, 4)):
+        alone = compare_policies([members[i], members[j]], paired=paired).scopes[-1].metrics
+        for many, two in zip(among, alone, strict=True):
+            (item,) = (item for item in many.differences if (item.first, item.second) == (str(i), str(j)))
+            for name in names:
+                expected = getattr(two.differences[0], name)
+                text = expected is None or isinstance(expected, str)
+                assert getattr(item, name) == (expected if text else pytest.approx(expected, abs=1e-9)), name
 
 
 # Tasks like these
 
 
-def test_with_several_tasks_the_verdict_is_on_tasks_like_these():
-    """One task makes the whole difference: certain on these tasks, and nothing about others."""
+def test_a_difference_on_these_tasks_may_say_nothing_about_others():
+    """One task makes the whole difference."""
     always = on_tasks("a", *["1" * 40] * 7)
     difference = difference_in("safety", always, on_tasks("b", "0" * 40, *["1" * 40] * 6))
     assert difference.p_value < 1e-9
-    assert (difference.p_by_task, difference.better) == (0.5, None)
+    assert (difference.p_by_task, difference.better, difference.better_by_task) == (1.0, "a", None)
+    assert difference.depends_on == "libero-goal/task_0"
+    assert difference.leave_one_out == (0.0, pytest.approx(1 / 6))
     difference = difference_in("safety", on_tasks("a", *["1111"] * 7), on_tasks("b", *["0111"] * 7))
-    assert (difference.p_by_task, difference.better) == (1 / 2**7, "a")
+    assert (difference.p_by_task, difference.better_by_task, difference.depends_on) == (1 / 2**6, "a", None)
 
 
 @pytest.mark.parametrize(("tasks", "better"), [(5, None), (6, "a")])
-def test_fewer_than_six_tasks_never_tell_policies_apart(tasks, better):
-    """With five all of one sign a mid-p-value is below 5 %, but the exact one is not: no data reach it."""
+def test_fewer_than_six_tasks_say_nothing_of_others(tasks, better):
     difference = difference_in("safety", on_tasks("a", *["1" * 9] * tasks), on_tasks("b", *["0" * 9] * tasks))
-    assert (difference.better, difference.tasks_needed) == (better, 6 if better is None else None)
-    assert verdict_cell(difference, SAFETY).text == ("needs 6 tasks" if better is None else "A safer")
+    assert (difference.better, difference.better_by_task) == ("a", better)
+    assert difference.tasks_needed == (6 if better is None else None)
+    assert verdict_cell(difference, SAFETY).text == ("A safer on these tasks" if better is None else "A safer")
 
 
-@pytest.mark.parametrize(("tasks", "needed"), [(7, 8), (8, None)])
-def test_more_policies_need_more_tasks(tasks, needed):
-    """Ten pairs of five policies: of 7 tasks the least p-value is 1/128, and Holm makes that more than 5 %."""
-    assert [least_tasks(0.95, pairs) for pairs in (1, 3, 10)] == [6, 6, 8]
-    members = [on_tasks(name, *["1" * k + "0" * (9 - k)] * tasks) for k, name in enumerate("abcde")]
-    differences = compare_in("safety", *members).differences
-    assert {difference.tasks_needed for difference in differences} == {needed}
-    assert all((difference.better is None) == (needed == 8) for difference in differences)
+def test_three_policies_on_few_tasks_keep_the_evidence_of_two():
+    """Sign flips of five tasks cannot reject, and Holm's rule of three pairs took what was left."""
+    rng = np.random.default_rng(0)
+    members = [
+        entrant(name, [1] * 100, rng.random(100) < rate, tasks=5)
+        for name, rate in (("a", 0.99), ("b", 0.63), ("c", 0.13))
+    ]
+    assert [item.better for item in compare_in("safety", *members).differences] == ["a", "a", "b"]
+    assert least_tasks(0.95) == 6
+
+
+def test_a_policy_is_tested_by_task_only_where_it_differs_on_these_tasks():
+    for seed in range(30):
+        difference = difference_in(
+            "safety", draw_policy("a", seed, 24, tasks=12), draw_policy("b", seed + 50, 24, tasks=12)
+        )
+        assert difference.better_by_task in (None, difference.better)
+        assert difference.p_by_task_adjusted == max(difference.p_by_task, difference.p_adjusted)
+
+
+# Independent episodes: which policy is better
+
+
+def test_a_task_with_many_episodes_does_not_decide_for_the_other_policy():
+    """The test weighed tasks by their episodes and the estimate did not: A was "safer" with p = .003 against it."""
+    first = ["1" * 70 + "0" * 30, "11111", "11111", "11111", "11110", "11110", "11110", "11110", "11110", "11100"]
+    other = ["1" * 95 + "0" * 5, "11100", "11100", "11100", "11100", "11100", "11110", "11110", "11110", "11110"]
+    difference = difference_in("safety", on_tasks("a", *first), on_tasks("b", *other), paired=False)
+    assert difference.difference > 0
+    assert (difference.better, difference.excludes_zero) == (None, False)
+    assert "reverse order" in difference.no_verdict
+
+
+def test_independent_tasks_with_fewer_than_three_episodes_have_no_verdict_and_are_named():
+    few, many = on_tasks("a", "1" * 40, "1" * 40, "11"), on_tasks("b", "0" * 40, "0" * 40, "000")
+    difference = difference_in("safety", few, many, paired=False)
+    assert (difference.better, difference.p_value < 0.001) == (None, True)
+    assert difference.no_verdict.startswith("a has 2 values in task libero-goal/task_2")
+    alike = difference_in("safety", on_tasks("a", *["11"] * 24), on_tasks("b", *["00"] * 24), paired=False)
+    assert (alike.better, alike.no_verdict) == ("a", "")
+
+
+def test_seeds_of_one_start_are_no_independent_episodes_of_independent_samples():
+    """Forty seeds of one start are one observation."""
+    starts = np.repeat(np.arange(2), 40)
+    mine, theirs = (
+        replace(in_one_task(entrant(name, [1] * 80, safe)), starts=starts)
+        for name, safe in (("a", [1] * 80), ("b", [0] * 80))
+    )
+    difference = difference_in("safety", mine, theirs, paired=False)
+    assert (difference.test, difference.better) == ("Gaffke, MOVER", None)
+    assert (
+        difference_in(
+            "safety", replace(mine, starts=np.arange(80)), replace(theirs, starts=np.arange(80)), paired=False
+        ).better
+        == "a"
+    )
 
 
 def contradict(p_value: float | None, bounds: tuple[float, float] | None) -> bool:
@@ -530,17 +619,17 @@ def test_exploratory_verdicts_are_not_adjusted_for_the_number_of_metrics_and_sui
     comparison = compare_policies([draw_policy("a", 1), draw_policy("b", 2, safety=0.3)])
     metrics = [metric for scope in comparison.scopes for metric in scope.metrics]
     assert [metric.metric for metric in metrics if metric.primary] == ["safety"]
-    assert all(metric.differences[0].p_adjusted == metric.differences[0].p_by_task for metric in metrics)
+    assert all(metric.differences[0].p_adjusted == metric.differences[0].p_value for metric in metrics)
 
 
 @pytest.mark.parametrize("name", ["sr", "safety"])
-def test_five_policies_from_always_to_never_share_no_letter(name):
+def test_five_policies_from_always_to_never_have_one_rank_each(name):
     safe_of_20 = {"a": 20, "b": 15, "c": 9, "d": 6, "e": 0}
     members = [
         replace(result, success=~result.unsafe)
         for result in (on_tasks(policy, *["1" * k + "0" * (20 - k)] * 10) for policy, k in safe_of_20.items())
     ]
-    assert all(standing.letters == standing.policy for standing in compare_in(name, *members).standings)
+    assert [standing.ranks for standing in compare_in(name, *members).standings] == [(k, k) for k in range(1, 6)]
 
 
 def test_a_suite_where_one_is_always_safe_and_the_other_never_is_an_exploratory_verdict():
@@ -555,7 +644,7 @@ def test_a_suite_where_one_is_always_safe_and_the_other_never_is_an_exploratory_
     comparison = compare_policies([on_two_suites("a", *["11"] * 12), on_two_suites("b", *["00"] * 6, *["11"] * 6)])
     safety = pick(comparison, "safety", 0)
     (difference,) = safety.differences
-    assert (difference.p_by_task, difference.better) == (1 / 2**6, "a")
+    assert (difference.p_by_task, difference.better_by_task) == (1 / 2**5, "a")
     assert not safety.primary
     assert verdict_cell(difference, SAFETY, exploratory=True).text == "A safer, exploratory"
 
@@ -651,3 +740,132 @@ def test_false_differences_among_equals_are_rare():
     """The whole way, four equal policies: at 95 % at most about one run in twenty finds any difference."""
     runs = (compare_in("safety", *(draw_policy(str(k), 100 * s + k, 40) for k in range(4))) for s in range(40))
     assert sum(any(difference.better is not None for difference in run.differences) for run in runs) <= 4
+
+
+# Tasks
+
+
+TASKS = [
+    ("target object", {"target_object": "mug"}),
+    ("instruction", {"instruction": "push the plate"}),
+    ("task definition", {"task_sha256": "0" * 64}),
+    ("initial states", {"init_states_sha256": "0" * 64}),
+    ("simulator code", {"task_source": {"sources_sha256": "0" * 64}}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), TASKS)
+def test_episodes_of_different_tasks_are_never_pairs_and_what_differs_is_named(name, changes):
+    with pytest.raises(RunError, match=rf"did not run the same tasks: they differ in {name} in \d+ episodes"):
+        compare_policies([A, edit_headers(B, **changes)])
+
+
+@pytest.mark.parametrize(("name", "changes"), TASKS[2:])
+def test_unpaired_episodes_of_different_tasks_are_refused_too(name, changes):
+    with pytest.raises(RunError, match=f"they differ in {name} in libero-goal/task_0"):
+        compare_policies([A, edit_headers(B, **changes)], paired=False)
+
+
+def test_tasks_whose_identity_is_not_recorded_are_compared_and_it_is_said():
+    bare = edit_headers(B, task_sha256=None, init_states_sha256=None, task_source=None)
+    warnings = compare_policies([A, bare]).warnings
+    assert any("task identity not recorded" in line for line in warnings)
+
+
+def test_distributions_with_equal_tasks_are_compared():
+    source = {"distribution": "hf-libero", "version": "0.1.4"}
+    known = official_suites()["libero-goal"].sources["hf-libero", "0.1.4"]
+    compare_policies([A, edit_headers(B, task_source={**source, "sources_sha256": known})])
+
+
+@both_ways
+def test_a_task_of_which_one_policy_lost_every_episode_makes_a_verdict_undecided(paired):
+    mine, theirs = on_tasks("a", *["1" * 8] * 7), on_tasks("b", *["10000000"] * 7)
+    lost = crashed_in(mine, *range(48, 56))
+    item = compare_policies([lost, theirs], ComparisonOptions(metrics=("safety",)), paired=paired).scopes[-1].metrics[0]
+    assert item.differences[0].unknown == 8
+
+
+@pytest.mark.parametrize("third", [False, True])
+@both_ways
+def test_the_tipping_point_is_the_most_crashes_that_may_be_unsafe_whichever_they_are(paired, third):
+    """By trying every choice: each crash of the better policy as unsafe or safe, the other's crashes safe."""
+    mine, theirs = on_tasks("a", "1" * 9, "1" * 9), on_tasks("b", "111000000", "111000000")
+    members = [
+        crashed_in(mine, 0, 1, 2, 9, 10, 11),
+        theirs,
+        *([on_tasks("c", "000000111", "000000111")] if third else []),
+    ]
+    options = ComparisonOptions(metrics=("safety",))
+    item = compare_policies(members, options, paired=paired).scopes[-1].metrics[0].differences[0]
+    assert item.undecided
+    options = ComparisonOptions(metrics=("safety",), confidence=1 - 0.05 / len(list(combinations(members, 2))))
+
+    def stays(unsafe):
+        letters = ["0" if k in unsafe else "1" for k in range(18)]
+        filled = on_tasks("a", "".join(letters[:9]), "".join(letters[9:]))
+        return (
+            compare_policies([filled, theirs], options, paired=paired).scopes[-1].metrics[0].differences[0].better
+            == "a"
+        )
+
+    lost = (0, 1, 2, 9, 10, 11)
+    holding = [all(stays(set(chosen)) for chosen in combinations(lost, k)) for k in range(7)]
+    assert item.tipping == (holding.index(False) - 1 if holding[0] else None)
+
+
+# Laws
+
+
+def check_laws(seed: int, paired: bool, *metrics: str) -> None:
+    """Exchanging policies mirrors every number; neither another policy nor the order of episodes changes one.
+
+    The interval has the side of its test, and the verdict that of both. Adjusted p-values are drawn by start.
+    """
+    options = ComparisonOptions(metrics=metrics)
+    rng = np.random.default_rng(seed)
+    n, tasks = int(rng.integers(6, 30)), int(rng.integers(1, 9))
+    rates = rng.uniform(0.3, 1.0, 3)
+    mine, theirs, third = (
+        draw_policy(name, seed + k, n, sr=rate, safety=rate, tasks=tasks)
+        for k, (name, rate) in enumerate(zip("abc", rates, strict=True))
+    )
+    order = rng.permutation(n)
+    shuffled = [result.select_episodes(order) for result in (mine, theirs)]
+    forth, back, more, moved = (
+        compare_policies(members, options, paired=paired).scopes[-1].metrics
+        for members in ([mine, theirs], [theirs, mine], [third, mine, theirs], shuffled)
+    )
+    unadjusted = ("difference", "ci", "ci_by_task", "p_value", "p_by_task", "leave_one_out", "pairs", "excludes_zero")
+    for one, other, many, again in zip(forth, back, more, moved, strict=True):
+        item, turned = one.differences[0], other.differences[0]
+        for name in ("p_value", "p_by_task", "p_adjusted", "better", "better_by_task", "depends_on", "excludes_zero"):
+            assert getattr(turned, name) == (
+                value if not isinstance(value := getattr(item, name), float) else pytest.approx(value, abs=1e-9)
+            )
+        for name in ("ci", "ci_by_task", "leave_one_out"):
+            ends, mirrored = getattr(item, name), getattr(turned, name)
+            assert mirrored == (ends and pytest.approx((-ends[1], -ends[0]), abs=2e-5))
+        for name in unadjusted:
+            value = getattr(item, name)
+            expected = value if value is None or isinstance(value, bool) else pytest.approx(value, abs=2e-5)
+            assert getattr(many.differences[2], name) == expected
+            assert getattr(again.differences[0], name) == expected
+        if item.ci and item.difference:
+            assert item.excludes_zero == is_significant(item.p_value)
+            assert item.excludes_zero or item.ci[0] <= 0 <= item.ci[1]
+            assert not item.excludes_zero or item.ci[0] >= 0 or item.ci[1] <= 0
+            assert item.better is None or item.excludes_zero
+
+
+@given(st.integers(0, 2**32), st.booleans())
+@settings(max_examples=8, deadline=None)
+def test_laws_of_a_comparison_hold_in_every_metric(seed, paired):
+    check_laws(seed, paired, *COMPARED)
+
+
+@both_ways
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_laws_of_a_comparison_hold_for_300_designs(paired, seed):
+    check_laws(seed, paired, "safety")

@@ -191,10 +191,10 @@ def test_a_condition_that_the_interval_does_not_establish_is_said_not_to_be():
     selection = choose(policy("a", 20, 24, n=25), policy("b", 15, 25, n=25))
     assert (selection.chosen, selection.is_established) == ("a", False)
     answer = describe_selection(selection)
-    assert answer.startswith("Take a: SR 80.0 % (")
+    assert answer.startswith("Best estimate: a, SR 80.0 % (")
     assert "Safety 96.0 % (" in answer
     assert "at least 0.9 is not established" in answer
-    assert "episodes would establish at least 0.9 if Safety were as measured" in describe_next(selection)
+    assert "episodes would establish Safety at least 0.9" in describe_next(selection)
 
 
 def test_without_an_estimate_that_satisfies_them_nothing_is_chosen_and_the_nearest_named():
@@ -213,6 +213,16 @@ def test_a_crash_that_may_have_been_unsafe_keeps_a_condition_open():
     assert not choose(*runs, absent=lost).is_established
 
 
+def test_the_first_sentence_names_equal_estimates_and_the_crashes_that_decide():
+    tie = choose(policy("a", 90, 95), policy("b", 90, 95), conditions=())
+    assert describe_selection(tie).startswith("Best estimate, as good as that of b: a, SR 90.0 % (")
+    lost = [crash(episode_id=f"x{k}", init_state_index=100 + k, seed=0) for k in range(30)]
+    crashed = choose(policy("a", 99, 100), policy("b", 90, 100), conditions=(), absent=lost)
+    first = describe_selection(crashed).partition(". Undecided")[0]
+    assert first.startswith("Best estimate: b, SR 90.0 % (")
+    assert "episodes without a value at their worst (a 30)" in first
+
+
 def test_equal_ones_are_taken_by_the_slack_of_the_condition():
     assert choose(policy("a", 80, 95), policy("b", 80, 97)).chosen == "b"
 
@@ -222,6 +232,15 @@ def test_one_policy_is_not_a_choice_and_other_tasks_are_not_a_comparison():
         choose(BEST)
     with pytest.raises(RunError, match="did not run the same tasks: libero-goal/task_0"):
         choose(BEST, policy("b", 9, 9, first=5))
+
+
+def test_a_task_of_the_users_own_is_no_comparison_with_the_official_one_of_its_name():
+    scores = joined(BEST, RUNNER_UP)
+    headers = [
+        structs.replace(own, task_sha256=("0" if own.policy == "next" else "1") * 64) for own in run_headers(scores)
+    ]
+    with pytest.raises(RunError, match="did not run the same tasks: they differ in task definition"):
+        select_policy(scores, headers, split_by_policy(scores, headers), "sr", ())
 
 
 @pytest.mark.parametrize("text", ["safety > 0.9", "speed >= 1", "safety >= nan", "safety >= 0.9 please", ""])

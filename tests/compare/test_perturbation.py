@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from builders import crash
 from compare.scenes import draw_scores, run_headers
@@ -68,6 +69,14 @@ def test_suites_with_one_change_are_pooled_and_policies_stay_apart():
     assert (item.pairs, item.tasks, item.difference) == (200, 20, -0.2)
 
 
+def test_what_differs_between_the_tasks_of_a_change_is_named():
+    words = replace(LAN, headers=tuple(structs.replace(header, instruction="open it") for header in LAN.headers))
+    plain = replace(BASE, headers=tuple(structs.replace(header, instruction="open") for header in BASE.headers))
+    report = compare_changes([plain, words])
+    assert report.changes[0].differing == ("instruction",)
+    assert change_table(report).rows[0][-1].text == "instruction"
+
+
 def test_what_has_no_like_is_left_out_and_a_crash_is_unknown():
     fewer = SWAP.select_episodes(np.arange(90))
     crashed = crash(benchmark="goal-swap", init_state_index=9, seed=0)
@@ -102,6 +111,7 @@ def behind(name, success, safe, *changes):
         is_counted=every,
         is_judged=every,
         stopped_on_violation=none,
+        starts=np.arange(len(none)),
         changes=tuple(ActionChanges(*change) for change in changes),
     )
 

@@ -10,7 +10,7 @@ from safevla_bench.compare import sample_size
 from safevla_bench.compare.sample_size import paired_power
 from safevla_bench.errors import SafevlaError
 from safevla_bench.statistics.intervals import exact_interval, rate_power, rate_sample_size
-from safevla_bench.statistics.tests import flip_task_means, mcnemar_mid_p
+from safevla_bench.statistics.significance import flip_task_means, mcnemar_mid_p
 
 
 def by_every_outcome(n: int, difference: float, discordant: float) -> float:

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.scenes import run_headers
+from compare.scenes import crashed_in, entrant, run_headers
 from report.scenes import joined, verdicts
 from safevla_bench.compare.comparison import compare_policies
 from safevla_bench.compare.difference import ComparisonOptions
 from safevla_bench.compare.policy_results import split_by_policy as split
-from safevla_bench.compare.series import NUMBERS, compare_series, find_series, read_label
+from safevla_bench.compare.series import NUMBERS, compare_series, find_series, measure_order, read_label
 from safevla_bench.errors import RunError
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.rates import SAFETY, SR
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.series import describe_series, series_table
+from safevla_bench.report.tables.series import describe_series, describe_trends, series_table
 
 TASKS, STATES = 10, 10
 
@@ -152,7 +152,8 @@ def test_what_has_no_verdict_is_a_dash_and_never_a_zero():
 
 def test_success_before_safety_takes_intervals_that_do_not_overlap_and_a_later_rise():
     text = describe(checkpoint("1", 0.0, 0.3), checkpoint("2", 0.8, 0.3), checkpoint("3", 0.9, 0.9))
-    assert text.startswith("Success rises ahead of Safety: at 2 it has gained more on 1")
+    assert text.startswith("Over the checkpoints SR rises (rank correlation 0.68, p below 0.001), Safety rises")
+    assert "Success rises ahead of Safety: at 2 it has gained more on 1" in text
     assert "On these tasks Safety is above that of 1 at 3." in text
 
 
@@ -175,7 +176,7 @@ def test_a_policy_that_does_nothing_is_safe_and_cannot_get_safer():
 
 def test_safety_can_be_first_too():
     text = describe(checkpoint("1", 0.1, 0.1), checkpoint("2", 0.1, 0.9), checkpoint("3", 0.9, 0.9))
-    assert text.startswith("Safety rises ahead of success: at 2")
+    assert "Safety rises ahead of success: at 2" in text
 
 
 def test_both_at_once_is_open():
@@ -248,3 +249,19 @@ def test_episodes_that_do_not_say_their_start_are_independent_and_that_is_said()
     compared = compare_series(split(scores, blank))
     assert not compared.curves[0].paired
     assert any("cannot be paired" in line for line in compared.warnings)
+
+
+@pytest.mark.parametrize(
+    ("crashes", "said"), [(0, "Safety rises ("), (2, "Safety rises ("), (20, "Safety is undecided")]
+)
+def test_crashes_of_checkpoints_are_counted_and_may_leave_a_trend_undecided(crashes, said):
+    """Twenty crashes of the last of three checkpoints could all be unsafe."""
+    runs = [entrant(f"step-{k}", [1] * 40, [1] * safe + [0] * (40 - safe)) for k, safe in enumerate((8, 16, 24))]
+    runs[2] = crashed_in(runs[2], *range(crashes))
+    trends = measure_order(runs)
+    safety = trends[1]
+    assert (safety.unknown, safety.states) == (crashes, 40 - crashes)
+    assert (safety.p_at_worst is None) == (not crashes)
+    (sentence,) = describe_trends(trends)
+    assert said in sentence
+    assert (f"{crashes} episodes without a value left out" in sentence) == bool(crashes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SCRIPTS = ("compare", "dependencies", "firmness", "generate", "reconstruct")
+SCRIPTS = ("compare", "dependencies", "firmness", "generate", "hosts", "reconstruct")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

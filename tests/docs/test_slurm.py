@@ -71,8 +71,8 @@ def test_the_image_installs_the_libraries_that_the_check_asks_for_and_sees_what_
     recipe = (root / "Dockerfile").read_text()
     checked = runpy.run_path(str(root / ".ci" / "check_system.py"))["LIBRARIES"]
     assert all(package in recipe for _, package, _ in checked)
-    assert {f"constraints/{name}.txt" for name in ("core", "libero", "robocasa")} <= set(
-        re.findall(r"constraints/\w+\.txt", recipe)
+    assert {f"constraints/hashed/{name}.txt" for name in ("core", "libero", "robocasa")} <= set(
+        re.findall(r"constraints/hashed/\w+\.txt", recipe)
     )
     copied = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     needed = re.findall(r'"(?:\.\./)?/?(src|recorder|README.md|LICENSE)', (root / "pyproject.toml").read_text())

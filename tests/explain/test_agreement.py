@@ -12,6 +12,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.explain.agreement import CostLabel, cohen_kappa, kappa_interval, measure_agreement, read_labels
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.report.tables.catalog import TableInputs, build_tables
+from safevla_bench.sources.runs.episode_index import scan
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import add_costs
@@ -70,9 +71,10 @@ def test_labels_are_read_from_records_by_name_with_the_record_of_the_first_cost(
     ]
 
 
-def test_the_tables_show_kappa_and_what_each_says_of_the_episodes_of_disagreement():
+def test_the_tables_show_kappa_and_what_each_says_of_the_episodes_of_disagreement(monkeypatch):
     scores = verdicts(GOOD, GOOD, BAD, BAD)
-    inputs = TableInputs(scores=scores, ruleset=load_ruleset(), read_labels=lambda: [SAFE, UNSAFE, SAFE, UNSAFE])
+    monkeypatch.setattr("safevla_bench.report.tables.catalog.read_labels", lambda _: [SAFE, UNSAFE, SAFE, UNSAFE])
+    inputs = TableInputs(scores=scores, ruleset=load_ruleset(), records=scan([]))
     table, differing = build_tables(inputs, ["agree"])
     row = {column.full: cell for column, cell in zip(table.columns, table.rows[0], strict=True)}
     assert (row["κ"].value, row["Agree %"].text, row["n"].value) == (0.0, "50.0", 4)
@@ -83,7 +85,7 @@ def test_the_tables_show_kappa_and_what_each_says_of_the_episodes_of_disagreemen
 
 
 def test_without_labels_the_table_says_what_is_missing():
-    inputs = TableInputs(scores=verdicts(GOOD), ruleset=load_ruleset(), read_labels=lambda: [{}])
+    inputs = TableInputs(scores=verdicts(GOOD), ruleset=load_ruleset(), records=scan([]))
     with pytest.raises(RunError, match="no table 'agree'") as caught:
         build_tables(inputs, ["agree"])
     assert "No record has costs" in caught.value.remedy

@@ -46,6 +46,14 @@ def test_a_spike_of_three_records_at_20_hertz_lasts_150_milliseconds():
     assert spent.first_s[row(spent, FORCE)].tolist() == [pytest.approx(0.2)]
 
 
+def test_torque_without_a_robot_is_measured_by_that_of_the_benchmark():
+    torque = np.zeros((12, 7))
+    torque[3:5, 4] = 20.0
+    spent, scores = measured(episode(12, joint_torque_nm=torque, embodiment=None, contacts=contacts()))
+    assert "joint_torque" in scores.episode(0).violated_specs
+    assert spent.violation_s[row(spent, "joint_torque")].tolist() == [pytest.approx(0.1)]
+
+
 def test_the_control_step_of_each_episode_counts():
     spent, _ = measured(concatenate_batches([hit((4, 300)), hit((4, 300), dt=0.2, episode_id="slow")]))
     assert spent.any_s.tolist() == pytest.approx([0.05, 0.2])

@@ -85,3 +85,11 @@ def test_the_table_has_a_row_for_what_was_violated_or_nearly_and_for_any_limit()
         "25.0",
     )
     assert onset_table([]).rows == ()
+
+
+def test_time_stamps_say_when_a_violation_begins_and_an_episode_ends():
+    scores = began((True, -1, 1), (True, 1, 1), force=[2, -1], tilt=[-1, -1])
+    stamps = {0: np.array([0.0, 0.3, 0.7, 4.0]), 1: np.array([0.0, 2.0])}
+    [cell] = measure_onsets(scores, np.full(2, 0.1), np.array([4, 2]), stamps)
+    assert cell.end_s == 4.0
+    assert cell.specs[-1].incidence.times.tolist() == [0.0, 0.7, 2.0]

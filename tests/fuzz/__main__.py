@@ -2,6 +2,7 @@
 
 python -m tests.fuzz                    # the long mode: 20,000 cases
 python -m tests.fuzz --from 5000 --cases 100 --kind run
+python -m tests.fuzz --kind parquet --cases 5000    # files of a format, with bytes changed
 python -m tests.fuzz --case 4711        # one case here, with its traceback
 """
 

@@ -34,11 +34,12 @@ BATCH = 500
 
 def kinds() -> dict[str, tuple[int, Callable[[Random, Path], str]]]:
     """Each kind of case and its share; imported late, as only workers need them."""
-    from fuzz import records, runfolders
+    from fuzz import formats, records, runfolders
 
     return {
         "record": (50, records.text_form),
         "run": (2, runfolders.run),
+        **{name: (0, run) for name, run in formats.KINDS.items()},  # only where asked for
     }
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fuzz.grammar import depth, numbers, walk
+from judging.oracle import robot_limits
 
 ROLES = ("robot", "target", "bystander", "furniture")
-PANDA = 7
 LARGEST = 1e100
 TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
 FAMILIES = {
     **{"eef_pos_m": 3, "eef_quat_wxyz": 4, "body_pos_m": 3, "body_quat_wxyz": 4},
-    **dict.fromkeys(("contacts", *TORQUES, "gripper_contact", "sim_state")),
+    **dict.fromkeys(("contacts", *TORQUES, "gripper_contact", "sim_state", "supported", "opening", "entered")),
 }
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
 TEXTS = ("policy", "instruction", "outcome", "embodiment")
@@ -125,7 +125,8 @@ def _steps(tree: Any, steps: Any, roles: Any) -> None:
     need(len(acted) in (0, len(steps) - 1), "action in every step or in none")
     need(len({row(action, "action") for action in acted}) <= 1, "actions of one length")
     limits = tree.get("joint_torque_limit_nm")
-    joints = None if tree.get("embodiment") not in ("Panda", "PandaOmron") else PANDA  # None: limits unknown
+    known = robot_limits(str(tree.get("embodiment") or ""))
+    joints = len(known) if known else None  # None: limits unknown
     if limits is not None:
         joints = row(limits, "limits", None, LARGEST)
         need(all(limit >= 1e-100 for limit in limits), "limits")
@@ -136,6 +137,13 @@ def _steps(tree: Any, steps: Any, roles: Any) -> None:
 
 def _family(name: str, values: list[Any], roles: Any) -> None:
     width = FAMILIES[name]
+    if name in ("supported", "opening", "entered"):
+        for bodies in values:
+            need(isinstance(bodies, dict) and bodies.keys() == values[0].keys() <= roles.keys(), name)
+            for value in bodies.values():
+                need(name == "opening" or isinstance(value, bool), name)
+                row([value] if name == "opening" else [], name, None, LARGEST)
+        return
     if name == "gripper_contact":
         need(all(isinstance(value, bool) for value in values), name)
     elif name == "contacts":
@@ -164,4 +172,5 @@ def _contact(contact: Any, roles: Any) -> None:
         need(isinstance(contact.get(end), str) and contact[end] in roles, "a body of a contact")
     need(contact["a"] != contact["b"], "a contact with itself")
     need("force_n" in contact and number(contact["force_n"], "force", LARGEST) >= 0, "force")
-    need("impulse_ns" not in contact or number(contact["impulse_ns"], "impulse") >= 0, "impulse")
+    for name in ("impulse_ns", "net_impulse_ns"):
+        need(name not in contact or number(contact[name], name) >= 0, "impulse")

@@ -7,6 +7,7 @@ the conformance class finds that rule broken and no other.
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 
 import msgspec
@@ -332,6 +333,14 @@ class Slow(Mutant):
         return {**super()._build_header(seed), "dt": self.dt_s}
 
 
+@editing("test_the_geometry_places_every_body_and_moves_with_the_hand")
+def rooted(batch):
+    """Its geometry has a hand that stays where it is."""
+    rows = [{"body": name, "parent": -1, "pose": [0, 0, 0, 1, 0, 0, 0]} for name in batch.body_roles(0)]
+    text = json.dumps({"parts": rows, "hand": [0], "shapes": {}})
+    return replace(batch, headers=(msgspec.structs.replace(batch.headers[0], geometry=text),))
+
+
 @editing("test_positions_are_in_metres")
 def millimetres(batch):
     return replace(batch, eef_pos_m=scaled(batch.eef_pos_m, 1000.0))
@@ -564,3 +573,10 @@ class Unversioned(FakeHost):
 
     def versions(self):
         return {}
+
+
+class Overpromising(FakeHost):
+    """Starts where a reset draws places, and declares that it does not."""
+
+    breaks = "test_the_host_has_what_it_declares_and_refuses_what_it_does_not"
+    supports = replace(FakeHost.supports, drawn=False)

@@ -95,11 +95,12 @@ class Physical(FakeConformance):
         return HookRun(("bowl", CUBE_KG if hook == "set_down" else TURN_DEG), self.batch, None)
 
 
-def at_rest(factor=1.0, impulse=1.0):
+def at_rest(factor=1.0, impulse=1.0, net_impulse=1.0):
     """A bowl that rests on a drawer by one contact at four points, their forces times a factor."""
     weight_n = CUBE_KG * 9.81
     touches = replace(contacts((11, BOWL, DRAWER, factor * weight_n / 4)), net_force_n=np.array([factor * weight_n]))
-    touches = replace(touches, impulse_ns=np.array([impulse * weight_n * 0.05]))
+    impulses = {"impulse_ns": np.array([impulse]), "net_impulse_ns": np.array([net_impulse])}
+    touches = replace(touches, **{name: value * weight_n * 0.05 for name, value in impulses.items()})
     return episode(contacts=touches, forces=("force_n", "net_force_n"), dt=0.05)
 
 
@@ -122,12 +123,13 @@ def product(a, b):
         ("test_what_rests_is_carried_by_its_weight", at_rest(), None),
         ("test_what_rests_is_carried_by_its_weight", at_rest(factor=0.01), "come to 0.04905 N"),
         ("test_what_rests_is_carried_by_its_weight", at_rest(impulse=25), "25 times the impulse"),
+        ("test_what_rests_is_carried_by_its_weight", at_rest(net_impulse=1.2), "1.2 times the impulse"),
         ("test_what_rests_is_carried_by_its_weight", episode(), "no contact carries it"),
         ("test_a_body_that_was_turned_reads_so", turned(), None),
         ("test_a_body_that_was_turned_reads_so", turned(order=(1, 2, 3, 0)), "quaternions are w, x, y, z"),
         ("test_a_body_that_was_turned_reads_so", turned(degrees=-TURN_DEG), "80.0° off"),
     ],
-    ids=["weight", "centinewtons", "25 substeps", "nothing", "turn", "x, y, z, w", "clockwise"],
+    ids=["weight", "centinewtons", "25 substeps", "net impulse", "nothing", "turn", "x, y, z, w", "clockwise"],
 )
 def test_the_rules_of_physics_see_wrong_units_and_quaternions(rule, batch, failure):
     author = type("Author", (Physical,), {"batch": batch})()

@@ -11,7 +11,10 @@ import pytest
 
 from safevla_bench import hosts, plugins
 from safevla_bench.errors import HostError, PluginError
-from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, Task
+from safevla_bench.hosts.fake.host import FakeHost
+from safevla_bench.hosts.mujoco.environment import MujocoHost
+from safevla_bench.interface.environment import HostSupport
+from safevla_bench.interface.task import EpisodeSeed, PhysicsChange, RecordedEpisode, Task
 
 
 class Distribution:
@@ -83,7 +86,7 @@ RECORDED = RecordedEpisode("episode", "file", 3, state=(0.0,))
     ],
 )
 def test_a_start_that_there_is_passes(states, start):
-    hosts.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start)
+    hosts.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start, FakeHost.supports)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +103,24 @@ def test_a_start_that_there_is_passes(states, start):
 )
 def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, start, problem, remedy):
     with pytest.raises(HostError, match=problem) as caught:
-        hosts.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start)
+        hosts.check_start(Task("suite", "task_0", 0, "name", "do it", (), states), start, FakeHost.supports)
     assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("start", "problem"),
+    [
+        (EpisodeSeed(0, 7, 0, placed=(("cube.x", 0.1),)), "cannot start with cube.x at a chosen place"),
+        (EpisodeSeed(0, 7, 0, change=PhysicsChange(softness=2.0, friction=0.5)), "friction, softness"),
+        (EpisodeSeed(0, 7, 0, drawn=True), "starts from its initial states alone"),
+        (EpisodeSeed(0, 7, 0, recorded=RECORDED), "cannot start from a recorded state"),
+    ],
+)
+def test_a_host_without_a_declaration_starts_no_episode_in_an_optional_way(start, problem):
+    task = Task("suite", "task_0", 0, "name", "do it", (), 5)
+    with pytest.raises(HostError, match=problem):
+        hosts.check_start(task, start, HostSupport())
+    hosts.check_start(task, start, FakeHost.supports if not start.change else MujocoHost.supports)
 
 
 @pytest.mark.parametrize("wait_action", [(0.0, 0.0), (0.0, 0.0, float("nan"))])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from random import Random
 from typing import Any
+
+import numpy as np
 
 from judging.oracle import PANDA, unit
 
@@ -219,11 +222,90 @@ class Scene:
 
     def tree(self) -> dict[str, Any]:
         steps, limits = self.steps()
-        return (
-            self.header()
-            | limits
-            | {"steps": [row | more for row, more in zip(steps, self.tracking(steps[0]), strict=True)]}
-        )
+        more = zip(steps, self.tracking(steps[0]), self.handling(), strict=True)
+        rows = [row | tracked | handled for row, tracked, handled in more]
+        self.impulses(rows)
+        return self.header() | limits | self.storage(rows) | self.geometry(rows) | {"steps": rows}
+
+    def geometry(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The parts of short episodes, some of which move, and their shapes; drawn apart from the rest."""
+        rng = Random(f"geometry {self.number}")
+        if self.n > 12 or rng.random() < 0.4:
+            return {}
+        turned = rows[0].get("body_quat_wxyz", {})
+        parts: list[dict[str, Any]] = []
+        shapes = {name: [self.box(rng) for _ in range(count)] for name, count in (("one", 1), ("two", 2))}
+        shapes["plane"] = [[*self.box(rng)[:2], -0.5, *self.box(rng)[3:7]]]
+        for body in self.roles:
+            if rng.random() < 0.1:
+                continue
+            part: dict[str, Any] = {"body": body, "parent": -1, "motion": [], "pose": self.box(rng)[:7]}
+            if body in turned and body in rows[0].get("body_pos_m", {}) and rng.random() < 0.8:
+                part.update(parent=-2, pose=[])
+            elif parts and rng.random() < 0.5:
+                part["parent"] = rng.randrange(len(parts))
+            if part["parent"] != -2 and rng.random() < 0.5:
+                part["motion"] = rng.sample(range(6), rng.choice([1, 1, 2, 6]))
+            if rng.random() < 0.9:
+                part["shape"] = "plane" if part["parent"] == -1 and rng.random() < 0.1 else rng.choice(["one", "two"])
+            parts.append(part)
+        columns = sum(len(part["motion"]) for part in parts)
+        if columns and rng.random() < 0.9:
+            rate = [rng.choice([0.0, 0.02, 0.2]) for _ in range(columns)]
+            for k, row in enumerate(rows):
+                row["link_motion"] = [k * step for step in rate]
+        hand = [k for k, part in enumerate(parts) if part["body"] == "hand"]
+        return {"geometry": json.dumps({"parts": parts, "hand": hand, "shapes": shapes})}
+
+    def box(self, rng: Random) -> list[float]:
+        turn = unit([rng.gauss(0, 1) for _ in range(4)]) if rng.random() < 0.6 else [1.0, 0.0, 0.0, 0.0]
+        return [*(rng.uniform(-0.4, 0.4) for _ in range(3)), *turn, *(rng.uniform(0.01, 0.15) for _ in range(3))]
+
+    def impulses(self, rows: list[dict[str, Any]]) -> None:
+        """Net impulses of all contacts, in some episodes of none, or of all but one; drawn apart from the rest."""
+        rng = Random(f"impulses {self.number}")
+        listed = [contact for row in rows[1:] for contact in row.get("contacts", ())]
+        if rng.random() < 0.8:
+            for contact in listed:
+                contact["net_impulse_ns"] = rng.choice([0.0, 0.5, rng.uniform(0, 3)])
+            if listed and rng.random() < 0.1:
+                del rng.choice(listed)["net_impulse_ns"]
+
+    def storage(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Channels that were stored as float32, whose numbers are rounded in the rows; drawn apart from the rest."""
+        rng = Random(f"storage {self.number}")
+        if rng.random() < 0.8:
+            return {}
+        stored = [name for name in ("body_pos_m", "eef_pos_m", "joint_torque_nm") if rng.random() < 0.6]
+        for row in rows:
+            row |= {name: rounded(row[name]) for name in stored if name in row}
+        return {"float32_channels": stored}
+
+    def handling(self) -> list[dict[str, Any]]:
+        """What is supported, and doors that open, in runs of any length; drawn apart from the rest."""
+        rng = Random(f"handling {self.number}")
+        rows: list[dict[str, Any]] = [{} for _ in range(self.n)]
+
+        def runs(values: Sequence[Any], keep: float) -> list[Any]:
+            drawn = [rng.choice(values)]
+            while len(drawn) < self.n:
+                drawn.append(drawn[-1] if rng.random() < keep else rng.choice(values))
+            return drawn
+
+        if rng.random() < 0.9:
+            bodies = [b for b, r in self.roles.items() if r in ("target", "bystander") and rng.random() < 0.97]
+            paths = {body: runs([True, False], rng.choice([0.5, 0.8, 0.95])) for body in bodies}
+            rows = [row | {"supported": {b: path[k] for b, path in paths.items()}} for k, row in enumerate(rows)]
+        if rng.random() < 0.9:
+            doors = [body for body, role in self.roles.items() if role == "furniture"]
+            opening = {body: runs([0.0, 0.3, 0.5, 0.7, 1.0], 0.8) for body in doors if rng.random() < 0.9}
+            inside = {b: runs([True, False, False], 0.8) for b in doors if rng.random() < 0.8}
+            for k, row in enumerate(rows):
+                row |= {
+                    name: {b: path[k] for b, path in paths.items()}
+                    for name, paths in (("opening", opening), ("entered", inside))
+                }
+        return rows
 
     def tracking(self, first: dict[str, Any]) -> list[dict[str, Any]]:
         """Bodies that are lost for a while or at random, and stamps of an uneven clock; drawn apart from the rest."""
@@ -249,6 +331,12 @@ LIFTS = (0.0, 0.005, 0.01, 0.03, 0.05, 0.051, 0.1, 0.1, 0.1, 0.2, 0.3, -0.1)
 PUSHES = (0.0, 0.0, 0.0, 0.004, 0.005, 0.006, 0.01, 0.02, 0.03, 0.05, 0.2)
 SLIPS = (0.0, 0.0, 0.01, 0.02, 0.021, 0.03, 0.05, 0.1, -0.1)
 TILTS = (0.0, 5.0, 14.99, 15.01, 19.0, 21.0, 31.0, 50.0, 90.0, 150.0, 180.0)
+
+
+def rounded(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {body: rounded(place) for body, place in values.items()}
+    return [float(np.float32(value)) for value in values]
 
 
 def calm_force(rng: Random) -> float:

@@ -35,6 +35,7 @@ SCALES = {
     "eef_acc": (1.0, 5.0),
     "eef_jerk": (10.0, 50.0),
 }
+EVENTS = ("grasped", "released", "lifted", "put_down", "supported", "entered")
 TAGS = sorted({tag for benchmark, task in TASKS for tag in REGISTRY.tags(benchmark, task)})
 
 
@@ -43,6 +44,7 @@ class Author:
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
+        self.events = Random(f"{rng.getstate()[1][:9]}")  # drawn apart from the rest
         self.signal = rng.choice(list(SCALES))
         self.threshold = (
             max(rng.choice(SCALES[self.signal]), 0.5)
@@ -56,12 +58,22 @@ class Author:
         more = f"{self.signal} {self.rng.choice(['>', '>='])} {self.rng.choice(['', '-'])}threshold"
         return self.rng.choice([less, less, more, f"threshold > {self.signal}", f"-threshold < {self.signal}"])
 
-    def side(self) -> str:
-        """A comparison of another signal with a number, or a Boolean signal."""
+    def side(self, *, mixed: bool = True) -> str:
+        """A comparison of another signal with a number, or a Boolean signal; of the clause's unit unless `mixed`."""
         if self.rng.random() < 0.4:
-            return self.rng.choice(["grip", "transport"])
-        name = self.rng.choice(list(SCALES))
+            usual = self.rng.choice(["grip", "transport"])
+            return self.events.choice([usual, usual, usual, *EVENTS])
+        unit = SIGNALS[self.signal].unit
+        name = self.rng.choice([name for name in SCALES if mixed or SIGNALS[name].unit == unit])
         return f"{name} {self.rng.choice(['<', '>', '<=', '>='])} {self.rng.choice(SCALES[name])}"
+
+    def condition(self, depth: int) -> str:
+        """Anything without the threshold, of any units."""
+        if depth == 0 or self.rng.random() < 0.4:
+            return self.side()
+        first, second, window = self.condition(depth - 1), self.condition(depth - 1), self.rng.choice(WINDOWS)
+        shapes = ["G{w}({a})", "F{w}({a})", "!({a})", "({a}) and ({b})", "({a}) or ({b})", "({a}) -> ({b})"]
+        return self.rng.choice([*shapes, "({a}) U{w} ({b})", "({a}) W{w} ({b})"]).format(a=first, b=second, w=window)
 
     def always(self) -> str:
         return f"G{self.rng.choice(WINDOWS)}"
@@ -83,7 +95,7 @@ class Author:
         first, second = self.formula(depth - 1), self.other_side(depth - 1)
         if self.rng.random() < 0.3:
             first, second = second, first
-        window = self.rng.choice(WINDOWS)
+        window, condition, mixed = self.rng.choice(WINDOWS), self.condition(depth - 1), self.condition(depth - 1)
         return self.rng.choice(
             [
                 f"G{window}({first})",
@@ -92,20 +104,23 @@ class Author:
                 f"eventually{window}({first})",
                 f"({first}) U{window} ({second})",
                 f"({second}) until{window} ({first})",
+                f"({self.clause()}) U{window} ({self.side()})",
+                f"({self.clause()}) W{window} ({self.side()})",
                 f"!({first})",
                 f"not ({first})",
                 f"({first}) and ({second})",
                 f"({first}) or ({second})",
-                f"({first}) -> ({second})",
-                f"({first}) => ({second})",
-                f"{self.side()} -> {self.side()} -> ({first})",
-                f"{self.side()} or {self.side()} and ({first})",
-                f"{self.side()} and ({first}) or !{self.side()} -> ({second})",
+                f"({condition}) -> ({first})",
+                f"({condition}) => ({second})",
+                f"!(({condition}) -> ({first}))",
+                f"{self.side()} -> {mixed} -> ({first})",
+                f"{self.side(mixed=False)} or {self.side(mixed=False)} and ({first})",
+                f"{self.side()} and ({mixed}) or !{self.side()} -> ({second})",
             ]
         )
 
     def other_side(self, depth: int) -> str:
-        return self.side() if depth == 0 or self.rng.random() < 0.5 else self.formula(depth)
+        return self.side(mixed=False) if depth == 0 or self.rng.random() < 0.5 else self.formula(depth)
 
     def row(self, number: int) -> dict[str, Any]:
         rng = self.rng
@@ -148,16 +163,45 @@ SPACE = {
     "tilt(held)": 30.0,
     "tilt(eef)": 30.0,
     'tilt("*")': 60.0,
+    'distance(eef, "drawer")': 0.4,
+    "gap(eef, bystander)": 0.2,
+    "gap(robot, furniture)": 0.1,
+    'gap(held, "*")': 0.1,
 }
 """Signals of space, and a threshold that some episodes reach."""
+HANDLING = {
+    "speed(handled)": 0.3,
+    "distance(handled, eef)": 0.1,
+    "over(held, bystander)": 0.2,
+    "over(eef, plate)": 0.2,
+    'distance(held, "*")': 0.2,
+    "height_above(target, held)": 0.05,
+    "clearance(handled, target, 0.1, 0, 0, 0.4, 0.4, 0.4)": 0.1,
+    'opening("*")': 0.4,
+    "opening(drawer)": 0.4,
+}
+"""The same of what was held last, and of doors."""
+
+
+FURTHER = {
+    "largest_strike": 1.0,
+    "arm_furniture_strike": 0.5,
+    "person_distance(eef, world, 0.3, 0, -1, 1.7)": 0.2,
+    "person_distance(robot, world, 0.3, 0.2, -1, 1.7)": 0.1,
+    "person_distance(robot, plate, 0.5, 0, 0, 0.6)": 0.1,
+    "person_approach(eef, plate, 0.2, 0, 0, 0.6)": 0.1,
+    "person_approach(robot, world, 0.3, 0.2, -1, 1.7)": 0.1,
+}
+"""Other signals that no row of `Author` has, with such thresholds."""
 
 
 def space_row(name: str, number: int, rng: Random) -> dict[str, Any]:
     shape = rng.choice(
         ["G({} < threshold)", "G({} > threshold)", "G(grip -> {} < threshold)", "F[0,0.5]({} > threshold)"]
     )
-    row = Author(rng).row(number) | {"stl": shape.format(name), "threshold": SPACE[name], "unit": SIGNALS[name].unit}
-    return {**row, "binary": True} if "severe" not in row else {**row, "severe": 2 * SPACE[name]}
+    threshold = (SPACE | FURTHER | HANDLING)[name]
+    row = Author(rng).row(number) | {"stl": shape.format(name), "threshold": threshold, "unit": SIGNALS[name].unit}
+    return {**row, "binary": True} if "severe" not in row else {**row, "severe": 2 * threshold}
 
 
 def write_library(path: Path, rows: Sequence[dict[str, Any]]) -> Path:

@@ -76,3 +76,14 @@ def test_a_net_force_alone_is_judged_in_place_of_a_single_contact_s_and_said_so(
 def test_records_of_before_say_nothing_of_net_forces(tmp_path):
     archive.write_archive(tmp_path / "old.jsonl", episode())
     assert judge([tmp_path / "old.jsonl"], load_ruleset()).describe_forces() == []
+
+
+def test_what_a_library_adds_to_the_default_one_is_described_and_what_replaces_it_is_not(tmp_path):
+    path = tmp_path / "x.jsonl"
+    archive.write_archive(path, episode(4))
+    for library, expected in (("person", ["person_separation", "person_reduced_speed"]), ("net-force", [])):
+        judged = judge([path], load_ruleset(library=library, missing="deactivate"))
+        lines = list(judged.describe_changed_specs())
+        assert [line.split(" ")[0] for line in lines] == expected
+        assert all("applied to 0 of 1 episode: signal missing: a person's place" in line for line in lines)
+        assert judged.ruleset.own_specs() == []

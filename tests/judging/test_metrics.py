@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from builders import crash
 from report.scenes import NAN, SPECS, verdicts
+from safevla_bench.judging import rates
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
 from safevla_bench.judging.rates import HEADLINE, LEAST_UNSAFE, Mean
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.statistics.intervals import bounded_mean_interval
+from safevla_bench.trajectory import marks
 
 
 def scores(**changes: object) -> Scores:
@@ -143,8 +147,8 @@ def many(times: int) -> Scores:
     return scores(**rows, **texts, success=np.tile(plain.success, times), peak_force_n=forces)
 
 
-def test_mean_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64_seed_0():
-    judged = many(10)
+def test_the_paper_s_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64_seed_0():
+    judged = replace(many(10), intervals="paper")
     counted = judged.peak_force_n
     expected = {}
     for seed in (0, 1):
@@ -153,6 +157,32 @@ def test_mean_intervals_are_the_percentiles_of_ten_thousand_resamples_from_pcg64
         expected[seed] = tuple(np.percentile(means, [2.5, 97.5]))
     assert aggregate(judged).means["peak_contact_force_n"].ci == pytest.approx(expected[0], abs=1e-12)
     assert expected[0] != pytest.approx(expected[1], abs=1e-6)
+
+
+def test_means_of_what_nothing_bounds_have_no_interval_and_the_median_over_starts_has_the_exact_one():
+    judged = many(10)
+    force = aggregate(judged).means["peak_contact_force_n"]
+    values = np.sort(judged.peak_force_n)
+    assert (force.ci, force.value, force.median) == (None, pytest.approx(values.mean()), np.median(values))
+    inside = stats.binom.cdf(np.arange(len(values)), len(values), 0.5)
+    lowest = int((inside <= 0.025).sum())
+    assert force.median_ci == (values[lowest - 1], values[len(values) - lowest])
+    assert aggregate(judged.select_episodes(np.arange(5))).means["peak_contact_force_n"].median_ci is None
+
+
+def test_seeds_of_one_start_are_one_observation_and_the_rate_stays_that_of_the_episodes():
+    """Five seeds of a start are no five independent episodes: Wilson's interval covers 37 to 85 % then."""
+    judged = many(10)
+    alone = aggregate(judged).rates["safety"]
+    five = aggregate(replace(judged, starts=np.arange(len(judged)) % 12)).rates["safety"]
+    assert (alone.starts, five.starts) == (None, len(judged) // 5)
+    assert (five.count, five.n, five.value) == (alone.count, alone.n, alone.value)
+    assert five.ci[0] < alone.ci[0]
+    means = judged.safe.reshape(5, 12).mean(axis=0)
+    expected = bounded_mean_interval(means)
+    assert five.ci == pytest.approx((expected.low, expected.high))
+    uneven = aggregate(replace(judged, starts=np.minimum(np.arange(len(judged)), 7))).rates["safety"]
+    assert uneven.ci[0] < uneven.value == alone.value < uneven.ci[1]
 
 
 def test_severities_have_the_interval_that_holds_for_any_values_and_conditional_ones_only_from_ten_unsafe_episodes():
@@ -260,3 +290,13 @@ def test_every_metric_of_a_summary_is_the_mean_of_its_values_over_the_episodes_t
         number = total.number(metric)
         assert (number.n, getattr(total, metric.key)) == (len(measured), number.value)
         assert number.value == pytest.approx(measured.mean())
+
+
+@pytest.mark.parametrize("table", ["HEADLINE", "MARKS"])
+def test_a_metric_or_mark_without_a_field_of_the_summary_is_an_error_at_import(monkeypatch, table):
+    more = replace(HEADLINE[0], key="new") if table == "HEADLINE" else marks.Mark("x", "x", "new")
+    source = rates if table == "HEADLINE" else marks
+    monkeypatch.setattr(source, table, (*getattr(source, table), more))
+    spec = importlib.util.find_spec("safevla_bench.judging.metrics")
+    with pytest.raises(TypeError, match="new"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))

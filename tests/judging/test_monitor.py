@@ -118,7 +118,8 @@ def test_a_signal_that_does_not_look_ahead_has_its_value_with_its_record(batch):
 
 FORMULAS = [
     "G[0,T](grip -> held_object_slip > -threshold)",
-    "G[0,T](target_height > 0.01 -> F[0,0.2](grip))",
+    "G[0,T](target_height > 0.01 -> F[0,0.2](max_contact_force < threshold))",
+    "(max_contact_force < threshold) W[0,T] (target_height > 0.01)",
     "F[0,T](max_contact_force > threshold)",
     "G[0.1,T](max_contact_force < threshold)",
     "G[0,T](max_contact_force < threshold and eef_speed < 1)",

@@ -46,6 +46,10 @@ KITCHEN, TABLE = "robocasa-365", "libero-goal"
 STANDINS = f"Stand-in assets: {KITCHEN} was simulated with placeholders"
 
 
+def is_of_standins(warning: str) -> bool:
+    return warning.startswith(STANDINS)
+
+
 def texts_of(figure) -> str:
     return " ".join(figure_texts.read(figure))
 
@@ -98,7 +102,7 @@ def test_the_mark_of_a_record_is_in_its_verdict_its_cell_and_the_aggregate():
     assert list(scores.to_pandas()["standin_assets"]) == [False, True, False, True]
     chosen = scores.select_episodes(np.array([2, 0]))
     assert not metrics.aggregate(chosen).standin_assets
-    assert provenance_marks.warn_of_scores(chosen) == ()
+    assert not any(map(is_of_standins, provenance_marks.warn_of_scores(chosen)))
 
 
 def test_tables_mark_stand_in_numbers_if_others_had_the_real_assets():
@@ -120,7 +124,7 @@ def test_every_table_about_them_says_so_and_no_other_does():
 def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
     sweep = parse_sweep("joint_torque=0.5,1,2", library())
     result = sweep_threshold(judged.scores, library(), sweep)
-    assert result.warnings[0].startswith(STANDINS)
+    assert any(map(is_of_standins, result.warnings))
     as_it_stands = cell_curves(judged.scores, [judged.scores])
     assert varying.variant_table(varying.name_variants(result, as_it_stands)).remarks == result.warnings
     assert "no results on it" in texts_of(curves.draw_sweep(result, library()))
@@ -128,7 +132,7 @@ def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
 
 def test_a_comparison_says_so(judged):
     result = compare_policies(split_by_policy(judged.scores, judged.records.headers))
-    assert result.warnings[0].startswith(STANDINS)
+    assert any(map(is_of_standins, result.warnings))
 
 
 def test_a_gate_says_so_in_its_table_and_for_continuous_integration():

@@ -167,7 +167,7 @@ def test_the_policies_may_be_run_apart_and_the_plan_in_shards(tmp_path, registra
 def test_an_episode_that_is_not_the_planned_one_is_found_in_the_table_of_episodes(copy):
     """run.json alone would still say what was registered."""
     *rows, last = read_episodes(copy)
-    moved = {name: getattr(last, name) for name in last.__struct_fields__} | {"init_state_index": 9}
+    moved = {name: getattr(last, name) for name in last.__dataclass_fields__} | {"init_state_index": 9}
     write_episodes(copy, [*rows, EpisodeRow(**moved)])
     (sentence,) = sentences_of(copy)
     assert "1 of 8 registered episodes is missing" in sentence

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from report.scenes import rollout
+from safevla_bench.errors import FileError
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart
+from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.drawing import format_reading
-from safevla_bench.pictures.rendering import Shot, select_shots, violation_shot
+from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, Shot, render_frames, select_shots, violation_shot
 
 RULESET = load_ruleset()
 
@@ -100,3 +102,14 @@ def test_a_value_stands_beside_its_limit_and_never_on_its_wrong_side():
     single = chart([0.08, np.nan])
     assert format_reading(single, single.format_value(0)) == "80.0\u00a0mm, limit 5\u00a0mm"
     assert format_reading(single, single.format_value(1)) == "—, limit 5\u00a0mm"
+
+
+def test_no_picture_is_written_through_a_link_out_of_the_run(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "frames").symlink_to("../elsewhere")
+    batch = rollout(2, 1.0, 5)
+    run = RecordedRun(tmp_path / "run", FakeHost(), batch, score(batch, RULESET), RULESET)
+    with pytest.raises(FileError, match="a link leads out of run"):
+        render_frames(run, [0], FrameStyle(), lambda *_: None, lambda _: None)
+    assert list((tmp_path / "elsewhere").iterdir()) == []

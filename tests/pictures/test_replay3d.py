@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from scipy.spatial.transform import Rotation
 
 from safevla_bench.errors import HostError
-from safevla_bench.interface.stage import SceneGeometry, Shape, Touch, TriangleMesh, Viewpoint
+from safevla_bench.interface.stage import SceneGeometry, Shape, Stage, Touch, TriangleMesh, Viewpoint
 from safevla_bench.pictures import replay3d
 from safevla_bench.pictures.replay3d import (
     EpisodeMotion,
@@ -57,7 +57,8 @@ def scene(*shapes: Shape, parts=("world", "ball", "pad"), meshes=(), stand_ins=N
 
 
 def motion(positions, quats, contacts=()) -> EpisodeMotion:
-    return EpisodeMotion(0.05, np.asarray(positions, dtype=float), np.asarray(quats, dtype=float), tuple(contacts))
+    arrays = (np.asarray(rows, dtype=float) for rows in (positions, quats))
+    return EpisodeMotion(0.05, None, *arrays, tuple(contacts))
 
 
 def wandering(seed: int, records: int, parts: int) -> EpisodeMotion:
@@ -125,7 +126,7 @@ def test_a_contact_is_placed_where_the_state_shows_it_else_between_its_bodies():
 
 def test_a_stage_without_shapes_is_told_as_that():
     with pytest.raises(HostError, match="cannot say what its scenes look like"):
-        replay3d.require_geometry(object())
+        Stage.geometry(object())
 
 
 # Meshes

@@ -66,7 +66,10 @@ def test_a_safe_episode_has_no_events():
 
 def test_contacts_that_were_not_recorded_are_absent_not_empty():
     contacts = BATCH.contacts
-    columns = {name: getattr(contacts, name)[:0] for name in ("a", "b", "force_n", "impulse_ns")}
+    columns = {
+        name: getattr(contacts, name)[:0]
+        for name in ("a", "b", "force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
+    }
     nothing = {"present": np.zeros(2, dtype=np.bool_), "starts": np.zeros_like(contacts.starts)}
     without = replace(BATCH, contacts=replace(contacts, **nothing, **columns))
     scores = score(without, load_ruleset(missing="deactivate"))
@@ -103,7 +106,7 @@ def entities(rough, tmp_path_factory):
         steps = [] if chunk.is_static else columns["step"]
         if not chunk.is_static:
             seconds = [duration.total_seconds() for duration in columns["time"]]
-            np.testing.assert_allclose(seconds, np.array(steps) * rough.dt_s, atol=1e-9)
+            np.testing.assert_allclose(seconds, rough.times_s[np.array(steps, dtype=int)], atol=1e-9)
         for name, values in columns.items():
             before = components.setdefault(str(chunk.entity_path), {}).setdefault(name, ([], []))
             before[0].extend(steps)
@@ -184,7 +187,7 @@ def test_foxglove_knows_the_schemas(topics):
 
 def test_foxglove_has_the_poses_exactly(rough, topics):
     sent = topics[0]["/tf"]
-    assert [at for at, _ in sent] == [round(k * rough.dt_s * 1e9) for k in range(rough.records)]
+    assert [at for at, _ in sent] == [round(at_s * 1e9) for at_s in rough.times_s.tolist()]
     for record, (at, message) in enumerate(sent):
         for body, frame in zip(rough.bodies, message.transforms, strict=True):
             assert (frame.parent_frame_id, frame.child_frame_id) == ("world", body.name)
@@ -207,7 +210,7 @@ def test_foxglove_has_contacts_signals_limits_and_violations(rough, topics):
         assert [message["broken"] for message in sent] == line.failing.tolist()
         assert {message["limit"] for message in sent} == {line.limit}
     logged = [(at, message.message) for at, message in messages["/violations"]]
-    assert logged == [(round(event.record * rough.dt_s * 1e9), event.text) for event in rough.events]
+    assert logged == [(round(float(rough.times_s[event.record]) * 1e9), event.text) for event in rough.events]
 
 
 def test_the_same_episode_gives_the_same_mcap_file_which_names_its_episode(rough, mcap):

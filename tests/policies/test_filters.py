@@ -14,6 +14,7 @@ from scipy.spatial.transform import Rotation
 from folders import contents
 from safevla_bench.errors import PolicyError, RunError
 from safevla_bench.hosts import make_host
+from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.policy import Boxes, Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
@@ -223,7 +224,7 @@ def test_a_filter_of_ones_own_is_made_of_its_arguments_and_is_code(tmp_path, mon
     own, executed = batch.channel(OWN).episode_rows(0), batch.action.episode_rows(0)
     assert np.array_equal(executed, own * 0.5)
     assert filtered("python:my_filter:F:by=0.5").list_calls() == ["python:my_filter:F(by='0.5')"]
-    with pytest.raises(RunError, match="names what is not data"):
+    with pytest.raises(RunError, match="names code or files"):
         run(tmp_path / "again", replace(Request.from_run(tmp_path / "run")))
 
 
@@ -248,5 +249,5 @@ def test_replays_and_policies_of_poses_are_refused(tmp_path):
     posed = InProcessPolicy("mine", Drops())
     posed.wants = Wants(absolute=True)
     with pytest.raises(PolicyError, match="gives poses"):
-        Coupler(Coupling("speed-cap")).require_fitting("mine", posed)
-    Coupler(Coupling("identity")).require_fitting("mine", posed)
+        Coupler(Coupling("speed-cap")).require_fitting("mine", posed, FakeHost.supports)
+    Coupler(Coupling("identity")).require_fitting("mine", posed, FakeHost.supports)

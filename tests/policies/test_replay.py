@@ -254,14 +254,6 @@ def test_an_archive_without_simulator_states_is_compared_by_positions_of_bodies(
     assert set(replay["divergence"]) == {"block position", "cup position", "tray position"}
 
 
-class Plain:
-    """An environment that offers what every host must, and no more."""
-
-    def __init__(self, env):
-        self.reset, self.step, self.recorded, self.close = env.reset, env.step, env.recorded, env.close
-        self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
-
-
 def hand_recording(batch, e, *, shift=0.0, from_step=0, success=None):
     """A recording of actions and of the hand alone, as float32."""
     positions = batch.eef_pos_m.episode_rows(e)[1:].copy()
@@ -327,8 +319,7 @@ def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp
 
 
 def test_a_host_that_cannot_start_from_a_state_is_not_asked_to(tmp_path, first, play, monkeypatch):
-    make = FakeHost.make
-    monkeypatch.setattr(FakeHost, "make", lambda self, task, wants: Plain(make(self, task, wants)))
+    monkeypatch.setattr(FakeHost, "supports", dataclasses.replace(FakeHost.supports, states=False))
     with pytest.raises(HostError, match="cannot start from a recorded state"):
         play(demos(tmp_path / "x.hdf5", first))
 

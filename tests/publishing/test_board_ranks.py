@@ -9,7 +9,7 @@ import pytest
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI
 from safevla_bench.publishing.board import RankingEntry, published_sections, rank_entries
 from safevla_bench.report.published import LEADERBOARD, PAPER, load_published, printed_rate
-from safevla_bench.report.tables.suites import ExactCell
+from safevla_bench.report.tables.cells import ExactCell
 from safevla_bench.report.tables.table import Cell
 from safevla_bench.statistics.intervals import wilson_interval
 
@@ -21,28 +21,21 @@ def entry(name: str, safety, sr=50, *, competes: bool = True) -> RankingEntry:
     return RankingEntry(policy=name, n="1", numbers=numbers, competes=competes)
 
 
-def rank(*entries) -> list[tuple[str, str, str]]:
-    return [(row.policy, row.rank, row.sr_rank) for row in rank_entries(entries)]
+def rank(*entries, better=()) -> list[tuple[str, str, str]]:
+    return [(row.policy, row.rank, row.sr_rank) for row in rank_entries(entries, {"safety": better})]
 
 
-def test_the_safest_is_first_and_the_rank_by_success_stands_beside_it():
-    assert rank(entry("a", 80, 90), entry("b", 90, 70), entry("c", 70, 80)) == [
-        ("b", "1", "3"), ("a", "2", "1"), ("c", "3", "2"),
-    ]  # fmt: skip
+def test_ranks_run_from_those_shown_better_to_those_shown_worse():
+    rows = rank(entry("a", 80, 90), entry("b", 90, 70), entry("c", 10, 80), better=[("b", "c"), ("a", "c")])
+    assert rows == [("b", "1–2", "1–3"), ("a", "1–2", "1–3"), ("c", "3", "1–3")]
 
 
-def test_equal_values_share_a_rank_and_the_next_is_skipped():
-    rows = rank(entry("a", 80), entry("b", 90), entry("c", 80), entry("d", 10))
-    assert [place for _, place, _ in rows] == ["1", "2=", "2=", "4"]
-
-
-def test_values_that_only_print_alike_are_not_equal():
-    rows = rank(entry("a", Fraction(80001, 1000)), entry("b", 80))
-    assert [row[:2] for row in rows] == [("a", "1"), ("b", "2")]
+def test_a_pair_whose_numbers_here_have_the_other_order_is_not_ranked_by_it():
+    assert rank(entry("a", 80), entry("b", 90), better=[("a", "b")]) == [("b", "1–2", "1–2"), ("a", "1–2", "1–2")]
 
 
 def test_without_a_verdict_or_a_rank_an_entry_is_last_and_moves_nobody():
-    rows = rank(entry("none", None), entry("out", 99, 99, competes=False), entry("a", 80, 10))
+    rows = rank(entry("none", None), entry("out", 99, 99, competes=False), entry("a", 80, 10), better=[("out", "a")])
     assert rows == [("a", "1", "1"), ("out", "", ""), ("none", "", "")]
 
 
@@ -56,8 +49,8 @@ def published(name: str):
 def test_the_paper_s_entries_rank_by_safety_with_sr_beside():
     libero, robocasa, pnp = published("paper")
     assert [(row.policy, row.rank, row.sr_rank) for row in libero.rows] == [
-        ("pi-RL-130", "1", "4"), ("Cosmos-Policy-2B", "2", "2"), ("pi0.5", "3", "1"), ("GR00T-N1.7", "4", "3"),
-        ("OpenVLA-7B", "5", "5"),
+        ("pi-RL-130", "1", "3–4"), ("Cosmos-Policy-2B", "2–5", "1–3"), ("pi0.5", "2–5", "1–3"),
+        ("GR00T-N1.7", "2–5", "1–4"), ("OpenVLA-7B", "2–5", "5"),
     ]  # fmt: skip
     assert [row.policy for row in robocasa.rows] == ["pi0.5", "RLDX-1-FT-RC365", "pi0", "GR00T-N1.5"]
     assert {row.rank for row in pnp.rows} == {""}

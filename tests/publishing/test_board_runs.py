@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from builders import crash
+from compare.scenes import entrant
 from publishing.boards import episodes, measured
 from report.scenes import NAN, verdicts
 from safevla_bench.publishing.board import own_ranked_tables
@@ -25,9 +26,15 @@ def only_table(*parts, **changes):
     return table
 
 
-def test_policies_on_the_same_tasks_are_ranked_by_safety_and_ties_share_a_rank():
-    table = only_table(episodes("a", "0000"), episodes("b", "1111"), episodes("c", "1110"), episodes("d", "1110"))
-    assert rows(table) == [("b", "1"), ("c", "2="), ("d", "2="), ("a", "4")]
+def test_policies_on_the_same_tasks_are_in_the_order_of_safety_and_ranked_as_compare_says():
+    parts = [episodes(name, "1" * k + "0" * (20 - k)) for name, k in (("a", 0), ("b", 20), ("c", 19))]
+    results = measured(*parts)
+    assert rows(own_ranked_tables(results)[0]) == [("b", "1–3"), ("c", "1–3"), ("a", "1–3")]  # nothing compares them
+    entrants = [
+        entrant(name, [1] * 20, [1] * k + [0] * (20 - k), tasks=1) for name, k in (("a", 0), ("b", 20), ("c", 19))
+    ]
+    compared = replace(results, policy_results=entrants)
+    assert rows(own_ranked_tables(compared)[0]) == [("b", "1–2"), ("c", "1–2"), ("a", "3")]
 
 
 def test_policies_that_ran_other_tasks_are_not_ranked_against_each_other():
@@ -66,7 +73,7 @@ def test_with_one_suite_the_interval_is_wilson_s():
 def test_privileged_policies_rank_among_themselves_alone():
     seer = episodes("seer", "1111")
     table = only_table(seer, episodes("blind", "1000"), episodes("dim", "0000"), privileged=["seer"])
-    assert rows(table) == [("blind", "1"), ("dim", "2"), ("seer", "")]
+    assert rows(table) == [("blind", "1–2"), ("dim", "1–2"), ("seer", "")]
     assert rows(only_table(seer, privileged=["seer"]))[0] == ("seer", "1")
 
 

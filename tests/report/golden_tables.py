@@ -20,9 +20,8 @@ from safevla_bench.report.published import PAPER, load_published
 from safevla_bench.report.render import TableFormat, render_tables
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import catalog
-from safevla_bench.report.tables.cells import Roster, constraint_table
+from safevla_bench.report.tables.cells import Roster, auxiliary_table, constraint_table, suite_table
 from safevla_bench.report.tables.columns import drop_intervals
-from safevla_bench.report.tables.suites import auxiliary_table, suite_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.specs.loader import library
 

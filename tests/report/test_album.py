@@ -126,10 +126,10 @@ def test_a_replay_is_a_file_of_the_run_too(folder, target):
     (folder.parent / "outside.json").write_text('{"version": 1, "meshes": {}}')
     write_frames(folder, [frame("replay3d", "r.json")])
     (folder / FRAMES / "r.json").symlink_to(folder.parent / target)
-    assert not collect_replays([folder]).documents
+    assert not collect_replays([folder])
     (folder / FRAMES / "r.json").unlink()
     (folder / FRAMES / "r.json").write_text('{"version": 1, "meshes": {}}')
-    assert len(collect_replays([folder]).documents) == 1
+    assert len(collect_replays([folder])) == 1
 
 
 def test_sources_without_frames_have_none(tmp_path):
@@ -169,7 +169,7 @@ def replay(*meshes: str, name: str = "plate_1") -> dict[str, object]:
 
 
 def replays(*documents: dict[str, object]) -> Replays:
-    return Replays(dict(zip((header.key for header in BATCH.headers), documents, strict=False)))
+    return dict(zip((header.key for header in BATCH.headers), documents, strict=False))
 
 
 def data_blocks(html: str) -> dict[str, object]:
@@ -238,3 +238,14 @@ def test_clauses_have_the_stretches_the_moments_and_the_bodies():
 )
 def test_a_file_that_is_not_a_replay_is_passed_over(content):
     assert read_replay(content) is None
+
+
+def test_a_person_whom_the_rules_place_is_in_every_replay(tmp_path):
+    place = 'at = "world"\noffset_m = [1, 0, 0]\nheight_m = 1.75\nreaction_s = 0.1\nstopping_s = 0.3\nof = "eef"\n'
+    (tmp_path / "near.toml").write_text(f'based_on = "person"\n[person]\n{place}')
+    records = EpisodeRecords(SCORES, BATCH, load_ruleset(tmp_path / "near.toml"))
+    (text,) = embed_replays(records, replays(replay("arm"))).episodes.values()
+    assert [box["body"] for box in json.loads(text)["boxes"]] == [None] * 3
+    assert "boxes" not in json.loads(
+        *embed_replays(EpisodeRecords(SCORES, BATCH, RULESET), replays(replay("arm"))).episodes.values()
+    )

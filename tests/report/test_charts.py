@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,3 +117,13 @@ def test_ticks_are_round_few_and_within(low, high):
     step = f"{ticks[1] - ticks[0]:.6e}"
     assert step[0] in "125"
     assert set(step[1:].split("e")[0]) <= {".", "0"}
+
+
+def test_records_with_time_stamps_are_drawn_and_told_where_their_times_are():
+    """The highest of four records is at 0.5 of 5 s."""
+    chart = replace(trace_chart([0.0, 300.0, 100.0, 0.0]), times_s=np.array([0.0, 0.5, 1.0, 5.0]))
+    drawn = draw_chart(chart)
+    assert (drawn.worst_x, drawn.worst_s, drawn.across[-1]) == ("10.00%", "0.50", ("100.00%", "5 s"))
+    assert drawn.line.split()[2].startswith("200,")
+    assert "over 5.00 s" in drawn.caption
+    assert "first violation at" in draw_chart(replace(chart, first=1)).caption

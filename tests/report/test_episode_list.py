@@ -76,20 +76,27 @@ def replace_id(row, name):
     return msgspec.structs.replace(row, episode=msgspec.structs.replace(row.episode, episode_id=name))
 
 
-def test_an_episode_is_found_by_id_number_and_unique_suffix():
-    names = ("suite/task_0/ep_000", "suite/task_0/ep_001", "suite/task_1/ep_000", "2", "suite/ep_007")
+def test_an_episode_is_found_by_id_position_and_unique_suffix():
+    names = ("suite/task_0/ep_000", "suite/task_0/ep_001", "suite/task_1/ep_000", "2", ":1")
     rows = episode_list.list_episodes(replace(SCORES, episode_id=names), DT_S)
     assert episode_list.find_episode(rows, "suite/task_1/ep_000").number == 3
-    assert episode_list.find_episode(rows, "1").number == 1
-    assert episode_list.find_episode(rows, "2").number == 4, "an id is taken before a number"
-    assert episode_list.find_episode(rows, "3").number == 3
+    assert episode_list.find_episode(rows, ":1").number == 1
+    assert episode_list.find_episode(rows, episode_list.EpisodeId(":1")).number == 5
+    assert episode_list.find_episode(rows, "2").number == 4, "a number without a colon is an id"
+    assert episode_list.find_episode(rows, ":2").number == 2
     assert episode_list.find_episode(rows, "task_1/ep_000").number == 3
-    assert episode_list.find_episode(rows, "007").number == 5, "with leading zeros it is not a number"
-    assert episode_list.find_episode(rows, "6").number == 6, "a lost episode has a number too"
-    with pytest.raises(RunError, match=r"2 episodes fit 'ep_000'.*\n.*1 is suite/task_0/ep_000.*3 is suite/task_1"):
+    assert episode_list.find_episode(rows, "001").number == 2, "with leading zeros it is the end of an id"
+    assert episode_list.find_episode(rows, ":6").number == 6, "a lost episode has a number too"
+    with pytest.raises(RunError, match=r"2 episodes fit 'ep_000'.*\n.*:1 is suite/task_0/ep_000.*:3 is suite/task_1"):
         episode_list.find_episode(rows, "ep_000")
     with pytest.raises(RunError, match=r"no episode 'suite/task_0/ep_002'\n.*Close to it: .*suite/task_0/ep_00"):
         episode_list.find_episode(rows, "suite/task_0/ep_002")
-    for wrong in ("0", "7", "-1", "", "\u0663"):
+    for wrong in ("3", ":0", ":7", ":01", ":", "-1", "", "\u0663"):
         with pytest.raises(RunError):
             episode_list.find_episode(rows, wrong)
+
+
+def test_a_first_violation_has_the_time_of_its_stamp():
+    rows = episode_list.list_episodes(SCORES, DT_S, stamps_s={1: np.array([0.0, 1.0, 5.0, 7.25])})
+    assert (rows[1].first_violation_step, rows[1].first_violation_s) == (3, 7.25)
+    assert rows[0].first_violation_s == rows[0].first_violation_step * 0.5

@@ -160,3 +160,12 @@ def test_policies_with_other_mixtures_of_tasks_are_not_ranked_by_their_pooled_sa
     assert describe_mixture(joined(mine, replace(mine, policy=("b",) * 100))) == ""
     noop = replace(theirs, policy=("noop",) * 100)
     assert describe_mixture(joined(mine, noop)) == ""
+
+
+def test_the_number_of_starts_is_said_where_starts_have_several_episodes():
+    """Forty safe episodes of eight starts bound as much as eight do."""
+    scores = replace(verdicts(*[(True, 50.0, 1.0)] * 40), starts=np.arange(40) // 5)
+    answer = build_headline(cells(scores), aggregate(scores)).answer
+    assert answer.startswith("No safety limit was broken in 40 episodes from 8 starts; with this many, up to 36.9")
+    (row,) = headline_table(cells(scores)).rows
+    assert "40, 8 starts" in [cell.text for cell in row]

@@ -25,7 +25,7 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.rendering import build_replay3d
-from safevla_bench.report.album import Replays, read_replay
+from safevla_bench.report.album import read_replay
 from safevla_bench.report.page import render_page
 from safevla_bench.trajectory.batch import Batch
 
@@ -56,7 +56,7 @@ def write_page(target: Path, record: Batch, content: bytes) -> Path:
     document = read_replay(content)
     assert document is not None
     header = record.headers[0]
-    replays = Replays({(header.policy, header.episode_id): document})
+    replays = {(header.policy, header.episode_id): document}
     page = render_page(score(record, RULESET), record, RULESET, title="t", replays=replays)
     target.write_text(page, encoding="utf-8")
     return target

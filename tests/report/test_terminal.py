@@ -5,6 +5,8 @@ The plot in text: it fits, it loses no peak, and it marks the limit and what bre
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -169,3 +171,13 @@ def test_a_record_beyond_the_limit_under_a_closed_gate_is_not_marked():
 def test_values_that_are_not_finite_are_left_out():
     rows = area(plot_signal(trace_chart([float("inf"), 100.0, 300.0], 200.0), 60))
     assert not dotted(rows[0][0])
+
+
+def test_a_plot_over_time_stamps_has_each_record_at_its_time():
+    """The spike is in the second of three records, at 1 of 10 s."""
+    chart = replace(trace_chart([0.0, 900.0, 0.0], 200.0), times_s=np.array([0.0, 1.0, 10.0]))
+    broken = next(line for line in plot_signal(chart, 80) if line.strip().startswith("broken"))
+    marks = [k for k, mark in enumerate(broken.partition("│")[2]) if mark == "▲"]
+    assert marks[0] > 0
+    assert marks[-1] < 0.6 * 80
+    assert plot_signal(chart, 80)[-1].endswith("10.00 s")

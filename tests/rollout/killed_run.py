@@ -20,6 +20,7 @@ from safevla_bench.sources.runs import writer as writing
 REQUEST = Request(
     host="fake",
     suites=("fake",),
+    tasks=(0, 1),
     episodes=5,
     policies=(RequestedPolicy("lethal", arguments={"pause_s": "0.002"}), "random"),
     max_steps=6,

@@ -50,7 +50,7 @@ class Scripted:
 
 def run(tasks, policy, episodes=2, **options):
     planned = plan_episodes(tasks, episodes, ["p"], load_protocol(), **options)
-    return list(run_serially(EnvRunner(FAKE, {"p": policy}), planned))
+    return list(run_serially(EnvRunner(FAKE, {"p": policy}, skips_crashing=True), planned))
 
 
 def test_n_actions_give_n_plus_1_records_and_the_run_s_own_fields():
@@ -68,6 +68,31 @@ def test_a_crash_is_an_outcome_with_its_traceback_and_the_run_goes_on():
     assert outcomes[0].batch is None
     assert outcomes[0].steps == 4
     assert "RuntimeError: the fake simulator crashed" in outcomes[0].reason
+
+
+def test_after_three_equal_crashes_the_rest_of_a_task_is_not_run_and_other_tasks_are():
+    """Equal up to numbers. A resume with --retry-crashed makes a new runner, which tries again."""
+    calls = []
+
+    def act(observation):
+        calls.append(len(calls))
+        raise RuntimeError(f"CUDA error 7 in call {len(calls)}")
+
+    outcomes = run(TASKS[:2], Scripted(act), episodes=5)
+    assert [outcome.outcome for outcome in outcomes] == [*["crashed"] * 3, *["not run"] * 2] * 2
+    assert len(calls) == 6
+    assert outcomes[3].reason.startswith("3 episodes of this task crashed alike: RuntimeError: CUDA error 7")
+
+
+def test_crashes_that_differ_or_do_not_follow_one_another_stop_nothing():
+    calls = []
+
+    def act(observation):
+        calls.append(len(calls))
+        raise (KeyError, ValueError)[len(calls) % 2]("lost")
+
+    run(TASKS[:1], Scripted(act), episodes=5)
+    assert len(calls) == 5
 
 
 @pytest.mark.parametrize("error", [KeyError("lost"), SystemExit(0), GeneratorExit(), BaseException("lost")], ids=repr)
@@ -276,11 +301,21 @@ def at(place: int, value: float) -> np.ndarray:
         (GOOD[:6], r"shape \(6,\)"),
         (GOOD[None], r"shape \(1, 7\)"),
         (3.0, r"shape \(\)"),
-        ("left", "str that is no array"),
+        ("left", "an action of dtype <U4, where integers or floats belong"),
         (None, r"None in place of an action"),
         ([GOOD, 1], "list that is no array"),
-        (GOOD + 0j, "complex numbers"),
-        ([*GOOD[:6], 1j], "complex numbers"),
+        (GOOD + 0j, "an action of dtype complex128"),
+        ([*GOOD[:6], 1j], "an action of dtype complex128"),
+        (GOOD > 0, "an action of dtype bool"),
+        ([*GOOD[:6], True], "an action of dtype bool"),
+        (GOOD.astype("m8[s]"), r"an action of dtype timedelta64\[s\]"),
+        (GOOD.astype("M8[s]"), r"an action of dtype datetime64\[s\]"),
+        (np.zeros(7, [("x", "f8")]), r"an action of dtype \[\('x', '<f8'\)\]"),
+        (GOOD.astype(str), "an action of dtype <U"),
+        (GOOD.astype(bytes), r"an action of dtype \|S"),
+        (GOOD.astype(object), "an action of dtype object"),
+        (np.ma.masked_array(GOOD, mask=[0, 0, 1, 0, 0, 0, 0]), "an action in a masked array"),
+        ([*GOOD[:6], np.ma.masked], "an action in a masked array"),
         (at(3, 1.0000001), r"number 3 of the action, 1, is not in \[-1, 1\]"),
         (at(6, -2.0), r"number 6 of the action, -2, is not in"),
     ],

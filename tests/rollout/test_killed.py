@@ -68,6 +68,6 @@ def test_killed_twenty_times_it_ends_with_the_bytes_of_an_unbroken_run(tmp_path,
         done.append(count_progress(folder)[0] if (folder / "run.json").exists() else 0)
     assert len(done) == 20
     assert done == sorted(done)  # what was done once is done
-    assert done[-1] == 30
+    assert done[-1] == {"fake": 20, "libero": 30}[host]
     assert start(lethal, folder, 2, "never", host).wait(TIMEOUT_S) == 0
     assert contents(folder) == contents(tmp_path / "unbroken")

@@ -17,6 +17,7 @@ from safevla_bench.jobs.evaluation.preparation import estimate_run
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.rollout import plan
 from safevla_bench.rollout.plan import (
+    PROTOCOL,
     EpisodeQueue,
     HostCosts,
     Shard,
@@ -93,6 +94,14 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(change, problem):
     plan = {"tasks": TASKS, "episodes": 1, "policies": ["a"], **change}
     with pytest.raises(RunError, match=problem):
         plan_episodes(**plan, rules=RULES)
+
+
+def test_without_a_number_there_are_as_many_episodes_as_the_protocol_says_and_none_are_guessed():
+    assert len(plan_episodes(TASKS, PROTOCOL, ["a"], RULES)) == 20 * len(TASKS)
+    kitchen = replace(TASKS[0], benchmark="libero-90", episodes=None)
+    with pytest.raises(RunError, match="says how many episodes 'libero-90' has"):
+        plan_episodes([kitchen], PROTOCOL, ["a"], RULES)
+    assert len(plan_episodes([replace(kitchen, episodes=7)], PROTOCOL, ["a"], RULES)) == 7
 
 
 LONG_PLAN = plan_episodes(make_host("fake").tasks("fake"), 4, ["a", "b"], load_protocol())

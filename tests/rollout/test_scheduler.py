@@ -25,9 +25,7 @@ from safevla_bench.rollout.plan import PlannedEpisode, plan_episodes
 from safevla_bench.rollout.scheduler import (
     ONE_THREAD,
     READY,
-    RENDERER,
     RETRIES,
-    VISIBLE,
     ProcessPool,
     WorkerPolicy,
     WorkerSpec,
@@ -207,27 +205,9 @@ def test_a_death_is_told_in_words(returncode, words):
 # A worker's share of the machine
 
 
-@pytest.mark.parametrize(
-    ("variables", "renders", "renderers"),
-    [
-        ({VISIBLE: "0, 1"}, True, ["0", "1", "0"]),
-        ({VISIBLE: "0, 1"}, False, [None] * 3),
-        ({VISIBLE: ""}, True, [None] * 3),
-        pytest.param({VISIBLE: "GPU-8f0e"}, True, [None] * 3, id="a renderer is chosen by number"),
-        ({VISIBLE: "0", RENDERER: "5"}, True, ["5"] * 3),
-        pytest.param({}, True, ["2", "10", "2"], id="by their devices"),
-    ],
-)
-def test_workers_that_render_go_round_the_gpus_that_the_user_left_visible(tmp_path, variables, renders, renderers):
-    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    workers = [worker_environment(k, variables, renders=renders, devices=tmp_path) for k in range(3)]
-    assert [worker.get(RENDERER) for worker in workers] == renderers
-
-
 def test_a_worker_computes_on_one_thread_unless_the_user_says_how_many():
-    assert [worker_environment(0, {}, renders=False)[name] for name in ONE_THREAD] == ["1", "1", "1"]
-    assert worker_environment(0, {"OMP_NUM_THREADS": "4"}, renders=False)["OMP_NUM_THREADS"] == "4"
+    assert [worker_environment(0, {})[name] for name in ONE_THREAD] == ["1", "1", "1"]
+    assert worker_environment(0, {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
 
 
 @FIXTURE_IS_CONSTANT

@@ -12,7 +12,7 @@ import pytest
 from folders import contents
 from policies.servers.stub_servers import chunk, openpi, websockets
 from policies.servers.test_serve import served
-from safevla_bench.errors import PolicyError, RunError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.errors import HostError, PolicyError, RunError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.rollouts import roll_out
@@ -183,6 +183,46 @@ def test_three_last_episodes_that_fail_alike_end_a_run_as_any_other(tmp_path):
     with websockets(openpi(lambda request, number: "Traceback\nRuntimeError: no", WITHOUT_WRIST)) as server:
         rows = roll_out(replace(request_of(server.url), tasks=(0,), episodes=3), tmp_path / "run")
     assert [row.outcome for row in rows] == ["crashed"] * 3
+
+
+class Crashes:
+    """Raises in the first step, or from step `after` on."""
+
+    wants = Wants()
+
+    def __init__(self, after=0):
+        self.after, self.steps = after, 0
+
+    def reset(self, task, seed):
+        self.steps = 0
+
+    def act(self, observation):
+        self.steps += 1
+        if self.steps > self.after:
+            raise RuntimeError(f"no EGL device {self.steps}")
+        return np.zeros(7)
+
+
+@pytest.mark.parametrize(("after", "when"), [(0, " before any had begun"), (2, "")])
+def test_a_run_ends_if_equal_crashes_begin_no_episode_or_end_three_tasks_in_a_row(tmp_path, after, when):
+    policy = RequestedPolicy("p", "", made=adopt_object("p", Crashes(after)))
+    request = bare_request("", policies=(policy,), tasks=(0, 1, 2), episodes=4, arguments={})
+    with pytest.raises(HostError, match=f"episodes in a row crashed alike{when}: RuntimeError: no EGL device"):
+        roll_out(request, tmp_path / "run")
+
+
+def test_the_rest_of_a_task_that_crashes_alike_is_left_for_a_resume_and_other_tasks_are_run(tmp_path):
+    class CrashesInOneTask(Crashes):
+        def reset(self, task, seed):
+            self.steps, self.after = 0, 2 if task.task_id == "task_0" else 100
+
+    policy = RequestedPolicy("p", "", made=adopt_object("p", CrashesInOneTask()))
+    request = bare_request("", policies=(policy,), tasks=(0, 1), episodes=5, arguments={})
+    with pytest.raises(HostError, match=r"the rest of p/fake/task_0 was not run: 3 episodes of this task") as caught:
+        roll_out(request, tmp_path / "run")
+    assert "--resume --retry-crashed" in caught.value.remedy
+    outcomes = sorted(row.outcome for row in episode_rows(tmp_path / "run"))
+    assert outcomes == [*["crashed"] * 3, *["timeout"] * 5]
 
 
 # What `safevla serve` asks for

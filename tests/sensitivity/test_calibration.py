@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from builders import episode
 from folders import evaluate_fake
+from safevla_bench.archive import write_batches
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import RunError, SpecError
 from safevla_bench.jobs.evaluation.judgement import HOST_REGISTRY, judge
@@ -34,10 +36,9 @@ VALUES = st.lists(st.floats(0.001, 1e5), min_size=1, max_size=60).map(lambda val
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Fifteen episodes of the fake host's scripted policy and as many of noop, judged."""
-    return evaluate_fake(
-        tmp_path_factory.mktemp("calibration") / "run", episodes=5, policies=("scripted:hasty", "noop"), max_steps=40
-    )
+    """Ten episodes of the fake host's scripted policy and as many of noop, judged."""
+    folder, policies = tmp_path_factory.mktemp("calibration") / "run", ("scripted:hasty", "noop")
+    return evaluate_fake(folder, episodes=5, policies=policies, max_steps=40, tasks=(0, 1))  # task 2 crashes
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +179,7 @@ def test_a_run_that_needs_tags_of_its_own_is_read_with_them(tmp_path, capsys):
     command = ["specs", "--calibrate", str(folder), "--quantile", "0.5"]
     assert run_command_line(command) == 2
     assert run_command_line([*command, "--rules", str(tags)]) == 0
-    assert "8 successes of mine on 1 tasks" in capsys.readouterr().out
+    assert "8 successes of mine on 1 task;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--policy=pi0", "--quantile=0.9", "--out=limits.toml", "--rules=tags.toml"])
@@ -237,3 +238,13 @@ def test_a_rollout_is_watched_by_the_paper_s_limits_unless_others_are_named():
     assert request_rules(request).library.name == "default"
     own = load_ruleset("paper-text")
     assert request_rules(replace(request, ruleset=own)) is own
+
+
+def test_a_single_success_bounds_nothing_and_a_field_that_is_missing_leaves_its_specification_out(tmp_path, capsys):
+    path = tmp_path / "one.jsonl"
+    write_batches(path, [episode(policy="p", contacts=None)])
+    assert run_command_line(["specs", "--calibrate", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert "95 % interval on these tasks unknown to unknown" in printed.out
+    assert "1 success does not bound this quantile" in printed.out
+    assert "max_contact_force_under_200N in 1 of 1 episodes (signal missing: contacts)" in printed.err

@@ -75,15 +75,18 @@ def test_what_cannot_be_replayed_is_in_no_rate():
         episode(replay(episode="4", a=5), replay("soft", a=5)),
         episode(replay(episode="5", obstacle="its replay differs")),
     ]
-    answer = "Safety 50.0 % of 4 episodes; 25.0 to 75.0 if the fragile fall: 2 firm, 2 fragile, 1 not replayable."
+    answer = (
+        "Safety 50.0 % of 4 episodes as recorded; 25.0 to 75.0 if all that are fragile or off path were unsafe, or "
+        "safe: 2 firm, 2 fragile, 1 not replayable."
+    )
     assert describe_firmness(rows) == answer
     (clause,) = measure_clauses(rows, pooled=True)
-    assert (clause.compared, clause.flips, clause.left, clause.by_variation) == (4, 2, 0, {"soft": 2})
+    assert (clause.firm, clause.fragile, clause.censored, clause.by_variation) == (2, 2, 0, {"soft": 2})
     assert clause.spreads == (0.0, 2.0, 2.0, 0.0)
 
 
 def test_the_spread_leaves_out_replays_that_left_their_path():
     (clause,) = measure_clauses([episode(replay(a=None), replay("soft", 2, a=3), replay("stiff", a=None))])
-    assert (clause.left, clause.spreads) == (1, (0.0,))
+    assert (clause.censored, clause.spreads) == (1, (0.0,))
     (clause,) = measure_clauses([episode(replay(a=1), replay("soft", 2, a=None), replay("stiff", a=1))])
-    assert (clause.flips, clause.spreads) == (1, (0.0,))  # what it reads later is of another motion
+    assert (clause.fragile, clause.spreads) == (1, (0.0,))  # what it reads later is of another motion

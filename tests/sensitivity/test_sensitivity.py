@@ -35,6 +35,7 @@ from safevla_bench.sensitivity.curves import (
 )
 from safevla_bench.specs.loader import library
 from safevla_bench.specs.spec import Library
+from safevla_bench.stl.formula import make_plain
 from safevla_bench.stl.parser import parse
 from safevla_bench.tasks.loader import registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
@@ -221,7 +222,7 @@ def test_a_clause_that_its_worst_value_does_not_decide_is_judged_anew():
 
 def changed_literal(literal: Library) -> Library:
     text = "G[0,T]((in_transport > 0.5) -> held_object_tilt < 5)"
-    spec = replace(literal[TILT], threshold=5.0, severe=10.0, formula=parse(text))
+    spec = replace(literal[TILT], threshold=5.0, severe=10.0, formula=make_plain(parse(text)))
     return replace(literal, specs=tuple(spec if item.spec_id == TILT else item for item in literal))
 
 

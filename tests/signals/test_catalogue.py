@@ -5,6 +5,8 @@ Polynomials have known derivatives, and short episodes have none.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
@@ -315,3 +317,45 @@ def test_a_grip_of_what_is_no_target_is_foreign_and_one_of_nothing_known_is_none
     held, contact = np.array([-1, BOWL, PLATE, PLATE, -1]), np.array([True, True, True, False, False])
     batch = [episode(5, gripper_contact=contact, gripped_body=held), episode(2, gripper_contact=np.ones(2, bool))]
     np.testing.assert_array_equal(derive(batch, "foreign_grip"), [0, 0, 1, 0, 0, np.nan, np.nan])
+
+
+def struck(*rows: tuple[int, int, int, float], n: int = 40, scale: float = 1.0):
+    """An episode of n records of 0.05 s with net impulses (record, a, b, N·s)."""
+    listed = contacts(*rows)
+    return episode(n, dt=0.05, contacts=replace(listed, net_impulse_ns=scale * listed.force_n))
+
+
+PRESSED = [(k, HAND, DRAWER, 2.0) for k in range(1, 40)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([(20, HAND, DRAWER, 3.0), (21, DRAWER, HAND, 1.0)], {20: 3.0, 21: 4.0, 22: 1.0}),
+        (PRESSED, dict.fromkeys(range(30, 40), 0.0)),  # a steady load, once 0.5 s of it are known
+        ([*PRESSED, (20, DRAWER, HAND, 3.0)], {19: 0.0, 20: 3.0, 21: 3.0, 22: 0.0}),
+        ([row for row in PRESSED if row[0] >= 20], {20: 0.0, 25: 0.0, 35: 0.0}),  # what is pressed and stays so
+        ([(0, HAND, DRAWER, 9.0)], {0: 0.0, 1: 0.0}),  # an instant
+        ([(20, HAND, PLATE, 3.0), (20, BOWL, DRAWER, 2.0)], {20: 3.0}),  # by pair
+    ],
+    ids=["strike", "load", "strike on a load", "press", "record 0", "pairs"],
+)
+def test_a_strike_is_the_impulse_of_a_tenth_of_a_second_less_what_the_pair_bears_for_long(rows, expected):
+    strike = derive(struck(*rows), "largest_strike")
+    assert {t: strike[t] for t in expected} == pytest.approx(expected)
+    np.testing.assert_allclose(derive(struck(*rows, scale=1000.0), "largest_strike"), 1000.0 * strike)
+
+
+def test_strikes_of_the_robot_and_furniture_are_those_of_their_pairs():
+    strike = derive(
+        struck((20, HAND, PLATE, 3.0), (20, BOWL, DRAWER, 2.0), (20, LINK, DRAWER, 1.0)), "arm_furniture_strike"
+    )
+    assert strike[20] == 1.0
+
+
+def test_a_strike_is_missing_in_older_records_and_says_what_they_have():
+    older = episode(4, contacts=TOUCHES)
+    assert np.isnan(derive(older, "largest_strike")).all()
+    (field,) = missing_fields(older, ["largest_strike"])
+    assert "sum over single contacts" in field
+    assert not missing_fields(episode(4), ["largest_strike"])

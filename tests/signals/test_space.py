@@ -31,6 +31,9 @@ QUARTER_TURN_ABOUT_Z = (np.sqrt(0.5), 0.0, 0.0, np.sqrt(0.5))
         ("distance(eef, bowl)", np.hypot(0.1, 0.2)),
         ("distance(bystander, bowl)", np.hypot(0.1, 0.1)),
         ('distance(bowl, "*")', np.hypot(0.1, 0.1)),  # the nearest body, and not itself
+        ('distance(held, "*")', np.hypot(0.1, 0.1)),  # nor is what is held
+        ('over("*", held)', np.hypot(0.1, 0.1)),
+        ("distance(held, target)", np.inf),
         ("height_above(eef, furniture)", 0.3),
         ("height_above(furniture, bystander)", -0.1),
         ("clearance(eef, world, 0.4, 0, 0, 1, 1, 1)", 0.5),
@@ -75,8 +78,9 @@ def test_tilt_is_the_angle_of_the_z_axis_whatever_the_turn_about_it():
 @pytest.mark.parametrize("form", PLACED_FORMS)
 def test_a_formula_with_any_form_reads_back(form):
     kind = PLACED_FORMS[form]
-    numbers = [0.25, -1.0, 1e-7, 2.0, 0.5, 1.0] if kind.numbers else []
+    numbers = [0.25, -1.0, 1e-7, 2.0, 0.5, 1.0][: sum(kind.numbers.values())]
     arguments = [*['"my-body 1"'] * len(kind.places), *numbers]
+    arguments = ["robot", *arguments[1:]] if form.startswith("person") else arguments
     formula = parse_formula(f"G[0,T]({form}({', '.join(map(str, arguments))}) < 1)")
     (name,) = signal_names(formula)
     assert parse_formula(format_formula(formula)) == formula
@@ -106,6 +110,15 @@ def test_what_is_not_a_signal_is_an_error_at_its_column(call, message):
     assert caught.value.column == 3
 
 
+def test_a_name_stands_in_either_quotes():
+    """In TOML a formula stands in one kind, so that the other is at hand."""
+    double, single = (parse_formula(f"G(distance(eef, {name}) < 1)") for name in ('"plate*"', "'plate*'"))
+    assert double == single
+    assert parse_formula('G(distance(eef, "it\'s") < 1)') != double
+    with pytest.raises(FormulaError):
+        parse_formula("""G(distance(eef, 'a"b') < 1)""")
+
+
 def test_the_nearest_pair_is_behind_the_value():
     reading = RecordFields(episode(3))
     behind = find_contributors(reading, 'distance(eef, "*")', 1, tasks_loader.registry())
@@ -123,6 +136,10 @@ def test_the_boxes_that_a_replay_draws_are_fixed_to_bodies_or_to_the_world():
     assert [body for body, _ in find_boxes(reading, ("clearance", ("eef", "*", *size)))] == ["bowl", "plate", "drawer"]
     assert find_boxes(reading, ("clearance", ("eef", "world", *size))) == [(None, list(size))]
     assert find_boxes(reading, ("distance", ("eef", "plate"))) == []
+    legs, trunk, head = find_boxes(reading, ("person_distance", ("eef", "plate", 1.0, 0.0, 0.0, 2.0)))
+    assert [body for body, _ in (legs, trunk, head)] == ["plate"] * 3
+    assert legs[1] == pytest.approx([1.0, 0.0, 0.53, 0.382, 0.382, 1.06])
+    assert head[1][2] + head[1][5] / 2 == pytest.approx(2.0)
 
 
 LIBRARY = """

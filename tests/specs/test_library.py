@@ -20,6 +20,7 @@ from safevla_bench.stl.trace import Trace
 
 CASES = Path(__file__).parent / "cases"
 DEFAULT, TEXT, AS_RUN, EVENTS = library(), library("paper-text"), library("paper-as-run"), library("events")
+FURTHER = (EVENTS, library("impulse"), library("person"))
 
 # The paper's Tables 2, 15, 17 and 20: id, threshold, severe, unit, in its order.
 SAFE = [
@@ -78,8 +79,8 @@ def test_the_depth_constants_are_those_of_table_17():
     assert {s.spec_id: round(s.severe / s.threshold, 12) for s in graded} == K
 
 
-def test_diagnostics_are_the_paper_s_and_none_is_scored():
-    diagnostics = [spec for spec in DEFAULT if spec.tier == "diagnostic"]
+def test_the_paper_s_diagnostics_are_there_and_none_is_scored():
+    diagnostics = [spec for spec in DEFAULT if spec.tier == "diagnostic" and spec.spec_id in DIAGNOSTICS]
     assert {s.spec_id: s.threshold for s in diagnostics} == DIAGNOSTICS
     assert not {s.spec_id for s in DEFAULT.safe} & set(DIAGNOSTICS)
     binary = {s.spec_id for s in diagnostics if s.binary}
@@ -120,7 +121,8 @@ def cases(chosen: Library) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "spec_id", "kind", "case"), [*cases(DEFAULT), *cases(TEXT), *cases(AS_RUN), *cases(EVENTS)]
+    ("chosen", "spec_id", "kind", "case"),
+    [*cases(DEFAULT), *cases(TEXT), *cases(AS_RUN), *(case for chosen in FURTHER for case in cases(chosen))],
 )
 def test_a_trace_has_the_robustness_counted_by_hand(chosen, spec_id, kind, case):
     spec = chosen[spec_id]
@@ -140,11 +142,15 @@ def test_every_entry_has_a_satisfied_and_a_violated_trace():
     }
 
 
-def test_events_are_further_diagnostics_in_no_score_each_with_its_two_traces():
-    further = [spec for spec in EVENTS if spec.spec_id not in DEFAULT]
-    assert {spec.spec_id for spec in further} == set(tomllib.loads((CASES / "events.toml").read_text()))
+@pytest.mark.parametrize("chosen", FURTHER, ids=[chosen.name for chosen in FURTHER])
+def test_further_diagnostics_are_in_no_score_and_each_has_its_two_traces(chosen):
+    further = [spec for spec in chosen if spec.spec_id not in DEFAULT]
+    traces = tomllib.loads((CASES / f"{chosen.name}.toml").read_text())
+    assert {spec: set(by_kind) for spec, by_kind in traces.items()} == {
+        spec.spec_id: {"satisfied", "violated"} for spec in further
+    }
     assert {spec.tier for spec in further} == {"diagnostic"}
-    assert [spec for spec in EVENTS if spec.spec_id in DEFAULT] == list(DEFAULT)
+    assert [spec for spec in chosen if spec.spec_id in DEFAULT] == list(DEFAULT)
 
 
 @pytest.mark.parametrize(("chosen", "base"), [(TEXT, DEFAULT), (AS_RUN, TEXT)], ids=["paper-text", "paper-as-run"])

@@ -83,11 +83,10 @@ def test_the_paper_s_rows_are_read_as_they_stand(tmp_path, name, text, count):
 
 def canonical(specs: Library) -> list[Spec]:
     """The specifications, their formulas as canonical text: rows do not keep needless parentheses."""
-    names = {name: signal.boolean for name, signal in SIGNALS.items()}
-    return [replace(spec, stl=format_formula(parse(spec.stl, names))) for spec in specs]
+    return [replace(spec, stl=format_formula(parse(spec.stl))) for spec in specs]
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"paper-text", "paper-as-run"}))
 def test_a_library_written_as_the_paper_s_rows_is_read_back_whole(tmp_path, name):
     """The interchange of Table 13: every tier, gate, source and digest survives."""
     ours = library(name)
@@ -293,7 +292,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
         ({**SPEC, "alternates": [{"spec_id": "faster", "threshold": 1, "severe": -2}]}, r"faster: severe is -2.0"),
         ({**SPEC, "alternates": [{"spec_id": "fast", "threshold": 1, "severe": 2}]}, r"fast: id 'fast' is repeated"),
         ({**SPEC, "legacy_ids": ["fast"]}, r"field spec_id: fast: id 'fast' is repeated"),
-        ({**without("threshold"), "stl": "G(transport -> grip)"}, r"field binary: fast: all atoms are Boolean"),
+        ({**without("threshold"), "stl": "G(transport -> grip)"}, r"field binary: fast: no number is compared"),
         ({**SPEC, "unit": "mm"}, r"field unit: fast: its unit is 'mm', but .* 'm/s'"),
         ({**SPEC, "stl": "G(-target_height < threshold)"}, r"field unit: fast: its unit is 'm/s', but .* 'm'"),
     ],

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from safevla_bench.errors import SpecError
+from safevla_bench.signals import parse_formula
 from safevla_bench.specs.loader import library, set_thresholds, try_spec
+from safevla_bench.stl.formula import substitute_threshold
 
 DEFAULT = library()
 
@@ -66,5 +70,45 @@ def test_a_wrong_change_is_an_error_that_says_what_to_write(change, says):
 @pytest.mark.parametrize("spec", DEFAULT.specs, ids=lambda spec: spec.spec_id)
 def test_every_specification_of_the_library_has_a_trace_that_holds_and_one_that_breaks_it(spec):
     trial = try_spec(spec)
-    assert trial.kept.rho >= 0 > trial.broken.rho
-    assert set(trial.kept.signals) == set(trial.broken.signals) == spec.signals
+    (broken,) = trial.broken
+    assert trial.kept.rho >= 0 > broken.rho
+    assert set(trial.kept.signals) == set(broken.signals) == spec.signals
+    assert not trial.idle
+
+
+def rule(stl, unit="m/s", threshold=0.1):
+    spec = library()["eef_speed_under_1mps"]
+    formula = substitute_threshold(parse_formula(stl, unit), threshold)
+    return replace(spec, stl=stl, formula=formula, threshold=threshold, unit=unit)
+
+
+def test_signals_are_tried_apart_and_each_comparison_that_matters_decides_a_violation():
+    trial = try_spec(rule("G[0,T](distance(eef, bystander) < 0.10 -> eef_speed < threshold)", threshold=0.25))
+    (broken,) = trial.broken
+    assert max(broken.signals["distance(eef, bystander)"]) < 0.1
+    assert broken.rho == pytest.approx(-0.025)
+    assert broken.describe() == ("distance(eef, bystander) 0, 0, 0, 0 m; eef_speed 0, 0.275, 0.275, 0 m/s")
+    assert not trial.idle
+    both = try_spec(rule("G(eef_speed < threshold) and G(grip -> target_obj_speed < 0.3)"))
+    assert [trace.rho for trace in both.broken] == [pytest.approx(-0.01), pytest.approx(-0.03)]
+
+
+@pytest.mark.parametrize(
+    ("stl", "unit"),
+    [
+        ("G[2,5](eef_speed < threshold)", "m/s"),
+        ("G((eef_speed - 0.25) / (0.5 m/s) < threshold)", "1"),
+        ("G(eef_speed + target_obj_speed < threshold)", "m/s"),
+        ("eef_speed < threshold U distance(eef, held) < 5 cm", "m/s"),
+        ("G(F[0,0.3](distance(eef, held) < 5 cm) -> eef_speed < threshold)", "m/s"),
+        ("G(eef_speed > -threshold)", "m/s"),
+    ],
+)
+def test_a_violation_is_found_whatever_the_windows_and_the_arithmetic(stl, unit):
+    trial = try_spec(rule(stl, unit))
+    assert trial.broken
+    assert not trial.idle
+
+
+def test_a_comparison_that_decides_nothing_is_named():
+    assert try_spec(rule("G(eef_speed < threshold and (eef_speed < 0.3 -> true))")).idle == ("eef_speed < 0.3",)

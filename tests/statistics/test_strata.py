@@ -10,30 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
-from scipy import stats
-from statsmodels.stats.contingency_tables import StratifiedTable
-from statsmodels.stats.proportion import confint_proportions_2indep
+from scipy import optimize, special, stats
+from statsmodels.stats import proportion
 
-from safevla_bench.statistics import tests
-from safevla_bench.statistics.intervals import is_significant, wilson_interval
-from safevla_bench.statistics.tests import (
-    cmh_mid_p,
+from safevla_bench.statistics import significance
+from safevla_bench.statistics.intervals import Interval, is_significant
+from safevla_bench.statistics.significance import (
     flip_pair_means,
     flip_task_means,
+    invert_interval,
     mcnemar_mid_p,
-    mean_rate_difference_interval,
-    mean_rate_interval,
-    permute_task_means,
+    mcnemar_test,
+    paired_mean_test,
+    score_difference,
 )
 
 # Tasks like these
 
 
-def enumerated_mid_p(terms: np.ndarray) -> float:
-    """By its definition: twice the share of signs with a greater sum, and half of those with the observed one."""
+def enumerated_p(terms: np.ndarray) -> float:
+    """By its definition: the share of signs with a sum as far from 0 as the observed one."""
     sums, observed = np.array(list(product([-1, 1], repeat=len(terms)))) @ terms, abs(terms.sum())
-    alike = np.abs(sums - observed) <= 1e-9
-    return min(1.0, 2 * float((sums > observed)[~alike].sum() + alike.sum() / 2) / len(sums))
+    return float((np.abs(sums) >= observed - 1e-9).mean())
 
 
 def draw_differences(seed: int, tasks: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -52,10 +50,10 @@ KINDS = st.sampled_from(["pairs", "rates", "severities"])
 
 @given(st.integers(0, 2**32), st.integers(1, 16), KINDS)
 @settings(max_examples=25)
-def test_flipping_tasks_is_the_mid_p_sign_flip_test_whatever_their_number(seed, tasks, kind):
+def test_flipping_tasks_is_the_exact_sign_flip_test_whatever_their_number(seed, tasks, kind):
     """Up to 13 tasks all subsets are tried; beyond, sums are added on a grid."""
     differences, weights = draw_differences(seed, tasks, kind)
-    result, expected = flip_task_means(differences, weights).p_value, enumerated_mid_p(weights * differences)
+    result, expected = flip_task_means(differences, weights).p_value, enumerated_p(weights * differences)
     assert result == pytest.approx(expected, rel=1e-9 if tasks <= 13 or kind != "severities" else 0.02)
 
 
@@ -65,13 +63,13 @@ def test_flipping_tasks_is_the_mid_p_sign_flip_test_whatever_their_number(seed, 
 def test_the_interval_holds_the_differences_that_the_test_does_not_reject(grid_only, seed, tasks, kind):
     """By enumeration: just inside either end a shifted sample is not rejected, just outside it is."""
     differences, weights = draw_differences(seed, tasks, kind)
-    with mock.patch.object(tests, "_EXACT_TERMS", 0 if grid_only else 13):
+    with mock.patch.object(significance, "_EXACT_TERMS", 0 if grid_only else 13):
         result = flip_task_means(differences, weights).interval
     margin = 2e-3 if grid_only else 1e-6
     for end, inside in ((result.low, margin), (result.high, -margin)):
-        assert enumerated_mid_p(weights * (differences - end + inside)) <= 0.05
+        assert enumerated_p(weights * (differences - end + inside)) <= 0.05
         if result.low + 2 * margin < result.high:
-            assert enumerated_mid_p(weights * (differences - end - inside)) > 0.05
+            assert enumerated_p(weights * (differences - end - inside)) > 0.05
 
 
 @given(st.integers(0, 2**32), st.integers(6, 40), KINDS, st.sampled_from([0.8, 0.9, 0.95, 0.99]))
@@ -94,23 +92,24 @@ def agrees(interval, p_value, confidence):
 def test_neither_the_order_of_tasks_nor_that_of_policies_matters(seed, tasks, kind):
     differences, weights = draw_differences(seed, tasks, kind)
     result, order = flip_task_means(differences, weights), default_rng(seed).permutation(tasks)
-    assert flip_task_means(differences[order], weights[order]) == result
+    moved = flip_task_means(differences[order], weights[order])
+    assert (moved.p_value, moved.interval) == (result.p_value, result.interval)
     mirrored = flip_task_means(-differences, weights)
     ends = (-mirrored.interval.high, -mirrored.interval.low, mirrored.p_value)
     assert ends == pytest.approx((result.interval.low, result.interval.high, result.p_value), abs=2e-5)
 
 
 @pytest.mark.parametrize(("tasks", "known"), [(4, False), (5, False), (6, True)])
-def test_fewer_than_six_tasks_have_no_interval_though_five_have_a_mid_p_below_the_level(tasks, known):
+def test_fewer_than_six_tasks_have_no_interval(tasks, known):
     flipped = flip_task_means(np.full(tasks, 0.9), np.ones(tasks))
     assert (flipped.interval is not None) == known
-    assert flipped.p_value == pytest.approx(2.0**-tasks)
+    assert flipped.p_value == pytest.approx(2.0 ** (1 - tasks))
 
 
 def test_many_tasks_have_no_least_p_value():
     """Random subsets could not get below 2e-4, which no adjustment for several verdicts survives."""
-    assert flip_task_means(np.full(130, 0.02), np.full(130, 50.0)).p_value == pytest.approx(2.0**-130)
-    assert flip_task_means(np.array([0.5] * 3 + [0.002] * 17), np.ones(20)).p_value == pytest.approx(2.0**-20)
+    assert flip_task_means(np.full(130, 0.02), np.full(130, 50.0)).p_value == pytest.approx(2.0**-129)
+    assert flip_task_means(np.array([0.5] * 3 + [0.002] * 17), np.ones(20)).p_value == pytest.approx(2.0**-19)
 
 
 def test_pairs_that_all_differ_alike_have_an_interval_without_width():
@@ -160,109 +159,164 @@ def test_mid_p_halves_the_outcomes_as_likely_as_the_observed(first, second):
     assert mcnemar_mid_p(first, second) == pytest.approx(2 * chances[:fewer].sum() + chances[fewer])
 
 
-@given(st.integers(0, 2**32))
-@settings(max_examples=12)
-def test_strata_are_summed_over_all_their_tables(seed):
-    """Every table of every stratum with the observed margins, one by one."""
+def draw_strata(seed: int) -> tuple[np.ndarray, ...]:
     random = default_rng(seed)
-    n, m = random.integers(1, 5, 3), random.integers(1, 5, 3)
-    counts, others = random.binomial(n, 0.6), random.binomial(m, 0.4)
-    totals, observed = counts + others, int(counts.sum())
-    chances: dict[int, float] = {}
-    for first in product(*(range(size + 1) for size in n)):
-        likely = np.prod([stats.hypergeom.pmf(x, a + b, t, a) for x, a, b, t in zip(first, n, m, totals, strict=True)])
-        chances[sum(first)] = chances.get(sum(first), 0.0) + float(likely)
-    sides = [sum(chance for total, chance in chances.items() if (total - observed) * side > 0) for side in (-1, 1)]
-    assert cmh_mid_p(counts, n, others, m) == pytest.approx(2 * min(sides) + chances[observed])
-    assert cmh_mid_p(others, m, counts, n) == pytest.approx(cmh_mid_p(counts, n, others, m))
+    tasks = int(random.integers(1, 12))
+    sizes, others = random.integers(1, 30, tasks), random.integers(1, 30, tasks)
+    rates = random.beta(3, 1, tasks)
+    first = random.binomial(sizes, np.clip(rates + random.normal(0, 0.25), 0, 1))
+    return first.astype(float), sizes, random.binomial(others, rates).astype(float), others
+
+
+def score_by_search(x, n, y, m, difference: float) -> float:
+    """The score with the likeliest rates found by search on each task's likelihood, and corrected for its skewness.
+
+    The corrected score z is the root of score = z + skewness (z² - 1) / 6.
+    """
+    variance = third = 0.0
+    for a, size, b, other in zip(x, n, y, m, strict=True):
+        low, high = max(0.0, -difference), min(1.0, 1 - difference)
+
+        def loss(q, a=a, size=size, b=b, other=other):
+            p = min(max(q + difference, 0.0), 1.0)
+            return -(special.xlogy(a, p) + special.xlog1py(size - a, -p) + special.xlogy(b, q)
+                     + special.xlog1py(other - b, -q))  # fmt: skip
+
+        q = optimize.minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-11}).x
+        q = min((q, low, high), key=loss)
+        p = q + difference
+        variance += (p * (1 - p) / size + q * (1 - q) / other) * (size + other) / (size + other - 1)
+        third += p * (1 - p) * (1 - 2 * p) / size**2 - q * (1 - q) * (1 - 2 * q) / other**2
+    score, skewness = ((x / n - y / m).mean() - difference) * len(n) / np.sqrt(variance), third / variance**1.5
+    roots = np.roots([skewness / 6, 1, -score - skewness / 6]) if abs(skewness) > 1e-6 else np.array([score])
+    return float(min(roots.real, key=abs))
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_the_score_test_and_its_interval_follow_their_definition(seed):
+    """At an end the statistic is the normal quantile; the p-value is that of the statistic at 0."""
+    x, n, y, m = draw_strata(seed)
+    result = score_difference(x, n, y, m)
+    if 0 < (x + y).sum() < (n + m).sum():
+        assert result.p_value == pytest.approx(2 * stats.norm.sf(abs(score_by_search(x, n, y, m, 0.0))), abs=1e-6)
+    for end, z in ((result.interval.low, 1.96), (result.interval.high, -1.96)):
+        if abs(end) < 0.97:
+            assert score_by_search(x, n, y, m, end) == pytest.approx(z, abs=2e-3)
+
+
+@pytest.mark.parametrize("counts", [(9, 10, 3, 10), (6, 7, 2, 7), (40, 50, 30, 50)])
+def test_the_p_value_of_one_stratum_of_equal_numbers_is_that_of_statsmodels(counts):
+    result = score_difference(*(np.array([number]) for number in counts))
+    expected = proportion.test_proportions_2indep(*counts, method="score", compare="diff", correction=True).pvalue
+    assert result.p_value == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("tasks", "n", "m", "rate"), [(2, 1, 50, 0.95), (5, 3, 50, 0.98), (10, 2, 50, 0.98)])
+def test_rare_failures_against_many_more_episodes_do_not_raise_the_error(tasks, n, m, rate):
+    """Without the correction for skewness these err in 8 to 10 %."""
+    x, y = np.arange(tasks * n + 1), np.arange(tasks * m + 1)
+    chances = np.outer(stats.binom.pmf(x, tasks * n, rate), stats.binom.pmf(y, tasks * m, rate))
+    p_values = [
+        [score_difference(*(np.array([float(v)]) for v in (a, tasks * n, b, tasks * m))).p_value
+         if chances[a, b] > 1e-6 else 1.0 for b in y] for a in x
+    ]  # fmt: skip
+    assert chances[np.array(p_values) <= 0.05].sum() < 0.05
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.9, 0.95, 0.99]))
+@settings(max_examples=300, deadline=None)
+def test_the_score_interval_has_the_side_of_its_test_and_turns_over_with_the_policies(seed, confidence):
+    x, n, y, m = draw_strata(seed)
+    result, mirrored = score_difference(x, n, y, m, confidence), score_difference(y, m, x, n, confidence)
+    assert (mirrored.p_value, mirrored.interval.low) == (result.p_value, -result.interval.high)
+    assert mirrored.interval.high == -result.interval.low
+    estimate, interval = (x / n - y / m).mean(), result.interval
+    assert interval.low - 1e-9 <= estimate <= interval.high + 1e-9
+    assert (interval.low > 0 or interval.high < 0) == is_significant(result.p_value, confidence)
+    order = default_rng(seed).permutation(len(x))
+    again = score_difference(x[order], n[order], y[order], m[order], confidence)
+    assert again.p_value == pytest.approx(result.p_value, abs=1e-9)
+    assert (again.interval.low, again.interval.high) == pytest.approx((interval.low, interval.high), abs=1e-8)
 
 
 def test_strata_that_are_all_alike_do_not_differ():
-    assert cmh_mid_p(np.array([5, 0]), np.array([5, 9]), np.array([4, 0]), np.array([4, 9])) == 1.0
+    assert score_difference(np.array([5.0, 0]), np.array([5, 9]), np.array([4.0, 0]), np.array([4, 9])).p_value == 1.0
 
 
-def test_many_episodes_agree_with_statsmodels():
-    counts, others = np.array([300, 120, 410]), np.array([270, 150, 395])
-    n = np.full(3, 500)
-    table = StratifiedTable([np.array([[a, 500 - a], [b, 500 - b]]) for a, b in zip(counts, others, strict=True)])
-    assert cmh_mid_p(counts, n, others, n) == pytest.approx(table.test_null_odds().pvalue, abs=0.01)
-
-
-def test_one_stratum_is_wilson_s_interval_and_more_episodes_narrow_it():
-    result, expected = mean_rate_interval(np.array([7.0]), np.array([20])), wilson_interval(7, 20)
-    assert (result.low, result.high) == pytest.approx((expected.low, expected.high))
-    few, many = (mean_rate_interval(np.full(5, 0.9 * n), np.full(5, n)) for n in (10, 100))
-    assert few.low < many.low < 0.9 < many.high < few.high
-    never = mean_rate_interval(np.zeros(10), np.full(10, 20))
-    assert (never.low, never.high) == pytest.approx((0.0, 0.0289), abs=1e-4)  # no violation is not certainty
-
-
-def test_one_stratum_is_newcombe_s_interval_of_a_difference():
-    result = mean_rate_difference_interval(*(np.array([x]) for x in (15.0, 20, 9.0, 30)))
-    expected = confint_proportions_2indep(15, 20, 9, 30, method="newcomb", compare="diff")
-    assert (result.low, result.high) == pytest.approx(expected)
-    assert mean_rate_difference_interval(*[np.array([])] * 4) is None
+def test_a_task_with_many_episodes_does_not_outweigh_nine_with_few():
+    """Cochran, Mantel and Haenszel's test weighs tasks by episodes and found the other policy better here."""
+    x = np.array([70.0, 5, 4, 5, 4, 4, 4, 4, 4, 3])
+    y = np.array([95.0, 3, 3, 3, 3, 3, 4, 4, 4, 4])
+    n = np.array([100] + [5] * 9)
+    result = score_difference(x, n, y, n)
+    assert (x / n - y / n).mean() == pytest.approx(0.095)
+    assert result.interval.low < 0 < result.interval.high
 
 
 @pytest.mark.parametrize(("tasks", "episodes"), [(10, 20), (10, 3), (40, 5)])
 def test_the_difference_over_tasks_is_covered(tasks, episodes):
-    """Limits of each task pushed into their tails together (X. Yan and X. G. Su, 2010) cover .83 to .94 here."""
     random = default_rng(3)
     rates = random.beta(0.5, 0.5, tasks)
     others, sizes, covered = np.clip(rates - 0.1, 0, 1), np.full(tasks, episodes), 0
-    for _ in range(500):
-        x, y = random.binomial(episodes, rates), random.binomial(episodes, others)
-        result = mean_rate_difference_interval(x.astype(float), sizes, y.astype(float), sizes)
+    for _ in range(300):
+        x, y = random.binomial(episodes, rates).astype(float), random.binomial(episodes, others).astype(float)
+        result = score_difference(x, sizes, y, sizes).interval
         covered += result.low <= (rates - others).mean() <= result.high
-    assert covered / 500 >= 0.94
+    assert covered / 300 >= 0.93
 
 
-def test_the_interval_over_tasks_is_narrower_than_the_pooled_one_where_tasks_differ():
-    rates, sizes = np.array([1.0, 0.9, 0.8, 0.2, 0.1, 0.0]), np.full(6, 50)
-    result = mean_rate_difference_interval(50 * rates, sizes, 50 * rates, sizes)
-    pooled = confint_proportions_2indep(150, 300, 150, 300, method="newcomb", compare="diff")
-    assert result.high - result.low < 0.7 * (pooled[1] - pooled[0])
+# Means of values from 0 to 1
 
 
-def test_labels_within_one_task_agree_with_scipy_s_permutation_test():
-    first, second = default_rng(1).random(12), default_rng(2).random(15) ** 2
-
-    def studentised(x, y, axis):
-        spread = x.var(axis=axis, ddof=1) / x.shape[axis] + y.var(axis=axis, ddof=1) / y.shape[axis]
-        return (x.mean(axis=axis) - y.mean(axis=axis)) / np.sqrt(spread)
-
-    result = permute_task_means([first], [second], default_rng(0))
-    for shift, expected in ((0.0, result.p_value), (result.interval.low, 0.05), (result.interval.high, 0.05)):
-        theirs = stats.permutation_test((first - shift, second), studentised, vectorized=True, rng=default_rng(4))
-        assert expected == pytest.approx(theirs.pvalue, abs=0.02)
-
-
-def test_relabelling_keeps_its_level_where_means_are_equal_and_variances_are_not():
-    """Ten episodes of great variance against forty of small one: the difference of plain means rejects in a fifth."""
-    rng = default_rng(6)
-    p_values = [
-        permute_task_means([rng.normal(0, 3, 10)], [rng.normal(0, 1, 40)], default_rng(k), tries=199).p_value
-        for k in range(150)
-    ]
-    assert np.mean(np.array(p_values) <= 0.05) <= 0.12
-
-
-def test_equal_values_in_each_task_are_not_a_difference_however_tasks_differ():
-    tasks = [np.zeros(5), np.ones(5)]
-    assert permute_task_means(tasks, tasks, default_rng(0), tries=500).p_value == 1.0
-    single = [np.array([1.0]), np.array([0.5])]
-    result = permute_task_means(single, [np.array([0.0])] * 2, default_rng(0))
-    assert result.p_value == pytest.approx(0.25, abs=0.02)  # one of four labellings is as great on either side
-    assert (result.interval.low, result.interval.high) == pytest.approx((-1, 1), abs=1e-4)
-
-
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 9), st.floats(0, 0.7))
-@settings(max_examples=15)
-def test_the_interval_of_severities_agrees_with_their_test_and_turns_over_with_the_sides(seed, tasks, episodes, share):
+@given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 0.7))
+@settings(max_examples=25, deadline=None)
+def test_the_interval_of_severities_agrees_with_their_test_and_turns_over_with_the_sides(seed, pairs, share):
     random = default_rng(seed)
-    draw = lambda: [np.where(random.random(episodes) < share, random.random(episodes), 0) for _ in range(tasks)]  # noqa: E731
-    values, others = draw(), draw()
-    result = permute_task_means(values, others, default_rng(0), tries=500)
+    values, others = (np.where(random.random(pairs) < share, random.random(pairs), 0) for _ in range(2))
+    result, mirrored = paired_mean_test(values - others), paired_mean_test(others - values)
     assert agrees(result.interval, result.p_value, 0.95)
-    estimate = np.mean([a.mean() - b.mean() for a, b in zip(values, others, strict=True)])
-    assert result.interval.low - 1e-5 <= estimate <= result.interval.high + 1e-5
+    assert mirrored.p_value == pytest.approx(result.p_value, abs=1e-9)
+    assert (mirrored.interval.low, mirrored.interval.high) == pytest.approx(
+        (-result.interval.high, -result.interval.low), abs=1e-9
+    )
+    at_p = paired_mean_test(values - others, 1 - result.p_value).interval if 1e-6 < result.p_value < 1 else None
+    if at_p:
+        assert min(abs(at_p.low), abs(at_p.high)) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_an_inverted_interval_ends_at_zero_at_its_p_value():
+    for mean in (0.1, 0.3, -0.2):
+        result = invert_interval(lambda level, mean=mean: Interval(*stats.norm.interval(level, mean, 0.1)))
+        assert result.p_value == pytest.approx(2 * stats.norm.sf(abs(mean) / 0.1), abs=3e-4)
+        assert agrees(result.interval, result.p_value, 0.95)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=8, deadline=None)
+def test_several_rows_have_the_numbers_that_each_has_alone(seed):
+    """Rows of pairs of policies are tested at once; NaN and tasks of size 0 do not count."""
+    rng = default_rng(seed)
+    gaps = np.where(rng.random((20, 30)) < 0.3, rng.uniform(-1, 1, (20, 30)), 0.0)
+    gaps[3, 10:] = np.nan
+    sizes, tasks = rng.integers(1, 9, (2, 20, 7)), rng.uniform(-1, 1, (20, 7))
+    counts = [rng.binomial(size, 0.7).astype(float) for size in sizes]
+    split = rng.integers(1, 9, (3, 20))
+    many = [
+        paired_mean_test(gaps),
+        score_difference(counts[0], sizes[0], counts[1], sizes[1]),
+        flip_task_means(tasks, sizes[0].astype(float)),
+        mcnemar_test(split[0], split[1], split.sum(axis=0)),
+    ]
+    for k in range(20):
+        alone = [
+            paired_mean_test(gaps[k][~np.isnan(gaps[k])]),
+            score_difference(counts[0][k], sizes[0][k], counts[1][k], sizes[1][k]),
+            flip_task_means(tasks[k], sizes[0][k].astype(float)),
+            mcnemar_test(*(int(part[k]) for part in split[:2]), int(split[:, k].sum())),
+        ]
+        for rows, one in zip(many, alone, strict=True):
+            assert rows.p_value[k] == pytest.approx(one.p_value, abs=1e-9)
+            assert (rows.interval.low[k], rows.interval.high[k]) == pytest.approx(
+                (one.interval.low, one.interval.high), abs=2e-9
+            )

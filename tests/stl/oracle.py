@@ -37,55 +37,78 @@ KNOWN = {**dict.fromkeys(NUMERIC, False), **dict.fromkeys(BOOLEAN, True)}
 Episode = Mapping[str, Sequence[float]]
 
 
-Known = dict[tuple[int, int], float]
-"""Part of a formula, record -> its robustness, where it was asked for before."""
+Known = dict[tuple[int, int, bool], float]
+"""Part of a formula, record, polarity -> its robustness, where it was asked for before."""
 
 
 def literal_rho(
-    formula: Formula, episode: Episode, dt_s: float, t: int, nothing: float = math.inf, known: Known | None = None
+    formula: Formula,
+    episode: Episode,
+    dt_s: float,
+    t: int,
+    nothing: float = math.inf,
+    known: Known | None = None,
+    stamps: Sequence[float] | None = None,
+    positive: bool = True,
 ) -> float:
     """The robustness of one episode at record t, by the definitions, one record after the other.
 
-    Over no record G is `nothing`, F and U are its negation.
+    Over no record G is `nothing`, F and U are its negation. With `stamps` a window holds the records in it. Under an
+    odd number of negations it is not `positive`.
     """
     length = len(next(iter(episode.values())))
     known = {} if known is None else known
 
-    def at(part: Formula, when: int) -> float:
-        if (id(part), when) not in known:
-            known[id(part), when] = literal_rho(part, episode, dt_s, when, nothing, known)
-        return known[id(part), when]
+    def at(part: Formula, when: int, polarity: bool = positive) -> float:
+        key = id(part), when, polarity
+        if key not in known:
+            known[key] = literal_rho(part, episode, dt_s, when, nothing, known, stamps, polarity)
+        return known[key]
 
-    def covered(window: Window) -> range:
+    def covered(window: Window) -> Sequence[int]:
+        if stamps is not None:
+            end = math.inf if window.end_s is None else window.end_s
+            near = 1e-9 * float(np.median(np.diff(stamps))) if length > 1 else 0.0
+            return [k for k in range(t, length) if window.start_s - near <= stamps[k] - stamps[t] <= end + near]
         first = t + round(window.start_s / dt_s)
         last = length - 1 if window.end_s is None else min(length - 1, t + round(window.end_s / dt_s))
         return range(first, last + 1)
 
     match formula:
         case Compare(operator, left, right):
-            difference = literal_number(right, episode, t) - literal_number(left, episode, t)
+            low, high = literal_number(left, episode, t), literal_number(right, episode, t)
+            difference = 0.0 if math.isclose(low, high, rel_tol=1e-9) else high - low
             return difference if operator in ("<", "<=") else -difference
         case BooleanSignal(name):
             return math.inf if episode[name][t] else -math.inf
         case Truth(value):
             return math.inf if value else -math.inf
         case Not(child):
-            return -at(child, t)
+            return -at(child, t, not positive)
         case And(left, right):
             return min(at(left, t), at(right, t))
         case Or(left, right):
             return max(at(left, t), at(right, t))
+        case Implies(left, right, plain=True):
+            return max(-at(left, t, not positive), at(right, t))
         case Implies(left, right):
-            return max(-at(left, t), at(right, t))
+            condition = at(left, t, not positive)
+            return at(right, t) if condition > 0 or (condition == 0 and not positive) else math.inf
         case Always(window, child):
             return min((at(child, when) for when in covered(window)), default=nothing)
         case Eventually(window, child):
             return max((at(child, when) for when in covered(window)), default=-nothing)
-        case Until(window, left, right):
-            reached = (
-                min([at(right, when), *(at(left, before) for before in range(t, when))]) for when in covered(window)
-            )
-            return max(reached, default=-nothing)
+        case Until(window, left, right, weak, crisp):
+
+            def reach(when: int) -> float:
+                margin = at(right, when)
+                holds = margin > 0 or (margin == 0 and positive)
+                return (math.inf if holds else -math.inf) if crisp else margin
+
+            values = [min([reach(when), *(at(left, k) for k in range(t, when))]) for when in covered(window)]
+            if weak:  # or the left side holds from now to the end of the window
+                values.append(min(at(left, when) for when in covered(Window(0.0, window.end_s))))
+            return max(values if covered(window) else [*values, -nothing])
 
 
 def literal_number(expression: Expression, episode: Episode, t: int) -> float:
@@ -118,9 +141,11 @@ def episodes_of(trace: Trace) -> list[Episode]:
 
 def literal_trajectory(formula: Formula, trace: Trace) -> np.ndarray:
     rho: list[float] = []
-    for episode, dt_s in zip(episodes_of(trace), trace.dt_s.tolist(), strict=True):
+    times = trace.dt_s if trace.time_s is None else np.split(trace.time_s, trace.starts[1:-1])
+    for episode, dt_s, times_s in zip(episodes_of(trace), trace.dt_s.tolist(), times, strict=True):
         known: Known = {}
-        rho += [literal_rho(formula, episode, dt_s, t, known=known) for t in range(len(episode["x"]))]
+        stamps = None if trace.time_s is None or np.isnan(times_s[0]) else times_s.tolist()
+        rho += [literal_rho(formula, episode, dt_s, t, known=known, stamps=stamps) for t in range(len(episode["x"]))]
     return np.array(rho)
 
 
@@ -156,7 +181,8 @@ class FormulaSource:
             case 6:
                 return Eventually(self.window(), self.formula(depth - 1))
             case _:
-                return Until(self.window(), self._shallower(depth), self.formula(depth - 1))
+                weak, crisp = self.rng.random(2) < 0.3
+                return Until(self.window(), self._shallower(depth), self.formula(depth - 1), bool(weak), bool(crisp))
 
     def _shallower(self, depth: int) -> Formula:
         return self.formula(int(self.rng.integers(depth)))

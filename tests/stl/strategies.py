@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -68,7 +70,7 @@ def formulas(numbers: st.SearchStrategy[Expression] | None = None, *, crisp: boo
             | st.builds(Implies, parts, parts)
             | st.builds(Always, windows(), parts)
             | st.builds(Eventually, windows(), parts)
-            | st.builds(Until, windows(), parts, parts)
+            | st.builds(Until, windows(), parts, parts, st.booleans())
         )
 
     return st.recursive(leaves, grown, max_leaves=5)
@@ -83,3 +85,15 @@ def traces(draw: st.DrawFn) -> Trace:
     signals = {name: np.array(values) / 4 for name, values in numeric.items()}
     signals |= {name: np.array(values, np.bool_) for name, values in crisp.items()}
     return Trace(signals, np.concatenate([[0], np.cumsum(lengths)]), np.full(len(lengths), DT_S))
+
+
+@st.composite
+def stamped_traces(draw: st.DrawFn) -> Trace:
+    """Traces with uneven stamps, some on the bounds of windows, with gaps; an episode may have none."""
+    trace = draw(traces())
+    steps = st.sampled_from([0.25, 0.5, 1.0, 1.0, 1.5, 4.0]).map(lambda part: part * DT_S)
+    stamps = [
+        np.cumsum(draw(st.lists(steps, min_size=n, max_size=n))) if draw(st.integers(0, 3)) else np.full(n, np.nan)
+        for n in trace.layout.lengths.tolist()
+    ]
+    return replace(trace, time_s=np.concatenate(stamps))

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from safevla_bench.errors import FormulaError, SignalError
 from safevla_bench.stl.formula import Until, substitute_threshold
 from safevla_bench.stl.parser import parse
-from safevla_bench.stl.robustness import judge_formula, robustness, trajectory_robustness
+from safevla_bench.stl.robustness import judge_formula, robustness, settle_unknown, trajectory_robustness
 from safevla_bench.stl.trace import Trace
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 
@@ -104,10 +104,11 @@ GATE = np.array([True, False, True, False, False, True])
         ("G[1,4](p -> x < 1)", -1.0, 2.0, 2),
         ("G[3,4](p -> x < 1)", INF, NAN, -1),
         ("G(false -> x < 1)", INF, NAN, -1),
-        # A numeric gate caps the margin at its own.
-        ("G((p and y > 0) -> x < 1)", -1.0, 4.0, 5),
-        ("G((y > 0.5) -> x < 3)", -0.5, 7.0, 1),
-        ("G((y > 3) -> x < 3)", 2.0, NAN, -1),
+        # A numeric gate is open or closed, and no margin is its own.
+        ("G((p and y > 0) -> x < 1)", -3.0, 4.0, 5),
+        ("G((y > 0.5) -> x < 3)", -4.0, 7.0, 1),
+        ("G((y > 3) -> x < 3)", INF, NAN, -1),
+        ("G((y >= 1) -> x < 3)", INF, NAN, -1),  # at the limit it has no margin above zero, as in plain STL
         # Other shapes have no single worst value.
         ("G(x + 0 < 6)", -1.0, NAN, 3),
         ("G(x < y)", -6.0, NAN, 0),
@@ -187,10 +188,31 @@ def test_nan_is_an_error_wherever_it_is(text: str) -> None:
         assert np.isfinite(robustness(parse("G(x < 3)"), other)).all()
 
 
-def test_a_margin_between_two_infinities_is_an_error() -> None:
-    """Neither side is NaN, their difference is."""
-    with pytest.raises(SignalError, match="the margin of `x < y` is not a number"):
-        robustness(parse("G(x < y)"), trace_of(x=[0.0, INF], y=[1.0, INF]))
+@pytest.mark.parametrize(
+    ("text", "rho", "first", "settled"),
+    [
+        ("G(x < y)", 1.0, -1, 1.0),
+        ("G(x > 2)", -2.0, 0, -2.0),
+        ("G(x < 2)", 2.0, -1, 2.0),
+        ("G(x - y < 0)", 1.0, -1, 1.0),
+        ("G(!(x > 2))", 2.0, -1, 2.0),
+        ("G[1,1](x < 2)", INF, -1, INF),  # nothing is measured there: vacuous
+        ("G(x > 2 -> z < 2)", INF, -1, INF),  # ... nor does a condition hold
+        ("G(x < 2 -> z < 2)", 1.0, -1, 1.0),
+        ("F(x > 1)", INF, -1, None),  # ... and it is no witness
+        ("F(x < 1)", INF, -1, 1.0),
+        ("z < 4 U x > 1", 3.0, -1, None),
+    ],
+)
+def test_a_comparison_with_an_infinite_value_is_left_out(
+    text: str, rho: float, first: int, settled: float | None
+) -> None:
+    trace = trace_of(x=[0.0, INF], y=[1.0, INF], z=[1.0, 3.0])
+    verdict = judge_formula(parse(text), trace)
+    assert (verdict.rho.tolist(), verdict.first_violation.tolist()) == ([rho], [first])
+    margin, is_silent = settle_unknown(parse(text), trace, verdict.rho)
+    assert is_silent.tolist() == [settled is None]
+    assert settled is None or margin.tolist() == [settled]
 
 
 def test_nan_in_a_signal_that_is_not_read_is_not_an_error() -> None:

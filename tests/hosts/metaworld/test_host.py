@@ -5,13 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hosts.hash_seeds import HASH_SEEDS, record_digests
+from safevla_bench.cli import run_command_line
 from safevla_bench.errors import HostError, PolicyError
 from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.metaworld import host as metaworld_host
 from safevla_bench.hosts.metaworld.host import CAMERAS, MetaworldHost, suite_tasks
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
+from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.physics import Cause, replay_without
+from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies import make_policy
+from safevla_bench.rollout.found import read_suite
 from safevla_bench.tasks.loader import registry
 
 pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -60,7 +66,7 @@ def test_an_initial_state_is_the_goal_of_that_number_that_upstream_draws():
         with pytest.raises(HostError, match="0 to 49"):
             env.reset(EpisodeSeed(index, 11, 0))
     recorded = RecordedEpisode("episode", "file", 3, state=(0.0,))
-    with pytest.raises(HostError, match="no recorded state"):
+    with pytest.raises(HostError, match="from a recorded state"):
         env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
     env.close()
 
@@ -141,3 +147,25 @@ def test_the_near_camera_shows_what_lerobot_s_does_and_leaves_the_model_as_it_wa
     assert tuple(env._env.data.camera("corner2").xpos) != (0.75, 0.075, 0.7)
     env.close()
     moved.close()
+
+
+def test_records_have_the_same_bytes_in_processes_that_hash_otherwise():
+    assert len({tuple(record_digests(seed, "metaworld", "mt10", "drawer-close-v3")) for seed in HASH_SEEDS[:2]}) == 1
+
+
+def test_physics_are_varied_where_no_body_is_tracked(tmp_path):
+    run = tmp_path / "run"
+    command = ["eval", "--host", "metaworld", "--suite", "mt10", "--task", "5", "--policy", "noop", "--episodes", "1"]
+    assert run_command_line([*command, "--max-steps", "5", "--out", str(run)]) == 0
+    assert run_command_line(["sensitivity", str(run), "--physics", "--episodes", "1"]) == 0
+    judged = judge([run], load_ruleset())
+    for cause in ("slow", "contact:rightpad,leftpad"):
+        assert replay_without(judged, 0, Cause.parse(cause)).recorded
+
+
+def test_a_search_takes_the_protocol_and_the_horizon(tmp_path):
+    command = ["search", "--host", "metaworld", "--suite", "mt10", "--task", "2", "--policy", "metaworld:expert"]
+    command += ["--protocol", "lerobot-metaworld", "--method", "random", "--budget", "2", "--max-steps", "5"]
+    assert run_command_line([*command, "--out", str(tmp_path / "run")]) == 0
+    suite = read_suite(tmp_path / "run/found/run.json")
+    assert (suite.protocol, suite.max_steps, suite.tasks[0].trials) == ("lerobot-metaworld", 5, 2)

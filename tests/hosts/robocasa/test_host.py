@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +12,9 @@ import numpy as np
 import pytest
 
 from builders import bodies_of_role, posed_bodies, touching_bodies
+from hosts.hash_seeds import HASH_SEEDS, record_digests
+from safevla_bench.cli import run_command_line
+from safevla_bench.errors import HostError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.hosts.robocasa import host as kitchens
@@ -24,8 +23,13 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.policies import make_policy
+from safevla_bench.policies.coupling import DistanceBarrier, _place_boxes, measure_gaps
+from safevla_bench.policies.scripted.motion import to_rotation
 from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import plan_episodes
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.trajectory.batch import select_episodes
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_recorder.mujoco.recorder import copy_state
 from safevla_recorder.robocasa import is_standin
@@ -131,18 +135,11 @@ def state(kitchen) -> np.ndarray:
     return copy_state(kitchen.sim.model._model, kitchen.sim.data._data)
 
 
-def test_the_same_episode_in_a_process_that_hashes_otherwise_has_the_same_bytes():
-    code = "from test_host import *; print(digest('PickPlaceCounterToStove'))"
-    here = Path(__file__).parent
-    folders = os.pathsep.join(map(str, (here, *sys.path)))
-    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": folders}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.split()[-1] == digest("PickPlaceCounterToStove")
-
-
-def digest(name: str) -> str:
-    return hashlib.sha256(record(name).sim_state.values.tobytes()).hexdigest()
+def test_records_have_the_same_bytes_in_processes_that_hash_otherwise():
+    """Of CoffeeSetupMug two of four hash seeds gave another order of `groups_containing_sampled_obj`."""
+    tasks = ("CoffeeSetupMug", "PickPlaceCounterToStove")
+    digests = {tuple(record_digests(seed, "robocasa", "robocasa-365", *tasks)) for seed in HASH_SEEDS}
+    assert len(digests) == 1
 
 
 def test_an_episode_after_others_has_the_bytes_of_the_first():
@@ -226,3 +223,71 @@ def test_scripted_policies_succeed_by_physics():
         episode = run_episode(env, make_policy("scripted:careful"), planned)
     assert episode.outcome == "success", episode.reason
     assert fields(episode.batch)["ep_meta"]["lang"]
+
+
+def test_the_barrier_limits_the_approach_in_the_frame_of_a_turned_base():
+    host = make_host("robocasa")
+    task = next(task for task in host.tasks("robocasa-365") if task.name == "PickPlaceCounterToStove")
+    with closing(host.make(task, Wants(privileged=True))) as env:
+        for index in (0, 2):  # a base turned by 90 degrees, and one that is not
+            seen = env.reset(EpisodeSeed(index, 7, 10))
+            truth = seen.privileged
+            base = to_rotation(seen.base_quat_wxyz).as_matrix()
+            bystanders = sorted(truth.movable - {name for predicate in truth.goal for name in predicate})
+            gaps_m, normals = measure_gaps(truth.hand, _place_boxes(truth, bystanders))
+            nearest = int(gaps_m.argmin())
+            towards = np.concatenate([-(base.T @ normals[nearest]), STILL[3:]])
+            barrier = DistanceBarrier(margin_m=float(gaps_m[nearest]) - 0.005)
+            barrier.reset(task, 7)
+            limited = base @ barrier.filter(seen, towards, None)[:3] * 0.05
+            assert normals[nearest] @ limited == pytest.approx(-0.3 * 0.005, abs=1e-9)
+
+
+def test_what_is_fixed_to_a_moving_link_has_its_name_in_poses_and_contacts():
+    """Panel and handle of a cabinet's door are bodies of their own in the model, below a link without geometry."""
+    with closing(make_env("PickPlaceCounterToCabinet")) as env:
+        env.reset(EpisodeSeed(0, 7, 0))
+        model, scene = env._mujoco()[0], env._recorder.scene
+    names = scene.body_name
+    parts = [(names[body], names[root]) for body, root in enumerate(model.body_weldid) if names[root] in scene.links]
+    assert len(parts) > len(scene.links)
+    assert all(own == root for own, root in parts)
+    assert set(scene.links) <= {names[body] for body in model.geom_bodyid}
+    assert not any("handle" in name for name in scene.roles if name.startswith("cab"))
+
+
+def test_pictures_show_a_door_whose_link_has_no_geometry(tmp_path):
+    command = ["eval", "--host", "robocasa", "--suite", "robocasa-365", "--task", "8,9", "--policy", "noop"]
+    code = run_command_line([*command, "--episodes", "1", "--max-steps", "3", "--out", str(tmp_path / "run")])
+    assert code == 0
+    batch, _ = read_sources([tmp_path / "run"])
+    robocasa = make_host("robocasa")
+    for index in range(2):
+        episode = select_episodes(batch, [index])
+        links = [name for name in posed_bodies(episode) if "door" in name]
+        task = next(t for t in robocasa.tasks("robocasa-365") if t.task_id == episode.headers[0].task_id)
+        with closing(robocasa.stage(task, episode)) as stage:
+            for link in links:
+                stage.aim(0, [link], (48, 64))
+
+
+def test_a_replay_is_played_in_the_kitchen_of_the_recorded_split(tmp_path):
+    command = ["eval", "--host", "robocasa", "--host-arg", "split=pretrain", "--suite", "robocasa-365", "--task", "16"]
+    command += ["--policy", "noop", "--episodes", "1", "--max-steps", "3"]
+    assert run_command_line([*command, "--out", str(tmp_path / "run")]) == 0
+    assert run_command_line(["eval", "--policy", f"replay:{tmp_path / 'run'}", "--out", str(tmp_path / "again")]) == 0
+    first, again = (read_sources([tmp_path / name])[0] for name in ("run", "again"))
+    assert first.sim_state.values.tobytes() == again.sim_state.values.tobytes()
+    assert fields(again)["split"] == "pretrain"
+
+
+def test_a_search_goes_on_though_every_episode_words_its_own_instruction(tmp_path):
+    command = ["search", "--host", "robocasa", "--suite", "robocasa-365", "--task", "16", "--policy", "noop"]
+    command += ["--budget", "2", "--max-steps", "3", "--method", "random", "--out", str(tmp_path / "run")]
+    assert run_command_line(command) == 0
+    assert read_suite(tmp_path / "run/found/run.json").tasks[0].trials == 2
+
+
+def test_a_placement_is_refused():
+    with closing(make_env("CloseFridge")) as env, pytest.raises(HostError, match="at a chosen place"):
+        env.reset(EpisodeSeed(0, 7, 0, placed=(("obj.x", 0.1),)))

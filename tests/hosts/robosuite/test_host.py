@@ -53,15 +53,15 @@ def test_tags_follow_from_the_goal(task):
 
 def test_robosuite_under_either_name_will_do_in_version_1_5_alone(install_only):
     install_only({"mujoco": "3.3.1", "praxis-robosuite": "1.5.2.post1"})
-    assert host.versions() == {"mujoco": "3.3.1", "praxis-robosuite": "1.5.2.post1"}
+    assert host.RobosuiteHost().versions() == {"mujoco": "3.3.1", "praxis-robosuite": "1.5.2.post1"}
     install_only({"robosuite": "1.5.1"})
-    assert host.versions() == {"robosuite": "1.5.1"}
+    assert host.RobosuiteHost().versions() == {"robosuite": "1.5.1"}
     install_only({"robosuite": "1.4.0"})
     with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed, this host runs on 1\.5 only"):
-        host.versions()
+        host.RobosuiteHost().versions()
     install_only({})
     with pytest.raises(HostError, match="robosuite is not installed"):
-        host.versions()
+        host.RobosuiteHost().versions()
 
 
 def test_what_it_does_not_have_is_refused_with_what_there_is():
@@ -143,16 +143,20 @@ def test_all_objects_of_a_task_are_targets_but_not_the_stand_that_a_tool_hangs_o
 
 
 @pytest.mark.robocasa
-def test_episodes_differ_by_index_and_seed_and_cannot_start_at_a_recorded_state():
+def test_episodes_differ_by_index_and_seed_and_start_at_a_recorded_state_of_their_task():
     with open_env("Stack") as env:
         starts = []
         for index, seed in ((0, 7), (1, 7), (0, 8), (0, 7)):
             env.reset(EpisodeSeed(index, seed, 0))
             starts.append(env.recorded().sim_state.values.tobytes())
+        model, _ = env._mujoco()
+        state = env.recorded().sim_state.values[: 1 + model.nq + model.nv].tolist()  # as demonstrations hold it
+        env.reset(EpisodeSeed(5, 9, 0, recorded=RecordedEpisode("episode", "file", 0, state=tuple(state))))
+        assert env.recorded().sim_state.values[: len(state)].tolist() == state
         with pytest.raises(HostError, match="no episode -1"):
             env.reset(EpisodeSeed(-1, 7, 0))
         recorded = RecordedEpisode("episode", "file", 0, state=(0.0,))
-        with pytest.raises(HostError, match="no recorded state"):
+        with pytest.raises(HostError, match="the recorded state has 1 numbers"):
             env.reset(EpisodeSeed(0, 7, 0, recorded=recorded))
     assert starts[0] == starts[3]
     assert len(set(starts)) == 3

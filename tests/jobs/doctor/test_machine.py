@@ -41,6 +41,16 @@ def test_little_disk_is_a_warning(monkeypatch, tmp_path):
     assert by_check(tmp_path)["--out"][0] == "warning"
 
 
+def test_the_memory_limit_is_named_and_where_nothing_enforces_it_is_a_warning(monkeypatch):
+    assert by_check()["memory limit"] == ("ok", "4 GiB while foreign files are read (SAFEVLA_MEMORY_GIB)")
+    monkeypatch.setenv("SAFEVLA_MEMORY_GIB", "much")
+    assert by_check()["memory limit"] == ("error", "SAFEVLA_MEMORY_GIB=much is not a size in GiB")
+    monkeypatch.setenv("SAFEVLA_MEMORY_GIB", "8")
+    monkeypatch.setattr(machine, "is_enforced", lambda: False)
+    level, text = by_check()["memory limit"]
+    assert (level, "does not enforce it; on Linux it is 8 GiB" in text) == ("warning", True)
+
+
 def graphics_by_check(*, quick=True) -> dict[str, tuple[str, str]]:
     return {f.check: (f.level, f.found) for f in machine.check_graphics(quick=quick)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from contextlib import contextmanager
 
@@ -111,6 +112,10 @@ def test_openpi_s_server_is_shown_with_its_keys_its_actions_and_its_command():
     assert "x            0.200    0.200    0.200" in findings["actions"].found
     command = "safevla eval --host libero --suite libero-spatial --policy"
     assert findings["eval"].found.startswith(f"{command} {address} ")
+    assert findings["first try"].found == f"{findings['eval'].found} --task 0 --episodes 1"
+    assert re.fullmatch(
+        r"200 episodes, about .* h \(.* to .*\) with the server's answers", findings["eval takes"].found
+    )
 
 
 def test_a_gr00t_server_is_asked_without_a_scheme():

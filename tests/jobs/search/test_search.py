@@ -236,6 +236,7 @@ class Unsearchable:
     """The fake host without its search space; its starts are `fixed`, or drawn by a seed."""
 
     name = "fake"
+    supports = replace(FakeHost.supports, placed=False)
 
     def __init__(self, fixed: bool) -> None:
         self.fixed, host = fixed, FakeHost()

@@ -49,7 +49,9 @@ def contacts(change: Callable[[Contacts], Contacts]) -> Forgery:
 
 
 def without_contacts(table: Contacts) -> Contacts:
-    none = {name: getattr(table, name)[:0] for name in ("a", "b", "force_n", "impulse_ns")}
+    none = {
+        name: getattr(table, name)[:0] for name in ("a", "b", "force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
+    }
     return replace(table, starts=np.zeros_like(table.starts), **none)
 
 
@@ -72,6 +74,8 @@ def with_bystanders_as_robot(batch: Batch) -> Batch:
 
 scaled_net_forces = contacts(lambda table: replace(table, net_force_n=table.net_force_n * 0.5))
 """A forgery of a record that has net forces; the fake host's have none."""
+scaled_net_impulses = contacts(lambda table: replace(table, net_impulse_ns=table.net_impulse_ns * 0.5))
+"""The same of net impulses."""
 
 FORGERIES: dict[str, Forgery] = {
     "frozen bodies": poses("body_pos_m", lambda values: np.repeat(values[:1], len(values), axis=0)),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from folders import rewrite_archive
-from jobs.verify.forgeries import FORGERIES, scaled_net_forces, without
+from jobs.verify.forgeries import FORGERIES, scaled_net_forces, scaled_net_impulses, without
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import replays
@@ -19,7 +19,9 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.trajectory.batch import select_episodes
-from safevla_recorder.channels import CHANNELS
+from safevla_bench.trajectory.single_episode import from_recording, to_recording
+from safevla_recorder.channels import CHANNELS, HANDLING
+from safevla_recorder.episode import add_header_field
 
 
 def replay(run, *indices):
@@ -49,9 +51,27 @@ def test_each_channel_that_the_fake_host_records_has_a_forgery(hasty):
         "action",
         "policy_action",
         "label_cost",
+        "link_motion",
         "net_force_n",
+        "net_impulse_ns",
         "time_s",
+        "wrist_force_n",
+        *HANDLING,
     }  # other actions lead elsewhere or nowhere
+
+
+def test_channels_that_older_recorders_did_not_write_are_compared_where_both_have_them(hasty):
+    def changed(channel, value):
+        numbers = {"supported": True, "opening": 0.5, "entered": False} | {channel: value}
+        told = to_recording(alone(hasty), 0)
+        rows = {name: np.full((told.records, 1), number) for name, number in numbers.items()}
+        return from_recording(replace(told, **rows, **{f"{name}_bodies": [0] for name in rows}))
+
+    here = changed("supported", True)
+    assert compare_records(alone(hasty), here) == ([], list(HANDLING))
+    for channel, value in (("supported", False), ("opening", 0.75), ("entered", True)):
+        (difference,) = compare_records(changed(channel, value), here)[0]
+        assert (difference.channel, difference.step) == (channel, 0)
 
 
 def test_the_first_difference_has_step_place_and_both_values_and_the_other_channels_are_named(hasty):
@@ -104,6 +124,38 @@ def test_a_replay_from_a_state_has_a_tolerance_and_another_none_of_a_bit(hasty):
     assert differing(zeroed, with_torques(record, lambda values: -0.0 * np.abs(values))) == ["joint_torque_nm"]
 
 
+def test_fixture_poses_are_compared_where_both_records_have_them(hasty):
+    def with_fixture(x_m):
+        pose = {"stove_1_main": [x_m, 0.0, 0.9, 1.0, 0.0, 0.0, 0.0]}
+        return replace(alone(hasty), extra=(add_header_field(alone(hasty).extra[0], "fixtures", pose),))
+
+    for lenient in (True, False):
+        assert compare_records(with_fixture(0.1), with_fixture(0.1), lenient=lenient) == ([], [])
+        (difference,) = compare_records(with_fixture(0.1), with_fixture(0.2), lenient=lenient)[0]
+        assert difference.channel == "fixtures"
+        assert compare_records(alone(hasty), with_fixture(0.2), lenient=lenient) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [("SkylakeX", "Both ran OpenBLAS's kernels SkylakeX"), ("Zen", "kernels Zen, and replayed here with SkylakeX")],
+)
+def test_the_kernels_of_openblas_are_named(kernel, words, monkeypatch):
+    monkeypatch.setattr(replays, "openblas_kernel", lambda: "SkylakeX")
+    assert words in replays._describe_processor(kernel)
+
+
+def test_lists_that_older_records_have_in_hash_order_are_compared_without_order(hasty):
+    def with_groups(*groups):
+        meta = {"object_cfgs": [{"info": {"groups_containing_sampled_obj": groups}}]}
+        batch = alone(hasty)
+        return replace(batch, extra=(add_header_field(batch.extra[0], "robocasa", {"ep_meta": meta}),))
+
+    assert compare_records(with_groups("mug", "cup"), with_groups("cup", "mug")) == ([], [])
+    differences, _ = compare_records(with_groups("mug", "cup"), with_groups("cup", "bowl"))
+    assert [difference.channel for difference in differences] == ["robocasa"]
+
+
 def test_of_a_first_state_forces_and_grip_of_record_0_are_left_out(hasty):
     def change(values):
         values[:7] += 1
@@ -135,7 +187,8 @@ def test_each_forgery_of_a_libero_episode_is_found(tmp_path, monkeypatch):
     play = replays.replay_actions
     monkeypatch.setattr(replays, "replay_actions", replay_once)
     record = alone(run)
-    for name, forgery in {**FORGERIES, "scaled net forces": scaled_net_forces}.items():
+    net = {"scaled net forces": scaled_net_forces, "scaled net impulses": scaled_net_impulses}
+    for name, forgery in {**FORGERIES, **net}.items():
         rewrite_archive(run, lambda batch, forgery=forgery: forgery(record))
         (finding,) = replay(run, 0)
         assert finding.verdict == "differs", name

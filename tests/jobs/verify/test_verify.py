@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import random
 import shutil
@@ -11,10 +12,13 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
-from folders import reseal, rewrite_archive
+from builders import episode, official_fields
+from folders import change_description, reseal, rewrite_archive
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, judge
@@ -22,8 +26,24 @@ from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import AuditPlan, audit_source, files, replays, verify_run
+from safevla_bench.jobs.verify.files import check_identity, check_protocol
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources.runs.folder import EPISODES, MANIFEST, RUN, SCORES, SCORES_TABLE, archive_parts, dump_json
+from safevla_bench.sources.runs.episode_index import read_sources, scan
+from safevla_bench.sources.runs.folder import (
+    EPISODES,
+    FRAMES,
+    MANIFEST,
+    REPORT,
+    RUN,
+    SCORES,
+    SCORES_TABLE,
+    Frame,
+    archive_parts,
+    dump_json,
+    read_description,
+    write_frames,
+)
+from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Channel, select_episodes
 from safevla_bench.trajectory.marks import STANDIN
@@ -143,9 +163,115 @@ def test_another_digest_of_what_judged_differs_and_nothing_is_judged_with_the_wr
     assert "not judged again" in findings_of(verification, "unchecked")["scores.json"]
 
 
-def test_another_version_differs_and_the_scores_are_still_compared(run):
+def forge(run, name, old, new):
+    """Replace a text of a file and renew its digest, as whoever changes the file can."""
+    content = (run / name).read_bytes()
+    assert old in content
+    (run / name).write_bytes(content.replace(old, new))
+    add_digests(run, {name: (run / name).read_bytes()})
+
+
+def test_a_changed_report_is_found_though_its_digest_was_renewed(run):
+    """hostile/16: only a report that is made again shows that its numbers are the run's."""
+    forge(run, REPORT, b"100.0", b"99.9")
+    (message,) = differing(run).values()
+    assert "99.9" in message.partition("is written")[0]
+    assert "100.0" in message.partition("is written")[2]
+    (run / SCORES).unlink()
+    add_digests(run, {SCORES: None})
+    verification = verify_run(run)
+    assert "nothing says how the run was judged" in findings_of(verification, "unchecked")[REPORT]
+    assert verification.has_open_checks
+
+
+def test_the_metadata_of_the_table_of_scores_are_compared(run):
+    table = pq.read_table(run / SCORES_TABLE)
+    metadata = {**table.schema.metadata, b"judged_by": b"{}"}
+    pq.write_table(table.replace_schema_metadata(metadata), run / SCORES_TABLE)
+    reseal(run)
+    assert differing(run) == {SCORES_TABLE: "judged_by differs"}
+
+
+def test_scores_of_another_length_are_compared_in_limited_memory_and_cut(run):
+    """hostile/04: a document of any size is read in `limit_memory`."""
+    forge(run, SCORES, b'"absent": [', b'"absent": [' + b"[]," * 100_000)
+    assert differing(run)[SCORES].startswith("absent: [[], [], ")
+    assert len(differing(run)[SCORES]) < 500
+    pq.write_table(pa.table({"seed": pa.nulls(100_000, pa.int64())}), run / SCORES_TABLE)
+    assert differing(run)[SCORES_TABLE] == "100000 episodes are written, the archive gives 4"
+
+
+def test_files_of_another_version_are_unchecked_and_its_scores_are_still_compared(run):
     edit(run / SCORES, lambda document: document["judged_by"].update(version="0.0.1"))
-    assert list(differing(run)) == ["version"]
+    verification = verify_run(run)
+    assert verification.agrees
+    assert verification.has_open_checks
+    assert {"version", REPORT} <= findings_of(verification, "unchecked").keys()
+    assert SCORES in findings_of(verification, "agrees")
+    edit(run / SCORES, lambda document: document["judged_by"]["library"].update(digest="0" * 64))
+    assert verify_run(run).agrees, "that version has another library"
+
+
+def picture(run):
+    """Put a picture of an episode into the run, as `safevla frames` does."""
+    image = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(image, "PNG")
+    header = read_sources([run])[0].headers[0]
+    about = {"kind": "initial", "record": 0, "time_s": 0.0, "caption": "", "success": False, "camera": "agentview"}
+    frame = Frame(episode_id=header.episode_id, policy=header.policy, width=8, height=8, file="a.png", **about)
+    (run / FRAMES).mkdir(exist_ok=True)
+    (run / FRAMES / frame.file).write_bytes(image.getvalue())
+    index = write_frames(run, [frame])
+    add_digests(run, {f"{FRAMES}/{path.name}": path.read_bytes() for path in (index, run / FRAMES / frame.file)})
+
+
+def test_pictures_are_compared_by_their_digests_and_the_report_with_or_without_them(run):
+    picture(run)
+    verification = verify_run(run)
+    assert verification.agrees
+    assert not verification.has_open_checks
+    assert "adds what came later" in findings_of(verification, "agrees")[REPORT]
+    write_outputs(judge([run], load_ruleset()), run)
+    assert b"data:image/png" in (run / REPORT).read_bytes()
+    assert findings_of(verify_run(run), "agrees")[REPORT] == "made again, the same bytes"
+    (run / FRAMES / "a.png").write_bytes(b"another")
+    assert "frames/a.png was changed" in differing(run)[files.FILES]
+    (run / FRAMES / "a.png").unlink()
+    assert "frames/a.png is missing" in differing(run)[files.FILES]
+
+
+def test_a_picture_without_a_digest_or_outside_of_the_run_is_not_taken_for_checked(run, tmp_path):
+    picture(run)
+    add_digests(run, {f"{FRAMES}/a.png": None})
+    assert "1 of 2 have no digest" in unchecked(run)[files.PICTURES]
+    assert verify_run(run).has_open_checks
+    picture(run)
+    (run / FRAMES).rename(tmp_path / "elsewhere")
+    (run / FRAMES).symlink_to(tmp_path / "elsewhere")
+    assert "frames/a.png is missing" in [finding.said.split(";")[0] for finding in verify_run(run).findings]
+
+
+def test_what_a_command_wrote_and_nothing_makes_again_is_unchecked_and_a_note_is_nobodys_check(run):
+    (run / "notes.txt").write_text("mine")
+    assert not verify_run(run).has_open_checks
+    (run / "submission.json").write_text("{}")
+    assert unchecked(run)[files.OTHERS].startswith("notes.txt, submission.json: ")
+    assert verify_run(run).has_open_checks
+
+
+def test_a_digest_does_not_make_a_file_checked_that_nothing_makes_again(run):
+    (run / "table.html").write_text("<h1>Safety 100 %</h1>")
+    add_digests(run, {"table.html": (run / "table.html").read_bytes()})
+    assert unchecked(run)[files.OTHERS].startswith("table.html: ")
+    assert verify_run(run).has_open_checks
+
+
+def test_changed_rules_beside_the_scores_are_found(run):
+    by = load_ruleset(library="paper-text")
+    write_outputs(judge([run], by), run)
+    assert RULES in findings_of(verify_run(run, by), "agrees")
+    forge(run, RULES, b"paper-text", b"default")
+    assert differing(run, by)[RULES] == "these are not the rules that judged"
 
 
 def test_a_library_file_that_judged_is_asked_for_and_verifies_when_it_is_named(run, tmp_path):
@@ -334,3 +460,26 @@ def test_the_sources_that_were_judged_are_those_of_the_run(run):
 
     edit(run / SCORES, rename)
     assert 'policy: "another" is written' in differing(run)["judged archive"]
+
+
+def test_a_protocol_that_differs_from_the_preset_of_its_name_is_found(run):
+    protocol = read_description(run)["protocol"]
+    change_description(run, protocol={**protocol, "env_seed": 99, "horizons": {**protocol["horizons"], "fake": 5}})
+    (finding,) = check_protocol(run)
+    assert (finding.verdict, finding.said) == (
+        "differs",
+        "env_seed, horizons in run.json are not those of the preset safevla-bench",
+    )
+    change_description(run, versions={"safevla-bench": "0.0.1"})
+    (older,) = check_protocol(run)
+    assert (older.verdict, older.wanted) == ("unchecked", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [(official_fields("libero-goal", "task_8"), "agrees"), ({"task_sha256": "0" * 64}, "differs"), ({}, "unchecked")],
+)
+def test_verify_says_whether_the_tasks_are_the_official_ones(tmp_path, changes, verdict):
+    archive.write_archive(tmp_path / "a.parquet", episode(**changes))
+    (finding,) = check_identity(scan([tmp_path / "a.parquet"]))
+    assert (finding.check, finding.verdict, finding.wanted) == ("task identity", verdict, verdict != "unchecked")

@@ -96,12 +96,9 @@ def test_a_server_s_traceback_is_the_error_its_last_line_first():
         ({"actions": np.zeros((5, 8))}, r"shape \(5, 8\), not \[steps, 7\]"),
         ({"actions": np.zeros((0, 7))}, r"shape \(0, 7\)"),
         ({"actions": np.zeros((5, 2, 7))}, r"shape \(5, 2, 7\)"),
-        ({"actions": "none"}, "no array of numbers"),
-        ({"actions": np.zeros((5, 7), "U1")}, "no array of numbers"),
-        ({"actions": np.array([[b"x"] * 7])}, "no array of numbers"),
-        ({"actions": np.zeros(7, bool)[:3]}, "has the shape"),
-        ({"actions": [[1, 2], [3]]}, "no array of numbers"),
-        ({"actions": {"a": 1}}, "no array of numbers"),
+        ({"actions": "none"}, "not an array of numbers"),
+        ({"actions": [[1, 2], [3]]}, "not an array of numbers"),
+        ({"actions": {"a": 1}}, "not an array of numbers"),
     ],
 )
 def test_a_first_reply_without_actions_refuses_the_server_and_a_later_one_is_an_error_of_its_episode(reply, words):
@@ -239,7 +236,7 @@ def test_a_refused_key_says_where_a_key_is_read_from(status, monkeypatch):
     ("arguments", "words"),
     [
         ({"key_file": "/nonexistent"}, "cannot be read"),
-        ({"key": "s3cret"}, "no argument 'key'"),
+        ({"key": "s3cret"}, "'key' with a secret"),
         ({"api_token": "s3cret"}, "'api_token' as an argument"),
         ({"replan": "0"}, "replan=0"),
         ({"timeout_s": "soon"}, "timeout_s=soon"),

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from policies.servers.stub_servers import TASK, client, observe, playing
 from safevla_bench import cli
-from safevla_bench.errors import PolicyError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.errors import InvalidActionError, PolicyError, ServerRefusedError, ServerUnreachableError
 from safevla_bench.interface.policy import Wants
 from safevla_bench.policies import ask_arguments, make_policy
 from safevla_bench.policies.python import adopt_object
@@ -273,10 +273,10 @@ def test_a_request_over_the_limit_ends_its_connection_and_no_other(monkeypatch):
         small.close()
 
 
-def test_a_request_of_too_many_values_is_refused_before_it_is_decoded():
+def test_a_request_of_too_many_values_is_refused():
     with served(lambda: make_policy("noop")) as url, connect(url) as connection:
         connection.recv()
-        connection.send(b"\xdd\x7f\xff\xff\xff")
+        connection.send(b"\xdd\x00\x02\x00\x00" + b"\xc0" * 2**17)
         assert "more than 100,000 values" in connection.recv()
 
 
@@ -331,3 +331,13 @@ def test_an_address_that_is_taken_is_an_error(monkeypatch):
         port = url.rpartition(":")[2]
         monkeypatch.setenv("SAFEVLA_API_KEY", "")
         assert cli.run_command_line(["serve", "--policy", "noop", "--port", port]) == 2
+
+
+def test_what_a_served_policy_gives_that_is_not_an_action_is_an_invalid_action_of_its_client():
+    def make():
+        policy = make_policy("noop")
+        policy.act = lambda observation: np.zeros(7, bool)
+        return policy
+
+    with served(make) as url, pytest.raises(InvalidActionError, match="dtype bool"):
+        act(url)

@@ -11,8 +11,7 @@ from report.published.synthesis import EpisodeCounts, episode_counts, synthesize
 from report.tables.reading import columns
 from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.published import LEADERBOARD, PAPER, PublishedCell, load_published
-from safevla_bench.report.tables.cells import Roster, composition_table, constraint_table
-from safevla_bench.report.tables.suites import auxiliary_table, suite_table
+from safevla_bench.report.tables.cells import Roster, auxiliary_table, composition_table, constraint_table, suite_table
 from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks import active_specs

@@ -19,8 +19,7 @@ from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.report.render import render_html, render_json, render_tables
 from safevla_bench.report.render.latex import render_latex
 from safevla_bench.report.render.text import render_csv, render_markdown, render_text
-from safevla_bench.report.tables.cells import Roster, headline_table
-from safevla_bench.report.tables.suites import suite_table
+from safevla_bench.report.tables.cells import Roster, headline_table, suite_table
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import NO_VALUE, escape_controls
 
@@ -256,3 +255,11 @@ def test_markdown_escapes_what_would_mark_up():
     printed = render_markdown(Table("t", (Column("a|b", numeric=False),), ((Cell("<img>|*x*_y_`z`[q](u)"),),)))
     (row,) = [line for line in printed.splitlines() if "img" in line]
     assert row == r"| \<img\>\|\*x\*\_y\_\`z\`\[q\](u) |"
+
+
+@pytest.mark.parametrize("part", ["a@", "a@.", "a", " ", "\\|", ";", "/"])
+def test_a_name_of_any_length_is_rendered_in_linear_time(part):
+    """A quadratic pattern would take minutes, and the one for addresses was cubic."""
+    table = Table("t", (Column("a", numeric=False),), ((Cell("x" + part * 60_000 + "x"),),))
+    for render in (render_markdown, render_csv, render_text):
+        assert "x" in render(table)

@@ -48,21 +48,21 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
     assert (row["p"], row["p by task"]) == ("0.625", "0.500")
     several = comparing.difference_table(comparison(difference(), policies=("a", "b", "c")))
     assert cells(several)["p, adj."] == "0.750"
-    assert row["Told apart"] == "no"
+    assert row["Better"] == "no"
 
 
 @pytest.mark.parametrize(
     ("metric", "changes", "verdict"),
     [
-        ("safety", {"better": "b"}, "B safer"),
-        ("safety", {"better": "a", "difference": 0.2}, "A safer"),
-        ("sbu", {"better": "a"}, "A lower"),
-        ("vsi", {"better": "b", "difference": 0.1}, "B safer"),
-        ("p_unsafe_given_success", {"better": "a"}, "A safer"),
-        ("sr", {"better": "b"}, "B better"),
-        ("clean", {"better": "b"}, "B better"),
+        ("safety", {"better": "b", "better_by_task": "b"}, "B safer"),
+        ("safety", {"better": "a", "better_by_task": "a", "difference": 0.2}, "A safer"),
+        ("sbu", {"better": "a", "better_by_task": "a"}, "A lower"),
+        ("vsi", {"better": "b", "better_by_task": "b", "difference": 0.1}, "B safer"),
+        ("p_unsafe_given_success", {"better": "a", "better_by_task": "a"}, "A safer"),
+        ("sr", {"better": "b", "better_by_task": "b"}, "B better"),
+        ("clean", {"better": "b", "better_by_task": "b"}, "B better"),
         ("safety", {}, "no"),
-        ("safety", {"tasks_needed": 6}, "needs 6 tasks"),
+        ("safety", {"no_verdict": "too few"}, "no verdict"),
         ("safety", {"undecided": True}, "undecided"),
         ("safety", {"p_value": 1.0, "identical": True, "difference": 0.0}, "identical"),
         ("safety", {"p_value": None, "p_adjusted": None, "difference": None}, NO_VALUE),
@@ -70,8 +70,8 @@ def test_a_difference_is_in_points_with_signs_kept_from_dashes():
 )
 def test_who_is_better_is_said_in_words_that_do_not_depend_on_the_metric_s_sign(metric, changes, verdict):
     compared = comparison(difference(**changes), metric=metric, primary=True)
-    assert cells(comparing.difference_table(compared))["Told apart"] == verdict
-    other = cells(comparing.difference_table(comparison(difference(**changes), metric=metric)))["Told apart"]
+    assert cells(comparing.difference_table(compared))["Better"] == verdict
+    other = cells(comparing.difference_table(comparison(difference(**changes), metric=metric)))["Better"]
     assert other == (f"{verdict}, exploratory" if "better" in changes else verdict)
 
 
@@ -81,7 +81,14 @@ def test_a_tiny_p_is_never_printed_as_zero():
 
 def test_too_few_tasks_are_said():
     notes = comparing.difference_table(comparison(difference(tasks_needed=6))).notes
-    assert "Needs N tasks: fewer tell no policies apart by task, whatever they show." in notes
+    assert "With fewer than 6 tasks the test by task cannot reject." in notes
+
+
+def test_an_end_of_zero_that_is_excluded_is_open():
+    row = difference(difference=0.05, ci=(0.0, 0.1), p_value=0.04, excludes_zero=True)
+    assert cells(comparing.difference_table(comparison(row)))["90 %"] == "above 0.0 to 10.0"
+    row = difference(ci=(-0.1, 0.0), p_value=0.04, excludes_zero=True)
+    assert cells(comparing.difference_table(comparison(row)))["90 %"] == "-10.0 to below 0.0"
 
 
 def test_looking_again_is_warned_of_where_a_verdict_is_for_one_look():

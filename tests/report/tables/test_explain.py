@@ -12,12 +12,13 @@ from safevla_bench.archive import write_archive
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.exposure import summarize_exposure
 from safevla_bench.jobs.evaluation.judgement import judge
-from safevla_bench.jobs.evaluation.outputs import measure_cell_exposures
+from safevla_bench.jobs.evaluation.outputs import table_material
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import explain
+from safevla_bench.report.tables.catalog import build_tables
 from safevla_bench.report.tables.columns import drop_intervals
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.single_episode import empty_batch
@@ -101,7 +102,8 @@ def test_the_whole_job_measures_what_the_parts_do(tmp_path):
     path = tmp_path / "episodes.parquet"
     write_archive(path, batch)
     spent, scores = measured(batch)
-    assert measure_cell_exposures(judge([path], load_ruleset())) == summarize_exposure(spent, scores)
+    (table,) = build_tables(table_material(judge([path], load_ruleset())), ["beyond"])
+    assert table.rows == explain.exposure_table(summarize_exposure(spent, scores)).rows
 
 
 def test_without_intervals_no_note_speaks_of_them():

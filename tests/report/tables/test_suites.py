@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from builders import crash
 from report.scenes import NAN, joined, verdicts
 from report.tables.reading import BAD, FAILED, GOOD, columns, texts, two_suites
 from safevla_bench.judging.metrics import cells, task_rates
-from safevla_bench.report.tables.cells import Roster, constraint_table
-from safevla_bench.report.tables.suites import auxiliary_table, suite_table
+from safevla_bench.report.tables.cells import Roster, auxiliary_table, constraint_table, suite_table
 from safevla_bench.report.tables.tasks import task_table
-from safevla_bench.statistics.intervals import Interval, rate_mean_interval
+from safevla_bench.statistics.intervals import bounded_mean_interval
 from safevla_bench.text import NO_VALUE
 
 
@@ -23,12 +23,13 @@ def test_a_mean_over_suites_is_unweighted():
     assert texts(table, "n") == ["2–4", "1–2"]
 
 
-def test_a_mean_over_suites_has_the_interval_that_follows_from_theirs():
-    """Zou and Donner's: the distances to the limits of each suite, squared, added, divided by their number."""
+def test_a_mean_over_suites_has_the_interval_of_their_episodes_with_suites_of_equal_weight():
     summaries = cells(two_suites())
     mean = columns(suite_table(summaries, Roster()))["SR % mean"][0]
     rates = [cell.rates["sr"] for cell in summaries if cell.policy == summaries[0].policy]
-    expected = rate_mean_interval([(rate.value, Interval(*rate.ci)) for rate in rates])
+    values = [np.arange(rate.n) < rate.count for rate in rates]
+    weights = [np.full(rate.n, 0.5 / rate.n) for rate in rates]
+    expected = bounded_mean_interval(np.concatenate(values).astype(float), weights=np.concatenate(weights))
     assert mean.interval == pytest.approx((100 * expected.low, 100 * expected.high))
     assert mean.detail == f"{100 * expected.low:.1f}–{100 * expected.high:.1f}"
 
@@ -36,7 +37,7 @@ def test_a_mean_over_suites_has_the_interval_that_follows_from_theirs():
 def test_a_suite_without_success_is_left_out_of_the_mean_of_ratios_and_counted():
     table = columns(suite_table(cells(two_suites()), Roster()))
     assert [cell.text for cell in table["P[U|S] % mean"]] == ["25.0", "100.0"]
-    assert [cell.detail for cell in table["P[U|S] % mean"]] == ["4.7–59.6", "of 1 of 2 suites"]
+    assert [cell.detail for cell in table["P[U|S] % mean"]] == ["0.0–89.6", "of 1 of 2 suites"]
 
 
 def test_a_mean_over_fewer_suites_competes_with_none():

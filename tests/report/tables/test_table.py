@@ -9,9 +9,8 @@ from report.scenes import joined, verdicts
 from report.tables.reading import BAD, GOOD, two_suites
 from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.render import render_tables
-from safevla_bench.report.tables.cells import Roster, constraint_table
+from safevla_bench.report.tables.cells import Roster, constraint_table, suite_table
 from safevla_bench.report.tables.columns import drop_intervals, has_column, select_columns
-from safevla_bench.report.tables.suites import suite_table
 from safevla_bench.report.tables.table import Column, tabulate, text_column
 from safevla_bench.report.tables.tasks import task_table
 from safevla_bench.text import NO_VALUE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import h5py
@@ -14,6 +15,8 @@ import pytest
 
 from safevla_bench.errors import RecordError
 from safevla_bench.interface.task import Task
+from safevla_bench.memory import SETTING
+from safevla_bench.sources.foreign import hdf5_child, read_recorded_actions
 from safevla_bench.sources.foreign.demonstrations import RecordedActions, read_demonstrations
 from sources.logs.log_files import replace_column
 
@@ -67,6 +70,24 @@ def test_a_robomimic_file_says_its_task_in_env_args(tmp_path):
     assert read_demonstrations(path)[0].task_label == "Lift"
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [{"env_info": '{"env_name": "Lift"}', "env": "Lift"}, {"env": "Lift"}, {"env_info": '{"env_name": "Lift"}'}],
+)
+def test_a_robosuite_file_says_its_task_in_env_or_env_info(tmp_path, attributes):
+    path = demonstrations(tmp_path / "demo.hdf5", **attributes)
+    assert read_demonstrations(path)[0].task_label == "Lift"
+
+
+def test_a_model_file_that_is_a_name_and_no_xml_counts_as_missing(tmp_path):
+    path = demonstrations(tmp_path / "demo.hdf5", env="Wipe")
+    with h5py.File(path, "r+") as file:
+        file["data/demo_1"].attrs["model_file"] = "model_1.xml"
+    first, second = read_demonstrations(path)
+    assert first.fixtures
+    assert not second.fixtures
+
+
 def test_poses_of_fixtures_come_from_the_model_and_free_bodies_are_left_out(tmp_path):
     take = read_demonstrations(demonstrations(tmp_path / "a.hdf5"))[0]
     assert dict(take.fixtures) == {
@@ -107,7 +128,7 @@ def test_what_is_not_a_demonstration_is_an_error(tmp_path):
     ("part", "value", "problem"),
     [
         ("actions", [["left", "right"]] * 4, "cannot be read as numbers"),
-        ("actions", None, "cannot be read as numbers: it is no array"),
+        ("actions", None, "actions is not a dataset"),
         ("model_file", MODEL.replace("0.2 0.9", "high 0.9"), ".* could not convert string to float: 'high'"),
         ("model_file", MODEL[:60], "the model cannot be read"),
     ],
@@ -131,7 +152,7 @@ def test_an_array_in_the_place_of_a_group_is_an_error_that_names_it(tmp_path, na
     with h5py.File(path, "r+") as file:
         del file[name]
         file[name] = np.zeros(3)
-    with pytest.raises(RecordError, match=rf"a\.hdf5.*{name.rpartition('/')[2]} is no group"):
+    with pytest.raises(RecordError, match=rf"a\.hdf5.*{name.rpartition('/')[2]} is not a group"):
         read_demonstrations(path)
 
 
@@ -264,11 +285,84 @@ def test_numbers_of_another_file_are_not_read(tmp_path):
     with h5py.File(path, "r+") as file:
         del file["data/demo_1"]
         file["data/demo_1"] = h5py.ExternalLink("other.hdf5", "data/demo_0")
-    with pytest.raises(RecordError, match="link to another file"):
+    with pytest.raises(RecordError, match="soft or external link"):
         read_demonstrations(path)
     path = demonstrations(tmp_path / "b.hdf5")
     with h5py.File(path, "r+") as file:
         del file["data/demo_1/actions"]
         file["data/demo_1"].create_dataset("actions", (4, 7), "f8", external=[(str(tmp_path / "raw"), 0, 224)])
-    with pytest.raises(RecordError, match="lie in another file"):
+    with pytest.raises(RecordError, match="are in another file"):
         read_demonstrations(path)
+
+
+# The child process
+
+
+ONE_DEMO = {"name": "demo_0", "actions": [9, 7], "states": None, "suite": None, "task": None, "instruction": None}
+ONE_DEMO["fixtures"] = []
+CHILDREN = {
+    "import os; os.abort()": r"crashed while reading it \(SIGABRT\)",
+    "while True: pass": "took more than 1 s",
+    "raise SystemExit(3)": "exit code 3",
+    "print('{\"error\": null}')": "memory ran out",
+    'print(\'{"demos": [{"actions": [-1, 7]}]}\')': "cannot be read",
+    "pass": "cannot be read",
+    f"print('{json.dumps({'demos': [ONE_DEMO]})}')": "returned other numbers",
+}
+
+
+@pytest.mark.parametrize("code", CHILDREN)
+def test_whatever_the_child_does_becomes_an_error_about_the_file(tmp_path, monkeypatch, code):
+    (tmp_path / "child.py").write_text(
+        f"import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        f"resource.setrlimit(resource.RLIMIT_CPU, (1, 2))\n{code}\n"
+    )
+    monkeypatch.setattr(hdf5_child, "__file__", str(tmp_path / "child.py"))
+    monkeypatch.setattr("safevla_bench.sources.foreign.demonstrations._CHILD_SECONDS", 1)
+    with pytest.raises(RecordError, match=rf"a\.hdf5: .*{CHILDREN[code]}"):
+        read_demonstrations(demonstrations(tmp_path / "a.hdf5"))
+
+
+def test_a_soft_link_is_not_followed_since_its_path_may_lead_into_another_file(tmp_path):
+    demonstrations(tmp_path / "other.hdf5")
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        file["other"] = h5py.ExternalLink("other.hdf5", "data")
+        del file["data/demo_1/actions"]
+        file["data/demo_1/actions"] = h5py.SoftLink("/other/demo_0/actions")
+    with pytest.raises(RecordError, match="actions is a soft or external link"):
+        read_demonstrations(path)
+
+
+def test_a_large_model_is_read_without_a_tree_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv(SETTING, "0.25")
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        xml = f"<m><worldbody>{'<geom/>' * 1_000_000}<body name='shelf' pos='1 2 3' quat='1 0 0 0'/></worldbody></m>"
+        file["data/demo_1"].attrs.create("model_file", xml, dtype=h5py.string_dtype())
+    (take,) = [take for take in read_demonstrations(path) if take.name == "demo_1"]
+    assert take.fixtures == (("shelf", (1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 0.0)),)
+
+
+def test_demonstrations_beyond_the_limit_are_refused(tmp_path, monkeypatch):
+    """Rows that are absent from the file take no byte in it; the child or this process runs out of memory."""
+    monkeypatch.setenv(SETTING, "0.25")
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for k in range(4):
+            file.create_dataset(f"data/demo_{k}/actions", (2**21, 7), "f8", chunks=(1024, 7))
+    with pytest.raises(RecordError, match="memory ran out"):
+        read_recorded_actions(tmp_path / "a.hdf5")
+
+
+def test_an_interrupted_reading_leaves_no_child_behind(tmp_path, monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def communicate(self, *_, **__):
+            started.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        read_demonstrations(demonstrations(tmp_path / "a.hdf5"))
+    assert started[0].returncode is not None

@@ -159,6 +159,13 @@ def test_actions_of_another_benchmark_are_not_announced_as_libero_s(tmp_path):
     assert not any("plays and judges" in remark for remark in foreign.read_results(path).remarks)
 
 
+def test_a_view_in_the_place_of_a_table_is_refused_however_its_name_is_written(tmp_path):
+    endless = "WITH RECURSIVE k(x) AS (SELECT 1 UNION ALL SELECT x FROM k) SELECT * FROM rows, k"
+    statements = ["ALTER TABLE step_rows RENAME TO rows", f"CREATE VIEW Step_Rows AS {endless}"]
+    with pytest.raises(RecordError, match="no plain table"):
+        foreign.read_recorded_actions(change(tmp_path, *statements))
+
+
 def test_a_failed_episode_is_not_played_but_its_reset_counts(tmp_path):
     path = change(tmp_path, "UPDATE episode_results SET status = 'error' WHERE episode_id = 0")
     takes = foreign.read_recorded_actions(path)
@@ -210,3 +217,12 @@ def test_import_takes_the_harness_s_folder(safevla):
     output = safevla.ok("score", FOLDER)
     assert "libero" in output.lower()
     assert "--policy replay:" in output
+
+
+def test_the_form_of_lerobot_before_0_4_is_read_and_says_that_it_names_no_tasks(tmp_path):
+    rows = [{"episode_ix": number, "success": number % 2 == 0} for number in range(10)]
+    results = foreign.read_results(lerobot(tmp_path / "eval_info.json", per_episode=rows, aggregated={}))
+    assert [episode.success for episode in results.episodes] == [True, False] * 5
+    assert results.remarks == ("a LeRobot before 0.4 wrote it, and it does not name suites or tasks",)
+    (total,) = [row for row in episode_tables.foreign_results_table(results, "x").rows if row[1].text == "all"]
+    assert total[2].text == "10"

@@ -98,6 +98,9 @@ def read(path: Path) -> list[Batch | RecordError]:
 
 def problem(path: Path) -> str:
     """The one error of a source, with its remedy."""
-    (error,) = read(path)
+    try:
+        (error,) = read(path)
+    except RecordError as raised:
+        error = raised
     assert isinstance(error, RecordError), error
     return f"{error} {error.remedy}"

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy.spatial.transform import Rotation
 
 from builders import contacts, episode, same_bits
 from safevla_bench.archive import open_archive, write_batches
@@ -20,11 +21,13 @@ from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
+from safevla_bench.sources.logs.records import name_tasks
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from sources.logs.log_files import FPS, problem, read, replace_column, save_mapping, straight_line, write_dataset
 
+EEF = '[eef]\nfrom = "eef"\nquaternion_order = "wxyz"\n'
 MAPPED = """
 [episode]
 template = "pnp-basic"
@@ -32,6 +35,7 @@ success = "next.success"
 
 [eef]
 from = "eef"
+quaternion_order = "wxyz"
 
 [torque]
 from = "effort"
@@ -39,6 +43,7 @@ limits_nm = [10, 10]
 
 [bodies.plate]
 from = "plate"
+quaternion_order = "wxyz"
 role = "bystander"
 """
 
@@ -166,14 +171,160 @@ def test_an_instant_without_the_robot_is_not_a_record_and_stamps_show_the_gap(tm
     assert speed.extreme == pytest.approx(0.1)  # by dt alone it would be 0.2 across the gap
 
 
-def test_the_torque_of_an_unknown_robot_without_limits_is_not_judged(tmp_path):
-    folder = write_dataset(tmp_path / "d", [frames(effort=np.full((30, 7), 400.0))])
-    save_mapping(folder, MAPPED.replace("limits_nm = [10, 10]", ""))
-    (row,) = judge_log(folder)
-    assert row.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
-    text = MAPPED.replace("limits_nm = [10, 10]", "").replace("[episode]", '[episode]\nembodiment="Panda"')
-    save_mapping(folder, text)
-    assert "joint_torque" in judge_log(folder)[0].violated_specs
+@pytest.mark.parametrize("robot", ["arm-x", "so101_follower"])
+def test_the_torque_of_a_robot_without_known_limits_is_an_error_and_elsewhere_its_name_is_kept(tmp_path, robot):
+    text = MAPPED.replace("limits_nm = [10, 10]", "")
+    folder = write_mapped(tmp_path, text=text, robot_type=robot)
+    assert f"the robot '{robot}'" in problem(folder)
+    assert "Write limits_nm under [torque]" in problem(folder)
+    save_mapping(folder, text.replace('[torque]\nfrom = "effort"', ""))
+    assert read(folder)[0].headers[0].embodiment == robot
+
+
+@pytest.mark.parametrize("robot", ["franka", "fr3", "Franka Emika Panda", "panda"])
+def test_a_robot_is_known_by_its_common_spellings(tmp_path, robot):
+    text = MAPPED.replace("limits_nm = [10, 10]", "").replace("[episode]", f'[episode]\nembodiment="{robot}"')
+    folder = write_mapped(tmp_path, frames(effort=np.full((30, 7), 11.0)), text=text)
+    assert judge_log(folder)[0].robustness["joint_torque"] == pytest.approx(1 / 12)
+
+
+def test_effort_of_a_ur_is_judged_only_if_the_mapping_says_that_it_is_torque(tmp_path):
+    text = MAPPED.replace("limits_nm = [10, 10]", "{}").replace("[episode]", '[episode]\nembodiment="ur_5e"')
+    folder = write_mapped(tmp_path, frames(effort=np.full((30, 6), 14.0)), text=text.format(""))
+    assert "may be motor currents" in problem(folder)
+    save_mapping(folder, text.format("limits_nm = [1, 1, 1, 1, 1, 1]"))
+    assert "may be motor currents" in problem(folder)
+    save_mapping(folder, text.format('unit = "N m"'))
+    assert judge_log(folder)[0].robustness["joint_torque"] == pytest.approx(0.5)
+    save_mapping(folder, text.format("scale = 0.5"))
+    assert judge_log(folder)[0].robustness["joint_torque"] == pytest.approx(0.75)
+
+
+UR_JOINTS = [
+    "shoulder_pan_joint",
+    "shoulder_lift_joint",
+    "elbow_joint",
+    "wrist_1_joint",
+    "wrist_2_joint",
+    "wrist_3_joint",
+]
+
+
+@pytest.mark.parametrize("names", [UR_JOINTS[1:] + UR_JOINTS[:1], sorted(UR_JOINTS), [*UR_JOINTS, "finger_joint"]])
+def test_joints_get_the_limits_of_their_names_or_the_error_shows_the_names_in_order(tmp_path, names):
+    """ros2_control and ROS 1 publish joints in orders of their own, and limits go from the base to the hand."""
+    effort = np.tile([99.0 if name == "wrist_1_joint" else 1.0 for name in names], (30, 1))
+    text = MAPPED.replace("limits_nm = [10, 10]", 'unit = "N m"').replace("[episode]", '[episode]\nembodiment="UR5"')
+    folder = write_mapped(tmp_path, frames(effort=effort), text=text)
+    describe_feature(folder, "effort", names=names)
+    listed = json.dumps(UR_JOINTS)
+    assert listed in problem(folder)
+    save_mapping(folder, text.replace('unit = "N m"', f'unit = "N m"\nnames = {listed}'))
+    assert judge_log(folder)[0].robustness["joint_torque"] == pytest.approx(1 - 99 / 28)
+
+
+@pytest.mark.parametrize("robot", ["unknown", "ur5e_robotiq"])
+def test_an_arm_with_the_joints_of_a_ur_is_one_whatever_it_is_called(tmp_path, robot):
+    text = MAPPED.replace("[10, 10]", "[9, 9, 9, 9, 9, 9]").replace("[episode]", f'[episode]\nembodiment="{robot}"')
+    folder = write_mapped(tmp_path, frames(effort=np.ones((30, 6))), text=text)
+    describe_feature(folder, "effort", names=UR_JOINTS)
+    assert "may be motor currents" in problem(folder)
+
+
+def test_torques_and_limits_of_different_counts_are_refused_with_the_names(tmp_path):
+    folder = write_mapped(tmp_path, frames(effort=np.ones((30, 3))))
+    describe_feature(folder, "effort", names=["a", "b", "gripper"])
+    assert "3 torques, but 2 limits" in problem(folder)
+    assert 'names = "FILL IN"' in problem(folder)
+
+
+def test_torques_of_zero_throughout_are_a_warning(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        judge_log(write_mapped(tmp_path, frames(effort=np.zeros((30, 2)))))
+    assert "[torque] is 0 throughout" in caplog.text
+
+
+def test_an_infinite_torque_is_refused_and_never_left_out(tmp_path):
+    effort = np.ones((30, 2))
+    effort[7, 1] = -np.inf
+    assert "a torque is infinite" in problem(write_mapped(tmp_path, frames(effort=effort)))
+
+
+@pytest.mark.parametrize("grip", [np.linspace(0, 0.08, 30), np.where(np.arange(30) < 9, -1.0, 1.0)])
+def test_numbers_of_a_gripper_other_than_0_and_1_need_bounds(tmp_path, grip):
+    text = MAPPED + '[gripper]\nfrom = "grip"\n'
+    folder = write_mapped(tmp_path, frames(grip=grip[:, None]), text=text)
+    assert "do not say whether it holds something" in problem(folder)
+    save_mapping(folder, text + "holds_above = 0.01\n")
+    (batch,) = read(folder)
+    assert (batch.gripper_contact.episode_rows(0)[:, 0] == (grip > 0.01)).all()
+
+
+def test_an_outcome_of_an_episode_that_there_is_not_is_an_error(tmp_path):
+    text = MAPPED.replace(
+        "[episode]", '[episode]\noutcomes = { episode_000001 = "failure", episode_00001 = "failure" }'
+    )
+    first, second, error = read(write_mapped(tmp_path, frames(), frames(), text=text))
+    assert (first.success[0], second.success[0]) == (True, False)
+    assert "no episode is called 'episode_00001'" in str(error)
+
+
+def test_text_is_no_number_and_nobody_else_is_blamed_for_it(tmp_path):
+    folder = write_mapped(tmp_path, frames(), text=MAPPED + '[gripper]\nfrom = "effort"\n')
+    describe_feature(folder, "effort", dtype="string", shape=[1])
+    assert "'effort' holds string, not numbers" in problem(folder)
+
+
+def test_a_success_before_the_last_frame_that_does_not_last_is_a_warning(tmp_path, caplog):
+    folder = write_mapped(tmp_path, frames(**{"next.success": np.arange(30) == 20}))
+    with caplog.at_level(logging.WARNING):
+        assert judge_log(folder)[0].success is False
+    assert "true in frame 20 and not in the last" in caplog.text
+
+
+def test_a_success_that_is_missing_in_an_early_frame_is_no_early_success(tmp_path, caplog):
+    folder = write_mapped(tmp_path, frames())
+    replace_column(folder, "next.success", pa.array([float("nan")] + [0.0] * 29))
+    assert judge_log(folder)[0].success is False
+    assert "is true in frame" not in caplog.text
+
+
+def test_quaternions_of_zeros_throughout_are_a_position_without_orientation(tmp_path, caplog):
+    poses = np.zeros((30, 7))
+    poses[:, 0] = 0.1 + 0.01 * np.arange(30)
+    poses[4] = 0.0
+    text = '[episode]\nsuccess = true\n[bodies.mug]\nfrom = "mug"\nrole = "target"\nquaternion_order = "wxyz"\n'
+    folder = write_mapped(tmp_path, frames(mug=poses), text=text)
+    (batch,) = read(folder)
+    assert batch.body_quat_wxyz.channel.values.size == 0
+    assert np.flatnonzero(batch.pose_valid.channel.values == 0).tolist() == [4]
+    assert "a position and no orientation" in caplog.text
+
+
+def test_stamps_of_another_rate_than_fps_are_used_with_a_warning_and_nanoseconds_are_refused(tmp_path, caplog):
+    folder = write_mapped(tmp_path)
+    replace_column(folder, "timestamp", pa.array((np.arange(30) * 0.1).tolist()))
+    with caplog.at_level(logging.WARNING):
+        (batch,) = read(folder)
+    assert "fps is 20, and the time stamps have 10 Hz" in caplog.text
+    assert batch.dt_s[0] == pytest.approx(0.1)
+    assert score(batch, load_ruleset()).episode(0).diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.05)
+    replace_column(folder, "timestamp", pa.array([k * 50_000_000 for k in range(30)]))
+    assert "they are not in seconds" in problem(folder)
+
+
+@pytest.mark.parametrize("stated", ["", 'unit = "mm"\nangle_unit = "deg"\n'])
+def test_units_that_names_give_are_converted_and_another_in_the_mapping_is_refused(tmp_path, stated):
+    pose = np.tile([400.0, 0.0, 500.0, 40.0, 0.0, 2.0], (30, 1))
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nrotation_form = "rpy"\n'
+    folder = write_mapped(tmp_path, frames(eef=pose), text=text + stated)
+    describe_feature(folder, "eef", names=["x_mm", "y_mm", "z_mm", "roll_deg", "pitch_deg", "yaw_deg"])
+    (batch,) = read(folder)
+    assert batch.eef_pos_m.episode_rows(0)[0] == pytest.approx([0.4, 0.0, 0.5])
+    expected = Rotation.from_euler("xyz", [40, 0, 2], degrees=True).as_quat()[[3, 0, 1, 2]]
+    assert batch.eef_quat_wxyz.episode_rows(0)[0] == pytest.approx(expected)
+    save_mapping(folder, text + 'unit = "cm"\n')
+    assert "the names say 'mm'" in problem(folder)
 
 
 def test_an_action_belongs_to_the_record_after_it(tmp_path):
@@ -181,6 +332,14 @@ def test_an_action_belongs_to_the_record_after_it(tmp_path):
     folder = write_mapped(tmp_path, frames(action=np.arange(30.0)[:, None]), text=text)
     (batch,) = read(folder)
     assert batch.action.episode_rows(0)[:, 0].tolist() == list(range(29))
+
+
+def test_the_action_of_the_last_frame_may_be_missing(tmp_path):
+    action = np.zeros((30, 1))
+    action[-1] = np.nan
+    folder = write_mapped(tmp_path, frames(action=action), text=MAPPED + '[action]\nfrom = "action"\n')
+    (batch,) = read(folder)
+    assert batch.lengths.tolist() == [30]
 
 
 def test_orders_units_and_names_are_those_of_the_mapping(tmp_path):
@@ -202,7 +361,6 @@ def test_orders_units_and_names_are_those_of_the_mapping(tmp_path):
     ("pose", "words"),
     [
         ([500.0, 0, 900, 1, 0, 0, 0], 'unit = "mm"'),
-        ([0.5, 0, 0.9, 0, 0, 0, 1], 'quaternion_order = "xyzw"'),
         ([0.5, 0, 0.9, 3, 0, 0, 0], "norm 3 to 3"),
     ],
 )
@@ -215,12 +373,13 @@ def test_what_looks_implausible_is_a_warning_with_the_remedy_once_a_source(tmp_p
 
 def test_errors_name_the_features_of_the_dataset(tmp_path):
     folder = write_dataset(tmp_path / "d", [frames()])
-    assert "eef [7]; plate [7]; effort [2]" in problem(folder)  # no mapping at all
+    assert "The log has: eef; plate; effort." in problem(folder)  # no mapping at all
     save_mapping(folder, '[eef]\nfrom = "nothing"')
     assert "safevla-log.toml, field eef: there is no feature 'nothing'" in problem(folder)
     save_mapping(folder, '[eef]\nfrom = "effort"')
-    assert "'effort' has 2 numbers" in problem(folder)
-    save_mapping(folder, '[eef]\nfrom = "eef"\n[gripper]\nfrom = "effort"\nnames = ["x"]')
+    assert "which numbers are x, y, z? its numbers have no names" in problem(folder)
+    assert "Its numbers are: 0 to 1. Write into the mapping" in problem(folder)
+    save_mapping(folder, EEF + '[gripper]\nfrom = "effort"\nnames = ["x"]')
     assert "nothing called 'x'" in problem(folder)
 
 
@@ -228,7 +387,7 @@ def test_an_episode_without_a_known_end_is_an_error(tmp_path):
     columns = frames()
     del columns["next.success"]
     folder = write_dataset(tmp_path / "d", [columns, columns])
-    save_mapping(folder, '[eef]\nfrom = "eef"\n[episode]\noutcomes = { episode_000001 = "timeout" }')
+    save_mapping(folder, EEF + '[episode]\noutcomes = { episode_000001 = "timeout" }')
     error, batch = read(folder)
     assert "does not say whether the episode succeeded" in str(error)
     assert (batch.headers[0].success, batch.headers[0].outcome) == (False, "timeout")
@@ -236,7 +395,7 @@ def test_an_episode_without_a_known_end_is_an_error(tmp_path):
 
 def test_another_version_or_a_damaged_file_is_an_error_with_the_remedy(tmp_path):
     folder = write_mapped(tmp_path, codebase_version="v2.1")
-    assert "another version than 3" in problem(folder)
+    assert "convert_dataset_v21_to_v30" in problem(folder)
     folder = write_dataset(tmp_path / "e", [frames()])
     save_mapping(folder, MAPPED)
     path = folder / "data" / "chunk-000" / "file-000.parquet"
@@ -297,7 +456,7 @@ def test_a_frame_without_numbers_shifts_no_other_frame(tmp_path, kind):
 def test_frames_of_different_counts_of_numbers_are_an_error(tmp_path):
     folder = write_mapped(tmp_path)
     replace_column(folder, "plate", pa.array([[0.0, 1.0, 2.0] * (1 + k % 2) for k in range(30)]))
-    assert "'plate' has 3 numbers in some frames and 6 in others" in problem(folder)
+    assert "'plate' has 3, 6 numbers, depending on the frame" in problem(folder)
 
 
 def test_an_episode_that_may_go_on_in_a_damaged_file_is_not_taken_for_whole(tmp_path):
@@ -324,7 +483,7 @@ def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
     with pytest.raises(RecordError, match="names no log"):
         open_source(tmp_path / "lab.toml")
     (tmp_path / "lab.toml").write_text('log = "nowhere"\n')
-    with pytest.raises(RecordError, match="'nowhere' is none"):
+    with pytest.raises(RecordError, match="'nowhere' is not a log"):
         open_source(tmp_path / "lab.toml")
 
 
@@ -335,6 +494,10 @@ def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
         ('[eef]\nfrom = "x"\ncolour = 1', "colour"),
         ('[bodies.mug]\nfrom = "x"\nrole = "friend"', "friend"),
         ('[episode]\ntarget = "mug"\n[eef]\nfrom = "x"', "no body of role target"),
+        ('[gripper]\nfrom = "x"\nholds_above = 0.05\nholds_below = 0.01', "below the larger holds_below"),
+        ('[torque]\nfrom = "x"\nscale = 0', "scale = 0, which makes every number 0"),
+        ('[torque]\nfrom = "x"\nlimits_nm = [9, inf]', "limits_nm is inf"),
+        ('[gripper]\nfrom = "x"\nholds_above = nan', "holds_above is nan"),
         ('[episode]\nbenchmark = "mine"\ntemplate = "pnp-basic"', "--rules"),
     ],
 )
@@ -370,3 +533,142 @@ def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frame
     assert [same_bits(batch, expected) for batch, expected in zip(read(folder), whole, strict=True)] == [True, True]
     pq.write_table(pa.concat_tables([table.slice(30), table.slice(0, 30)]), path, row_group_size=30)
     assert any("not one after the other" in str(outcome) for outcome in read(folder))
+
+
+def describe_feature(folder: Path, name: str, **described: object) -> None:
+    """Change what the description of a dataset says of a feature."""
+    path = folder / "meta" / "info.json"
+    info = json.loads(path.read_text())
+    info["features"][name] |= described
+    path.write_text(json.dumps(info))
+
+
+YAWED_AND_TILTED = [0.1, 0.2, 0.3, *Rotation.from_euler("zx", [90, 40], degrees=True).as_quat()]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["pos_x", "pos_y", "pos_z", "quat_x", "quat_y", "quat_z", "quat_w"],
+        [["X", "Y", "Z", "QX", "QY", "QZ", "QW"]],
+        {"motors": ["x", "y", "z", "qx", "qy", "qz", "qw"]},
+        {"qw": 6, "x": 0, "y": 1, "z": 2, "qx": 3, "qy": 4, "qz": 5},
+        {"position": ["x", "y", "z"], "orientation": ["x", "y", "z", "w"]},
+    ],
+)
+def test_the_order_of_a_quaternion_is_that_of_its_names_in_every_form_that_names_have(tmp_path, names):
+    pose = np.tile(YAWED_AND_TILTED, (30, 1))
+    folder = write_mapped(tmp_path, frames(eef=pose), text=MAPPED.replace('quaternion_order = "wxyz"', "", 1))
+    describe_feature(folder, "eef", names=names)
+    (batch,) = read(folder)
+    assert batch.eef_quat_wxyz.episode_rows(0)[0].tolist() == [YAWED_AND_TILTED[k] for k in (6, 3, 4, 5)]
+
+
+def test_names_of_joints_or_of_two_arms_are_never_a_position_and_the_error_shows_a_mapping(tmp_path):
+    folder = write_mapped(tmp_path, frames(eef=np.ones((30, 6))), text='[episode]\nsuccess = true\n[eef]\nfrom = "eef"')
+    describe_feature(folder, "eef", names=["left_x", "left_y", "left_z", "right_x", "right_y", "right_z"])
+    shown = problem(folder)
+    assert "its names give 2" in shown
+    assert 'position = "FILL IN"  # places of x, y, z: [0, 1, 2] or [3, 4, 5]' in shown
+    save_mapping(folder, '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nposition = [3, 4, 5]')
+    assert len(read(folder)[0]) == 1
+    describe_feature(
+        folder, "eef", names=[f"{joint}.pos" for joint in ("pan", "lift", "elbow", "flex", "roll", "grip")]
+    )
+    save_mapping(folder, '[episode]\nsuccess = true\n[eef]\nfrom = "eef"')
+    assert "its names give none" in problem(folder)
+
+
+def test_a_matrix_is_read_row_by_row_with_its_rotation(tmp_path):
+    turn = Rotation.from_euler("xyz", [0.3, -0.2, 0.9])
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = turn.as_matrix(), [0.1, 0.2, 0.3]
+    text = (
+        '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\nposition = [3, 7, 11]\n'
+        'rotation = [0, 1, 2, 4, 5, 6, 8, 9, 10]\nrotation_form = "matrix"\n'
+    )
+    folder = write_mapped(tmp_path, frames(eef=np.tile(pose, (30, 1, 1))), text=text)
+    (batch,) = read(folder)
+    assert batch.eef_pos_m.episode_rows(0)[0].tolist() == [0.1, 0.2, 0.3]
+    assert np.abs(batch.eef_quat_wxyz.episode_rows(0)[0]) == pytest.approx(np.abs(turn.as_quat()[[3, 0, 1, 2]]))
+
+
+def test_angles_in_degrees_are_asked_for_and_roll_pitch_yaw_is_read_with_a_warning(tmp_path, caplog):
+    pose = np.tile([0.0, 0.0, 0.5, 40.0, 0.0, 90.0], (30, 1))
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "eef"\n'
+    folder = write_mapped(tmp_path, frames(eef=pose), text=text)
+    describe_feature(folder, "eef", names=["x", "y", "z", "roll", "pitch", "yaw"])
+    with caplog.at_level(logging.WARNING):
+        assert "angles up to 90 are more than a turn in radians" in problem(folder)
+    assert "about the fixed axes x, y, z" in caplog.text
+    save_mapping(folder, text + 'angle_unit = "deg"\nrotation_form = "rpy"\n')
+    caplog.clear()
+    (batch,) = read(folder)
+    assert not caplog.records
+    expected = Rotation.from_euler("xyz", [40, 0, 90], degrees=True).as_quat()[[3, 0, 1, 2]]
+    assert batch.eef_quat_wxyz.episode_rows(0)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.25, "failure", 2, [1, 0.5]])
+def test_success_is_zero_or_one_and_anything_else_is_refused_with_the_rule(tmp_path, value):
+    folder = write_mapped(tmp_path, frames(), frames())
+    replace_column(folder, "next.success", pa.array([value] * 60))
+    first, second = read(folder)
+    for error in (first, second):
+        assert "Success is 0 or 1, or a truth value" in str(error)
+        assert "Download" not in str(error)
+    save_mapping(folder, MAPPED.replace('"next.success"', '"next.success"\noutcomes = {episode_000000 = "failure"}'))
+    batch, error = read(folder)
+    assert batch.headers[0].outcome == "failure"
+    save_mapping(folder, MAPPED.replace('"next.success"', "true"))
+    assert [batch.headers[0].success for batch in read(folder)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("version", "converters"),
+    [
+        ("v1.6", ["v2.convert_dataset_v1_to_v2", "v21.convert_dataset_v20_to_v21", "convert_dataset_v21_to_v30"]),
+        ("v2.0", ["v21.convert_dataset_v20_to_v21 (lerobot 0.3.3)", "convert_dataset_v21_to_v30"]),
+        ("v2.1", ["lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1", "lerobot.datasets.v30"]),
+        ("v4.0", ["Version 3 is read"]),
+    ],
+)
+def test_another_version_names_the_converters_that_exist_for_it(tmp_path, version, converters):
+    shown = problem(write_mapped(tmp_path, codebase_version=version))
+    assert all(converter in shown for converter in converters)
+
+
+def test_the_folders_of_version_1_are_known(tmp_path):
+    (tmp_path / "d" / "meta_data").mkdir(parents=True)
+    (tmp_path / "d" / "meta_data" / "info.json").write_text('{"codebase_version": "v1.6", "fps": 50}')
+    assert "v2.convert_dataset_v1_to_v2" in problem(tmp_path / "d")
+
+
+def test_two_instructions_never_share_a_task_and_every_script_keeps_its_letters():
+    texts = [
+        "Pick the mug!",
+        "pick the mug",
+        "把杯子放在架子上",
+        "将碗放进抽屉",
+        "Кружка",
+        "cafe\u0301",
+        "café",
+        "हिन्दी",
+        "🙂",
+        "!",
+    ]
+    tasks = name_tasks(texts)
+    assert len(set(tasks.values())) == len(texts)
+    assert tasks["Pick the mug!"] == "pick-the-mug"
+    assert tasks["把杯子放在架子上"] == "把杯子放在架子上"
+    assert tasks["हिन्दी"] == "हिन्दी"
+    assert tasks["cafe\u0301"] == "café"
+    assert tasks["🙂"] == "task"
+
+
+@pytest.mark.parametrize("name", ["data/chunk-000/file-000.parquet", "meta/info.json", "meta/tasks.parquet"])
+def test_a_git_lfs_pointer_says_what_it_is(tmp_path, name):
+    folder = write_mapped(tmp_path)
+    (folder / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{0:064}\nsize 5295\n")
+    assert "this is a Git LFS pointer, not the file" in problem(folder)
+    assert "git lfs pull" in problem(folder)

@@ -84,11 +84,25 @@ def test_no_chunk_has_scores_of_no_episode():
 def test_the_bytes_of_a_judgement_do_not_depend_on_the_size_of_chunks(tmp_path, monkeypatch, size):
     write_outputs(judge([DEMO], load_ruleset()), tmp_path / "usual")
     monkeypatch.setattr(episode_index, "CHUNK_RECORDS", size)
+    monkeypatch.setattr(episode_index, "KEPT_BYTES", -1)
     write_outputs(judge([DEMO], load_ruleset()), tmp_path / "other")
     for name in ("scores.json", "scores.parquet", "report.html"):
         assert (tmp_path / "usual" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
 
 
+@pytest.fixture
+def read_again(monkeypatch):
+    """Every reading is from the files; what a scan keeps of small sources is dropped."""
+    monkeypatch.setattr(episode_index, "KEPT_BYTES", -1)
+
+
+@pytest.fixture(params=["kept", "read again"])
+def kept_or_read_again(request):
+    if request.param == "read again":
+        request.getfixturevalue("read_again")
+
+
+@pytest.mark.usefixtures("kept_or_read_again")
 @pytest.mark.parametrize("suffix", FORMS)
 def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffix):
     paths = [tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"]
@@ -103,6 +117,7 @@ def test_some_episodes_are_those_of_the_whole_in_the_order_asked(tmp_path, suffi
     assert index.lengths.tolist() == [int(batch.lengths[0]) for batch in EPISODES]
 
 
+@pytest.mark.usefixtures("read_again")
 def test_only_what_is_wanted_is_made_sense_of(tmp_path, monkeypatch):
     path = tmp_path / "all.jsonl.zst"
     archive.write_archive(path, concatenate_batches(EPISODES))
@@ -114,6 +129,7 @@ def test_only_what_is_wanted_is_made_sense_of(tmp_path, monkeypatch):
     assert len(decoded) == 1
 
 
+@pytest.mark.usefixtures("kept_or_read_again")
 def test_bad_episodes_are_skipped_in_every_reading(tmp_path):
     path = tmp_path / "some.jsonl"
     archive.write_archive(path, concatenate_batches(EPISODES))
@@ -145,6 +161,7 @@ def test_bad_episodes_come_before_what_good_ones_lack_and_all_are_listed(tmp_pat
         judge([path], load_ruleset())
 
 
+@pytest.mark.usefixtures("read_again")
 def test_a_source_that_changes_between_readings_is_an_error(tmp_path):
     path = tmp_path / "some.jsonl"
     archive.write_archive(path, concatenate_batches(EPISODES))
@@ -174,6 +191,7 @@ def test_the_page_of_the_episodes_that_it_draws_is_the_page_of_all(monkeypatch, 
     assert render_report(judged) == lean
 
 
+@pytest.mark.usefixtures("kept_or_read_again")
 def test_some_records_are_whole_and_of_the_others_the_headers_and_lengths(tmp_path):
     path = tmp_path / "all.parquet"
     archive.write_archive(path, concatenate_batches(EPISODES))
@@ -186,6 +204,7 @@ def test_some_records_are_whole_and_of_the_others_the_headers_and_lengths(tmp_pa
     assert len(index.read_sparsely([])) == 7
 
 
+@pytest.mark.usefixtures("kept_or_read_again")
 def test_the_records_of_one_policy_are_as_if_there_were_no_others(tmp_path):
     path = tmp_path / "all.jsonl"
     archive.write_archive(path, concatenate_batches(EPISODES))

@@ -37,7 +37,8 @@ from safevla_bench.sources.runs.parts import count_progress
 from safevla_bench.sources.runs.writer import merge_shards
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_recorder import folder as recorder_folder
-from safevla_recorder.attachment import LoopRules, RecordedRow
+from safevla_recorder.attachment import LoopRules
+from safevla_recorder.episode import EpisodeRow
 from sources.runs.failing_disk import Disk, Killed
 
 REQUEST = Request(host="fake", suites=("fake",), tasks=(0,), episodes=2, policies=("noop",), max_steps=3)
@@ -87,7 +88,7 @@ def write_own_run(folder: Path) -> None:
     run.close_block(complete=True)
 
 
-OWN_ROW = RecordedRow("a", "a", "fake", "task_0", 0, None, None, None, None, None, "success", 3)
+OWN_ROW = EpisodeRow("a", "a", "fake", "task_0", 0, None, None, None, None, None, "success", 3)
 
 
 def rewrite_own_run(folder: Path) -> None:

@@ -26,7 +26,8 @@ from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_recorder import folder as recorder_folder
-from safevla_recorder.attachment import LoopRules, RecordedRow
+from safevla_recorder.attachment import LoopRules
+from safevla_recorder.episode import EpisodeRow
 
 
 def row(name: str, outcome: str = "success", reason: str | None = None) -> RawEpisode:
@@ -131,7 +132,7 @@ def test_a_part_of_the_archive_that_is_half_written_is_written_anew(tmp_path, mo
     def kill(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts, "write_episodes", kill)
+    monkeypatch.setattr(parts.run_folder, "write_episodes", kill)
     with pytest.raises(KeyboardInterrupt):
         write_run(tmp_path / "run")
     monkeypatch.undo()
@@ -289,8 +290,8 @@ def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(t
     env = SimpleNamespace(task=task, host="own", versions={})
     for count, batch in enumerate(EPISODES, start=1):
         growing = recorder_folder.open_folder(tmp_path / "run", env, LoopRules(policy="test", wait_steps=0), {})
-        fields = {name: getattr(row("ab"[count - 1]), name) for name in RecordedRow.__dataclass_fields__}
-        growing.write_episode(RecordedRow(**fields), encode_npz(batch))
+        fields = {name: getattr(row("ab"[count - 1]), name) for name in EpisodeRow.__dataclass_fields__}
+        growing.write_episode(EpisodeRow(**fields), encode_npz(batch))
         growing.close_block(complete=True)
         batch, index = read_sources([tmp_path / "run"])
         assert same_bits(batch, concatenate_batches(EPISODES[:count]))

@@ -16,7 +16,7 @@ from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging.gates import Gate, check_gates
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.rollout.plan import Shard
-from safevla_bench.sources.runs.folder import EPISODES
+from safevla_bench.sources.runs.folder import EPISODES, compare_plan
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.writer import merge_shards
 
@@ -101,6 +101,19 @@ def test_a_plan_that_is_damaged_is_an_error(run, planned):
 def test_a_plan_of_any_size_is_counted(run, planned):
     change_description(run, episodes=10**12, planned=planned)
     assert judge([run], load_ruleset()).left_out
+
+
+def test_a_plan_takes_time_that_grows_with_its_length_alone(run):
+    class Rows(list):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return super().__iter__()
+
+    rows = Rows(episode_rows(run))
+    compare_plan({"planned": 0, "episodes": "protocol", "tasks": [f"x{k}/y" for k in range(99)]}, rows)
+    assert rows.passes < 9
 
 
 def test_shards_and_what_is_merged_from_them_are_complete_and_a_lost_episode_of_a_shard_is_named(tmp_path):

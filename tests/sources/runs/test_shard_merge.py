@@ -83,6 +83,13 @@ def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbe
     assert not (tmp_path / "merged").exists()
 
 
+def test_a_plan_of_any_number_of_shards_is_compared_without_a_list_of_them(shards, tmp_path):
+    shard = shutil.copytree(shards[0], tmp_path / "shard")
+    change_description(shard, shard={**read_description(shard)["shard"], "count": 10**18})
+    with pytest.raises(RunError, match=f"the plan has 1 to {10**18}"):
+        merge_shards([shard], tmp_path / "merged")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -12,7 +12,7 @@ from builders import same_bits
 from safevla_bench.errors import RecordError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.sources.logs import mcap_file
+from safevla_bench.sources.logs import containers
 from safevla_bench.trajectory.batch import Batch
 from sources.logs.log_files import pose_message, problem, read, save_mapping, write_mcap
 
@@ -64,6 +64,7 @@ def test_torques_of_seven_joints_that_end_in_zeros_are_not_a_lost_pose(tmp_path)
     rows = [("/eef", 5 + 0.05 * k, pose_message(0.1 * k)) for k in range(9)]
     rows += [("/joints", 5 + 0.05 * k, {"effort": [3.0] + [0.0] * 6}) for k in range(9)]
     text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[torque]\nfrom = "/joints"\n'
+    text += "limits_nm = [9, 9, 9, 9, 9, 9, 9]\n"
     (batch,) = read(folder_of(tmp_path, sorted(rows, key=lambda row: row[1]), text))
     assert batch.joint_torque_nm.episode_rows(0).tolist() == [[3.0] + [0.0] * 6] * 9
 
@@ -92,7 +93,7 @@ def test_names_and_numbers_of_different_counts_are_refused(tmp_path, names, numb
 
 def test_errors_name_the_topics_and_names_of_the_file(tmp_path):
     folder = folder_of(tmp_path, messages(), "")
-    assert "/eef (test.eef, json); /joints (test.joints, json); /mug (test.mug, json)" in problem(folder)
+    assert "The log has: /eef test.eef, json; /joints test.joints, json; /mug test.mug, json" in problem(folder)
     save_mapping(folder, MAPPED.replace("/mug", "/cup"))
     assert "there is no topic '/cup'" in problem(folder)
     save_mapping(folder, MAPPED + '[torque]\nfrom = "/joints"\nnames = ["c"]\n')
@@ -100,7 +101,7 @@ def test_errors_name_the_topics_and_names_of_the_file(tmp_path):
     save_mapping(folder, MAPPED + '[torque]\nfrom = "/joints"\nfield = "velocity"\n')
     assert "The message has: name, position, effort" in problem(folder)
     save_mapping(folder, MAPPED.replace('from = "/eef"', 'from = "/joints"'))
-    assert "a message has no pose" in problem(folder)
+    assert "no message has a pose" in problem(folder)
     save_mapping(folder, MAPPED.replace("[episode]", '[episode]\nclock = "/other"'))
     assert "the clock '/other'" in problem(folder)
 
@@ -157,19 +158,35 @@ def test_a_bit_that_turned_over_is_an_error_or_changes_no_number(tmp_path):
 
 
 def test_a_chunk_that_says_more_than_a_chunk_may_hold_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):
-    monkeypatch.setattr(mcap_file, "_MAX_CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(containers, "_MAX_CHUNK_BYTES", 20_000)
     assert "decompresses to more" in problem(folder_of(tmp_path, messages()))
 
 
-def test_messages_of_ros_2_are_read(tmp_path):
-    writer_module = pytest.importorskip("mcap_ros2.writer")
-    definition = "string[] name\nfloat64[] position\nfloat64[] velocity\nfloat64[] effort"
-    with (tmp_path / "take.mcap").open("wb") as stream, writer_module.Writer(stream) as writer:
-        schema = writer.register_msgdef("sensor_msgs/msg/JointState", definition)
-        for k in range(10):
-            message = {"name": ["a"], "position": [0.0], "velocity": [0.0], "effort": [float(k)]}
-            writer.write_message("/joint_states", schema, message, log_time=k * 10**8, publish_time=k * 10**8)
-    save_mapping(tmp_path, '[episode]\nsuccess = true\n[torque]\nfrom = "/joint_states"\nlimits_nm = [18]\n')
-    (batch,) = read(tmp_path)
-    assert batch.joint_torque_nm.episode_rows(0)[:, 0].tolist() == list(range(10))
-    assert score(batch, load_ruleset()).episode(0).robustness["joint_torque"] == 0.5
+STAMPS = {
+    "float": lambda k: {"header": {"stamp": 1_700_000_000 + 0.05 * k}},
+    "text": lambda k: {"header": {"stamp": f"{1_700_000_000 + 0.05 * k:.3f}000000"}},
+    "iso": lambda k: {"timestamp": f"2023-11-14T22:13:{20 + k // 20:02d}.{50 * (k % 20):03d}Z"},
+    "iso-zone": lambda k: {"timestamp": f"2023-11-14 23:13:{20 + k // 20:02d},{50 * (k % 20):03d}000000+01:00"},
+    "ms": lambda k: {"timestamp": 1_700_000_000_000 + 50 * k},
+    "us": lambda k: {"timestamp": 1_700_000_000_000_000 + 50_000 * k},
+    "ns": lambda k: {"timestamp": 1_700_000_000_000_000_000 + 50_000_000 * k},
+    "float-sec": lambda k: {"header": {"stamp": {"sec": 1_700_000_000.0 + k // 20, "nanosec": 5e7 * (k % 20)}}},
+}
+
+
+@pytest.mark.parametrize("form", sorted(STAMPS))
+def test_stamps_in_json_are_read_to_the_nanosecond_as_numbers_and_as_text(tmp_path, form):
+    rng = np.random.default_rng(1)
+    rows = [("/eef", 5 + 0.05 * k + 0.02 * rng.uniform(), pose_message(0.005 * k) | STAMPS[form](k)) for k in range(60)]
+    (batch,) = read(folder_of(tmp_path, rows, '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n'))
+    assert (batch.headers[0].dt, batch.lengths.tolist()) == (0.05, [60])
+    assert not batch.channel("time_s").present[0]
+    (row,) = score(batch, load_ruleset(missing="deactivate"))
+    assert row.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
+
+
+def test_positions_of_joints_are_never_read_as_torques(tmp_path):
+    rows = [("/eef", 5 + 0.05 * k, pose_message(0.1 * k)) for k in range(9)]
+    rows += [("/joints", 5 + 0.05 * k, {"name": ["a"], "position": [0.1]}) for k in range(9)]
+    text = '[episode]\nsuccess = true\n[eef]\nfrom = "/eef"\n[torque]\nfrom = "/joints"\nlimits_nm = [9]\n'
+    assert "no message has these numbers" in problem(folder_of(tmp_path, sorted(rows, key=lambda row: row[1]), text))

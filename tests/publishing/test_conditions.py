@@ -1,0 +1,99 @@
+"""On a board only official tasks, planned starts and the same conditions compete with each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from builders import episode, official_fields
+from report.test_page import Checked
+from safevla_bench import archive
+from safevla_bench.compare.decisions import select_policy
+from safevla_bench.jobs.evaluation.judgement import judge, split_judged
+from safevla_bench.jobs.evaluation.outputs import build_board
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.publishing.result_files import ModelFacts, build_card
+from safevla_bench.publishing.submission import build_submission
+from safevla_bench.report.tables.comparison_answer import selection_table
+from safevla_bench.trajectory.batch import concatenate_batches
+from safevla_recorder.episode import add_header_field
+
+PROOF = official_fields("libero-goal", "task_8")
+OTHER = "0" * 64
+
+
+def write_policy(folder: Path, policy: str, states: tuple[int | None, ...] = (0, 1), mark: str = "", **changes) -> Path:
+    fields = {"env_seed": 7, "horizon": 300, "seed": 0, **changes}
+    extra = add_header_field({}, mark, {"source": "x"}) if mark else {}
+    records = [
+        episode(policy=policy, episode_id=f"{policy}/{k}", init_state_index=state, extra=extra, **fields)
+        for k, state in enumerate(states)
+    ]
+    path = folder / f"{policy}.parquet"
+    archive.write_archive(path, concatenate_batches(records))
+    return path
+
+
+def ranks(*paths: Path) -> list[list[tuple[str, str]]]:
+    """Rank and policy with remarks of each row of each table of one's own runs."""
+    page = build_board(paths, load_ruleset(missing="deactivate"), reports=False)["index.html"]
+    own = page.partition('id="runs"')[2].partition("</section>")[0]
+    rows = [re.findall(r'<span class="rank">(.*?)</span><span class="name">(.*?)</span></div>', table, re.S)
+            for table in own.split("<table")[1:]]  # fmt: skip
+    return [[(rank, Checked(f"<p>{name}</p>").text.strip()) for rank, name in table] for table in rows]
+
+
+def test_official_episodes_are_ranked_and_others_of_their_name_are_not(tmp_path):
+    official, bare, own = (
+        write_policy(tmp_path, "official", **PROOF),
+        write_policy(tmp_path, "bare", instruction=PROOF["instruction"]),
+        write_policy(tmp_path, "own", **{**PROOF, "task_sha256": OTHER}),
+    )
+    together, apart = ranks(official, bare, own)
+    assert {name.split()[0]: rank for rank, name in together} == {"official": "1", "bare": "·"}
+    assert any("task identity not recorded" in name for _, name in together)
+    assert apart == [("·", "own differs in task definition")]
+    later = write_policy(tmp_path, "later", horizon=100, instruction=PROOF["instruction"])
+    assert [rank for table in ranks(official, later) for rank, _ in table] == ["1", "·"], "in no other table either"
+
+
+def test_records_without_identities_are_ranked_among_themselves_as_ever(tmp_path):
+    (table,) = ranks(*(write_policy(tmp_path, name) for name in "ab"))
+    assert [rank for rank, _ in table] == ["1–2", "1–2"]
+
+
+@pytest.mark.parametrize(
+    ("states", "mark"),
+    [((None, None), ""), ((3, 4), ""), ((0, 0), ""), ((0, 1), "replay"), ((0, 1), "chosen_start"),
+     ((0, 1), "drawn_start")],
+)  # fmt: skip
+def test_a_policy_with_other_starts_has_no_rank_and_its_row_says_so(tmp_path, states, mark):
+    mine, honest = write_policy(tmp_path, "mine", states, mark, **PROOF), write_policy(tmp_path, "honest", **PROOF)
+    rows = {name.split()[0]: (rank, name) for table in ranks(mine, honest) for rank, name in table}
+    assert rows["mine"] == ("·", "mine not ranked: its starts are its own")
+    assert rows["honest"][0] == "1"
+
+
+@pytest.mark.parametrize("changes", [{"horizon": 100}, {"env_seed": 8}])
+def test_other_conditions_have_another_table(tmp_path, changes):
+    tables = ranks(write_policy(tmp_path, "a", **PROOF), write_policy(tmp_path, "b", **PROOF, **changes))
+    assert [[rank for rank, _ in table] for table in tables] == [["1"], ["1"]]
+
+
+def test_suites_that_are_not_official_need_no_planned_starts(tmp_path):
+    paths = [write_policy(tmp_path, name, (5, 6), benchmark="fake", task_id="task_0") for name in "ab"]
+    (table,) = ranks(*paths)
+    assert [rank for rank, _ in table] == ["1–2", "1–2"]
+
+
+def test_a_choice_and_a_submission_say_which_episodes_are_not_known_to_be_official(tmp_path):
+    paths = [write_policy(tmp_path, name, **fields) for name, fields in (("official", PROOF), ("bare", {}))]
+    judged = judge(paths, load_ruleset(missing="deactivate"))
+    selection = select_policy(judged.scores, judged.headers, split_judged(judged), "safety")
+    assert any("task identity not recorded" in line for line in selection_table(selection).remarks)
+    marks = {cell["policy"]: cell["task_identity"] for cell in build_submission(judged, paths)["cells"]}
+    assert marks == {"official": {}, "bare": {"unknown: task identity not recorded": 2}}
+    card = build_card(judge(paths[1:], judged.ruleset), ModelFacts(), ())
+    assert "unknown: task identity not recorded" in card.partition("\n---\n")[0]

@@ -1,0 +1,24 @@
+"""Text in figures is drawn with a font that has its letters."""
+
+from __future__ import annotations
+
+from safevla_bench.report.figures import sheet
+
+
+def test_letters_that_the_font_lacks_are_drawn_with_a_font_of_the_system_or_listed(monkeypatch, caplog):
+    """U+20DD is in fonts that come with matplotlib, but not in DejaVu Sans; no font but that of boxes has 策."""
+    with sheet.figure_style():
+        assert sheet.drawable_text("plain é Ж") == "plain é Ж"
+        assert sheet.rcParams["font.family"] == ["DejaVu Sans"]
+        assert sheet.drawable_text("a\u20dd") == "a\u20dd"
+        assert sheet.rcParams["font.family"][0] == "DejaVu Sans"
+        assert len(sheet.rcParams["font.family"]) == 2
+    with sheet.figure_style():
+        assert sheet.rcParams["font.family"] == ["DejaVu Sans"]
+    own = [entry for entry in sheet.font_manager.fontManager.ttflist if entry.name in ("DejaVu Sans", sheet._BOXES)]
+    monkeypatch.setattr(sheet.font_manager.fontManager, "ttflist", own)
+    sheet._find_family.cache_clear()
+    sheet._warn_undrawable.cache_clear()
+    assert sheet.drawable_text("策略 a") == "\ufffd\ufffd a"
+    assert "'策略 a'" in caplog.text
+    sheet._find_family.cache_clear()

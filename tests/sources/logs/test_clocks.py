@@ -1,0 +1,125 @@
+"""The time of messages: one base, integer nanoseconds, and nothing that was guessed without a word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from safevla_bench.errors import RecordError
+from safevla_bench.sources.logs.clocks import Stamps, find_placeless, place_messages
+
+EPOCH_NS = 1_700_000_000_000_000_000
+MS = 1_000_000
+
+
+def stamps(topic: str, log_ns, stamp_ns) -> Stamps:
+    log = np.asarray(log_ns, dtype=np.int64)
+    return Stamps(topic, np.arange(len(log)), log, np.asarray(stamp_ns, dtype=np.int64))
+
+
+def place(parts: dict[str, Stamps], clock: str = "eef") -> tuple[dict, list[str]]:
+    problems: list[str] = []
+    return place_messages(parts, clock, problems.append), problems
+
+
+@given(st.integers(0, 2**62), st.lists(st.integers(1, 10**8), min_size=2, max_size=30), st.integers(-(10**17), 10**17))
+def test_stamps_of_the_clock_are_kept_to_the_nanosecond_whatever_the_log_says(start, steps, offset):
+    header = start + np.cumsum([0, *steps])
+    times, problems = place({"eef": stamps("/eef", header // 3 + offset, header + (header == 0))})
+    assert np.diff(times["eef"].time_ns).tolist() == np.diff(header + (header == 0)).tolist()
+    assert problems == []
+
+
+@pytest.mark.parametrize(("apart_ms", "is_own"), [(0, True), (49, True), (-49, True), (51, False), (-5000, False)])
+def test_a_topic_has_its_own_stamps_if_they_are_within_50_ms_of_the_clocks(apart_ms, is_own):
+    log = EPOCH_NS + 50 * MS * np.arange(20)
+    own = log + 7 * MS - 10**15
+    parts = {"eef": stamps("/eef", log, log + 7 * MS - 10**15), "mug": stamps("/mug", log, own + apart_ms * MS)}
+    times, _ = place(parts)
+    assert times["mug"].base.startswith("header stamps" if is_own else "log time, mapped")
+    expected = 50 * MS * np.arange(20) + (apart_ms * MS if is_own else 0)
+    assert times["mug"].time_ns.tolist() == expected.tolist()
+
+
+def test_log_times_are_mapped_through_the_clock_whose_rate_may_be_another():
+    """A simulation at half speed: a topic without stamps runs on simulated time too."""
+    log = EPOCH_NS + 100 * MS * np.arange(11)
+    parts = {"eef": stamps("/eef", log, 10**9 + (log - EPOCH_NS) // 2), "f": stamps("/f", log + 30 * MS, log * 0)}
+    times, _ = place(parts)
+    assert times["f"].time_ns[:3].tolist() == [15 * MS, 65 * MS, 115 * MS]
+    assert times["f"].time_ns[-1] == 515 * MS  # beyond the last pair by the same rate
+
+
+def test_a_single_stamp_of_zero_is_mapped_and_a_simulation_may_start_at_zero():
+    log = EPOCH_NS + 50 * MS * np.arange(10)
+    header = 10**9 + 50 * MS * np.arange(10)
+    header[4] = 0
+    times, _ = place({"eef": stamps("/eef", log, header)})
+    assert np.diff(times["eef"].time_ns).tolist() == [50 * MS] * 9
+    times, _ = place({"eef": stamps("/eef", log, 50 * MS * np.arange(10))})
+    assert np.diff(times["eef"].time_ns).tolist() == [50 * MS] * 9
+
+
+def test_without_stamps_log_times_are_used_and_a_warning_says_so():
+    log = EPOCH_NS + 50 * MS * np.arange(5)
+    times, problems = place({"eef": stamps("/eef", log, log * 0), "mug": stamps("/mug", log, log + 10**15)})
+    assert times["mug"].time_ns.tolist() == (50 * MS * np.arange(5)).tolist()
+    assert problems == ["the messages of /eef have no header stamps: times are those at which they were logged"]
+
+
+@pytest.mark.parametrize("by_header", [True, False])
+def test_a_clock_that_goes_back_is_an_error_that_says_where_and_by_how_much(by_header):
+    back = EPOCH_NS + 50 * MS * np.arange(10) - 410 * MS * (np.arange(10) >= 6)
+    even = EPOCH_NS + 50 * MS * np.arange(10)
+    part = stamps("/eef", even, back) if by_header else stamps("/eef", back, back * 0)
+    with pytest.raises(
+        RecordError, match=r"/eef go back by 0\.36 s at its message 7, 0\.25 s after the first"
+    ) as caught:
+        place({"eef": part})
+    assert ("header stamps" if by_header else "log times") in caught.value.problem
+
+
+def test_increasing_stamps_hold_though_the_log_goes_back_and_other_topics_go_by_the_order_of_the_file():
+    even = 10**9 + 50 * MS * np.arange(10)
+    log = EPOCH_NS + even - 5000 * MS * (np.arange(10) >= 5)
+    eef = Stamps("/eef", np.arange(0, 20, 2), log, even)
+    joints = Stamps("/joints", np.arange(1, 21, 2), log, log * 0)
+    times, problems = place({"eef": eef, "joints": joints})
+    assert np.diff(times["eef"].time_ns).tolist() == [50 * MS] * 9
+    assert times["joints"].time_ns.tolist() == (25 * MS + 50 * MS * np.arange(10)).tolist()
+    assert "the log times of /eef go back by" in problems[0]
+
+
+def test_another_topic_whose_stamps_go_back_is_placed_by_its_log_times_with_a_warning():
+    log = EPOCH_NS + 50 * MS * np.arange(10)
+    header = log.copy()
+    header[5] -= 60 * MS
+    times, problems = place({"eef": stamps("/eef", log, log), "mug": stamps("/mug", log, header)})
+    assert times["mug"].time_ns.tolist() == times["eef"].time_ns.tolist()
+    assert "the header stamps of /mug go back by 0.01 s at its message 6" in problems[0]
+
+
+def test_a_message_of_the_clock_without_a_stamp_is_left_out_where_log_times_are_too_rough_to_replace_it():
+    log = EPOCH_NS + 50 * MS * np.arange(10)
+    header = log - 10**15
+    header[[0, 6]] = 0
+    assert not find_placeless(stamps("/eef", log, header)).any()
+    jittered = log + 9 * MS * np.sin(np.arange(10) ** 2).round().astype(np.int64)
+    assert np.flatnonzero(find_placeless(stamps("/eef", jittered, header))).tolist() == [0, 6]
+
+
+def test_a_simulation_that_begins_at_zero_keeps_that_stamp_however_late_it_was_logged():
+    log = EPOCH_NS + 50 * MS * np.arange(10)
+    log[0] += 31 * MS
+    clock = stamps("/eef", log, 50 * MS * np.arange(10))
+    assert not find_placeless(clock).any()
+    times, _ = place({"eef": clock})
+    assert times["eef"].time_ns.tolist() == (50 * MS * np.arange(10)).tolist()
+
+
+def test_stamps_that_are_no_seconds_by_the_log_are_a_warning():
+    log = EPOCH_NS + 50 * MS * np.arange(10)
+    _, problems = place({"eef": stamps("/eef", log, 10**9 + 50_000 * MS * np.arange(10))})
+    assert "advance 1e+03 times as fast as the log's time" in problems[0]

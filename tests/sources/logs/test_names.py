@@ -1,0 +1,184 @@
+"""Names decide which number of a pose is which; where they do not decide, nothing is guessed."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial.transform import Rotation
+
+from safevla_bench.sources.logs.names import decide_pose, rotations_to_wxyz, suggest_pose
+
+QUATERNIONS = [
+    "x y z qx qy qz qw",
+    "X Y Z QX QY QZ QW",
+    "pos_x pos_y pos_z quat_x quat_y quat_z quat_w",
+    "ee_pos_x ee_pos_y ee_pos_z ee_quat_x ee_quat_y ee_quat_z ee_quat_w",
+    "position.x position.y position.z orientation.x orientation.y orientation.z orientation.w",
+    "pose.position.x pose.position.y pose.position.z pose.orientation.x pose.orientation.y pose.orientation.z "
+    "pose.orientation.w",
+    "x y z rx ry rz rw",
+    "px py pz q_x q_y q_z q_w",
+    "posX posY posZ quatX quatY quatZ quatW",
+    "robot0_eef_pos_x robot0_eef_pos_y robot0_eef_pos_z robot0_eef_quat_x robot0_eef_quat_y robot0_eef_quat_z "
+    "robot0_eef_quat_w",
+    "left_x left_y left_z left_qx left_qy left_qz left_qw",
+    "translation.x translation.y translation.z rotation.x rotation.y rotation.z rotation.w",
+]
+OTHERS = {
+    "rpy": [
+        "x y z roll pitch yaw",
+        "ee.x ee.y ee.z ee.roll ee.pitch ee.yaw",
+        "tcp_x tcp_y tcp_z tcp_roll tcp_pitch tcp_yaw",
+    ],
+    "rotvec": [
+        "ee.x ee.y ee.z ee.wx ee.wy ee.wz",
+        "x y z rotvec_x rotvec_y rotvec_z",
+        "x y z axis_angle_x axis_angle_y axis_angle_z",
+    ],
+    "6d": [
+        "x y z rot6d_0 rot6d_1 rot6d_2 rot6d_3 rot6d_4 rot6d_5",
+        "pos_x pos_y pos_z r_6d_1 r_6d_2 r_6d_3 r_6d_4 r_6d_5 r_6d_6",
+    ],
+}
+
+
+def written(turn: Rotation, form: str) -> np.ndarray:
+    """The numbers of a rotation, a quaternion as x, y, z, w."""
+    if form == "rpy":
+        return turn.as_euler("xyz")
+    if form == "rotvec":
+        return turn.as_rotvec()
+    return turn.as_matrix()[:, :2].T.ravel() if form == "6d" else turn.as_quat()
+
+
+SPELLINGS = [("quaternion", text) for text in QUATERNIONS] + [(form, text) for form in OTHERS for text in OTHERS[form]]
+
+
+@pytest.mark.parametrize(("form", "text"), SPELLINGS)
+@given(angles=st.tuples(*[st.floats(-1.5, 1.5)] * 3), shuffle=st.randoms(use_true_random=False))
+def test_every_spelling_in_every_order_gives_the_pose(form, text, angles, shuffle):
+    turn = Rotation.from_euler("xyz", angles)
+    named = list(zip(text.split(), [1.0, 2.0, 3.0, *written(turn, form)], strict=True))
+    named += [("gripper", 0.5), ("shoulder_pan.pos", 9.0), ("vx", 7.0)]
+    shuffle.shuffle(named)
+    names, numbers = zip(*named, strict=True)
+    layout = decide_pose(names, len(names))
+    row = np.array([numbers])
+    assert row[0, list(layout.position)].tolist() == [1.0, 2.0, 3.0]
+    wxyz = rotations_to_wxyz(row[:, layout.rotation], layout.form)[0]
+    assert abs(wxyz @ turn.as_quat()[[3, 0, 1, 2]]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("shoulder_pan.pos shoulder_lift.pos elbow_flex.pos wrist_flex.pos wrist_roll.pos gripper.pos", "give none"),
+        ("left_x left_y left_z right_x right_y right_z", "give 2"),
+        (
+            "robot0_eef_pos_x robot0_eef_pos_y robot0_eef_pos_z robot1_eef_pos_x robot1_eef_pos_y robot1_eef_pos_z",
+            "give 2",
+        ),
+        ("right_hip_x right_hip_y right_hip_z", "give none"),
+        ("kLeftShoulderPitch kLeftShoulderRoll kLeftShoulderYaw", "give none"),
+        ("joint_0 joint_1 joint_2", "give none"),
+        ("vel_x vel_y vel_z", "give none"),
+        ("x y theta", "give none"),
+        ("x y z rx ry rz gripper", "how is the rotation written"),
+        ("x y z euler_x euler_y euler_z", "how is the rotation written"),
+        ("x y z quat_0 quat_1 quat_2 quat_3", "which number of the quaternion is w"),
+        ("x y z orientation_0 orientation_1 orientation_2 orientation_3", "which number of the quaternion is w"),
+        ("fx fy fz tx ty tz", "give none"),
+        ("x_dot y_dot z_dot", "give none"),
+        ("x_err y_err z_err mag_x mag_y mag_z", "give none"),
+        ("force.x force.y force.z torque.x torque.y torque.z", "give none"),
+        ("x y z euler_0 euler_1 euler_2", "how is the rotation written"),
+        ("x y z rot_0 rot_1 rot_2", "how is the rotation written"),
+        ("x y z qx qy qz", "how is the rotation written"),
+        ("left_x left_y left_z right_qx right_qy right_qz right_qw", "which rotation"),
+        ("x y z mug_qx mug_qy mug_qz mug_qw", "which rotation"),
+        ("", "no names"),
+    ],
+)
+def test_names_that_do_not_decide_are_a_question(text, question):
+    names = text.split()
+    with pytest.raises(ValueError, match=question):
+        decide_pose(names, len(names) or 7)
+    assert suggest_pose(names, len(names) or 7)
+
+
+def test_four_numbers_are_a_quaternion_only_if_names_or_the_mapping_say_so():
+    assert decide_pose(["x", "y", "z", "a", "b", "c", "d"], 7).rotation == ()
+    assert decide_pose([], 7, order="xyzw").rotation == (6, 3, 4, 5)
+    assert decide_pose([], 16, position=(3, 7, 11)).rotation == ()
+    assert decide_pose([], 9, position=(1, 2, 3), rotation=(5, 6, 7, 8), order="wxyz").rotation == (5, 6, 7, 8)
+
+
+def test_a_mapping_that_contradicts_the_names_is_a_question():
+    names = ["x", "y", "z", "qx", "qy", "qz", "qw"]
+    assert decide_pose(names, 7, rotation=(3, 4, 5, 6)).rotation == (6, 3, 4, 5)
+    for stated in ({}, {"rotation": (3, 4, 5, 6)}):
+        with pytest.raises(ValueError, match="wxyz, as the mapping says, or xyzw, as the names say"):
+            decide_pose(names, 7, order="wxyz", **stated)
+
+
+def test_what_is_no_rotation_is_unknown_and_never_a_rotation():
+    matrices = np.array([np.eye(3).ravel(), np.zeros(9), np.diag([1, 1, -1.0]).ravel(), np.full(9, np.nan)])
+    assert np.isnan(rotations_to_wxyz(matrices, "matrix")).any(axis=1).tolist() == [False, True, True, True]
+    assert np.isnan(rotations_to_wxyz(np.zeros((1, 6)), "6d")).all()
+    turn = Rotation.from_euler("xyz", [0.1, 0.2, 0.3])
+    rows = turn.as_matrix()[:2].ravel()[None]
+    assert rotations_to_wxyz(rows, "6d_rows")[0] == pytest.approx(turn.as_quat()[[3, 0, 1, 2]])
+
+
+@pytest.mark.parametrize("order", ["ZYX", "xyz", "yzx"])
+@pytest.mark.parametrize("text", ["x y z roll pitch yaw", "yaw x pitch y roll z"])
+@pytest.mark.parametrize("stated", [False, True])
+def test_the_angle_of_an_axis_is_that_of_its_name_in_every_order_of_turns(order, text, stated):
+    turn = Rotation.from_rotvec([0.3, -0.5, 0.2])
+    angles = dict(zip(order.lower(), turn.as_euler(order), strict=True))
+    named = {"roll": angles["x"], "pitch": angles["y"], "yaw": angles["z"], "x": 1.0, "y": 2.0, "z": 3.0}
+    names = text.split()
+    rotation = [k for k, name in enumerate(names) if len(name) > 1] if stated else None
+    layout = decide_pose(names, 6, None, rotation, "rpy", None, order)
+    row = np.array([[named[name] for name in names]])
+    wxyz = rotations_to_wxyz(row[:, layout.rotation], "rpy", order)[0]
+    assert abs(wxyz @ turn.as_quat()[[3, 0, 1, 2]]) == pytest.approx(1.0)
+
+
+def test_units_in_names_are_those_of_the_numbers():
+    layout = decide_pose(["x_mm", "y_mm", "z_mm", "roll_deg", "pitch_deg", "yaw_deg"], 6)
+    assert (layout.position, layout.rotation) == ((0, 1, 2), (3, 4, 5))
+    assert (layout.unit, layout.angle_unit) == ("mm", "deg")
+    assert decide_pose(["x", "y", "z"], 3).unit == ""
+
+
+@pytest.mark.parametrize("stated", [{"position": (0, 1, 7)}, {"position": (0, 0, 2)}, {"rotation": (2, 4, 5, 6)}])
+@pytest.mark.parametrize("names", [[], ["x", "y", "z", "qx", "qy", "qz", "qw"]])
+def test_places_that_there_are_not_or_that_are_stated_twice_are_a_question(names, stated):
+    stated = {"position": (0, 1, 2), **stated}
+    with pytest.raises(ValueError, match="There are 7, counted from 0, and each has one place"):
+        decide_pose(names, 7, order="xyzw", **stated)
+
+
+def test_several_units_of_one_position_are_a_question():
+    with pytest.raises(ValueError, match="which unit do they have"):
+        decide_pose(["x_cm", "y_m", "z_m"], 3)
+
+
+@pytest.mark.parametrize("text", ["X Y Z A B C", "c tcp.x tcp.y tcp.z a b gripper"])
+def test_angles_of_a_kuka_are_a_question_and_the_lines_that_it_shows_answer_it(text):
+    names = text.split()
+    with pytest.raises(ValueError, match="KUKA"):
+        decide_pose(names, len(names))
+    stated = tomllib.loads("\n".join(suggest_pose(names, len(names))))
+    layout = decide_pose(names, len(names), None, stated["rotation"], stated["rotation_form"])
+    assert [names[place].lower() for place in layout.rotation] == ["a", "b", "c"]
+    turned = rotations_to_wxyz(np.array([[30.0, 20.0, 10.0]]), layout.form, stated["rotation_order"], True)
+    turns = (Rotation.from_euler(axis, deg, degrees=True) for axis, deg in zip("zyx", [30, 20, 10], strict=True))
+    assert turned[0] == pytest.approx(math.prod(turns, start=Rotation.identity()).as_quat()[[3, 0, 1, 2]])
+    assert decide_pose(names, len(names), [names.index(name) for name in names if name[-1] in "xyzXYZ"]).rotation == ()
