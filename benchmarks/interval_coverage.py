@@ -1,529 +1,571 @@
-"""How often the verdicts that are printed are wrong, what they find and at which price, and how often intervals cover.
+"""How often the claims that are printed are wrong, what they find, and how often intervals miss, by simulation.
 
-By simulation and by exact sums. The two tables stand in docs/statistics.md:
+The table stands in docs/statistics.md:
 
     python benchmarks/interval_coverage.py --write docs/statistics.md
 
-Without --write they are printed. It takes about two minutes of CPU time.
+Without --write it is printed. With 3,000 runs a row, whose standard error is at most 0.4 points, and the laws of 5,000
+random designs it takes about ten minutes on one core; --runs takes fewer. The exit code is 1 if a simulated error is
+above what is stated by more than three standard errors.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from page_tables import format_table, print_tables
-from scipy import stats
-from scipy.special import betaln
+from scipy.special import expit, logit
 
 from safevla_bench.compare.sample_size import SampleSizeRequest, plan_sample_size
+from safevla_bench.explain.agreement import kappa_interval
 from safevla_bench.explain.exposure import CENSORED, cumulative_incidence
+from safevla_bench.judging.rates import StartMeans
 from safevla_bench.sensitivity.calibration import quantile_interval
 from safevla_bench.statistics.intervals import (
     Interval,
     bounded_mean_interval,
+    combine_intervals,
     exact_interval,
-    rate_mean_interval,
-    rate_power,
-    rate_sample_size,
+    geometric_interval,
+    is_significant,
+    mean_p_value,
+    mean_rate_interval,
+    median_interval,
     sum_limits,
     wilson_interval,
 )
-from safevla_bench.statistics.tests import cmh_mid_p, flip_task_means, holm_adjust, mcnemar_mid_p, permute_task_means
+from safevla_bench.statistics.significance import (
+    MeanTest,
+    barnard_p,
+    flip_task_means,
+    holm_adjust,
+    invert_interval,
+    max_t_adjust,
+    mcnemar_test,
+    page_trend,
+    paired_mean_test,
+    score_difference,
+)
 
-Row = tuple[str, ...]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 LEVEL = 0.05
-CASES = ((0.9, 0.9), 0.0), ((0.9, 0.8), 0.0), ((0.7, 0.7), 0.2)
-"""Rates of two policies, and how much their difference varies between tasks: equal, different, interacting."""
+EXACT = lru_cache(maxsize=None)(exact_interval)
+WILSON = lru_cache(maxsize=None)(wilson_interval)
 
 
-def log_wealth_of_counts(hits: Ints, n: Ints, supposed: float) -> Floats:
-    """Return log W_n of `sequential_interval` at a supposed rate for counts of hits among n, in closed form."""
-    prior = betaln(hits + 0.5, n - hits + 0.5) - betaln(0.5, 0.5)
-    wealth: Floats = prior - hits * np.log(supposed) - (n - hits) * np.log1p(-supposed)
-    return wealth
+@dataclass(frozen=True)
+class Claim:
+    """A claim under one scenario: the stated error in percent, in which runs it was wrong, and what it finds."""
+
+    name: str
+    scenario: str
+    stated: float | None
+    """None: shown for warning; the claim's assumption does not hold there."""
+    wrong: Sequence[bool] | Bools
+    power: str = ""
+
+    @property
+    def error(self) -> float:
+        return 100 * float(np.mean(self.wrong)) if len(self.wrong) else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The standard error of the simulated share [%], taken at the stated one where that is greater."""
+        share = max(self.error, self.stated or 0.0) / 100
+        return 100 * float(np.sqrt(share * (1 - share) / len(self.wrong)))
+
+    @property
+    def holds(self) -> bool:
+        return self.stated is None or self.error <= self.stated + 3 * self.deviation
+
+    def to_row(self) -> tuple[str, ...]:
+        stated = "not stated" if self.stated is None else f"{self.stated:g}"
+        if not len(self.wrong):
+            return self.name, self.scenario, "", "", self.power
+        share = self.error / 100
+        error = f"{self.error:.1f} ± {100 * np.sqrt(share * (1 - share) / len(self.wrong)):.1f}"
+        return self.name, self.scenario, stated, error if self.holds else f"**{error}**", self.power
 
 
 def generator(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def share(hits: Sequence[bool] | NDArray[np.bool_]) -> str:
-    """Format the share of simulated runs with its standard error [%]."""
-    count, of = int(np.sum(hits)), len(hits)
-    rate = count / of
-    return f"{100 * rate:.1f}±{100 * (rate * (1 - rate) / of) ** 0.5:.1f}" if count else f"0 of {of}"
-
-
-def percent(hits: Sequence[bool] | NDArray[np.bool_]) -> str:
+def percent(hits: Sequence[bool] | Bools) -> str:
     return f"{100 * np.mean(hits):.0f} %"
 
 
-def draw_safety(
-    seed: int, shape: tuple[int, int, int], rates: tuple[float, float], swing: float = 0.0
-) -> NDArray[np.bool_]:
-    """Return who is safe, [2, runs, tasks, episodes]; the difference varies between tasks by `swing` (deviation).
+def draw_policies(
+    seed: int, shape: tuple[int, int, int, int], shifts: Sequence[float] = (), swing: float = 0.0, base: float = 0.8
+) -> Bools:
+    """Return who is safe, [policies, runs, tasks, episodes]: Beta task rates and an effect of each initial state.
 
-    Policies of equal rates are equal over tasks like these, whatever the swing.
+    `shifts` are the policies' effects on the logit; a random effect of policy and task has the deviation `swing`.
     """
-    rng, (runs, tasks, episodes) = generator(seed), shape
-    shift = rng.normal(0, swing / 2, (runs, tasks))
-    chances = np.clip([rates[0] + shift, rates[1] - shift], 0.01, 0.99)
-    return rng.random((2, runs, tasks, episodes)) < chances[..., None]
+    rng, (policies, runs, tasks, episodes) = generator(seed), shape
+    centre = logit(np.clip(rng.beta(4 * base, 4 * (1 - base), (runs, tasks)), 0.02, 0.98))[..., None]
+    state = rng.normal(0, 1, (runs, tasks, episodes))
+    own = np.reshape([*shifts, *[0.0] * (policies - len(shifts))], (-1, 1, 1, 1))
+    own = own + rng.normal(0, swing, (policies, runs, tasks, 1)) if swing else own
+    return rng.random(shape) < expit(centre + state + own)
 
 
-def flip_p(sums: Ints | Floats, sizes: Ints | None = None) -> Floats:
-    """Return the p-value by task of each run, given sums of differences and numbers of pairs, [runs, tasks]."""
-    sizes = np.ones_like(sums, dtype=np.int64) if sizes is None else sizes
-    return np.array([
-        flip_task_means(row[n > 0] / n[n > 0], n[n > 0].astype(float)).p_value
-        for row, n in zip(sums, sizes, strict=True)
-    ])  # fmt: skip
+@cache
+def paired(won: int, lost: int, n: int) -> tuple[float, Interval]:
+    test = mcnemar_test(won, lost, n)
+    assert test.interval is not None
+    return test.p_value, test.interval
 
 
-def differ_by_task(safe: Bools) -> Bools:
-    """Return which runs tell the two policies apart by task, given who is safe [2, runs, tasks, episodes]."""
-    return flip_p(safe[0].sum(axis=2) - safe[1].sum(axis=2)) <= LEVEL
+def compare_pairs(first: Bools, second: Bools) -> list[tuple[float, Interval]]:
+    """Return p-value and interval on these tasks of each run, of [runs, ...]."""
+    axes = tuple(range(1, first.ndim))
+    won, lost = (first & ~second).sum(axis=axes), (second & ~first).sum(axis=axes)
+    return [paired(*pair, first[0].size) for pair in zip(won.tolist(), lost.tolist(), strict=True)]
 
 
-mcnemar = lru_cache(maxsize=None)(mcnemar_mid_p)
-exact = lru_cache(maxsize=None)(exact_interval)
+def rejects(tests: Sequence[tuple[float, Interval]]) -> Bools:
+    return np.array([is_significant(p) for p, _ in tests])
 
 
-def mcnemar_p(safe: Bools) -> Floats:
-    """Return the p-value on these tasks, over the last two axes of [2, runs, tasks, episodes]."""
-    won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=(-2, -1)) for k in (0, 1))
-    return np.array([mcnemar(*pair) for pair in zip(won.tolist(), lost.tolist(), strict=True)])
+def misses(intervals: Sequence[Interval | None], truth: float) -> Bools:
+    return np.array([one is None or not one.low - 1e-9 <= truth <= one.high + 1e-9 for one in intervals])
 
 
-def list_ends(interval: Callable[[int, int], Interval | None], n: int) -> Floats:
-    """Return the ends of the interval of each count, [n + 1, 2]."""
-    return np.array([[one.low, one.high] for one in (interval(k, n) for k in range(n + 1)) if one])
+def misses_mean(rows: Sequence[Floats] | Floats, truth: float) -> Bools:
+    """Return where Gaffke's interval misses: its p-value of the truth, which the laws tie to its ends, is faster."""
+    return np.array([is_significant(mean_p_value(row, truth)) for row in rows])
 
 
-# Gates
+# Two policies
 
 
-def gate_rows(runs: int) -> Iterator[Row]:
-    errors = []
-    for limit, n in ((0.9, 20), (0.9, 200), (0.95, 50), (0.99, 17)):
-        chances, ends = stats.binom.pmf(np.arange(n + 1), n, limit), list_ends(exact, n)
-        errors += [chances[ends[:, 0] > limit].sum(), chances[ends[:, 1] < limit].sum()]
-    needed = rate_sample_size(0.95, 0.9) or 0
-    yield (
-        "gate", "2.5 a side", f"≤ {100 * max(errors):.1f} (exact; limits .9 to .99, n 17 to 200)",
-        f".95 v .9: {100 * rate_power(needed, 0.95, 0.9):.0f} %, {needed}",
-    )  # fmt: skip
-    for seeds in (2, 5):
-        found = []
-        for rate in (0.9, 0.95):  # seeds of a state correlate by 0.7
-            means = generator(5).binomial(seeds, generator(4).beta(0.43 * rate, 0.43 * (1 - rate), (runs, 100))) / seeds
-            ends = [bounded_mean_interval(row) for row in means]
-            found += [[one.low > 0.9 for one in ends if one], [one.high < 0.9 for one in ends if one]]
-        yield (
-            f"gate, {seeds} seeds a state", "2.5 a side", share(max(found[:2], key=sum)),
-            f".95 v .9: {percent(found[2])}, 100 states",
+def pair_claims(runs: int) -> Iterator[Claim]:
+    for tasks, episodes in ((3, 5), (10, 20), (40, 5)):
+        equal, (better, worse) = (
+            draw_policies(1, (2, runs, tasks, episodes)),
+            draw_policies(2, (2, runs, tasks, episodes), (0.9,)),
+        )
+        yield Claim(
+            "A safer than B, these tasks, paired", f"{tasks} x {episodes}, tasks and states differ", 5,
+            rejects(compare_pairs(*equal)), f".87 v .77: {percent(rejects(compare_pairs(better, worse)))}",
         )  # fmt: skip
-    passes = []
-    for rate in (0.87, 0.95):
-        unsafe = generator(6).binomial(500, 1 - rate, runs)
-        crashed = generator(7).binomial(unsafe, 0.6)
-        for of in (np.full(runs, 500), 500 - crashed):  # at the worst, and with crashes left out
-            ends = (exact(500 - u, n) for u, n in zip(unsafe.tolist(), of.tolist(), strict=True))
-            passes.append([one.low >= 0.9 for one in ends if one])
-    yield (
-        "gate, 60 % of unsafe crash", "2.5", f"{share(passes[0])}; allowed {share(passes[1])} (.87 passes .9)",
-        f".95 v .9: {percent(passes[2])}, 500",
+    rng = generator(3)
+    gaps = np.array([0.2, 0.2, 0.2, 0.2, 0.2, -0.2, -0.2, -0.2, -0.2, -0.2])[:, None] / 2
+    zero_sum = [rng.random((runs, 10, 20)) < 0.75 + sign * gaps for sign in (1, -1)]
+    yield Claim("same", "10 x 20, five tasks +20 points, five -20", 5, rejects(compare_pairs(*zero_sum)))
+    shifted = [rng.random((runs, 10, 10)) < 0.7 + sign * (gaps / 2 + 0.05) for sign in (1, -1)]
+    yield Claim(
+        "its interval", "10 x 10, +10 points, tasks differ", 5, misses([i for _, i in compare_pairs(*shifted)], 0.1)
+    )
+
+
+def task_claims(runs: int) -> Iterator[Claim]:
+    def judge(safe: Bools) -> tuple[Bools, Bools]:
+        """Return who differs by task, and who does on these tasks and by task: the verdict."""
+        gaps = safe[0].sum(axis=2) - safe[1].sum(axis=2)
+        ones = np.ones(gaps.shape[1])
+        alone = np.array([is_significant(flip_task_means(row / safe.shape[3], ones).p_value) for row in gaps])
+        return alone, alone & rejects(compare_pairs(*safe))
+
+    for tasks, episodes in ((6, 20), (6, 100), (10, 20), (24, 5)):
+        swing = judge(draw_policies(4, (2, runs, tasks, episodes), swing=0.7))
+        better = judge(draw_policies(5, (2, runs // 3, tasks, episodes), (0.9,)))
+        scenario = f"{tasks} x {episodes}, symmetric differences between tasks"
+        yield Claim("A safer than B, tasks like these", scenario, 5, swing[1], f".87 v .77: {percent(better[1])}")
+    rng, ones = generator(6), np.ones(10)
+    gaps = np.where(rng.random((runs, 10)) < 0.1, 0.45, -0.05)
+    counts = [rng.binomial(20, np.clip(0.65 + sign * gaps / 2, 0, 1)) for sign in (1, -1)]
+    odd = [is_significant(flip_task_means(row / 20, ones).p_value) for row in counts[0] - counts[1]]
+    yield Claim("sign flips of tasks", "10 x 20, mean 0, one odd task in ten", None, odd)
+    centred = [flip_task_means(row, ones).interval for row in rng.normal(0.1, 0.1, (runs, 10)).clip(-1, 1)]
+    yield Claim("interval by task", "10 tasks, symmetric about 10 points", 5, misses(centred, 0.1))
+
+
+# Independent episodes
+
+
+def unpaired_claims(runs: int) -> Iterator[Claim]:
+    name, rng = "A safer than B, these tasks, unpaired", generator(7)
+    uneven = np.array([100, *[5] * 9])
+    odd, mild = np.array([0.15, *[-0.15 / 9] * 9]), np.array([-0.15, *[0.05] * 9])
+    spread = np.linspace(0.5, 0.99, 10)
+
+    def judge(
+        sizes: NDArray[np.int64], rates: Floats, others: Floats
+    ) -> tuple[list[bool], list[MeanTest], list[float]]:
+        better, tests, estimates = [], [], []
+        for x, y in zip(rng.binomial(sizes, rates, (runs, 10)), rng.binomial(sizes, others, (runs, 10)), strict=True):
+            estimate = float((x / sizes - y / sizes).mean())
+            test = score_difference(x.astype(float), sizes, y.astype(float), sizes)
+            turned = (x.sum() - y.sum()) * estimate < 0
+            better.append(is_significant(test.p_value) and not turned)
+            tests.append(test)
+            estimates.append(estimate)
+        return better, tests, estimates
+
+    for scenario, sizes, rates, others in (
+        ("10 x 20, tasks differ", np.full(10, 20), spread, spread),
+        ("10 x 3, tasks differ", np.full(10, 3), spread, spread),
+        ("10 x 1", np.full(10, 1), spread, spread),
+        ("100 + 9 x 5, equal", uneven, np.full(10, 0.8), np.full(10, 0.8)),
+        ("100 + 9 x 5, +15 points in the large task, mean 0", uneven, 0.7 + odd / 2, 0.7 - odd / 2),
+    ):
+        better, tests, _ = judge(sizes, rates, others)
+        yield Claim(name, scenario, 5, better)
+        excluded = [is_significant(test.p_value) for test in tests]  # 0 is in the interval by the laws if not
+        yield Claim("its interval", scenario, 5, excluded)
+    for n, m, rate in ((3, 50, 0.98), (5, 50, 0.95), (20, 200, 0.99)):
+        few, many = np.full(5, n), np.full(5, m)
+        counts = zip(rng.binomial(few, rate, (runs, 5)), rng.binomial(many, rate, (runs, 5)), strict=True)
+        p_values = [score_difference(x.astype(float), few, y.astype(float), many).p_value for x, y in counts]
+        yield Claim(name, f"5 x {n} against 5 x {m}, {100 * rate:.0f} %", 5, [is_significant(p) for p in p_values])
+    better, tests, estimates = judge(uneven, 0.75 + mild / 2, 0.75 - mild / 2)
+    worse = [is_better and estimate < 0 for is_better, estimate in zip(better, estimates, strict=True)]
+    yield Claim(f"{name}: names the worse", "100 + 9 x 5, -15 points in the large task, mean +3", 2.5, worse)
+    yield Claim("its interval", "same", 5, misses([test.interval for test in tests], 0.03))
+    better, *_ = judge(np.full(10, 20), spread.clip(0, 0.98), (spread - 0.15).clip(0, 1))
+    yield Claim(name, "power", None, (), f"15 points, 10 x 20: {percent(better)}")
+    easy = np.array([1, 1, 1, 0.95, 0.9, 0.6, 0.5, 0.45, 0.4, 0.4])
+    swing = np.array([-0.1] * 5 + [0.1] * 5) / 2
+    wrong = []
+    for _ in range(runs):
+        n, m = rng.binomial(20, easy), rng.binomial(20, easy)
+        if min(n.min(), m.min()) >= 3:
+            x, y = rng.binomial(n, 0.2 + swing), rng.binomial(m, 0.2 - swing)
+            wrong.append(is_significant(score_difference(x.astype(float), n, y.astype(float), m).p_value))
+    yield Claim("same, unsafe among successes", "successes per task differ; easy tasks -10, hard +10", 5, wrong)
+    barnard = lru_cache(maxsize=None)(barnard_p)
+    counts = rng.binomial(20, 0.8, (runs, 2)).tolist()
+    yield Claim(
+        "same, one task (Barnard)", "20 episodes", 5, [is_significant(barnard(x, 20, y, 20)) for x, y in counts]
+    )
+
+
+# Several policies
+
+
+def several_claims(runs: int) -> Iterator[Claim]:
+    def find(safe: Bools) -> Bools:
+        """Return which pairs differ on these tasks, [runs, pairs], of [policies, runs, tasks, episodes]."""
+        pairs = list(combinations(range(len(safe)), 2))
+        values = safe.astype(float).reshape(*safe.shape[:2], -1)
+        plain = np.array([[p for p, _ in compare_pairs(safe[i], safe[j])] for i, j in pairs]).T
+        rows = (np.array([values[i, k] - values[j, k] for i, j in pairs]) for k in range(safe.shape[1]))
+        adjusted = np.array([max_t_adjust(part) for part in rows])
+        return np.maximum(plain, adjusted) <= LEVEL + 1e-12
+
+    for policies, tasks, episodes in ((3, 6, 10), (5, 8, 5), (10, 10, 4)):
+        equal = find(draw_policies(11, (policies, runs, tasks, episodes)))
+        yield Claim(
+            f"any of {policies} policies better, these tasks", f"{tasks} x {episodes}, all equal", 5, equal.any(axis=1)
+        )
+    mixed = find(draw_policies(12, (4, runs, 5, 20), (2.5, 0.0, 0.0, -3.0)))
+    yield Claim(
+        "same, of 4", "5 x 20: two equal between a better and a far worse one", 5, mixed[:, 3],
+        f"better v middle: {percent(mixed[:, 0])}",
     )  # fmt: skip
-    yield from recheck_rows(runs)
-    yield from suggestion_rows()
+    by_task = []
+    for safe in np.moveaxis(draw_policies(13, (4, runs, 7, 20), swing=0.7), 1, 0):
+        rates = safe.mean(axis=2)
+        by_task.append(
+            max_t_adjust(np.array([rates[i] - rates[j] for i, j in combinations(range(4), 2)])).min() <= LEVEL
+        )
+    yield Claim("any of 4 policies better, tasks like these", "7 x 20, symmetric differences", 5, by_task)
+    for policies in (2, 10):
+        counts = generator(14).binomial(200, 0.9, (runs, policies)).tolist()
+        yield Claim(
+            "board: any published row better",
+            f"{policies} equal, n 200",
+            5,
+            [bool(rank_rows(row, 200)) for row in counts],
+        )
 
 
-def recheck_rows(runs: int) -> Iterator[Row]:
-    looks = np.arange(10, 501, 10)
-    hits = {rate: (generator(3).random((runs, 500)) < rate).cumsum(axis=1)[:, looks - 1] for rate in (0.9, 0.95)}
-    ends = [list_ends(exact, n) for n in looks.tolist()]
+@cache
+def rate_p(x: int, y: int, n: int) -> float:
+    def measure(level: float) -> Interval:
+        sides = [(k / n, mean_rate_interval([k], [n], level)) for k in (x, y)]
+        return combine_intervals([(p, one) for p, one in sides if one], (1, -1))
 
-    def fixed(counts: Ints) -> Bools:
-        inside = [(ends[k][counts[:, k], 0] <= 0.9) & (ends[k][counts[:, k], 1] >= 0.9) for k in range(len(looks))]
-        return ~np.array(inside).T
-
-    def sequence(counts: Ints) -> Bools:
-        numbers = np.broadcast_to(looks, counts.shape)
-        return log_wealth_of_counts(counts, numbers, 0.9) >= -np.log(LEVEL)
-
-    for name, decide in (("gate, looks every 10 to 500", fixed), ("confidence sequence, same", sequence)):
-        yield name, "5", share(decide(hits[0.9]).any(axis=1)), f".95 v .9: {price(decide(hits[0.95]), 500)}"
+    return invert_interval(measure).p_value
 
 
-def suggestion_rows() -> Iterator[Row]:
-    """How often the number that an undecided pilot suggests decides, over four rates and limits, summed exactly."""
-
-    def decides(pilot: int, rate: float, limit: float) -> float:
-        chances = stats.binom.pmf(np.arange(pilot + 1), pilot, rate)
-        ends = list_ends(exact, pilot)
-        undecided = np.flatnonzero((ends[:, 0] < limit) & (limit <= ends[:, 1]))
-        needed = [rate_sample_size(k / pilot, limit) for k in undecided.tolist()]
-        power = [rate_power(n, rate, limit) if n else 0.0 for n in needed]
-        return 100 * float(np.dot(chances[undecided], power)) / chances[undecided].sum()
-
-    settings = (0.95, 0.9), (0.8, 0.9), (0.98, 0.95), (0.6, 0.5)
-    found = [[decides(pilot, *setting) for setting in settings] for pilot in (20, 50)]
-    spans = (f"{min(shares):.0f} to {max(shares):.0f} % after a pilot of" for shares in found)
-    yield "gate, suggested number", "", "", f"{next(spans)} 20, {next(spans)} 50 (exact)"
+def rank_rows(counts: Sequence[int], n: int) -> list[float]:
+    return [p for p in holm_adjust([rate_p(*sorted(pair), n) for pair in combinations(counts, 2)]) if is_significant(p)]
 
 
-# --until
+# Severities and other means
 
 
-def price(decided: Bools, most: int) -> str:
-    """Format how many runs end and the mean number of episodes, given which looks, after each ten, decide."""
-    rounds = np.where(decided.any(axis=1), decided.argmax(axis=1) + 1, decided.shape[1])
-    return f"{percent(decided.any(axis=1))}, {10 * rounds.mean():.0f} of {most}"
+def severity_claims(runs: int) -> Iterator[Claim]:
+    def draw(rng: np.random.Generator, n: int, odds: float, depth: float) -> Floats:
+        return np.where(rng.random((runs, n)) < odds, np.minimum(rng.uniform(0.5, 1.5, (runs, n)) * depth, 1), 0)
 
-
-def until_rows(runs: int) -> Iterator[Row]:
-    def race(rate: float, rounds: int, crash: float = 0.0) -> tuple[Bools, Bools]:
-        """Return by look of ten episodes which runs are passed at .9, and which failed, [runs, rounds]."""
-        rng = generator(17)
-        safe = rng.random((runs, rounds, 10)) < rate
-        lost = ~safe & (rng.random(safe.shape) < crash)
-        shares = [(k + 1) / rounds for k in range(rounds)]
-        low, high = np.array(list(sum_limits([[1] * 10] * rounds, 0.9, shares))).T
-        worst, best = (counted.sum(axis=2).cumsum(axis=1) for counted in (safe, safe | lost))
-        return worst >= high, best <= low
-
-    at_limit = share(np.logical_or(*race(0.9, 50)).any(axis=1))
-    yield '`--until "safety >= .9"`', "5", at_limit, f".95 v .9: {price(race(0.95, 25)[0], 250)}"
-    flattered = share(race(0.87, 50, 0.6)[0].any(axis=1))
-    yield (
-        "same, 60 % of unsafe crash", "2.5", f"{flattered} (.87 passes .9)",
-        f".95 v .9: {price(race(0.95, 50, 0.6)[0], 500)}",
-    )  # fmt: skip
-    yield from rival_rows(runs)
-
-
-def rival_rows(runs: int) -> Iterator[Row]:
-    looks = [look_each_round(draw_safety(13, (runs, 10, 20), *case)) for case in CASES]
-    names = '`--until "A safer than B"`', "compare, a look a round"
-    for k, name in enumerate(names):
-        equal, better, interacting = (look[k] for look in looks)
-        yield (
-            name, "5", f"{share(equal.any(axis=1))}; interacting {share(interacting.any(axis=1))}",
-            f".9 v .8: {price(better, 200)} pairs",
-        )  # fmt: skip
-
-
-def look_each_round(safe: Bools) -> tuple[Bools, Bools]:
-    """Return [runs, rounds] by --until and McNemar's test, of [2, runs, tasks, rounds]: who differs."""
-    won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=1) for k in (0, 1))
-    rounds = won.shape[1]
-    shares = [(k + 1) / rounds for k in range(rounds)]
-    ends = np.array([list(sum_limits([[1] * int(k) for k in row], 0.5, shares)) for row in (won + lost)])
-    sums, totals = won.cumsum(axis=1), (won + lost).cumsum(axis=1)
-    fixed = [[mcnemar(a, n - a) <= LEVEL for a, n in zip(*row, strict=True)]
-             for row in zip(sums.tolist(), totals.tolist(), strict=True)]  # fmt: skip
-    return (sums <= ends[..., 0]) | (sums >= ends[..., 1]), np.array(fixed)
-
-
-# Comparisons
-
-
-def these_rows(runs: int) -> Iterator[Row]:
-    def cmh_p(safe: Bools) -> Floats:
-        sizes = np.full(safe.shape[2], safe.shape[3])
-        counts = safe.sum(axis=3)
-        return np.array([cmh_mid_p(a, sizes, b, sizes) for a, b in zip(*counts, strict=True)])
-
-    for name, p_of in (("pairs (McNemar)", mcnemar_p), ("unpaired (CMH)", cmh_p)):
-        equal, better, swing = (p_of(draw_safety(20, (runs, 10, 20), *case)) <= LEVEL for case in CASES)
-        yield (
-            f"these tasks, {name}", "5", f"{share(equal)}; interacting {share(swing)}",
-            f".9 v .8: {percent(better)}, 200",
-        )  # fmt: skip
-
-
-def task_rows(runs: int) -> Iterator[Row]:
-    for tasks, episodes in ((6, 20), (10, 20), (10, 50), (40, 20)):
-        equal, better, swing = (differ_by_task(draw_safety(21, (runs, tasks, episodes), *case)) for case in CASES)
-        yield (
-            f"by task (flips), {tasks} x {episodes}", "5", f"{share(equal)}; interacting {share(swing)}",
-            f".9 v .8: {percent(better)}, {tasks * episodes}",
-        )  # fmt: skip
-
-
-def exploratory_rows(runs: int) -> Iterator[Row]:
-    """Two equal policies on four suites of ten tasks x 5 and their pool, six metrics: all verdicts but the primary."""
-    rng, found, better = generator(9), [], []
-    for odds, hits in ((0.3, found), (0.15, better)):
-        for _ in range(runs // 2):
-            success = rng.random((2, 40, 5)) < 0.7
-            unsafe = rng.random((2, 40, 5)) < np.reshape([odds, 0.3], (2, 1, 1))
-            depth = np.where(unsafe, rng.uniform(0, 1, unsafe.shape), 0.0)
-            both = success.all(axis=0)
-            values = success, ~unsafe, success & unsafe, depth, success & ~unsafe, unsafe * both
-            p_values = [
-                flip_p((value[0].astype(float) - value[1]).sum(axis=1)[None, scope], size[None, scope])[0]
-                for scope in (*(slice(10 * k, 10 * k + 10) for k in range(4)), slice(0, 40))
-                for value, size in zip(values, [*[np.full(40, 5)] * 5, both.sum(axis=1)], strict=True)
-            ]
-            hits.append(min(p_values[:-5] + p_values[-4:]) <= LEVEL if hits is found else p_values[1] <= LEVEL)
-    yield (
-        "exploratory, any of 29", "5 each", f"{share(found)} (4 suites of 10 x 5)",
-        f"one suite, .85 v .7: {percent(better)}, 50",
-    )  # fmt: skip
-
-
-def letter_rows(runs: int) -> Iterator[Row]:
-    def p_values(rates: Sequence[float]) -> Floats:
-        """Return the p-values of each pair of five policies on 10 x 20, and those adjusted (Holm), [2, runs, 10]."""
-        counts = generator(24).binomial(20, np.reshape(rates, (5, 1, 1)), (5, runs, 10))
-        plain = np.array([flip_p(counts[i] - counts[j]) for i, j in PAIRS]).T
-        return np.array([plain, [holm_adjust(row.tolist()) for row in plain]])
-
-    plain, adjusted = p_values([0.8] * 5)
-    other = p_values([0.8] * 4 + [0.5])[1][:, [k for k, pair in enumerate(PAIRS) if 4 in pair]]
-    yield (
-        "letters of 5 policies", "5",
-        f"{share((adjusted <= LEVEL).any(axis=1))}; best pair, not adjusted {share(plain.min(axis=1) <= LEVEL)}",
-        f"one at .5, four at .8: {percent((other <= LEVEL).all(axis=1))}, 200",
-    )  # fmt: skip
-
-
-PAIRS = [(i, j) for i in range(5) for j in range(i + 1, 5)]
-
-
-def crash_rows(runs: int) -> Iterator[Row]:
-    """A crashes in 30 % of its unsafe episodes; its sums with crashes left out, taken as unsafe, and as safe."""
-
-    def judge(rates: tuple[float, float], *, paired: bool) -> tuple[Bools, Bools]:
-        """Return which runs of 10 x 50 tell the policies apart at both extremes, and with crashes left out."""
-        safe = draw_safety(22, (runs, 10, 50), rates)
-        crashed = ~safe[0] & (generator(23).random(safe[0].shape) < 0.3)
-        sizes, others = 50 - crashed.sum(axis=2), safe[1].sum(axis=2)
-        if paired:
-            sums, sizes = safe[0].sum(axis=2) - (safe[1] & ~crashed).sum(axis=2), sizes
-        else:  # a difference of means for each task, all tasks of equal weight
-            sums, sizes = safe[0].sum(axis=2) / sizes - others / 50, np.ones_like(sizes)
-        ends = [safe[0].sum(axis=2) - others, (safe[0] | crashed).sum(axis=2) - others]
-        left_out = flip_p(sums, sizes) <= LEVEL
-        agree = np.prod([np.sign(one.sum(axis=1)) == np.sign(sums.sum(axis=1)) for one in ends], axis=0) > 0
-        return left_out & agree & (flip_p(ends[0]) <= LEVEL) & (flip_p(ends[1]) <= LEVEL), left_out
-
-    for name, paired in (("paired", True), ("unpaired", False)):
-        equal, allowed = judge((0.6, 0.6), paired=paired)
-        yield (
-            f"by task, A crashes, {name}", "5", f"{share(equal)}; allowed {share(allowed)} (10 x 50)",
-            f".9 v .8: {percent(judge((0.9, 0.8), paired=paired)[0])}, 500",
-        )  # fmt: skip
-
-
-def series_rows(runs: int) -> Iterator[Row]:
-    """Five runs, SR and Safety, each of the last four against the first: eight verdicts on these tasks together."""
-
-    def rise(rate: float, swing: float) -> Bools:
-        rng = generator(27)
-        chances = np.clip(0.7 + rng.normal(0, swing / 2**0.5, (2, 5, runs, 10, 1)), 0.01, 0.99)
-        chances[1, 4] += rate - 0.7
-        values = rng.random((2, 5, runs, 10, 20)) < chances
-        return np.array([[mcnemar_p(np.stack([metric[k], metric[0]])) <= LEVEL / 8 for k in range(1, 5)]
-                         for metric in values])  # fmt: skip
-
-    yield (
-        "series of 5, above or below the first", "5",
-        f"{share(rise(0.7, 0).any(axis=(0, 1)))}; interacting {share(rise(0.7, 0.2).any(axis=(0, 1)))}",
-        f".85 v .7: {percent(rise(0.85, 0)[1, 3])}, 200",
-    )  # fmt: skip
-
-
-def ranking_rows(runs: int) -> Iterator[Row]:
-    """Nine thresholds from a half to twice; how much an episode exceeds is drawn once and judged by each."""
-
-    def judge(ratio: float) -> Floats:
-        extremes = generator(28).lognormal(np.reshape([0, -np.log(ratio)], (2, 1, 1, 1)), 1, (2, runs, 10, 20))
-        sums = [(extremes <= 1.7 * factor).sum(axis=3) for factor in np.geomspace(0.5, 2, 9)]
-        return np.array([np.where(flip_p(a - b) <= LEVEL, np.sign((a - b).sum(axis=1)), 0) for a, b in sums])
-
-    found = judge(1.0)
-    both = (found > 0).any(axis=0) & (found < 0).any(axis=0)
-    yield (
-        "ranking under 9 thresholds: order changes", "5",
-        f"{share(both)}; at a picked threshold {share((found != 0).any(axis=0))}",
-        f"at each, extremes 1:2: {percent((judge(0.5) != 0).all(axis=0))}, 200",
-    )  # fmt: skip
-
-
-def calibration_rows(runs: int) -> Iterator[Row]:
-    def misses(spread: float) -> str:
-        rng, hits = generator(29), []
-        truth = np.exp(1.6449 * (spread**2 + 0.3**2) ** 0.5)
-        for _ in range(runs // 4):
-            values = np.exp(rng.normal(np.repeat(rng.normal(0, spread, 10), 50), 0.3))
-            low, high = quantile_interval(np.sort(values), 0.95)
-            hits.append(not low <= truth <= high)
-        return share(hits)
-
-    yield "calibration, interval of the limit", "5", f"{misses(0.0)}; tasks differ {misses(0.3)} (10 x 50)", ""
-
-
-def severity_rows(runs: int) -> Iterator[Row]:
-    """Equal policies with even depths; rare and deep against often and shallow, of one mean; and half the mean."""
-
-    def draw(rng: np.random.Generator, odds: float, depth: float) -> Floats:
-        return np.where(rng.random((runs, 50)) < odds, np.minimum(rng.uniform(0.5, 1.5, (runs, 50)) * depth, 1), 0)
-
-    def paired(first: Floats, second: Floats) -> Bools:
-        return flip_p(first - second) <= LEVEL
-
-    def unpaired(first: Floats, second: Floats) -> Bools:
-        rng = generator(31)
-        return np.array([
-            permute_task_means([a], [b], rng, tries=499).p_value <= LEVEL
-            for a, b in zip(first, second, strict=True)
-        ])  # fmt: skip
-
-    laws = ((0.3, 0.5), (0.3, 0.5)), ((0.15, 0.6), (0.9, 0.1)), ((0.15, 0.5), (0.5, 0.5))
-    for name, decide in (("VSI, pairs (flips)", paired), ("VSI, unpaired (permutation)", unpaired)):
-        equal, odd, better = (decide(*(draw(generator(30 + k), *law) for k, law in enumerate(both))) for both in laws)
-        yield (
-            name, "5", f"{share(equal)}; rare, deep v often, shallow {share(odd)} (n 50)",
-            f".08 v .25: {percent(better)}, 50",
-        )  # fmt: skip
-
-
-def plan_rows(runs: int) -> Iterator[Row]:
-    cells = []
-    for tasks in (6, 10, 40):
-        for rate, difference in ((0.9, 0.1), (0.8, 0.05)):
-            plan = plan_sample_size(SampleSizeRequest(baseline=rate, difference=difference, tasks=tasks))
-            assert plan.episodes
-            counts = generator(33).binomial(plan.episodes, np.reshape(plan.rates, (2, 1, 1)), (2, runs, tasks))
-            found = percent(flip_p(counts[0] - counts[1]) <= LEVEL)
-            cells.append(f"{tasks} x {plan.episodes}: {found}")
-        yield "`--plan` at 80 %", "", "", f".9 v .8, {cells[-2]}; .8 v .75, {cells[-1]}"
-
-
-# Coverage
-
-
-def coverage_rows(runs: int) -> Iterator[Row]:
-    """Smallest and mean coverage: of rates summed exactly over 2 to 98 %, of VSI over rates and laws of depth."""
-    rates = np.linspace(0.02, 0.98, 97)
-    for name, interval in (("rate: Wilson", wilson_interval), ("rate: exact", exact)):
-        for n in (20, 200):
-            ends = list_ends(interval, n)
-            inside = (ends[:, :1] <= rates) & (rates <= ends[:, 1:])
-            covered = (stats.binom.pmf(np.arange(n + 1)[:, None], n, rates) * inside).sum(axis=0)
-            yield f"{name}, n {n}", f"{100 * covered.mean():.1f}", f"{100 * covered.min():.1f}"
+    laws = {"equal": ((0.3, 0.5), (0.3, 0.5)), "rare deep v frequent shallow": ((0.15, 0.6), (0.9, 0.1))}
+    few = max(1, runs // 10)
+    for n in (20, 50, 200):
+        rng = generator(20 + n)
+        for scenario, (mine, theirs) in laws.items():
+            gaps = draw(rng, n, *mine) - draw(rng, n, *theirs)
+            better = draw(rng, n, 0.15, 0.5)[:few] - draw(rng, n, 0.5, 0.5)[:few]
+            power, flips = (
+                [is_significant(test(row).p_value) for row in better]
+                for test in (paired_mean_test, lambda row: flip_task_means(row, np.ones(len(row))))
+            )
+            wrong = [is_significant(paired_mean_test(row).p_value) for row in gaps]
+            yield Claim(
+                "lower VSI, paired", f"n {n}, {scenario}", 5, wrong,
+                f".08 v .25: {percent(power)}, by sign flips {percent(flips)}" if scenario == "equal" else "",
+            )  # fmt: skip
+    rng = generator(29)
+    wrong = []
+    for mine, theirs in zip(draw(rng, 50, 0.15, 0.6), draw(rng, 50, 0.9, 0.1), strict=True):
+        ends = [(float(side.mean()), bounded_mean_interval(side)) for side in (mine, theirs)]
+        interval = combine_intervals([(mean, one) for mean, one in ends if one], (1, -1))
+        wrong.append(interval.low > 0 or interval.high < 0)
+    yield Claim("lower VSI, unpaired (MOVER)", "n 50, rare deep v frequent shallow", 5, wrong)
+    for n in (20, 50, 200):
+        for rate in (0.03, 0.3):
+            values = np.where(rng.random((runs, n)) < rate, np.minimum(rng.exponential(2.0, (runs, n)), 15.0), 0)
+            truth = rate * 2.0 * (1 - np.exp(-7.5))
+            missed = misses_mean(values / 15.0, truth / 15.0)
+            yield Claim("mean time in violation", f"n {n}, {100 * rate:.0f} % violate", 5, missed)
     for n in (20, 200):
-        covers = []
-        for k, (rate, law) in enumerate((rate, law) for rate in (0.02, 0.1, 0.5) for law in DEPTHS):
-            rng = generator(100 + k)
-            values = np.where(rng.random((runs // 4, n)) < rate, law(rng, (runs // 4, n)), 0.0)
-            mean = rate * float(law(generator(1), (1000, 1000)).mean())
-            covers.append(covering([bounded_mean_interval(row) for row in values], mean))
-        yield f"VSI: Gaffke, n {n}", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
-    yield from incidence_rows(runs)
-    covers = []
-    for suites in ((0.75, 0.98, 0.86, 0.9), (0.5, 0.6, 0.4, 0.7)):
-        ends_of = {k: wilson_interval(k, 50) for k in range(51)}
-        counts = generator(7).binomial(50, suites, size=(runs, 4)).tolist()
-        found = [rate_mean_interval([(k / 50, ends_of[k]) for k in row]) for row in counts]
-        covers.append(covering(found, float(np.mean(suites))))
-    yield "four suites' mean: MOVER, n 50", f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
+        force = rng.lognormal(4, 1, (runs, n))
+        yield Claim(
+            "median of peak force", f"n {n}, lognormal", 5, misses([median_interval(row) for row in force], np.exp(4))
+        )
 
 
-def incidence_rows(runs: int) -> Iterator[Row]:
-    """Violations at rates of .02, .005 and .08 a second among other ends at .05; a share is cut short before."""
-    times = np.array([5.0, 20.0, 40.0])
+def rate_claims(runs: int) -> Iterator[Claim]:
+    rng = generator(31)
+    for n, rate in ((20, 0.9), (50, 0.95), (200, 0.99)):
+        counts = rng.binomial(n, rate, runs).tolist()
+        yield Claim(
+            "rate in a gate (exact)", f"n {n}, {100 * rate:.0f} %", 5, misses([EXACT(k, n) for k in counts], rate)
+        )
+    wilson = [
+        misses([WILSON(k, 50) for k in rng.binomial(50, rate, runs // 10).tolist()], rate)
+        for rate in np.linspace(0.05, 0.95, 10)
+    ]
+    yield Claim("rate in a report (Wilson), average", "n 50, 5 to 95 %", 5, np.concatenate(wilson))
+    for seeds, starts, concentration in ((2, 50, 0.43), (5, 40, 1.0), (10, 20, 1.0), (10, 20, 0.0)):
+        share = (
+            rng.random((runs, starts)) < 0.8
+            if not concentration
+            else rng.beta(concentration * 0.8, concentration * 0.2, (runs, starts))
+        )
+        missed = misses_mean(rng.binomial(seeds, share, (runs, starts)) / seeds, 0.8)
+        kind = "deterministic" if not concentration else f"correlation {1 / (1 + concentration):.1f}"
+        yield Claim("rate over starts", f"{seeds} seeds x {starts} starts, {kind}", 5, missed)
+    sizes = np.tile([1, 2, 3, 8], 10)
+    found = []
+    for share in rng.beta(0.8, 0.2, (runs, 40)):
+        values = np.concatenate([np.arange(n) < k for k, n in zip(rng.binomial(sizes, share), sizes, strict=True)])
+        by_start = StartMeans.of(values.astype(float), np.repeat(np.arange(40), sizes))
+        found.append(bounded_mean_interval(by_start.means, weights=by_start.shares))
+    yield Claim("same", "1 to 8 seeds x 40 starts, correlation 0.5", 5, misses(found, 0.8))
+    for sizes, scenario in (((20,) * 4, "4 x 20"), ((50,) * 4, "4 x 50"), ((20, 50, 50, 200), "20, 50, 50, 200")):
+        rates = (0.98, 1.0, 0.98, 1.0)
+        cached = lru_cache(maxsize=None)(lambda counts, sizes=sizes: mean_rate_interval(counts, sizes))
+        rows = rng.binomial(sizes, rates, (runs, 4)).tolist()
+        yield Claim(
+            "mean of four suites", f"{scenario}, near 99 %", 5, misses([cached(tuple(row)) for row in rows], 0.99)
+        )
+    for n, rate, stated in ((10, 0.3, 10.5), (50, 0.3, 7), (100, 0.02, 19.5)):
+        table = np.array([[(1 - rate) * 0.95, (1 - rate) * 0.05], [rate * 0.2, rate * 0.8]])
+        truth = (np.trace(table) - (by := float(table.sum(0) @ table.sum(1)))) / (1 - by)
+        found = [kappa_interval(rng.multinomial(n, table.ravel()).reshape(2, 2)) for _ in range(max(1, runs // 3))]
+        known = [one for one in found if one is not None]
+        yield Claim("kappa", f"n {n}, {100 * rate:.0f} % unsafe", stated, misses(known, truth))
+
+
+# Gates, crashes, stopping, choices
+
+
+def gate_claims(runs: int) -> Iterator[Claim]:
+    rng = generator(41)
+    for limit, n in ((0.9, 50), (0.95, 200)):
+        counts = rng.binomial(n, limit, runs).tolist()
+        yield Claim("gate passes", f"true value at {limit:g}, n {n}", 2.5, [EXACT(k, n).low > limit for k in counts])
+        yield Claim("gate fails", "same", 2.5, [EXACT(k, n).high < limit for k in counts])
+    for seeds in (2, 5):
+        means = rng.binomial(seeds, rng.beta(0.43 * 0.9, 0.43 * 0.1, (runs, 100))) / seeds
+        passed = misses_mean(means, 0.9) & (means.mean(axis=1) > 0.9)
+        yield Claim("gate passes", f"{seeds} seeds of 100 states", 2.5, passed)
+    unsafe = rng.binomial(500, 0.13, runs)
+    crashed = rng.binomial(unsafe, 0.6)
+    yield Claim(
+        "gate at .9 passes",
+        "true .87, 60 % of unsafe crash",
+        2.5,
+        [EXACT(500 - int(k), 500).low >= 0.9 for k in unsafe],
+    )
+    left = [EXACT(500 - int(u), 500 - int(c)).low >= 0.9 for u, c in zip(unsafe, crashed, strict=True)]
+    yield Claim("same, --allow-crashed", "same", None, left)
+    safe = draw_policies(42, (2, runs, 10, 50))
+    lost = ~safe[0] & (rng.random(safe[0].shape) < 0.3)
+    sides = [compare_pairs(first, safe[1]) for first in (safe[0], safe[0] | lost)]
+    agree = np.sign([(first.sum(axis=(1, 2)) - safe[1].sum(axis=(1, 2))) for first in (safe[0], safe[0] | lost)])
+    yield Claim(
+        "A safer than B, paired",
+        "equal; A crashes in 30 % of unsafe",
+        5,
+        rejects(sides[0]) & rejects(sides[1]) & (agree[0] == agree[1]),
+    )
+    yield from until_claims(runs)
+    yield from select_claims(runs)
+
+
+def until_claims(runs: int) -> Iterator[Claim]:
+    rng, rounds = generator(43), 25
+    low, high = np.array(list(sum_limits([[1] * 10] * rounds, 0.9, [(k + 1) / rounds for k in range(rounds)]))).T
+    sums = {rate: (rng.random((runs, rounds, 10)) < rate).sum(axis=2).cumsum(axis=1) for rate in (0.9, 0.95)}
+    ended = {rate: ((row <= low) | (row >= high)).any(axis=1) for rate, row in sums.items()}
+    yield Claim(
+        '`--until "safety >= .9"` decides',
+        "true .9, a look every 10 of 250",
+        5,
+        ended[0.9],
+        f"true .95: {percent(ended[0.95])}",
+    )
+    few = max(1, runs // 3)
+    safe = draw_policies(44, (2, few, 10, 20))
+    won, lost = ((safe[k] & ~safe[1 - k]).sum(axis=1) for k in (0, 1))
+    shares = [(k + 1) / 20 for k in range(20)]
+    wrong = []
+    for row, total in zip(won.cumsum(axis=1), won + lost, strict=True):
+        ends = np.array(list(sum_limits([[1] * int(k) for k in total], 0.5, shares)))
+        wrong.append(bool(((row <= ends[:, 0]) | (row >= ends[:, 1])).any()))
+    yield Claim('`--until "A safer than B"` decides', "equal, 10 x 20, a look a round", 5, wrong)
+
+
+def select_claims(runs: int) -> Iterator[Claim]:
+    rng, n, at = generator(45), 200, np.arange(runs)
+    success, safe = rng.random((5, runs, n)) < 0.8, rng.binomial(n, 0.9, (5, runs))
+    counts = success.sum(axis=2)
+    order = np.argsort(-counts - 1000 * (safe >= 0.9 * n), axis=0, kind="stable")
+    ends = [exact_interval(k, n, 0.995) for k in range(n + 1)]
+    chosen, of_chosen = counts[order[0], at], safe[order[0], at]
+    yield Claim("`select`: interval of the choice", "five equal, n 200", 5, misses([ends[k] for k in chosen], 0.8))
+    yield Claim("same: its Safety of .9 established", "true .9", 2.5, [ends[k].low >= 0.9 for k in of_chosen])
+    found = rejects(compare_pairs(success[order[0], at], success[order[1], at]))
+    yield Claim("same: better than the runner-up", "five equal", 5, found)
+
+
+# Trends, searches, calibration, onset, plans
+
+
+def other_claims(runs: int) -> Iterator[Claim]:
+    rng = generator(51)
+    few = max(1, runs // 3)
+    trends = []
+    for safe in np.moveaxis(draw_policies(52, (5, few, 10, 5)).reshape(5, few, -1), 1, 0):
+        trends.append(is_significant(page_trend(safe.T.astype(float), 999)[1]))
+    rising = draw_policies(53, (5, max(1, runs // 10), 10, 5), (-0.6, -0.3, 0.0, 0.3, 0.6)).reshape(
+        5, max(1, runs // 10), -1
+    )
+    power = [is_significant(page_trend(safe.T.astype(float), 999)[1]) for safe in np.moveaxis(rising, 1, 0)]
+    yield Claim("trend over 5 checkpoints (Page)", "equal, 10 x 5", 5, trends, f"from .70 to .86: {percent(power)}")
+    firsts = rng.geometric(0.02, runs).tolist()
+    yield Claim("search `--until found`: rate", "2 %", 5, misses([geometric_interval(k) for k in firsts], 0.02))
+    hits = rng.binomial(200, 0.02, runs).tolist()
+    yield Claim("search `--until budget`: rate", "2 %, 200 trials", 5, misses([EXACT(k, 200) for k in hits], 0.02))
+    truth = float(np.exp(1.6449 * 0.3))
+    found = [quantile_interval(np.sort(np.exp(rng.normal(0, 0.3, 500))), 0.95) for _ in range(max(1, runs // 3))]
+    yield Claim(
+        "calibration: interval of the limit", "500 records", 5, [not low <= truth <= high for low, high in found]
+    )
+    yield from incidence_claims(max(1, runs // 3))
+    for tasks in (6, 10, 40):
+        plan = plan_sample_size(SampleSizeRequest(baseline=0.9, difference=0.1, tasks=tasks))
+        assert plan.episodes
+        counts = rng.binomial(plan.episodes, np.reshape(plan.rates, (2, 1, 1)), (2, max(1, runs // 10), tasks))
+        gaps = (counts[0] - counts[1]) / plan.episodes
+        found = [is_significant(flip_task_means(row, np.ones(tasks)).p_value) for row in gaps]
+        yield Claim("`--plan` at 80 %", f".9 v .8, {tasks} x {plan.episodes}", None, (), percent(found))
+
+
+def incidence_claims(runs: int) -> Iterator[Claim]:
+    """Violations at a rate of .02 a second among other ends at .05; a share is cut short before."""
     for cut in (0.0, 0.3):
-        covers = []
-        for rate in (0.02, 0.005, 0.08):
-            rng, hazard = generator(51), rate + 0.05
-            true = rate / hazard * (1 - np.exp(-hazard * times))
-            inside = []
-            for _ in range(runs):
-                ends, causes = rng.exponential(1 / hazard, 50), np.where(rng.random(50) < rate / hazard, 0, 1)
-                stops = np.where(rng.random(50) < cut, rng.exponential(15.0, 50), np.inf)
-                found = cumulative_incidence(np.minimum(ends, stops), np.where(stops < ends, CENSORED, causes), 2)
-                at = [found.at(time) for time in times]
-                inside.append((found.low[at] <= true) & (true <= found.high[at]))
-            covers += (100 * np.mean(inside, axis=0)).tolist()
-        name = f"violated by a time, n 50, {100 * cut:.0f} % cut short"
-        yield name, f"{np.mean(covers):.1f}", f"{min(covers):.1f}"
+        rng, hazard, found = generator(54), 0.07, []
+        truth = 0.02 / hazard * (1 - np.exp(-hazard * 20.0))
+        for _ in range(runs):
+            ends, causes = rng.exponential(1 / hazard, 50), np.where(rng.random(50) < 0.02 / hazard, 0, 1)
+            stops = np.where(rng.random(50) < cut, rng.exponential(15.0, 50), np.inf)
+            curve = cumulative_incidence(np.minimum(ends, stops), np.where(stops < ends, CENSORED, causes), 2)
+            found.append(Interval(float(curve.low[curve.at(20.0)]), float(curve.high[curve.at(20.0)])))
+        yield Claim("violated by a time", f"n 50, {100 * cut:.0f} % cut short", 5, misses(found, truth))
 
 
-DEPTHS: tuple[Callable[[np.random.Generator, tuple[int, int]], Floats], ...] = (
-    lambda _, shape: np.ones(shape),
-    lambda rng, shape: rng.uniform(0, 1, shape),
-    lambda rng, shape: rng.beta(0.5, 4, shape),
-)
+# Laws
 
 
-def covering(intervals: Sequence[Interval | None], mean: float) -> float:
-    return 100 * float(np.mean([one is not None and one.low - 1e-9 <= mean <= one.high + 1e-9 for one in intervals]))
+def check_laws(designs: int) -> int:
+    """Return in how many random designs an interval and its test disagree, or exchanging policies changes a number."""
+    broken, rng = 0, generator(61)
+    for _ in range(designs):
+        tasks = int(rng.integers(1, 14))
+        n, m = rng.integers(1, 30, tasks), rng.integers(1, 30, tasks)
+        rates = rng.beta(3, 1, tasks)
+        x, y = rng.binomial(n, rates), rng.binomial(m, np.clip(rates + rng.normal(0, 0.3), 0, 1))
+        forth = score_difference(x.astype(float), n, y.astype(float), m)
+        back = score_difference(y.astype(float), m, x.astype(float), n)
+        gaps = np.clip(rng.normal(rng.normal(0, 0.2), 0.3, tasks), -1, 1)
+        turned = [(forth, back)]
+        for test in (paired_mean_test, lambda row: flip_task_means(row, np.ones(len(row)))):
+            turned.append((test(gaps), test(-gaps)))
+        for one, other in turned:
+            if one.interval is None or other.interval is None:
+                continue
+            is_shown = is_significant(one.p_value)
+            inside = one.interval.low <= 0 <= one.interval.high
+            apart = np.abs([one.p_value - other.p_value, one.interval.low + other.interval.high]).max()
+            excludes = (inner := bounded_mean_interval((1 + gaps) / 2)) and not inner.low <= 0.4 <= inner.high
+            broken += bool(excludes) != is_significant(mean_p_value((1 + gaps) / 2, 0.4))
+            broken += bool(
+                (is_shown and one.interval.low < 0 < one.interval.high) or (not is_shown and not inside) or apart > 1e-8
+            )
+    return broken
 
 
-# Select
-
-
-def selection_rows(runs: int) -> Iterator[Row]:
-    """The greatest SR of five policies with a Safety of at least .9 by estimate: what is said of the choice."""
-    rng, n, chosen = generator(41), 200, np.arange(runs)
-    ends = {level: list_ends(lambda k, of, level=level: exact_interval(k, of, level), n) for level in (0.95, 0.995)}
-
-    def race(rates: Sequence[float], safety: float, swing: float = 0.0) -> tuple[Ints, Ints, Bools]:
-        """Return the counts of successes, of safe episodes, and who succeeds, the best first, [5, runs, ...]."""
-        shift = rng.normal(0, swing / 2**0.5, (5, runs, 10))
-        success = rng.random((20, 5, runs, 10)) < np.clip(np.array(rates)[:, None, None] + shift, 0.01, 0.99)
-        safe = rng.binomial(n, safety, (5, runs))
-        counts = success.sum(axis=(0, 3))
-        order = np.argsort(-counts - 1000 * (safe >= 0.9 * n), axis=0, kind="stable")
-        ranked = np.moveaxis(success, 0, 3)[order, chosen]
-        return counts[order, chosen], safe[order, chosen], ranked
-
-    counts, safe, ranked = race([0.8] * 5, 0.9)
-    missed = {level: (limits[counts[0], 0] > 0.8) | (limits[counts[0], 1] < 0.8) for level, limits in ends.items()}
-    alone = share(missed[0.95])
-    yield "`select` of 5, interval of the choice", "5", f"{share(missed[0.995])}; not corrected {alone}", ""
-    yield "same, its Safety of .9 established", "2.5", share(ends[0.995][safe[0], 0] >= 0.9), ""
-    few = runs // 2
-    interacting, unequal = race([0.8] * 5, 0.95, 0.2)[2], race([0.9, *[0.8] * 4], 0.95)[2]
-    better = [differ_by_task(part[:2, :few]) for part in (ranked, interacting, unequal)]
-    yield (
-        "same, better than the runner-up", "5", f"{share(better[0])}; interacting {share(better[1])}",
-        f".9 v four at .8: {percent(better[2])}, 200",
-    )  # fmt: skip
-
-
-PARTS = (
-    gate_rows, until_rows, these_rows, task_rows, exploratory_rows, letter_rows, crash_rows, series_rows,
-    ranking_rows, selection_rows, calibration_rows, severity_rows, plan_rows,
+PARTS: tuple[Callable[[int], Iterator[Claim]], ...] = (
+    pair_claims, task_claims, unpaired_claims, several_claims, severity_claims, rate_claims, gate_claims, other_claims
 )  # fmt: skip
+HEADS = ("claim", "scenario (tasks x episodes)", "stated error %", "simulated %", "power")
 
 
-def format_page(runs: int, only: str) -> Iterator[str]:
-    rows = (row for part in PARTS if only in part.__name__ for row in part(runs))
-    yield from format_table(("verdict", "nominal %", "wrong %", "power, episodes"), rows)
-    if only in coverage_rows.__name__:
-        yield from format_table(("interval", "covers %, average", "least"), coverage_rows(runs))
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1000, help="simulated for each figure; fewer where they are slow")
-    parser.add_argument("--only", default="", help="a part of the name of rows, such as gate")
-    parser.add_argument("--write", type=Path, help="put the tables between the marks in this page")
-    options = parser.parse_args()
-    print_tables(format_page(options.runs, options.only), options.write, "coverage")
+    parser.add_argument("--runs", type=int, default=3000, help="simulated runs of each row")
+    parser.add_argument("--designs", type=int, default=5000, help="random designs that check the laws")
+    parser.add_argument("--only", default="", help="parts whose name holds this")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="replace the table of this page")
+    args = parser.parse_args()
+    claims = [claim for part in PARTS if args.only in part.__name__ for claim in part(args.runs)]
+    broken = check_laws(args.designs)
+    lines = [*format_table(HEADS, [claim.to_row() for claim in claims])]
+    lines += [
+        "",
+        f"{args.runs} runs a row (some a third or a tenth); laws broken in {broken} of {args.designs} random designs.",
+    ]
+    print_tables(lines, args.write, "coverage")
+    failing = [claim for claim in claims if not claim.holds]
+    for claim in failing:
+        print(f"{claim.name}, {claim.scenario}: {claim.error:.1f} % instead of {claim.stated}", file=sys.stderr)
+    return 1 if failing or broken else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

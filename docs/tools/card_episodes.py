@@ -26,7 +26,6 @@ import safevla_bench as sb
 from safevla_bench import hosts
 from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.explain.trace import trace_formula
-from safevla_bench.interface.stage import StagingHost
 from safevla_bench.pictures.drawing import outline_bodies
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec
@@ -183,7 +182,6 @@ def _render(record: Batch, shots: Sequence[tuple[int, tuple[str, ...]]]) -> Iter
     """Yield a picture of each record, with the bodies outlined that are to be looked at."""
     header = record.headers[0]
     host = hosts.make_host("libero")
-    assert isinstance(host, StagingHost)
     task = next(task for task in host.tasks(header.benchmark) if task.task_id == header.task_id)
     with closing(host.stage(task, record)) as stage:
         for step, bodies in shots:

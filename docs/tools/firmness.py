@@ -26,7 +26,6 @@ from safevla_bench.sensitivity.firmness import (
     PHYSICS,
     ClauseFirmness,
     Comparison,
-    EpisodeFirmness,
     PhysicsFile,
     measure_clauses,
 )
@@ -119,7 +118,7 @@ def describe_group(kept: KeptReplays) -> str:
     )
     policies = "\n".join(f"- {line}" for line in describe_firmness(episodes).split("\n"))
     rows = measure_clauses(episodes, pooled=True)
-    return "\n\n".join([said, policies, describe_clauses(kept, rows), format_clauses(kept, episodes, rows)])
+    return "\n\n".join([said, policies, describe_clauses(kept, rows), format_clauses(kept, rows)])
 
 
 def describe_clauses(kept: KeptReplays, rows: Sequence[ClauseFirmness]) -> str:
@@ -146,37 +145,26 @@ def count_kinds(file: PhysicsFile, row: ClauseFirmness) -> Counter[str]:
     return kinds
 
 
-def format_clauses(kept: KeptReplays, episodes: Sequence[EpisodeFirmness], rows: Sequence[ClauseFirmness]) -> str:
-    """Return the table of specifications: episodes by mark, flips of compared replays by kind, and the spread."""
+def format_clauses(kept: KeptReplays, rows: Sequence[ClauseFirmness]) -> str:
+    """Return the table of specifications: episodes by mark, flips of replays by kind, and the spread."""
     table = clause_table(kept.file, kept.specs, rows)
     names = [column.name for column in table.columns]
     shown = {name: [row[names.index(name)].text for row in table.rows] for name in ("Limit", "95 %")}
     heads = ("Specification", "Limit", "Firm", "Fragile", "Off path", "Flips", *map(str.capitalize, KINDS), "95 %")
     lines = []
     for k, row in enumerate(rows):
-        marks, kinds = count_marks(episodes, row.spec_id), count_kinds(kept.file, row)
-        flips = f"{row.flips} of {row.compared}"
+        kinds = count_kinds(kept.file, row)
         lines.append(
             (
                 row.spec_id,
                 shown["Limit"][k],
-                *(marks[mark] for mark in ("same", "flips", "left")),
-                flips,
+                *(row.firm, row.fragile, row.censored),
+                kinds.total(),
                 *(kinds[kind] for kind in KINDS),
                 shown["95 %"][k],
             )
         )
     return format_table(heads, lines)
-
-
-def count_marks(episodes: Sequence[EpisodeFirmness], spec_id: str) -> Counter[Comparison]:
-    """Return how many episodes of a specification flip under a variation, stay the same under all, or neither."""
-    marks = Counter[Comparison]()
-    for episode in episodes:
-        if spec_id in episode.recorded.clauses and episode.varied:
-            found = {episode.compare(replay, spec_id) for replay in episode.varied}
-            marks["flips" if "flips" in found else "left" if "left" in found else "same"] += 1
-    return marks
 
 
 def format_variations(groups: Mapping[str, KeptReplays]) -> str:

@@ -23,7 +23,6 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 from made_page import format_table
 
 from safevla_bench import hosts
@@ -36,7 +35,7 @@ from safevla_bench.judging.rates import Rate
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.sources.runs.sources import open_source
-from safevla_bench.statistics.tests import mean_rate_difference_interval
+from safevla_bench.statistics.intervals import Interval, combine_intervals
 from safevla_bench.text import format_interval, format_percent
 
 PAGE = Path(__file__).parents[1] / "measured.md"
@@ -236,8 +235,8 @@ WORDS = {"SR": "success", "Safety": "safe"}
 def _change(counts: Counts, usual: Counts, name: str) -> tuple[float, float, float]:
     """A proportion's change in points, and its interval."""
     count, before = getattr(counts, name), getattr(usual, name)
-    interval = mean_rate_difference_interval(*(np.array([number]) for number in (count, counts.n, before, usual.n)))
-    assert interval is not None
+    sides = [Rate.of(count, counts.n), Rate.of(before, usual.n)]
+    interval = combine_intervals([(rate.value or 0.0, Interval(*(rate.ci or (0.0, 1.0)))) for rate in sides], (1, -1))
     return 100 * (count / counts.n - before / usual.n), 100 * interval.low, 100 * interval.high
 
 

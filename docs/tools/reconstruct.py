@@ -19,7 +19,7 @@ from safevla_bench.report.published import PAPER, PublishedCell, PublishedVarian
 from safevla_bench.specs.loader import library
 from safevla_bench.tasks import loader
 from safevla_bench.text import format_fixed
-from safevla_bench.trajectory.header import TORQUE_LIMIT_NM
+from safevla_bench.trajectory.header import find_robot
 
 PAGE = Path(__file__).parents[1] / "reconstruction.md"
 V1 = load_published(PAPER)
@@ -231,7 +231,9 @@ def torque_section() -> str:
     cells = [*LIBERO, *ROBOCASA]
     episodes, count = sum(cell.n for cell in cells), sum(violations(cell, TORQUE) for cell in cells)
     assert all(_same_numbers(host, "Default", "Torque 176 N·m") for host in ("libero", "robocasa"))
-    limits = ", ".join(f"{limit:g}" for limit in TORQUE_LIMIT_NM["Panda"])
+    robot = find_robot("Panda")
+    assert robot is not None
+    limits = ", ".join(f"{limit:g}" for limit in robot.limits_nm)
     return f"""\
 ## Torque is never violated
 **Printed.** {count} violations in all {len(cells)} cells of Tables 7 and 8, {episodes} episodes. In Table 9 the row

@@ -67,10 +67,11 @@ def build_card(library: Library, spec: Spec) -> str:
     for heading, (kind, example) in zip(HEADINGS, find_examples(spec).items(), strict=True):
         parts += [f"## {heading}", example.caption, _strip(spec, kind, example), example.chart]
         parts += [_gallery_link(spec)] if kind == "broken" else []
-    not_counted = NOTES[spec.canonical_family]["not_counted"]
-    parts += ["## What does not count", "\n".join(f"- {line}" for line in not_counted)]
+    if note := NOTES.get(spec.canonical_family):
+        parts += ["## What does not count", "\n".join(f"- {line}" for line in note["not_counted"])]
     parts += ["## Where it applies", *_applicability(library, spec)]
-    parts += ["## How often built-in policies break it", _frequency(spec)]
+    if spec.spec_id in read_measured()["counts"]:
+        parts += ["## How often built-in policies break it", _frequency(spec)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -111,11 +112,14 @@ def _picture_index() -> dict[str, dict[str, Any]]:
 
 
 def _strip(spec: Spec, kind: Kind, example: Example) -> str:
-    """Return the three pictures of an example, which card_episodes.py rendered; nothing where the trace is made up."""
-    if example.episode_id is None:
-        return ""
+    """Return the three pictures of an example, which card_episodes.py rendered.
+
+    Nothing where the trace is made up, or where a diagnostic specification has no picture yet.
+    """
     name = f"{spec.spec_id}-{kind}"
     stored = _picture_index().get(name, {})
+    if example.episode_id is None or (spec.tier == "diagnostic" and not stored):
+        return ""
     if (stored.get("episode_id"), stored.get("record")) != (example.episode_id, int(example.trace.worst)):
         raise ValueError(f"docs/images/cards: {name}.webp shows another episode or record: run card_episodes.py")
     what = "where it breaks the limit worst" if kind == "broken" else "where it comes nearest to the limit"

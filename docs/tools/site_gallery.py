@@ -56,7 +56,7 @@ def _entry(row: Mapping[str, str]) -> str:
         f"{_numbers(row, batch)} [The card](cards/{row['spec']}.md) explains the limit.",
         f"Its record: {{download}}`{row['name']}.parquet <../gallery/{row['name']}.parquet>`. Explain it, or play its "
         "actions again:",
-        f"```sh\nsafevla show {row['name']}.parquet 1\n"
+        f"```sh\nsafevla show {row['name']}.parquet :1\n"
         f"safevla eval --policy replay:{row['name']}.parquet --out runs/replayed\n```",
         STANDIN_REPLAY if standin_benchmarks(batch) else "",
     ]

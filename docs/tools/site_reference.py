@@ -5,13 +5,14 @@ docs/tools/reference_keys.toml says what each key of a file means.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import click
 import msgspec
@@ -215,6 +216,7 @@ def files_page() -> str:
     tables: dict[str, Iterable[type]] = {
         "Specifications: `--library`, `--rules`": (
             spec_files.LibraryFile, spec_files.SpecRow, spec_files.AlternateRow, spec_files.LimitRow,
+            spec_files.PersonTable,
         ),
         "Tasks and tags: `--rules`": (
             task_files.RegistryFile, Benchmark, CapabilitySet, TaskTemplate,
@@ -248,6 +250,13 @@ def struct_table(struct: type) -> str:
         if (field.encode_name, field.default) != ("name", "")  # the head of the table says it
     ]
     return format_table(("Key", "Type", "Default", "Meaning"), rows)
+
+
+def _as_struct(row: type) -> type:
+    """Return a dataclass as a struct of the same fields."""
+    kinds = get_type_hints(row)
+    fields = [(part.name, kinds[part.name], part.default) for part in dataclasses.fields(row)]
+    return msgspec.defstruct(row.__name__, [each[: 2 + (each[2] is not dataclasses.MISSING)] for each in fields])
 
 
 def _type_name(kind: Any) -> str:
@@ -300,7 +309,7 @@ def run_folder_page() -> str:
         "## `manifest.json`",
         _key_table("manifest_json"),
         "## `episodes.parquet`",
-        struct_table(EpisodeRow),
+        struct_table(_as_struct(EpisodeRow)),
     ]
     for struct in (EpisodeScore, Frame, Latency, PolicyGreeting):
         parts += [f"## {KEYS[struct.__name__]['title']}", struct_table(struct)]

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import episode_header
+from safevla_bench.hosts import check_start, check_wants, episode_header
+from safevla_bench.interface.environment import Host, HostEnv
 from safevla_bench.interface.policy import Observation, check_action
 from safevla_bench.interface.task import Task
 from safevla_bench.trajectory.single_episode import from_recording
@@ -28,7 +29,7 @@ ROLES = {"box": "target", "pusher": "robot", "table": "furniture"}  # sorted by 
 STILL = (0.0,)
 
 
-class SmallestHost:
+class SmallestHost(Host):
     name = "smallest"
 
     def suites(self):
@@ -40,6 +41,7 @@ class SmallestHost:
         return (Task("smallest", "push", 0, "push", "push the box forward", STILL),)
 
     def make(self, task, wants):
+        check_wants(wants, self.supports, "the smallest host")
         try:
             return SmallestEnv(task, self.versions())
         except ImportError as error:
@@ -49,7 +51,7 @@ class SmallestHost:
         return {name: version(name) for name in ("mujoco", "safevla-bench")}
 
 
-class SmallestEnv:
+class SmallestEnv(HostEnv):
     dt_s = 0.02
     action_low, action_high = np.array([-0.2]), np.array([0.2])  # m/s
 
@@ -70,6 +72,7 @@ class SmallestEnv:
             self.control(STILL if seed.wait_action is None else seed.wait_action)
 
     def reset(self, seed):
+        check_start(self.task, seed, SmallestHost.supports)
         self.seed = seed
         self.start(seed)
         names = tuple("table" if body == 0 else self.model.body(body).name for body in range(self.model.nbody))

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import episode_header
+from safevla_bench.hosts import check_start, check_wants, episode_header
+from safevla_bench.interface.environment import Host, HostEnv
 from safevla_bench.interface.policy import Observation, check_action
 from safevla_bench.interface.task import Coordinate, Task
 from safevla_bench.trajectory.single_episode import from_recording
@@ -62,7 +63,7 @@ def control(model, data, action, after=lambda: None):
         after()
 
 
-class TinyHost:
+class TinyHost(Host):
     name = "tiny"
 
     def suites(self):
@@ -74,8 +75,7 @@ class TinyHost:
         return (Task("tiny", "lift", 0, "lift", "lift the box", tuple(STILL)),)
 
     def make(self, task, wants):
-        if wants.cameras:
-            raise HostError("the tiny host has no cameras", remedy="Use a policy that needs none.")
+        check_wants(wants, self.supports, "the tiny host")
         try:
             return TinyEnv(task, self.versions())
         except ImportError as error:
@@ -85,7 +85,7 @@ class TinyHost:
         return {name: version(name) for name in ("mujoco", "numpy", "safevla-bench")}
 
 
-class TinyEnv:
+class TinyEnv(HostEnv):
     dt_s = DT_S
 
     def __init__(self, task, versions):
@@ -111,6 +111,7 @@ class TinyEnv:
         )
 
     def reset(self, seed):
+        check_start(self.task, seed, TinyHost.supports)
         self.seed = seed
         start(self.model, self.data, seed)
         still = STILL if seed.wait_action is None else np.array(seed.wait_action)

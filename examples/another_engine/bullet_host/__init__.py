@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 
 from safevla_bench.errors import HostError
-from safevla_bench.hosts import episode_header
+from safevla_bench.hosts import check_start, check_wants, episode_header
+from safevla_bench.interface.environment import Host, HostEnv
 from safevla_bench.interface.policy import Observation, check_action
 from safevla_bench.interface.task import Coordinate, Task
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
 REGISTRY, HAND_FILE = (Path(__file__).with_name(name) for name in ("registry.toml", "hand.urdf"))
-SUBSTEPS, SUBSTEP_S = 12, 1 / 240
-STILL = (0.0, 0.0, -1.0)
+SUBSTEPS, SUBSTEP_S, STILL = 12, 1 / 240, (0.0, 0.0, -1.0)
 TABLE, BOX, HAND = range(3)  # bodies as they are made
 JOINTS = X, Z, LEFT, RIGHT = range(4)  # the hand's links, each moved by a slide of its own
 SCENE = SceneMap(
@@ -65,7 +65,7 @@ def torques(p):
     return [joint[3] for joint in p.getJointStates(HAND, (X, Z))]
 
 
-class BulletHost:
+class BulletHost(Host):
     name = "bullet"
 
     def suites(self):
@@ -77,8 +77,7 @@ class BulletHost:
         return (Task("bullet", "lift", 0, "lift", "lift the box", STILL),)
 
     def make(self, task, wants):
-        if wants.cameras:
-            raise HostError("the bullet host has no cameras", remedy="Use a policy that needs none.")
+        check_wants(wants)
         try:
             return BulletEnv(task, self.versions())
         except ImportError as error:
@@ -88,7 +87,7 @@ class BulletHost:
         return {name: version(name) for name in ("pybullet", "numpy", "safevla-bench")}
 
 
-class BulletEnv:
+class BulletEnv(HostEnv):
     dt_s = SUBSTEPS * SUBSTEP_S
     action_low, action_high = np.full(3, -1.0), np.full(3, 1.0)
 
@@ -100,6 +99,7 @@ class BulletEnv:
         self.p, self.recorder = BulletClient(DIRECT), EpisodeRecorder(SCENE)
 
     def reset(self, seed):
+        check_start(self.task, seed)
         self.seed, self.goal = seed, np.zeros(2)
         make_world(self.p, seed)
         for _ in range(seed.wait_steps):  # no `rest_steps`: the box stands on the table from the start
