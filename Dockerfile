@@ -2,6 +2,7 @@
 #   core     judges records        libero     rolls out LIBERO        robocasa   rolls out RoboCasa and robosuite
 #   develop  what `make test` needs of a system, for .devcontainer
 # Images render on Mesa's CPU renderer; with an NVIDIA GPU and its container toolkit, on that.   docs/clusters.md
+# BASE=debian@sha256:DIGEST fixes the base too.
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS python
@@ -17,7 +18,8 @@ CMD ["--help"]
 
 FROM python AS core
 COPY . /src
-RUN pip install --no-cache-dir -c /src/constraints/core.txt /src
+RUN pip install --no-cache-dir --require-hashes -r /src/constraints/hashed/core.txt \
+    && pip install --no-cache-dir --no-deps --no-build-isolation /src
 USER safevla
 WORKDIR /home/safevla
 
@@ -29,7 +31,8 @@ RUN apt-get update \
 
 FROM graphics AS libero
 COPY . /src
-RUN pip install --no-cache-dir -c /src/constraints/libero.txt '/src[libero]'
+RUN pip install --no-cache-dir --require-hashes -r /src/constraints/hashed/libero.txt \
+    && pip install --no-cache-dir --no-deps --no-build-isolation /src
 USER safevla
 WORKDIR /home/safevla
 
@@ -38,7 +41,8 @@ ENV SAFEVLA_ROBOCASA_ASSETS=/assets
 COPY . /src
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev linux-libc-dev python3-dev \
-    && pip install --no-cache-dir -c /src/constraints/robocasa.txt '/src[robocasa]' \
+    && pip install --no-cache-dir --require-hashes -r /src/constraints/hashed/robocasa.txt \
+    && pip install --no-cache-dir --no-deps --no-build-isolation /src \
     && apt-get purge -y --auto-remove gcc libc6-dev linux-libc-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
 USER safevla

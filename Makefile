@@ -55,25 +55,25 @@ robocasa: $(ROBOCASA)/.stamp ## install RoboCasa into an environment of its own
 
 .PHONY: test-robocasa
 test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the hosts robocasa and robosuite, in their environment
-	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa tests/hosts/robosuite tests/hosts/mujoco
+	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa tests/hosts/robosuite tests/hosts/mujoco tests/hosts/test_abilities.py tests/tasks/test_identity.py
 
 .PHONY: metaworld
 metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its own
 	@echo "Meta-World is in $(METAWORLD). Next:"
-	@echo "  $(METAWORLD)/bin/safevla eval --host metaworld --suite mt10 --policy metaworld:expert --out runs/mt10   (docs/metaworld.md)"
+	@echo "  $(METAWORLD)/bin/safevla eval --host metaworld --suite mt10 --policy metaworld:expert --episodes 1 --out runs/mt10   (docs/metaworld.md)"
 
 .PHONY: test-metaworld
 test-metaworld: $(METAWORLD)/.stamp ## run the tests of the host metaworld, in its environment
-	$(METAWORLD)/bin/python -m pytest -m metaworld tests/hosts/metaworld
+	$(METAWORLD)/bin/python -m pytest -m metaworld tests/hosts/metaworld tests/hosts/test_abilities.py tests/tasks/test_identity.py
 
 .PHONY: maniskill
 maniskill: $(MANISKILL)/.stamp ## install ManiSkill into an environment of its own
 	@echo "ManiSkill is in $(MANISKILL). Next:"
-	@echo "  $(MANISKILL)/bin/safevla eval --host maniskill --suite maniskill --policy noop --out runs/maniskill   (docs/maniskill.md)"
+	@echo "  $(MANISKILL)/bin/safevla eval --host maniskill --suite maniskill --policy noop --episodes 1 --out runs/maniskill   (docs/maniskill.md)"
 
 .PHONY: test-maniskill
 test-maniskill: $(MANISKILL)/.stamp ## run the tests of the host maniskill, in its environment
-	$(MANISKILL)/bin/python -m pytest -m maniskill tests/hosts/maniskill
+	$(MANISKILL)/bin/python -m pytest -m maniskill tests/hosts/maniskill tests/hosts/test_abilities.py tests/tasks/test_identity.py
 
 .PHONY: learned
 learned: $(LEARNED)/.stamp ## record, train, evaluate and compare four small policies on LIBERO (about 90 minutes); goes on where it stopped
@@ -83,6 +83,10 @@ learned: $(LEARNED)/.stamp ## record, train, evaluate and compare four small pol
 test: check $(VENV)/.dev-stamp ## run the test suite
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not long"
 
+.PHONY: test-core
+test-core: $(VENV)/.tools-stamp ## run the tests that need no simulator
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not long and not libero"
+
 .PHONY: test-long
 test-long: check $(VENV)/.dev-stamp ## run the long tests: fuzzing, fault matrices, more of LIBERO; and laws with more examples
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "long or hypothesis" \
@@ -91,6 +95,10 @@ test-long: check $(VENV)/.dev-stamp ## run the long tests: fuzzing, fault matric
 .PHONY: test-recorder
 test-recorder: $(VENV)/.dev-stamp ## run the tests of safevla-recorder under every Python from 3.8 on that is here (minutes)
 	.ci/test_recorder --libero
+
+.PHONY: test-recorder-core
+test-recorder-core: ## the same without LIBERO
+	.ci/test_recorder
 
 .PHONY: measure
 measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
@@ -105,6 +113,10 @@ docs: $(VENV)/.dev-stamp ## build the documentation site, build/docs/index.html;
 	@$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-doctrees docs build/docs
 	@echo "open build/docs/index.html"
 
+.PHONY: docs-links
+docs-links: $(VENV)/.dev-stamp ## follow the links of the documentation to other sites
+	@$(BIN)/python -m sphinx -q -b linkcheck -d build/docs-doctrees docs build/links
+
 .PHONY: docs-full
 docs-full: check $(VENV)/.dev-stamp ## make again what the site stores of LIBERO: a tutorial's outputs, the gallery (minutes); then build it
 	$(BIN)/python docs/tools/run_libero_cells.py
@@ -117,16 +129,19 @@ golden: $(VENV)/.dev-stamp ## write the golden files anew: what commands print a
 	PYTHONPATH=tests $(BIN)/python tests/report/golden_tables.py
 
 .PHONY: lint
-lint: $(VENV)/.dev-stamp ## check style and formatting
+lint: $(VENV)/.tools-stamp ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/zizmor --offline --no-progress -q .github action.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-actions action.yml
 
 .PHONY: types
-types: $(VENV)/.dev-stamp ## check types, strictly
+types: $(VENV)/.tools-stamp ## check types, strictly
 	$(BIN)/mypy
 
 .PHONY: imports
-imports: $(VENV)/.dev-stamp ## check that imports point one way
+imports: $(VENV)/.tools-stamp ## check that imports point one way
 	$(BIN)/lint-imports
 
 .PHONY: bench
@@ -134,6 +149,15 @@ bench: $(VENV)/.dev-stamp ## ratios of the judge's speed, to docs/benchmarks.md;
 	$(BIN)/python benchmarks/speed.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/client_latency.py
+
+.PHONY: hashes
+hashes: $(VENV)/.dev-stamp ## write constraints/hashed/*.txt, by which images and the action install; asks the index
+	@for name in core libero robocasa; do \
+		extra=$$([ $$name = core ] || echo "--extra $$name"); \
+		grep '^hatchling==' constraints/dev.txt | $(BIN)/uv pip compile -q pyproject.toml - $$extra -c constraints/$$name.txt \
+			--generate-hashes --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url \
+			-o constraints/hashed/$$name.txt || exit 1; \
+	done
 
 .PHONY: wheel
 wheel: $(VENV)/.dev-stamp ## build the wheel, and the recorder's own, dist/*.whl
@@ -170,9 +194,13 @@ $(VENV)/.libero-stamp: $(VENV)/.base-stamp pyproject.toml
 	@$(PIP) install --no-build-isolation -c constraints/libero.txt -e '.[libero]'
 	@touch $@
 
-$(VENV)/.dev-stamp: $(VENV)/.libero-stamp
-	@echo "Installing the tools for tests and documentation into $(VENV)"
+$(VENV)/.tools-stamp: $(VENV)/.base-stamp pyproject.toml
+	@echo "Installing safevla-bench and the tools for tests and documentation into $(VENV)"
 	@$(PIP) install -c constraints/dev.txt pip # which knows groups
+	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e . --group dev --group docs
+	@touch $@
+
+$(VENV)/.dev-stamp: $(VENV)/.libero-stamp $(VENV)/.tools-stamp
 	@$(PIP) install --no-build-isolation -c constraints/dev.txt -e '.[libero]' --group dev --group docs
 	@touch $@
 
@@ -182,7 +210,7 @@ $(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml
 	@{ $(ROBOCASA_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(ROBOCASA)
 	@echo "Installing safevla-bench with RoboCasa into $(ROBOCASA): about 400 MB to fetch, 1.2 GB on disk"
 	@$(ROBOCASA_PIP) install -c constraints/robocasa.txt hatchling setuptools wheel
-	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e '.[robocasa]' pytest hypothesis
+	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e '.[robocasa,video]' pytest hypothesis
 	@touch $@
 
 $(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml
@@ -190,7 +218,7 @@ $(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml
 	@{ $(METAWORLD_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(METAWORLD)
 	@echo "Installing safevla-bench with Meta-World into $(METAWORLD): about 200 MB to fetch, 700 MB on disk"
 	@$(METAWORLD_PIP) install -c constraints/metaworld.txt hatchling setuptools wheel
-	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e '.[metaworld]' pytest hypothesis
+	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e '.[metaworld,video]' pytest hypothesis
 	@touch $@
 
 $(MANISKILL)/.stamp: $(CONSTRAINTS) pyproject.toml
@@ -198,7 +226,7 @@ $(MANISKILL)/.stamp: $(CONSTRAINTS) pyproject.toml
 	@{ $(MANISKILL_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(MANISKILL)
 	@echo "Installing safevla-bench with ManiSkill and PyTorch into $(MANISKILL): about 3 GB to fetch, 6 GB on disk"
 	@$(MANISKILL_PIP) install -c constraints/maniskill.txt hatchling setuptools wheel
-	@$(MANISKILL_PIP) install --no-build-isolation -c constraints/maniskill.txt -e '.[maniskill]' pytest hypothesis
+	@$(MANISKILL_PIP) install --no-build-isolation -c constraints/maniskill.txt -e '.[maniskill,video]' pytest hypothesis
 	@touch $@
 
 # PyTorch alone is installed here: everything else is that of .venv, which it sees.
