@@ -143,9 +143,9 @@ class NumberTaker(Taker):
             return (), []
         if isinstance(values, JsonObject):
             names, values = tuple(values.__dict__), values.__dict__.values()
-        elif hasattr(values, "z"):
+        elif not isinstance(values, np.ndarray) and hasattr(values, "z"):
             values = values.x, values.y, values.z
-        numbers = [values] if np.isscalar(values) else values.tolist() if isinstance(values, np.ndarray) else [*values]
+        numbers = values.tolist() if isinstance(values, np.ndarray) else [values] if np.isscalar(values) else [*values]
         if numbers and len(names) != len(numbers):
             if self.columns.names is not None or (names and self.columns.index is None):
                 remedy = f"It has {len(names)} names and {len(numbers)} numbers; choose by place with `index`."
