@@ -1,9 +1,9 @@
-"""Distances between oriented boxes, many pairs at once: bounding spheres first, then the boxes of near pairs.
+"""Distances between oriented boxes, many pairs at once.
 
-A distance is found by alternating projections, p the point of box A nearest to q and q that of box B nearest to p. The
-distance |p - q| bounds it from above, the gap between both boxes along p - q from below. Where the two do not meet
-after some rounds, or the boxes overlap, all features are compared: two boxes that do not overlap are nearest between a
-corner and a box or between two edges (Ericson, Real-Time Collision Detection, 2005, 5.1.9 and 9.3).
+A lower bound comes first, the distance of one box from the smallest box with the same axes around the other. Pairs that
+it does not decide are compared exactly: the greatest separation along 15 axes bounds the distance from below, and two
+boxes that do not overlap are nearest between a corner and a box, or between two edges, whose separation along their
+common normal is the distance (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9 and 9.3).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.geometry import cross, rotate
+from safevla_recorder.geometry import rotate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 TOLERANCE_M = 1e-9
-_ROUNDS, _CHUNK = 12, 512
+_CHUNK = 512
 _SIGNS = np.array(list(product((-1.0, 1.0), repeat=3)))
 _EDGES = np.array([(a, b) for a in range(8) for b in range(a) if (_SIGNS[a] != _SIGNS[b]).sum() == 1])
 
@@ -42,90 +42,110 @@ class Boxes:
 
     @classmethod
     def turned(cls, center: Floats, quaternion: Floats, half: Floats) -> Boxes:
-        """Return boxes of these orientations, unit quaternions wxyz [K, 4]."""
-        return cls(center, rotate(quaternion[..., None, :], np.eye(3)), half)
+        """Return boxes of these orientations, quaternions wxyz [K, 4] that are unit up to the rounding of records."""
+        unit = quaternion / lengths(quaternion)[..., None]
+        return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
     def __getitem__(self, which: Ints | NDArray[np.bool_] | tuple[Ints, Ints] | slice) -> Boxes:
         return Boxes(self.center[which], self.axes[which], self.half[which])
-
-    def nearest(self, point: Floats) -> Floats:
-        """Return the point of each box that is nearest to a point of the world, [K, 3]."""
-        seen = np.einsum("kij,kj->ki", self.axes, point - self.center)
-        clipped = np.clip(seen, -self.half, self.half)
-        nearest: Floats = self.center + np.einsum("kij,ki->kj", self.axes, clipped)
-        return nearest
-
-    def reach(self, direction: Floats) -> Floats:
-        """Return how far each box reaches from its centre along the unit vectors [K, ..., 3], [K, ...]."""
-        along = np.abs(np.einsum("kij,k...j->k...i", self.axes, direction))
-        reach: Floats = np.einsum("k...i,ki->k...", along, self.half)
-        return reach
-
-    @property
-    def corners(self) -> Floats:
-        """The corners, [K, 8, 3]."""
-        sides = self.axes * self.half[..., None]
-        corners: Floats = self.center[:, None] + np.einsum("ci,kij->kcj", _SIGNS, sides)
-        return corners
 
 
 def box_distances(a: Boxes, b: Boxes, owner: Ints | None = None) -> Floats:
     """Return the distance between each pair of boxes [m], [K], 0 where they overlap.
 
     With `owner` [K], groups of pairs, a pair that cannot be the nearest of its group may have a lower bound instead
-    that is above the least distance of the group.
+    that is not below the least distance of the group.
     """
-    p = a.center
-    upper, lower = np.full(len(p), np.inf), np.zeros(len(p))
-    open_pairs = np.arange(len(p))
-    for _ in range(_ROUNDS):
-        one, two = a[open_pairs], b[open_pairs]
-        q = two.nearest(p[open_pairs])
-        nearer = one.nearest(q)
-        p = p.copy()
-        p[open_pairs] = nearer
-        apart = lengths(q - nearer)
-        upper[open_pairs] = np.minimum(upper[open_pairs], apart)
-        along = (q - nearer) / np.where(apart > 0, apart, 1.0)[:, None]
-        between = np.einsum("kj,kj->k", two.center - one.center, along) - one.reach(along) - two.reach(along)
-        lower[open_pairs] = np.maximum(lower[open_pairs], between)
-        open_pairs = _open(open_pairs, upper, lower, owner)
-        if not len(open_pairs):
-            break
-    for first in range(0, len(open_pairs), _CHUNK):
-        rest = open_pairs[first : first + _CHUNK]
-        upper[rest] = lower[rest] = _compare_features(a[rest], b[rest])
-    return np.where(upper - lower <= TOLERANCE_M, upper, lower)
+    pairs, group = _Pairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
+    distance = pairs.least_distances()
+    order = np.lexsort((distance, group))
+    likely = np.diff(group[order], prepend=-1) > 0  # one pair of each group, so that its distance rules out others
+    least = np.full(int(group.max(initial=-1)) + 1, np.inf)
+    for chosen in (order[likely], order[~likely]):
+        near = chosen[distance[chosen] < least[group[chosen]]]
+        for first in range(0, len(near), _CHUNK):
+            chunk = near[first : first + _CHUNK]
+            distance[chunk] = pairs[chunk].measure(group[chunk], least)
+    return distance
 
 
-def _open(pairs: Ints, upper: Floats, lower: Floats, owner: Ints | None) -> Ints:
-    """Return the pairs whose distance is not known yet, and matters to their group."""
-    matters = upper[pairs] - lower[pairs] > TOLERANCE_M
-    if owner is not None:
-        least = np.full(int(owner.max(initial=0)) + 1, np.inf)
-        np.minimum.at(least, owner, upper)
-        matters &= lower[pairs] < least[owner[pairs]]
-    return pairs[matters]
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Pairs of boxes, the second seen in the frame of the first: its centre [K, 3], and its axes as columns."""
+
+    center: Floats
+    turn: Floats
+    half: Floats
+    other_half: Floats
+
+    @classmethod
+    def of_boxes(cls, a: Boxes, b: Boxes) -> _Pairs:
+        center = np.einsum("kij,kj->ki", a.axes, b.center - a.center)
+        return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
+
+    def __getitem__(self, which: Ints) -> _Pairs:
+        return _Pairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
+
+    def turned_round(self) -> _Pairs:
+        """Return the pairs with the first box seen in the frame of the second."""
+        back = self.turn.transpose(0, 2, 1)
+        return _Pairs(-np.einsum("kij,kj->ki", back, self.center), back, self.other_half, self.half)
+
+    def separations(self) -> Floats:
+        """Return the gap along each axis of the first box, negative where they overlap, [K, 3]."""
+        reach = np.einsum("kij,kj->ki", np.abs(self.turn), self.other_half)
+        gaps: Floats = np.abs(self.center) - self.half - reach
+        return gaps
+
+    def least_distances(self) -> Floats:
+        """Return a lower bound of each distance, [K]."""
+        both = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
+        bound: Floats = np.maximum(*map(lengths, both))
+        return bound
+
+    def measure(self, group: Ints, least: Floats) -> Floats:
+        """Return each distance, [K], or a lower bound that is not below `least` [G] of its group; lower `least`."""
+        back = self.turned_round()
+        of_faces = np.maximum(self.separations().max(axis=1), back.separations().max(axis=1))
+        of_edges = self._edge_separations()
+        distance: Floats = np.maximum(np.maximum(of_faces, of_edges), 0.0)
+        np.minimum.at(least, group, np.where(distance > 0, np.inf, 0.0))
+        apart = np.flatnonzero((distance > 0) & (distance < least[group]))
+        pairs = self[apart]
+        corners = pairs._corners()
+        nearest = np.minimum(_from_box(back[apart]._corners(), pairs.other_half), _from_box(corners, pairs.half))
+        np.minimum.at(least, group[apart], nearest)
+        may_be_edges = (nearest > distance[apart] + TOLERANCE_M) & (of_edges[apart] > of_faces[apart] - 1e-6)
+        edges = np.flatnonzero(may_be_edges & (distance[apart] < least[group[apart]]))
+        seen = pairs.half[edges, None] * _SIGNS
+        nearest[edges] = np.minimum(nearest[edges], _edge_distances(seen, corners[edges]))
+        np.minimum.at(least, group[apart], nearest)
+        distance[apart] = nearest
+        return distance
+
+    def _corners(self) -> Floats:
+        """Return the corners of the second box, [K, 8, 3]."""
+        corners: Floats = self.center[:, None] + np.einsum("kij,kcj->kci", self.turn, self.other_half[:, None] * _SIGNS)
+        return corners
+
+    def _edge_separations(self) -> Floats:
+        """Return the greatest gap along the common normals of an edge of each box, [K]; -1 if all are parallel."""
+        crossed = np.zeros((len(self.turn), 3, 3, 3))
+        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i cross every axis of the second box
+            crossed[:, i, :, j], crossed[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
+        normals = crossed.reshape(-1, 9, 3)
+        size = lengths(normals)
+        normals = normals / np.where(size > 1e-9, size, 1.0)[..., None]
+        apart = np.abs(np.einsum("kdj,kj->kd", normals, self.center))
+        reach = np.einsum("kdj,kj->kd", np.abs(normals), self.half)
+        reach += np.einsum("kdj,kj->kd", np.abs(np.einsum("kdi,kij->kdj", normals, self.turn)), self.other_half)
+        gaps: Floats = np.where(size > 1e-9, apart - reach, -1.0).max(axis=1)
+        return gaps
 
 
-def _compare_features(a: Boxes, b: Boxes) -> Floats:
-    sides = np.concatenate([a.axes, b.axes], axis=1)
-    edges = cross(a.axes[:, :, None], b.axes[:, None]).reshape(-1, 9, 3)
-    size = lengths(edges)[..., None]
-    edges = np.where(size > 1e-9, edges / np.where(size > 1e-9, size, 1.0), sides[:, :1])
-    directions = np.concatenate([sides, edges], axis=1)  # one of them separates two boxes that do not overlap
-    between = np.abs(np.einsum("kdj,kj->kd", directions, b.center - a.center))
-    separation = (between - a.reach(directions) - b.reach(directions)).max(axis=1)
-    distance = np.minimum(
-        np.minimum(_corner_distances(a, b), _corner_distances(b, a)), _edge_distances(a.corners, b.corners)
-    )
-    return np.where(separation <= 0, 0.0, distance)
-
-
-def _corner_distances(a: Boxes, b: Boxes) -> Floats:
-    """Return the least distance of a corner of `a` from `b`, [K]."""
-    seen = np.einsum("kij,kcj->kci", b.axes, a.corners - b.center[:, None])
-    least: Floats = lengths(np.maximum(np.abs(seen) - b.half[:, None], 0.0)).min(axis=1)
+def _from_box(points: Floats, half: Floats) -> Floats:
+    """Return the least distance of points [K, C, 3] from a box around the origin, [K]."""
+    least: Floats = lengths(np.maximum(np.abs(points) - half[:, None], 0.0)).min(axis=1)
     return least
 
 
