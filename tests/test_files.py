@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from safevla_bench.errors import FileError
-from safevla_bench.files import open_input, read_input, sha256_of, write_atomically
+from safevla_bench.files import decode_json, open_input, read_input, sha256_of, write_atomically
+from safevla_bench.memory import SETTING
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path):
@@ -66,3 +67,12 @@ def test_no_more_than_asked_for_is_read_and_no_link_leads_out_of_a_folder(tmp_pa
         read_input(tmp_path / "run" / "link", 8)
     with pytest.raises(OSError, match="lies outside of run"):
         read_input(tmp_path / "run" / "link", within=tmp_path / "run")
+
+
+def test_json_whose_values_could_fill_the_memory_is_refused_before_it_is_decoded(monkeypatch):
+    """Where no string can be allocated, msgspec 0.22.0 ends the process by a segmentation fault."""
+    text = b'["ab"' + b',"ab"' * 10_000 + b"]"
+    assert len(decode_json(text, list[str])) == 10_001
+    monkeypatch.setenv(SETTING, "0.001")
+    with pytest.raises(ValueError, match=f"more memory than allowed; set {SETTING}=0.0014"):
+        decode_json(text, list[str])

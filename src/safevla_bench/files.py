@@ -14,8 +14,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import msgspec
+
 from safevla_bench.errors import FileError, Place, RecordError
-from safevla_bench.memory import limit_memory
+from safevla_bench.memory import SETTING, limit_memory, read_budget
 
 T = TypeVar("T")
 _BEGUN = ".partial"
@@ -62,6 +64,19 @@ def decode_input(path: Path, decode: Callable[[bytes], T], most_bytes: int = MAX
     """Return what `decode` makes of a file's bytes, within `limit_memory`; raises as that, `read_input` and it do."""
     with limit_memory(path):
         return decode(read_input(path, most_bytes))
+
+
+def decode_json(text: bytes | str, kind: type[T]) -> T:
+    """Return the value of a foreign JSON text. Raises msgspec's errors, and `ValueError` for a text whose values could
+    fill the memory: msgspec 0.22.0 ends the process where a string cannot be allocated.
+    """
+    if len(text) * _LARGEST_GROWTH > read_budget():
+        gib = len(text) * _LARGEST_GROWTH / (1 << 30)
+        raise ValueError(f"its values may take more memory than allowed; set {SETTING}={gib:.2g} if you trust it")
+    return msgspec.json.decode(text, type=kind)
+
+
+_LARGEST_GROWTH = 30  # bytes of memory for a byte of JSON: an empty object takes 88 for three
 
 
 def read_text(path: Path) -> str:

@@ -70,6 +70,8 @@ class _DataLimit:
     def _lower(self, budget: int) -> None:
         import resource
 
+        if (pyarrow := sys.modules.get("pyarrow")) is not None:
+            pyarrow.allocate_buffer(1)  # its allocator reserves 1 GiB when it is first used
         with open(_STATM, "rb", buffering=0) as stream:
             pages = stream.read().split()
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))

@@ -151,7 +151,7 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 def _load_group(path: Path, file: pq.ParquetFile, number: int, rows: int) -> list[pa.RecordBatch] | RecordError:
     try:
         with limit_memory(path):
-            table = file.read_row_group(number)
+            table = file.read_row_group(number, use_threads=False)  # memory that runs out in pyarrow's threads aborts
         if table.num_rows != rows:
             raise RecordError(f"{table.num_rows} rows, and the footer says {rows}", remedy=REMEDY_BROKEN)
         batches: list[pa.RecordBatch] = table.to_batches()

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError
-from safevla_bench.files import read_input
+from safevla_bench.files import decode_json, read_input
 from safevla_bench.judging import metrics, provenance_marks, registration
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
@@ -101,30 +101,39 @@ class _WrittenSource(msgspec.Struct, frozen=True):
     archive_sha256: str | None = None
 
 
+class _WrittenScores(msgspec.Struct):
+    judged_by: msgspec.Raw
+    aggregate: msgspec.Raw = msgspec.Raw(b"{}")
+    cells: msgspec.Raw = msgspec.Raw(b"[]")
+    sources: msgspec.Raw = msgspec.Raw(b"[]")
+
+
 class ScoresFile(msgspec.Struct, frozen=True):
     """What is read of a scores.json, which may be anybody's; `verify` compares the rest as bytes."""
 
     judged_by: Provenance
-    aggregate: _WrittenTotal = _WrittenTotal()
-    cells: msgspec.Raw = msgspec.Raw(b"[]")
-    sources: msgspec.Raw = msgspec.Raw(b"[]")
+    aggregate: _WrittenTotal
+    cells: msgspec.Raw
+    sources: msgspec.Raw
 
     @classmethod
     def read(cls, folder: Path) -> ScoresFile:
         """Read the scores.json of a folder; `RunError` if it is missing or damaged."""
         path = folder / run_folder.SCORES
         with run_folder.readable(path, "Judge the run anew: safevla score RUN --out DIR."):
-            file = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=cls)
-            file.list_archives()
-            return file
+            file = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=_WrittenScores)
+            judged_by, aggregate = decode_json(file.judged_by, Provenance), decode_json(file.aggregate, _WrittenTotal)
+            own = cls(judged_by, aggregate, file.cells, file.sources)
+            own.list_archives()
+            return own
 
     def list_cells(self) -> list[metrics.Summary]:
         """Return the summary of each policy × suite; msgspec's errors for what is not one."""
-        return msgspec.json.decode(self.cells, type=list[metrics.Summary])
+        return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
         """Return the digest of the archive of each source."""
-        return [own.archive_sha256 for own in msgspec.json.decode(self.sources, type=list[_WrittenSource])]
+        return [own.archive_sha256 for own in decode_json(self.sources, list[_WrittenSource])]
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:

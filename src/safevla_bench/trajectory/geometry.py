@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.files import decode_json
 from safevla_recorder.channels import LARGEST
 from safevla_recorder.geometry import TRACKED, multiply, rotate
 
@@ -62,8 +63,8 @@ class SceneGeometry(msgspec.Struct, frozen=True, dict=True):
 def read_geometry(text: str) -> SceneGeometry:
     """Return the geometry in a header's text; raises `RecordError` if it is not one. Cached."""
     try:
-        geometry = msgspec.json.decode(text, type=SceneGeometry)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        geometry = decode_json(text, SceneGeometry)
+    except (ValueError, RecursionError) as error:
         _refuse(f"the text is not a geometry: {error}")
     for k, part in enumerate(geometry.parts):
         if not TRACKED <= part.parent < k:

@@ -40,7 +40,7 @@ from safevla_bench.sources.runs.parts import (
     record_files,
 )
 from safevla_bench.tasks.identity import judge_identity
-from safevla_bench.text import count_noun
+from safevla_bench.text import count_noun, load_json
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_bench.version import __version__
@@ -468,7 +468,7 @@ def _compare_json(run: Path, check: str, written: bytes, expected: bytes, agreed
         return agreement(check, agreed)
     try:
         with limit_memory(run / folder.SCORES):
-            values, others = map(msgspec.json.decode, (written, expected))
+            values, others = map(load_json, (written, expected))
             differences = value_differences(values, others, field)
             return mismatch(check, next(map(_describe_values, differences), "its values agree, and its layout differs"))
     except (ValueError, RecursionError, RecordError) as error:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError
-from safevla_bench.files import own_path, read_input, sha256_of, write_atomically
+from safevla_bench.files import decode_json, own_path, read_input, sha256_of, write_atomically
 from safevla_bench.memory import limit_memory
 from safevla_bench.text import escape_json, escape_surrogates, load_json, map_texts
 from safevla_bench.trajectory.header import SCHEMA_VERSION
@@ -153,7 +153,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def read_manifest(folder: Path) -> Manifest:
     """Return the content of manifest.json; `RunError` if it is missing, damaged or names no parts or files."""
     with readable(folder / MANIFEST, "Copy the folder anew from where it was made, or roll it out again."):
-        return msgspec.json.decode(read_input(folder / MANIFEST), type=Manifest)
+        return decode_json(read_input(folder / MANIFEST), Manifest)
 
 
 def archive_digest(path: Path) -> str | None:
@@ -325,7 +325,7 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
     if not path.exists():
         return ()
     with readable(path, "Remove the folder and make the frames anew: safevla frames RUN."):
-        frames = msgspec.json.decode(read_input(path), type=_Index).frames
+        frames = decode_json(read_input(path), _Index).frames
         for frame in frames:
             if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", frame.file):
                 raise ValueError(f"{frame.file!r} is no file name of a frame")

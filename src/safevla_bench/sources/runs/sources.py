@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from safevla_bench import archive
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
-from safevla_bench.files import decode_input
+from safevla_bench.files import decode_input, decode_json
 from safevla_bench.sources import foreign
 from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs import folder as run_folder
@@ -307,7 +307,8 @@ def find_scored_archive(folder: Path) -> Path | None:
     """Return the archive in a folder of scores, as `safevla demo` makes it, if it is the one that was judged."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
-        (source,) = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources
+        written = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources
+        (source,) = decode_json(written, list[_ScoredSource])
     except (OSError, ValueError, RecursionError):
         return None
     path = folder / Path(source.archive).name
@@ -321,7 +322,7 @@ class _ScoredSource(msgspec.Struct):
 
 
 class _ScoredSources(msgspec.Struct):
-    sources: list[_ScoredSource]
+    sources: msgspec.Raw
 
 
 def _absent_episode(row: run_folder.EpisodeRow) -> run_folder.AbsentEpisode:
