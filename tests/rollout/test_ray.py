@@ -7,10 +7,12 @@ import logging
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,6 +246,29 @@ def test_where_nobody_listens_the_error_comes_at_once(monkeypatch, address):
         pass
 
 
+def answer_once(server: socket.socket, reply: bytes) -> None:
+    with suppress(OSError), server.accept()[0] as connection:
+        connection.sendall(reply)
+        while connection.recv(100):
+            pass
+
+
+@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_a_server_that_is_not_ray_is_refused_at_once(monkeypatch, reply):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(actors, "_CONNECT_S", 0.2)  # a server that keeps silent is waited for as long
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answer = threading.Thread(target=answer_once, args=(server, reply))
+        answer.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with (
+            pytest.raises(RunError, match=r"cannot be used: (what listens there is not Ray|timed out)"),
+            actors.connect_ray(RayCluster(address=address), 1),
+        ):
+            pass
+        answer.join()
+
+
 # The command
 
 
@@ -275,7 +300,8 @@ def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_if_ev
     assert "--record-only" in again
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes, number):
     (tmp_path / "held").mkdir()
     arguments = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--max-steps", "6", "--policy", "noop"]
     arguments += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
@@ -285,7 +311,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine
     while len(list(raw.glob("*.json"))) < 2 or not list((tmp_path / "held").glob("[0-9]*")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     out, err = process.communicate()
     assert process.returncode == cli.INTERRUPTED
     assert not out or "(raylet)" in out.splitlines()[0]  # on a busy machine Ray tells of heartbeats that it missed

@@ -13,8 +13,10 @@ import math
 import os
 import platform
 import secrets
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from safevla_bench.version import __version__
 ADDRESS: Final = "RAY_ADDRESS"  # the environment variable that names a cluster if no address is given
 HERE: Final = "local"
 _CONNECT_S = 5.0
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # gRPC, and so Ray, replies with settings (type 4)
 _STORE_BYTES = 200 * 2**20
 """Object store of a cluster of our own: a record has some megabytes, and one an actor is on the way at most."""
 
@@ -65,11 +68,16 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     if ray and ray.is_initialized():
         yield ray
         return
+    is_main, former = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
     ray = _start_ray(cluster, slots)
+    if is_main:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own raises SystemExit
     try:
         yield ray
     finally:
         ray.shutdown()
+        if is_main:
+            signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
 
 
 def require_room(ray: Any, cluster: RayCluster) -> None:
@@ -92,7 +100,11 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
     try:
         if ":" in place:  # Ray itself would try for minutes
             head, _, port = place.rpartition(":")
-            socket.create_connection((head.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            with socket.create_connection((head.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
+                if os.environ.get("RAY_USE_TLS", "0") == "0":
+                    connection.sendall(_HTTP2)
+                    if connection.recv(4)[3:] != b"\4":
+                        raise OSError("what listens there is not Ray")
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]

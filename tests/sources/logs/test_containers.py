@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -136,14 +137,18 @@ def test_compressed_parts_without_metadata_that_are_named_by_their_folder_are_on
     assert numbers(episode(folder))[0][-1] == pytest.approx(0.1)
 
 
-def test_a_part_that_is_missing_is_an_error_and_one_that_is_not_listed_is_read(tmp_path, caplog):
+@pytest.mark.parametrize("number", range(3))
+def test_a_part_that_is_not_listed_is_read_with_a_warning(tmp_path, number, caplog):
     folder = split(tmp_path / "parts")
     save_mapping(folder, MAPPING)
     text = (folder / "metadata.yaml").read_text()
-    (folder / "metadata.yaml").write_text(text.replace("\n  - run_2.mcap", ""))
+    (folder / "metadata.yaml").write_text(text.replace(f"\n  - run_{number}.mcap", ""))
     assert episode(folder).lengths.tolist() == [40]
-    assert "does not list run_2.mcap" in caplog.text
-    (folder / "metadata.yaml").write_text(text)
+    assert f"does not list run_{number}.mcap" in caplog.text
+
+
+def test_a_part_that_is_missing_is_an_error(tmp_path):
+    folder = split(tmp_path / "parts")
     (folder / "run_1.mcap").unlink()
     with pytest.raises(RecordError, match=r"missing: run_1\.mcap"):
         find_recordings(folder)
@@ -199,6 +204,8 @@ def test_other_databases_and_empty_bags_say_what_they_are(tmp_path):
         base.execute("DELETE FROM messages")
     save_mapping(folder, MAPPING)
     assert "holds no messages" in problem(folder)
+    (folder / "safevla-log.toml").unlink()
+    assert re.search(r"bag: the recording holds no messages", problem(folder))
     with sqlite3.connect(tmp_path / "other.db3") as base:
         base.execute("CREATE TABLE rows (x)")
     assert "is not a bag of ROS 2" in problem(tmp_path / "other.db3")
@@ -228,7 +235,7 @@ def test_a_bag_without_an_index_is_read(tmp_path):
     at = content.index(b"index_pos=") + len(b"index_pos=")
     end = int.from_bytes(content[at : at + 8], "little")
     bag.write_bytes(content[:at] + bytes(8) + content[at + 8 : end])
-    assert numbers(episode(bag)) == whole
+    assert numbers(episode(bag.rename(f"{bag}.active"))) == whole
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -84,8 +84,11 @@ class Log:
         """Raise `MappingNeededError` with a proposal if the mapping maps nothing, and `RecordError` as reading does."""
         if self.mapping.sources:
             return
-        with limit_memory(self.path):
-            found, says_success, robot = self._find_sources()
+        try:
+            with limit_memory(self.path):
+                found, says_success, robot = self._find_sources()
+        except RecordError as error:
+            raise error.with_place(Place(file=str(self.path))) from None
         target = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
         listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in found)
         remedy = f"Save the mapping on standard output as {target}, and fill it in. The log has: {listed or 'nothing'}."

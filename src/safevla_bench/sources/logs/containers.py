@@ -100,7 +100,7 @@ def check_size(size: int, name: str) -> None:
 
 def storage_suffix(path: Path) -> str | None:
     """Return `.mcap`, `.db3` or `.bag` for a part of a recording, by its name, compressed or not; None for others."""
-    suffix = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    suffix = Path(path.stem).suffix if path.suffix in (*_COMPRESSED, ".active") else path.suffix
     return suffix if suffix in _READERS else None
 
 

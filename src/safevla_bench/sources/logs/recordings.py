@@ -76,23 +76,28 @@ def _read_rosbag2(folder: Path) -> Recording:
     if missing := [name for name in listed if name not in by_name]:
         named = escape_controls(", ".join(missing[:_MOST_NAMED]))
         raise DamageError(f"parts of the recording are missing: {named}", remedy="Copy the whole folder.", place=place)
-    parts = [by_name[name] for name in listed]
-    if len({_part_number(path)[0] for path in parts}) == 1 and parts != sorted(parts, key=_part_number):
-        parts.sort(key=_part_number)
+    parts = [by_name[name] for name in dict.fromkeys(listed)]
+    is_numbered = len({_part_number(path)[0] for path in parts}) == 1
+    if is_numbered and parts != sorted(parts, key=_part_number):
         warn_once(str(place.file), "lists the parts in another order than their numbers, by which they are joined")
-    further = [path for path in present if path not in parts and (not parts or _follows(parts[-1], path))]
+    further = [path for path in present if path not in parts and (not parts or _are_parts(parts[0], path))]
     if further and parts:
         named = ", ".join(path.name for path in further[:_MOST_NAMED])
-        warn_once(str(place.file), f"does not list {named}, which continues the recording")
-    if not listed and len({storage_suffix(path) for path in further}) > 1:
+        warn_once(str(place.file), f"does not list {named}, which is part of the recording")
+    parts = sorted((*parts, *further), key=_part_number) if is_numbered or not listed else parts
+    if not listed and len({storage_suffix(path) for path in parts}) > 1:
         raise RecordError("parts are of several kinds", remedy="Keep those of one recording.", place=place)
     distro: object = info.get("ros_distro")
-    return Recording(folder.resolve().name, (*parts, *further), distro if isinstance(distro, str) and distro else None)
+    return Recording(folder.resolve().name, tuple(parts), distro if isinstance(distro, str) and distro else None)
+
+
+def _are_parts(one: Path, other: Path) -> bool:
+    first, second = _part_number(one), _part_number(other)
+    return storage_suffix(one) == storage_suffix(other) and first[0] == second[0] and min(first[1], second[1]) >= 0
 
 
 def _follows(before: Path, after: Path) -> bool:
-    first, second = _part_number(before), _part_number(after)
-    return storage_suffix(before) == storage_suffix(after) and first[0] == second[0] and second[1] > first[1] >= 0
+    return _are_parts(before, after) and _part_number(after)[1] > _part_number(before)[1] >= 0
 
 
 def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
