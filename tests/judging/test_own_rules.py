@@ -109,6 +109,8 @@ def judged(ruleset: Ruleset) -> Scores:
         ("G(2 * eef_speed < threshold)", "m/s", 0.9, -0.1),
         ("G(eef_speed * 2 s < threshold)", "m", 0.9, -0.1),
         ("G(eef_speed < 2 * threshold)", "m/s", 0.2, -0.1),
+        ("G[0,0.3 s](distance(eef, plate) > threshold)", "m", 0.1, (0.1**2 + 0.05**2) ** 0.5 - 0.1),  # to record 6
+        ("G[0 s : 300ms](distance(eef, plate) > threshold)", "m", 0.1, (0.1**2 + 0.05**2) ** 0.5 - 0.1),
         ("G(eef_speed - 0.5 < threshold and 0.5 - eef_speed < threshold)", "m/s", 0.1, 0.1),  # |speed - 0.5| < 0.1
         ("G(distance(eef, plate) / (0.1 m) > threshold or eef_speed / (0.25 m/s) < 1)", "1", 1.0, -0.5),
         ("G(eef_speed < 1.44 km/h or eef_speed > 2 * threshold)", "m/s", 0.4, -0.1),
@@ -169,7 +171,12 @@ def test_a_binary_rule_may_have_its_threshold_in_a_condition(
         ("G(target_height > threshold -> grip)", "m", "`threshold` is in a condition"),
         ("G(abs(eef_speed) < threshold)", "m/s", "there is no form 'abs'"),
         ("G(eef_sped < threshold)", "m/s", "did you mean 'eef_speed'"),
-        ("G(eef_speed < 3 furlongs)", "m/s", "'furlongs' is not expected here"),
+        ("G(eef_speed < 3 furlongs)", "m/s", "'furlongs' is not a unit\n  units are made of N, kN"),
+        ("G(globally (eef_speed < threshold))", "m/s", "column 3: there is no operator or form 'globally'"),
+        ("G(abs(position_x(eef)) < threshold)", "m", "there is no operator or form 'abs'"),
+        ("G(grip implies eef_speed < threshold)", "m/s", "'implies' is not an operator\n  write ->"),
+        ("G(eef_speed < 0.5 AND eef_speed < threshold)", "m/s", "'AND' is not an operator\n  write and"),
+        ("G[0,2 m](eef_speed < threshold)", "m/s", "column 5: a window is in s, not in m"),
         ("G(distence(eef, plate) < 0.1 -> eef_speed < threshold)", "m/s", "there is no form 'distence'"),
         ("G(grip < 0.5 -> eef_speed < threshold)", "m/s", "'grip' is Boolean"),
         ("G(eef_speed -> eef_speed < threshold)", "m/s", "'eef_speed' is numeric"),

@@ -108,7 +108,7 @@ def test_a_bare_name_is_boolean_and_a_compared_one_numeric() -> None:
         ("x < 1e999", 5, "too large"),
         ("x < " + "9" * 400, 5, "too large"),
         ("p andq", 3, "'andq' is not expected"),
-        ("3x < 1", 2, "'x' is not expected"),
+        ("3x < 1", 2, "'x' is not a unit"),
         ("é < 1", 1, "'é' has no meaning"),
         ("x ٣ < 1", 3, "'٣' has no meaning"),
         ("x\u202e < 1", 2, "has no meaning"),

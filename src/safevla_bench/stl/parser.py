@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -56,7 +57,7 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formul
         tree = _load_grammar().parse(text)
         return builder.as_formula(builder.transform(tree))
     except UnexpectedInput as error:
-        raise _syntax_error(text, error) from None
+        raise _unknown_word(text, error, signals) or _syntax_error(text, error) from None
     except VisitError as error:
         # Lark wraps what a builder's method raises; only ours are meant for the user.
         raise error.orig_exc from None
@@ -209,11 +210,20 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
 
     def window(self, start: Token, end: Token) -> syntax.Window:
         try:
-            return syntax.Window(_finite_number(start), None if end == "T" else _finite_number(end))
+            return syntax.Window(self._seconds(start), None if end == "T" else self._seconds(end))
         except FormulaError as error:
             if error.column is not None:
                 raise
             raise _column_error(_column_of(start), error.problem, error.remedy) from None
+
+    def _seconds(self, token: Token) -> float:
+        if token.type == "NUMBER":
+            return _finite_number(token)
+        bound = self.quantity(token).node
+        assert isinstance(bound, syntax.Number)
+        if bound.unit != "s":
+            raise _column_error(_column_of(token), f"a window is in s, not in {bound.unit}", "write [a,b] in seconds")
+        return bound.value
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
         return _ParsedPart(part.node, part.column, part.depth, part.parentheses + 1)
@@ -269,14 +279,34 @@ def _comparison_remedy(name: str) -> str:
     return f"compare it, as in {name} < 1"
 
 
+def _unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:
+    """Return the error of a word that is neither operator, form nor unit, or None if there is none."""
+    before = text[: error.pos_in_stream or 0]
+    word = error.token if isinstance(error, UnexpectedToken) and error.token.type == "NAME" else None
+    spelled = {"implies": "->", "then": "->"}.get(str(word).lower(), str(word).lower())
+    if word is not None and (spelled == "->" or spelled in syntax.RESERVED):
+        return _column_error(_column_of(word), f"{str(word)!r} is not an operator", f"write {spelled}")
+    if word is not None and before.rstrip()[-1:].isdigit():
+        return _column_error(_column_of(word), f"{_shorten(str(word))!r} is not a unit", units.KNOWN)
+    while before.count("(") > before.count(")"):
+        before = before[: before.rindex("(")]
+        name = re.search(r"([A-Za-z_]\w*)\s*$", before)
+        if name and name[1] not in syntax.RESERVED and signals is not None and f"{name[1]}(" not in signals:
+            remedy = f"operators: {_OPERATORS}; in place of abs, min and max write each comparison"
+            return _column_error(name.start() + 1, f"there is no operator or form {_shorten(name[1])!r}", remedy)
+    return None
+
+
+_OPERATORS = "! and or -> < <= > >= + - * / G F U W"
+
+
 def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
     if isinstance(error, UnexpectedToken) and error.token.type != "$END":
         problem = f"{_shorten(str(error.token))!r} is not expected here"
         return _column_error(_column_of(error.token), problem, _expectation_text(error))
     if isinstance(error, UnexpectedCharacters):
         position = cast(int, error.pos_in_stream)
-        operators = "operators: ! and or -> < <= > >= + - * / G F U W"
-        return _column_error(position + 1, f"{text[position]!r} has no meaning here", operators)
+        return _column_error(position + 1, f"{text[position]!r} has no meaning here", f"operators: {_OPERATORS}")
     problem = "the formula ends too early" if text.strip() else "the formula is empty"
     return _column_error(len(text) + 1, problem, _expectation_text(error))
 

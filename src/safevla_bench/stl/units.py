@@ -49,6 +49,7 @@ ONE = Unit()
 _SEVERAL = Unit(())  # of a condition that compares in several units
 _FILE = resources.files(__package__).joinpath("units.toml")
 _SYMBOLS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[str, tuple[int, int, int, int]]])
+KNOWN = f"units are made of {', '.join(symbol for symbol in _SYMBOLS if symbol != '1')}, such as m/s^2 or N m"
 _POWERS = {"": 1, "²": 2, "³": 3}
 _WORDS = "|".join(sorted(map(re.escape, _SYMBOLS.keys() - {"1"}), key=lambda word: (-len(word), word)))
 PATTERN = rf"(?:{_WORDS})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # pattern of one factor of a unit behind a number
@@ -77,8 +78,7 @@ def parse_unit(text: str) -> tuple[Decimal, Unit]:
     for joint, part in zip(["", *parts[1::2]], parts[::2], strict=True):
         match = re.fullmatch(r"(1|[^0-9\^²³]+)(?:\^([1-9])|([²³]))?", part)
         if match is None or match[1] not in _SYMBOLS:
-            known = ", ".join(symbol for symbol in _SYMBOLS if symbol != "1")
-            raise FormulaError(f"{text!r} is not a unit", remedy=f"units are made of {known}, such as m/s^2 or N m")
+            raise FormulaError(f"{text!r} is not a unit", remedy=KNOWN)
         power = int(match[2]) if match[2] else _POWERS[match[3] or ""]
         power = -power if "/" in joint else power
         factor, powers = _SYMBOLS[match[1]]
