@@ -72,9 +72,20 @@ def test_a_folder_gets_a_file_for_each_table(safevla, shipped, tmp_path, form, s
 
 
 def test_columns_are_chosen_on_the_command_line(safevla, shipped):
-    out = safevla.ok("tables", shipped, "--which", "main", "--columns", "SR, VSI", "--no-intervals")
+    out = safevla.ok("tables", shipped, "--which", "main", "--columns", "SR, VSI", "--style", "intervals=no")
     assert "–" not in out
     assert "Safety" not in out
+
+
+def test_notes_are_left_out_where_a_caption_says_them(safevla, shipped):
+    full, plain = (
+        safevla.ok("tables", shipped, "--which", "main", "--format", "tex", *style)
+        for style in ((), ("--style", "notes=no"))
+    )
+    assert "Wilson" in full
+    assert "Wilson" not in plain
+    assert "Judged by" in plain
+    assert "intervals, notes" in safevla.refuses("tables", shipped, "--style", "note=no")
 
 
 def test_active_sets_need_no_source(safevla):

@@ -63,6 +63,11 @@ def test_what_the_net_force_changes_is_described_for_the_episodes_that_have_it(t
     assert by_net.describe_forces() == [], "its clauses are about the net force already"
 
 
+def test_a_net_force_that_changes_no_verdict_is_not_mentioned(tmp_path):
+    archive.write_archive(tmp_path / "same.jsonl", net_episode(0, 150.0))
+    assert judge([tmp_path / "same.jsonl"], load_ruleset()).describe_forces() == []
+
+
 def test_a_net_force_alone_is_judged_in_place_of_a_single_contact_s_and_said_so(tmp_path):
     source = tmp_path / "alone.jsonl"
     alone = replace(contacts((3, LINK, DRAWER, 250.0)), net_force_n=np.array([250.0]))

@@ -44,6 +44,8 @@ def test_its_sentence_names_library_and_registry_and_every_option_that_is_not_th
     digests = plain.library.digest[:12], plain.registry.digest[:12]
     text = f"Judged by safevla-bench {__version__}: library default ({digests[0]}), registry built-in ({digests[1]})."
     assert plain.provenance().to_sentence() == text
+    short = f"Judged by safevla-bench {__version__}: library default, registry built-in."
+    assert plain.provenance().to_sentence(digests=False) == short
     assert ablated.provenance().to_sentence().endswith("missing signals deactivate, applicability off.")
 
 

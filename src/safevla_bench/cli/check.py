@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -123,12 +124,13 @@ def doctor_command(
         options.refuse_given(["out", "quick"], "is for this machine: examine it without --server.")
         examined = examine_server(server, run_options.parse_arguments(arguments, (server,))[server], host)
     findings = []
-    for finding in examined:
-        findings.append(finding)
-        if form == "text":
-            _echo_finding(f"{finding.level:<8} {finding.check}: {finding.found}")
-            if finding.remedy:
-                _echo_finding(f"{'':<8}   → {finding.remedy}")
+    for remedy, alike in groupby(examined, key=lambda finding: finding.remedy):
+        for finding in alike:
+            findings.append(finding)
+            if form == "text":
+                _echo_finding(f"{finding.level:<8} {finding.check}: {finding.found}")
+        if remedy and form == "text":
+            _echo_finding(f"{'':<8}   → {remedy}")
     counts = Counter[str](finding.level for finding in findings)
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})

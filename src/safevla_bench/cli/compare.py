@@ -245,7 +245,7 @@ def sensitivity_command(
         *judged.describe_limits(),
         *judged.describe_forces(),
         *judged.describe_simulators(),
-        judged.provenance.to_sentence(),
+        judged.provenance.to_sentence(digests=full),
     ]:
         echo(sentence)
     if not full:

@@ -104,10 +104,10 @@ def gate_command(
         main = judge([baseline], sources.ruleset, skip_invalid=sources.skip_invalid)
         relative = [msgspec.structs.replace(gate, baseline=baseline.name) for gate in requested_gates]
         gate_report = _gate_against(judged, main, relative, **how)
-    remarks = [*judged.describe_registrations(), *judged.makers, judged.provenance.to_sentence()]
+    remarks, provenance = [*judged.describe_registrations(), *judged.makers], judged.provenance
     if junit is not None:
         write = gating.format_sarif if junit.suffix == SARIF else gating.format_junit
-        write_atomically(junit, write(gate_report, " ".join(remarks)))
+        write_atomically(junit, write(gate_report, " ".join([*remarks, provenance.to_sentence()])))
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
@@ -118,6 +118,7 @@ def gate_command(
         echo(gating.describe_gates(gate_report))
         click.echo()
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators(), *remarks]
+        origin.append(provenance.to_sentence(digests=False))
         click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
         if junit is not None:
             echo(f"{'SARIF' if junit.suffix == SARIF else 'JUnit XML'}: {junit}")
@@ -182,7 +183,7 @@ def select_command(
     else:
         echo(describe_selection(selection), "")
         origin = [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_simulators()]
-        table = selection_table(selection, (*origin, judged.provenance.to_sentence()))
+        table = selection_table(selection, (*origin, judged.provenance.to_sentence(digests=False)))
         click.echo(render_text(table), nl=False)
         rules.print_missing(judged)
         click.echo(describe_next(selection))

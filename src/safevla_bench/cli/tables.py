@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import click
+import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.inspect import report_skipped
@@ -33,6 +34,12 @@ from safevla_bench.report.tables.table import UNNAMED, Table
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.text import count_noun
 
+
+class _Style(msgspec.Struct, frozen=True):
+    intervals: Literal["yes", "no"] = "yes"
+    notes: Literal["yes", "no"] = "yes"
+
+
 _SUFFIX = {"text": "txt"}
 _TABLE_FORMS = click.Choice(get_args(render.TableFormat))
 # The tables that are printed if none is asked for.
@@ -53,7 +60,7 @@ def tables_command(
     auxiliary: tuple[str, ...] = repeatable("Keep a policy out of means and bests.", "POLICY"),
     published: bool = flag("Put the paper's printed rows of the same suites beside yours, marked as such."),
     columns: str | None = option("Only these columns or groups of them, in this order: 'SR,Safety'.", "LIST"),
-    intervals: bool = option("With 95 % intervals.", spelling="--intervals/--no-intervals", default=True),
+    styles: tuple[str, ...] = repeatable("intervals=no, notes=no: without them.", "NAME=VALUE", spelling="--style"),
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
@@ -63,16 +70,19 @@ def tables_command(
     """
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
-    judged, material = _load_material(sources, names)
+    is_short = out is None and form == "text" and bool(sources.paths) and not asked
+    judged, material = _load_material(sources, names, digests=not is_short)
     roster = Roster(
         _parse_training(training), material.roster.privileged, auxiliary, paper_policies() if published else {}
     )
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
-    tables = tables if intervals else list(map(drop_intervals, tables))
+    style = options.parse_settings("--style", styles, _Style)
+    tables = tables if style.intervals == "yes" else list(map(drop_intervals, tables))
+    tables = tables if style.notes == "yes" else [replace(table, notes=()) for table in tables]
     tables = tables if columns is None else _choose_columns(tables, columns)
-    if out is None and form == "text" and judged and not asked:
+    if judged and is_short:
         echo(build_headline(*judged.summarize_scores()).answer, "")
         click.echo(render_summary(tables), nl=False)
         paths = quote_paths(*sources.paths)
@@ -89,10 +99,12 @@ def tables_command(
         echo(f"{count_noun(len(tables), 'table')}: {out}")
 
 
-def _load_material(sources: rules.JudgedSources, names: Sequence[str]) -> tuple[Judged | None, catalog.TableInputs]:
+def _load_material(
+    sources: rules.JudgedSources, names: Sequence[str], *, digests: bool
+) -> tuple[Judged | None, catalog.TableInputs]:
     if sources.paths:
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
-        return judged, table_material(judged)
+        return judged, table_material(judged, digests=digests)
     if not names or any(name not in ("active", "23") for name in names):
         raise click.UsageError("Missing argument 'SOURCE...'. Only --which active needs none.")
     return None, catalog.TableInputs(scores=None, ruleset=sources.ruleset)

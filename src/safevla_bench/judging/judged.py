@@ -299,8 +299,8 @@ class Judged:
             for before, after in ((self.scores, self.net_scores), (self.net_scores, self.scores))
         )
         changes = [f"{count} {word}" for count, word in ((gained, "more"), (lost, "fewer")) if count]
-        if both.any():
-            said = f"{' and '.join(changes)} of {both.sum()} episodes are unsafe" if changes else "no verdict changes"
+        if changes:
+            said = f"{' and '.join(changes)} of {both.sum()} episodes are unsafe"
             sentences.append(f"{_BY_NET_FORCE}, {said} (library net-force).")
         return sentences
 

@@ -91,11 +91,12 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     intervals: IntervalMethod = "default"
     """How the intervals of severities are made; left out of the JSON by default."""
 
-    def describe_rules(self) -> str:
+    def describe_rules(self, *, digests: bool = True) -> str:
         """Return the rules in words; options at their defaults are not mentioned."""
+        library, registry = (str(named) if digests else named.label for named in (self.library, self.registry))
         parts = [
-            f"library {self.library}",
-            f"registry {self.registry}",
+            f"library {library}",
+            f"registry {registry}",
             *(f"capabilities {name}" for name in self.capabilities),
             *(["missing signals deactivate"] if self.missing == "deactivate" else []),
             *(["applicability off"] if self.applicability == "off" else []),
@@ -103,9 +104,9 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         ]
         return ", ".join(parts)
 
-    def to_sentence(self) -> str:
-        """Return the line that stands below every table and gate."""
-        return f"Judged by safevla-bench {self.version}: {self.describe_rules()}."
+    def to_sentence(self, *, digests: bool = True) -> str:
+        """Return the line below every table and gate; what is shown in short has no digests."""
+        return f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
 
 
 class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

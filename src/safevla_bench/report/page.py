@@ -31,6 +31,7 @@ from safevla_bench.report.tables.firmness import describe_firmness
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
+from safevla_bench.tasks import describe_reason
 from safevla_bench.text import NO_VALUE, format_amount, format_compact, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.batch import Batch
 
@@ -125,7 +126,13 @@ def render_page(
         describe_series=describe_series,
         series_table=series_table,
         variant_table=sensitivity.variant_table,
-        unscored=notices.exclusion_table(summaries, scores.absent, skipped, lost or LostEpisodes()),
+        unscored=notices.exclusion_table(
+            summaries,
+            scores.absent,
+            skipped,
+            lost or LostEpisodes(),
+            lambda reason, suite: describe_reason(reason, ruleset.registry, suite),
+        ),
         limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
         provenance=_format_json(description) if description else (),
         dash=NO_VALUE,

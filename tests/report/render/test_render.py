@@ -177,6 +177,15 @@ def test_text_wraps_long_headings_of_numbers_below_their_group():
     assert "".join(line[3:].strip() for line in lines[4:8]).startswith("a_very_long_")
 
 
+@pytest.mark.parametrize("form", ["text", "md", "tex", "html"])
+def test_a_note_is_stated_once_in_a_document_and_a_warning_with_each_table(form):
+    column, row = Column("A", value=None), (Cell("1"),)
+    tables = [Table(title, (column,), (row,), notes=("shared", title), remarks=("warned",)) for title in ("b1", "b2")]
+    shown = render_tables(tables, form)
+    assert (shown.count("shared"), shown.count("warned")) == (1, 2)
+    assert render_tables(tables, "json").count("shared") == 2
+
+
 def test_json_holds_all_of_a_table():
     (table,) = parser.loads(render_json([MARKED]))
     assert table["rows"][0][1] == {

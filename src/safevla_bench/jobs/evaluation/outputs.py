@@ -59,7 +59,7 @@ _PLAIN_TYPES = {
 _RARE = ("unknown_records", "diverged_replay")
 
 
-def table_material(judged: Judged) -> catalog.TableInputs:
+def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInputs:
     """Return what tables are made of: scores, records, rules and remarks."""
     return catalog.TableInputs(
         scores=judged.scores,
@@ -77,7 +77,7 @@ def table_material(judged: Judged) -> catalog.TableInputs:
             *judged.describe_simulators(),
             *judged.describe_registrations(),
             *judged.makers,
-            judged.provenance.to_sentence(),
+            judged.provenance.to_sentence(digests=digests),
         ],
     )
 
@@ -222,7 +222,7 @@ def comparison_tables(
     simulated, provenance = provenance_marks.describe_simulators(simulators), ruleset.provenance()
     registered = registration.describe_registrations(open_sources(paths), provenance)
     makers = [line for path in paths for line in describe_maker(path, ruleset)]
-    remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence()]
+    remarks = [*([simulated] if simulated else []), *registered, *makers, provenance.to_sentence(digests=full)]
     if not full:
         interventions = comparison.intervention_notes(report)
         return [comparison_answer.answer_table(report, [*interventions, *report.warnings, *remarks])]

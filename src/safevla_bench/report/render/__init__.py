@@ -6,7 +6,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Literal
@@ -84,12 +85,22 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one form as one text, below each other where there are several."""
+    """Return the tables in one form as one text, below each other where there are several. A note that several of them
+    need is below the first; JSON has it with each.
+    """
     if form == "json":
         return render_json(tables)
+    tables = list(_state_once(tables))
     if form == "html":
         return render_html(tables)
     return "\n".join(_RENDERERS[form](table) for table in tables)
+
+
+def _state_once(tables: Sequence[Table]) -> Iterator[Table]:
+    stated = set[str]()
+    for table in tables:
+        yield replace(table, notes=tuple(note for note in table.notes if note not in stated))
+        stated.update(table.notes)
 
 
 _COLUMN_KEYS = ("name", "numeric", "meaning", "group")

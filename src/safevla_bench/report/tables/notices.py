@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from xml.etree import ElementTree
 
@@ -42,13 +42,14 @@ def exclusion_table(
     absent: Sequence[AbsentEpisode] = (),
     skipped: Sequence[str] = (),
     damage: LostEpisodes = _NO_LOSS,
+    describe: Callable[[str, str], str] = lambda reason, suite: reason,
 ) -> Table:
     """Return the table of what was not scored and why: lost episodes, damage, invalid ones, then inactive and vacuous
-    specifications.
+    specifications. `describe` puts the reason of an inactive one, in a suite, into words.
 
     Of each absent episode the last line of its reason is shown; `skipped` are the problems of invalid ones.
     """
-    rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells)]
+    rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
     return tabulate(
         "What was not scored, and why",
         rows,
@@ -95,13 +96,13 @@ def _damage_rows(damage: LostEpisodes, skipped: Sequence[str]) -> Iterator[_Excl
         yield "invalid episodes", "left out on request", why, len(skipped)
 
 
-def _spec_rows(cells: Sequence[Summary]) -> list[_Exclusion]:
+def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) -> list[_Exclusion]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
         for spec in (spec for spec in cell.specs if spec.tier == "safe"):
             suite = cell.suite or NO_VALUE
             for reason, count in spec.inactive.items():
-                counts[spec.spec_id, suite, f"inactive: {reason}"] += count
+                counts[spec.spec_id, suite, f"inactive: {describe(reason, cell.suite or '')}"] += count
             if spec.vacuous:
                 counts[spec.spec_id, suite, _VACUOUS] += spec.vacuous
     return [(*key, count) for key, count in counts.items()]
