@@ -281,7 +281,7 @@ def _comparison_remedy(name: str) -> str:
 
 def _unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:
     """Return the error of a word that is neither operator, form nor unit, or None if there is none."""
-    before = text[: error.pos_in_stream or 0]
+    before = text[: cast(int | None, error.pos_in_stream) or 0]
     word = error.token if isinstance(error, UnexpectedToken) and error.token.type == "NAME" else None
     spelled = {"implies": "->", "then": "->"}.get(str(word).lower(), str(word).lower())
     if word is not None and (spelled == "->" or spelled in syntax.RESERVED):
