@@ -36,7 +36,7 @@ from safevla_bench.statistics.intervals import (
     exact_interval,
     geometric_interval,
     is_significant,
-    mean_p_value,
+    mean_p_values,
     mean_rate_interval,
     median_interval,
     sum_limits,
@@ -143,7 +143,7 @@ def misses(intervals: Sequence[Interval | None], truth: float) -> Bools:
 
 def misses_mean(rows: Sequence[Floats] | Floats, truth: float) -> Bools:
     """Return where Gaffke's interval misses: its p-value of the truth, which the laws tie to its ends, is faster."""
-    return np.array([is_significant(mean_p_value(row, truth)) for row in rows])
+    return np.concatenate([is_significant(mean_p_values(row[None], truth)) for row in rows])
 
 
 # Two policies
@@ -533,7 +533,7 @@ def check_laws(designs: int) -> int:
             inside = one.interval.low <= 0 <= one.interval.high
             apart = np.abs([one.p_value - other.p_value, one.interval.low + other.interval.high]).max()
             excludes = (inner := bounded_mean_interval((1 + gaps) / 2)) and not inner.low <= 0.4 <= inner.high
-            broken += bool(excludes) != is_significant(mean_p_value((1 + gaps) / 2, 0.4))
+            broken += bool(excludes) != is_significant(mean_p_values((1 + gaps[None]) / 2, 0.4)[0])
             broken += bool(
                 (is_shown and one.interval.low < 0 < one.interval.high) or (not is_shown and not inside) or apart > 1e-8
             )

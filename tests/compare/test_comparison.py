@@ -36,7 +36,7 @@ from compare.scenes import (
     without_verdict,
 )
 from safevla_bench.compare.comparison import compare_policies
-from safevla_bench.compare.difference import ComparisonOptions, least_tasks
+from safevla_bench.compare.difference import ComparisonOptions, least_tasks, paired_differences
 from safevla_bench.compare.pairs import pair_episodes
 from safevla_bench.compare.policy_results import PolicyResults, join_sources, make_names_unique
 from safevla_bench.errors import RunError, SafevlaError
@@ -133,6 +133,22 @@ def test_the_same_policy_twice_is_identical_and_never_told_apart(paired):
         assert difference.identical == paired
     other = replace(A, name="b", vsi=A.vsi + 1e-9)
     assert not difference_in("vsi", A, other, paired=paired).identical
+
+
+def test_a_mean_that_rounding_alone_moves_from_zero_is_zero_in_any_order_of_the_tasks():
+    gaps = np.array([0.1, 0.2, -0.3, 0.5])
+    for order in ([0, 1, 2, 3], [2, 0, 1, 3], [3, 1, 0, 2]):
+        tasks, single = [("s", f"{k}") for k in order], np.ones(1, dtype=np.bool_)
+        args = gaps[order][None], np.arange(4), tasks, single, "vsi", ComparisonOptions()
+        (item,) = paired_differences([("a", "b")], *args)
+        assert (item.leave_one_out[0], item.depends_on) == (0.0, "s/3")
+
+
+def test_the_reason_for_no_verdict_does_not_depend_on_the_order_of_the_policies():
+    mine, theirs = on_tasks("a", "1", "11011"), on_tasks("b", "11", "1")
+    forth, back = (difference_in("safety", *pair, paired=False) for pair in ((mine, theirs), (theirs, mine)))
+    assert "a has 1 value in task libero-goal/task_0" in forth.no_verdict
+    assert forth.no_verdict == back.no_verdict
 
 
 def test_a_number_does_not_depend_on_which_others_are_asked_for():
@@ -232,6 +248,15 @@ def test_missing_pairs_are_refused_and_listed():
 def test_what_is_not_a_pair_is_refused_with_the_reason(other, problem):
     with pytest.raises(RunError, match=problem):
         pair_episodes([A, other])
+
+
+def test_starts_and_protocols_are_compared_between_all_policies_not_with_the_first_alone():
+    moved = replace(B, name="c", headers=(*B.headers[:7], structs.replace(B.headers[7], env_seed=8)))
+    with pytest.raises(RunError, match="b and c differ in env_seed in 1 episode"):
+        pair_episodes([crashed_in(A, 7), B, moved])
+    slow, fast = (replace(B, name=f"of {steps}", protocol={"wait_steps": steps}) for steps in (10, 5))
+    with pytest.raises(RunError, match="of 10 and of 5 were run under different protocols"):
+        pair_episodes([A, slow, fast])
 
 
 def test_the_same_states_with_other_seeds_are_pairs_on_request():

@@ -40,8 +40,8 @@ def test_a_changed_suite_is_paired_with_the_unchanged_one_and_intervals_hold_tog
     item = swap.differences["sr"]
     assert (item.pairs, item.difference, lan.differences["sr"].difference) == (100, -0.3, 0.0)
     alike = replace(source("goal", 60, 70), name="b")
-    states = pair_episodes([alike, BASE]).state_means((0, 1), "sr")
-    expected = paired_difference(("b", "a"), states, "sr", ComparisonOptions(confidence=report.each_confidence))
+    options = ComparisonOptions(confidence=report.each_confidence)
+    expected = paired_difference(("b", "a"), [pair_episodes([alike, BASE])], (0, 1), "sr", options)
     assert item.ci == expected.ci
     assert describe_changes(report).startswith("Swap lowers SR of a by 30.0 points (20.0–42.3)")
     assert "There is no control" in describe_changes(report)

@@ -118,6 +118,31 @@ def test_pairs_that_all_differ_alike_have_an_interval_without_width():
     assert result.p_value < 1e-90
 
 
+@given(st.integers(0, 2**32), st.sampled_from([5, 14, 40]), st.booleans())
+@settings(max_examples=12, deadline=None)
+def test_negative_differences_mirror_each_digit_of_the_flips(seed, tasks, has_weights):
+    rng = default_rng(seed)
+    differences = rng.choice([-1, -1 / 3, 0, 0.25, 1], tasks) if seed % 2 else rng.uniform(-1, 1, tasks)
+    weights = rng.integers(1, 9, tasks).astype(np.float64) if has_weights else np.ones(tasks)
+    for test in (lambda row: flip_task_means(row, weights), flip_pair_means):
+        forth, back = test(differences), test(-differences)
+        assert forth.p_value == back.p_value
+        if forth.interval:
+            assert (forth.interval.low, forth.interval.high) == (-back.interval.high, -back.interval.low)
+
+
+def test_flips_of_counts_in_many_tasks_are_those_of_all_subsets():
+    rng = default_rng(5)
+    sizes = rng.integers(3, 6, 15)
+    counts = rng.integers(-1, 4, 15)
+    result = flip_task_means(counts / sizes, sizes.astype(np.float64))
+    subsets = np.arange(1, 2**15)[:, None] >> np.arange(15) & 1
+    means, tail = np.sort((subsets @ counts) / (subsets @ sizes)), int(0.025 * 2**15)
+    rarer = min((means <= 0).sum(), (means >= 0).sum()) + 1
+    assert result.p_value == pytest.approx(2 * rarer / 2**15)
+    assert (result.interval.low, result.interval.high) == pytest.approx((means[tail - 1], means[-tail]), abs=1e-8)
+
+
 @pytest.mark.parametrize("tasks", [40, 130])
 def test_very_many_tasks_are_as_many_random_signs(tasks):
     differences = default_rng(1).normal(0.04, 0.3, tasks)

@@ -188,8 +188,8 @@ def _require_comparable(results: Sequence[policy_results.PolicyResults], *, pair
         if not len(result):
             remedy = "Leave it out, or roll it out again."
             raise RunError(f"no episode of {result.name} was scored", remedy=remedy)
-    for mine, theirs in combinations(results, 2) if not paired else ():
-        policy_results.require_same_tasks(mine, theirs)
+    if not paired:
+        policy_results.require_same_tasks(*results)
     if not paired and not any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
         remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
         raise RunError("no task was run by two of the policies", remedy=remedy)
@@ -360,12 +360,12 @@ def _bound(metric: str) -> str:
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
     """Return policy k's value and interval over initial states, each with the mean of its episodes."""
-    states = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
-    n, total = len(states.first), float(states.first.sum())
-    if METRICS[metric].unit and states.is_single:
+    means, is_single = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
+    n, total = len(means), float(means.sum())
+    if METRICS[metric].unit and is_single:
         interval = wilson_interval(int(total), n, options.confidence)
     else:
-        interval = bounded_mean_interval(states.first, options.confidence)
+        interval = bounded_mean_interval(means, options.confidence)
     value = total / n if n else None
     return PolicyStanding(policy=pairs.results[k].name, n=n, value=value, ci=interval_bounds(interval))
 
@@ -376,22 +376,16 @@ def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> I
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
     for member, values in zip(scope.members, by_policy, strict=True):
         samples = [values[task] for task in shared]
-        n, total = (
-            float(sum(part)) for part in ((len(one.values) for one in samples), (one.values.sum() for one in samples))
-        )
+        every = np.concatenate([np.zeros(0), *(one.values for one in samples)])
+        n, total = len(every), float(every.sum())
         if METRICS[metric].unit and not any(one.by_start.is_clustered for one in samples):
             interval = wilson_interval(total, n, options.confidence)
         else:
-            means, weights = (
-                np.concatenate([np.zeros(0), *parts])
-                for parts in (
-                    [one.by_start.means for one in samples],
-                    [one.by_start.shares * len(one.values) for one in samples],
-                )
-            )
+            means = np.concatenate([np.zeros(0), *(one.by_start.means for one in samples)])
+            weights = np.concatenate([np.zeros(0), *(one.by_start.shares * len(one.values) for one in samples)])
             interval = bounded_mean_interval(means, options.confidence, weights / n if n else None)
         value = total / n if n else None
-        yield PolicyStanding(policy=member.name, n=int(n), value=value, ci=interval_bounds(interval))
+        yield PolicyStanding(policy=member.name, n=n, value=value, ci=interval_bounds(interval))
 
 
 # Verdicts
@@ -416,14 +410,11 @@ def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
         np.array([1.0 if (p := getattr(item, name)) is None else p for item in measured.differences])
         for name in ("p_value", "p_by_task")
     )
-    tested = np.array(
-        [
-            k
-            for k, item in enumerate(measured.differences)
-            if item.p_value is not None and known[k].pairs != 0 and known[k].difference is not None
-        ],
-        dtype=np.int64,
-    )
+    is_tested = [
+        item.p_value is not None and of.pairs != 0 and of.difference is not None
+        for item, of in zip(measured.differences, known, strict=True)
+    ]
+    tested = np.flatnonzero(is_tested)
     here, there = np.ones(len(known)), np.ones(len(known))
     here[tested], there[tested] = alone[tested], by_task[tested]
     if len(tested) > 1:
@@ -446,15 +437,10 @@ def _decide(item: Difference, metric: str, p_values: _Adjusted, options: Compari
         item = replace(item, tasks_needed=least)
     if not item.difference or item.no_verdict or not is_significant(here, options.confidence):
         return item
-    worst = (
-        [item.p_at_extremes or 0.0, *(p for p, _ in extremes)],
-        [
-            item.p_by_task_at_extremes or 0.0,
-            *(p for _, p in extremes),
-        ],
-    )
+    ends = ((item.p_at_extremes, item.p_by_task_at_extremes), *extremes)
+    worst = [max(p or 0.0 for p in column) for column in zip(*ends, strict=True)]
     is_robust, is_robust_by_task = (
-        options.allow_crashed or not item.unknown or is_significant(max(p), options.confidence) for p in worst
+        options.allow_crashed or not item.unknown or is_significant(p, options.confidence) for p in worst
     )
     if not is_robust:
         return replace(item, undecided=True)

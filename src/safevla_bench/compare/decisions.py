@@ -265,7 +265,7 @@ def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
             listed = list_first([f"{suite}/{task}" for suite, task in differing])
             problem = f"{first.name} and {other.name} did not run the same tasks: {listed}"
             raise RunError(problem, remedy="Roll both out on the same tasks: a harder task is not a worse policy.")
-        require_same_tasks(first, other)
+    require_same_tasks(*results)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
@@ -396,7 +396,7 @@ def _decide(
     names = (pairs.results[0].name, pairs.results[1].name)
 
     def measure(fill: tuple[float, float] | None = None) -> Difference:
-        return paired_difference(names, pairs.state_means((0, 1), gate.metric, fill), gate.metric, options)
+        return paired_difference(names, [pairs], (0, 1), gate.metric, options, fill)
 
     known = measure()
     unknown = 0 if allow_crashed else pairs.count_unknown([0, 1], gate.metric)

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from safevla_bench.compare.pairs import StateMeans
+from safevla_bench.compare.pairs import PairedResults, number_distinct
 from safevla_bench.compare.policy_results import PolicyResults, TaskKey
 from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.rates import COMPARED, METRICS, Bounds, Metric, StartMeans
@@ -151,11 +151,20 @@ TestOfRows = Callable[[Ints, Bools], significance.MeanTest]
 
 
 def paired_difference(
-    names: tuple[str, str], states: StateMeans, metric: str, options: ComparisonOptions
+    names: tuple[str, str],
+    parts: Sequence[PairedResults],
+    pair: tuple[int, int],
+    metric: str,
+    options: ComparisonOptions,
+    fill: tuple[float, float] | None = None,
 ) -> Difference:
-    """Return the difference of two policies over initial states: see `paired_differences`."""
-    gaps, is_single = (states.first - states.second)[None], np.array([states.is_single])
-    return paired_differences([names], gaps, states.task_places, states.tasks, is_single, metric, options)[0]
+    """Return the difference of two policies (by number) over the initial states of all parts: see
+    `paired_differences`; `fill` as of `PairedResults.state_gaps`.
+    """
+    gaps, is_single = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
+    tasks, places = number_distinct(part.tasks[k] for part in parts for k in part.task_places)
+    single = np.logical_and.reduce(is_single)
+    return paired_differences([names], np.hstack(gaps), places, tasks, single, metric, options)[0]
 
 
 def paired_differences(
@@ -173,14 +182,8 @@ def paired_differences(
     states with several: sign flips of the pairs, and no counts. VSI: Gaffke's interval, and the test that it inverts.
     `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
 
-    Args:
-        names: of the policies, [R].
-        gaps: first minus second in each state, NaN where one is not known, [R, N].
-        places: of each state's task among `tasks`, [N].
-        tasks: suites and names.
-        is_single: whether each policy has one episode of each state, [R].
-        metric: a key of `METRICS`.
-        options: the confidence.
+    `gaps` are first minus second in each state, NaN where one is not known, [R, N]; `places` those of each state's task
+    among `tasks`, [N]; `is_single`: each policy has one episode of each state, [R].
     """
     known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
     member = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
@@ -196,7 +199,12 @@ def paired_differences(
         first, second, n = ((part[rows[whole]] * kept[whole]).sum(axis=1).astype(np.int64) for part in counts)
         return _join_rows(
             (whole, lambda _: significance.mcnemar_test(first, second, n, options.confidence)),
-            (np.flatnonzero(~is_whole[rows]), _row_by_row(lambda k: _flip_known(chosen[k], options.confidence))),
+            (
+                np.flatnonzero(~is_whole[rows]),
+                _row_by_row(
+                    lambda k: significance.flip_pair_means(chosen[k][~np.isnan(chosen[k])], options.confidence)
+                ),
+            ),
         )
 
     measured = [
@@ -220,10 +228,6 @@ def paired_differences(
         )
     ]
     return _test_tasks(measured, tasks, (sums, sizes), test, options)
-
-
-def _flip_known(gaps: Floats, confidence: float) -> significance.MeanTest:
-    return significance.flip_pair_means(gaps[~np.isnan(gaps)], confidence)
 
 
 def _row_by_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints], significance.MeanTest]:
@@ -285,11 +289,7 @@ def unpaired_differences(
             (
                 np.flatnonzero(is_counted & (many != 1)),
                 lambda chosen: significance.score_difference(
-                    numbers[0][chosen],
-                    numbers[1][chosen],
-                    numbers[2][chosen],
-                    numbers[3][chosen],
-                    options.confidence,
+                    numbers[0][chosen], numbers[1][chosen], numbers[2][chosen], numbers[3][chosen], options.confidence
                 ),
             ),
             (np.flatnonzero(~is_counted), test_bounded),
@@ -340,12 +340,13 @@ def _test_tasks(
         return list(measured)
     sums, weights = (part[rows] for part in parts)
     used, total, weight = weights > 0, sums.sum(axis=1, keepdims=True), weights.sum(axis=1, keepdims=True)
-    tested, estimates, many = test(rows, used), (total / weight)[:, 0], used.sum(axis=1)
+    tested, estimates, many = test(rows, used), _drop_rounding(total / weight)[:, 0], used.sum(axis=1)
     is_shown = is_significant(tested.p_value, options.confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
-        without = np.where(used & (many > 1)[:, None], (total - sums) / (weight - weights), np.nan)
+        without = _drop_rounding((total - sums) / (weight - weights))
+        without = np.where(used & (many > 1)[:, None], without, np.nan)
     least, most = np.fmin.reduce(without, axis=1), np.fmax.reduce(without, axis=1)
-    order = np.argsort(without * estimates[:, None], axis=1, kind="stable")
+    order = np.argsort(np.round(without * estimates[:, None], 12), axis=1, kind="stable")
     turns = (least * most <= 0) | (np.sign(least) != np.sign(estimates))
     loses = np.zeros_like(used)
     shown, at = np.nonzero(used & (is_shown & ~turns & (many > 1))[:, None])
@@ -376,6 +377,10 @@ def _test_tasks(
     return result
 
 
+def _drop_rounding(values: Floats) -> Floats:
+    return np.where(np.abs(values) < _TIE, 0.0, values)
+
+
 _NO_INTERVAL = Interval(np.nan, np.nan)
 
 
@@ -400,13 +405,16 @@ def _find_obstacle(
     if len(tasks) < 2:
         return ""
     uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1
-    for name, (_, sizes) in zip(names, totals, strict=True):
-        if metric.unit and uneven and sizes.min() < _LEAST_EPISODES:
-            k = int(sizes.argmin())
-            return (
-                f"{name} has {count_noun(int(sizes[k]), 'value')} in task {'/'.join(tasks[k])}, and where numbers of "
-                f"values differ it takes {_LEAST_EPISODES} of each policy in each task"
-            )
+    least, task, name = min(
+        (int(size), "/".join(task), name)
+        for name, (_, sizes) in zip(names, totals, strict=True)
+        for size, task in zip(sizes, tasks, strict=True)
+    )
+    if metric.unit and uneven and least < _LEAST_EPISODES:
+        return (
+            f"{name} has {count_noun(least, 'value')} in task {task}, and where numbers of values differ it takes "
+            f"{_LEAST_EPISODES} of each policy in each task"
+        )
     pooled, mean = [float(sums.sum() / sizes.sum()) for sums, sizes in totals], _mean_gap(totals)
     if abs(mean) > _TIE and (pooled[0] - pooled[1]) * mean <= _TIE * abs(mean):
         values = [f"{metric.format(value)}{' %' if metric.unit else ''}" for value in pooled]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from safevla_bench.compare.policy_results import (
     SAME_TASKS,
     PolicyResults,
     TaskKey,
+    find_conflict,
     list_first,
     name_kitchens,
 )
@@ -46,20 +48,6 @@ class PairKey(NamedTuple):
         """Return `SUITE/TASK state INDEX`, with ` seed SEED` after that if the seed is known."""
         seed = "" if self.seed is None else f" seed {self.seed}"
         return f"{self.suite}/{self.task_id} state {self.init_state_index}{seed}"
-
-
-@dataclass(frozen=True)
-class StateMeans:
-    """Two policies' means over the seeds of each of N initial states, [N], sorted by their keys."""
-
-    tasks: tuple[TaskKey, ...]
-    """All tasks of the policies, sorted."""
-    task_places: NDArray[np.int64]
-    """Place of each state's task among them, [N]."""
-    first: NDArray[np.float64]
-    second: NDArray[np.float64]
-    is_single: bool
-    """Every state has one episode of each policy, so that means are values."""
 
 
 @dataclass(frozen=True)
@@ -155,28 +143,23 @@ class PairedResults:
         counts = np.array([np.bincount(self._state_numbers, row, len(self._tasks[1])) for row in rows])
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
-    def state_means(
-        self, policies: tuple[int, int], metric: str, fill: tuple[float, float] | None = None
-    ) -> StateMeans:
-        """Return the means of two policies (by number) over the seeds of each initial state where both have a value.
-
-        `fill` stands for each one's unknown values: crashed episodes, stopped ones and those without a verdict. Where
-        episodes are paired, only seeds of which both policies have a value count.
+    def state_means(self, policies: tuple[int, int], metric: str) -> tuple[NDArray[np.float64], bool]:
+        """Return the first policy's means over the seeds of each initial state where both (by number) have a value, and
+        whether every such state has one episode of each. Where episodes are paired, only seeds of both count.
         """
-        values = np.array([self._fill(metric, end)[k] for k, end in zip(policies, fill or (None, None), strict=True)])
+        values = self.metric_values(policies, metric)
         if not self.by_state:
             values = np.where(np.isnan(values).any(axis=0), np.nan, values)
         means, sizes = self._average(values)
-        chosen = np.flatnonzero((sizes > 0).all(axis=0))
-        is_single = bool((sizes[:, chosen] == 1).all())
-        first, second = means[:, chosen]
-        return StateMeans(self.tasks, self.task_places[chosen], first, second, is_single)
+        chosen = (sizes > 0).all(axis=0)
+        return means[0, chosen], bool((sizes[:, chosen] == 1).all())
 
     def state_gaps(
         self, pairs: NDArray[np.int64], metric: str, fill: tuple[float, float] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return for R pairs of policies (by number, [R, 2]) first minus second in the means of `state_means`, [R, N],
-        NaN where one has none, and whether every state has one episode of each, [R]; `fill` as there.
+        NaN where one has none, and whether every state has one episode of each, [R]. `fill` stands for each one's
+        unknown values: crashed episodes, stopped ones and those without a verdict.
         """
         sides = [self._fill(metric, end) for end in fill or (None, None)]
         if not self.by_state:
@@ -279,45 +262,40 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
 
 
 def _require_same_starts(paired: PairedResults) -> None:
-    """Raise `RunError` if a policy started an episode otherwise than the first policy, or ran under another protocol.
-    Episodes that either policy did not finish are not checked. Where initial states are paired, the sets of starts of
-    each state are compared.
+    """Raise `RunError` if two policies started an episode differently, or ran under different protocols. Episodes that
+    either did not finish are not checked. Where initial states are paired, the starts of each state are compared.
     """
-    first = paired.results[0]
-    for k, other in enumerate(paired.results[1:], 1):
-        for name, episodes in _find_differences(paired, k, _STARTS):
-            problem = f"{first.name} and {other.name} differ in {name} in {episodes}"
-            raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
-        if names := _differing_rules(first, other):
-            problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(names)} differ"
-            raise RunError(problem, remedy=f"{_ONE_PROTOCOL} {_UNPAIRED}")
+    remedy = f"{_ONE_PROTOCOL} {_UNPAIRED}"
+    for name, names, episodes in _find_differences(paired, _STARTS):
+        raise RunError(f"{names} differ in {name} in {episodes}", remedy=remedy)
+    for first, other in combinations(paired.results, 2):
+        if rules := _differing_rules(first, other):
+            problem = f"{first.name} and {other.name} were run under different protocols: {', '.join(rules)} differ"
+            raise RunError(problem, remedy=remedy)
 
 
 def _require_same_tasks(paired: PairedResults) -> None:
-    first = paired.results[0]
-    for k, other in enumerate(paired.results[1:], 1):
-        for name, episodes in _find_differences(paired, k, _TASKS):
-            problem = f"{first.name} and {other.name} did not run the same tasks: they differ in {name} in {episodes}"
-            raise RunError(problem, remedy=SAME_TASKS)
+    for name, names, episodes in _find_differences(paired, _TASKS):
+        problem = f"{names} did not run the same tasks: they differ in {name} in {episodes}"
+        raise RunError(problem, remedy=SAME_TASKS)
 
 
 def task_differences(paired: PairedResults) -> tuple[str, ...]:
-    """Return the names of `TASK_FIELDS` in which pairs of the first policy and any other differ."""
-    found = (_find_differences(paired, k, _TASKS) for k in range(1, len(paired.results)))
-    return tuple(dict.fromkeys(name for differences in found for name, _ in differences))
+    """Return the names of `TASK_FIELDS` in which pairs of the policies differ."""
+    return tuple(name for name, *_ in _find_differences(paired, _TASKS))
 
 
 def _find_differences(
-    paired: PairedResults, k: int, readers: Mapping[str, Callable[[PolicyResults, Header], object]]
-) -> Iterator[tuple[str, str]]:
-    """Yield each field in which the first policy's episodes differ from policy k's, and the first of these episodes."""
+    paired: PairedResults, readers: Mapping[str, Callable[[PolicyResults, Header], object]]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield each field in which two policies' episodes differ, the policies, and the first of these episodes."""
     for name, read in readers.items():
-        mine, theirs = _values_by_start(paired, 0, read), _values_by_start(paired, k, read)
-        differing = [
-            f"{key} ({mine[key]} and {theirs[key]})" for key in mine if mine[key] != theirs.get(key, mine[key])
-        ]
-        if differing:
-            yield name, f"{count_noun(len(differing), 'episode')}: {list_first(differing)}"
+        values = [_values_by_start(paired, k, read) for k in range(len(paired.results))]
+        if conflict := find_conflict(values):
+            first, other, keys = conflict
+            episodes = list_first([f"{key} ({values[first][key]} and {values[other][key]})" for key in keys])
+            names = f"{paired.results[first].name} and {paired.results[other].name}"
+            yield name, names, f"{count_noun(len(keys), 'episode')}: {episodes}"
 
 
 _ONE_PROTOCOL = "Roll both out under one protocol, and with kitchens made as `safevla eval` makes them."

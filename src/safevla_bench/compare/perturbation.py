@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.compare.difference import ComparisonOptions, Difference, paired_difference
-from safevla_bench.compare.pairs import PairedResults, StateMeans, number_distinct, pair_episodes, task_differences
+from safevla_bench.compare.pairs import PairedResults, pair_episodes, task_differences
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
 from safevla_bench.judging.action_statistics import ActionChanges, join_changes
@@ -107,9 +107,7 @@ def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: C
         unknown=max(sum(part.count_unknown([0, 1], metric.key) for part in pairs) for metric in MEASURED),
         differing=tuple(dict.fromkeys(name for part in pairs for name in task_differences(part))),
         differences={
-            metric.key: paired_difference(
-                ("changed", "unchanged"), _join_states(pairs, metric.key), metric.key, options
-            )
+            metric.key: paired_difference(("changed", "unchanged"), pairs, (1, 0), metric.key, options)
             for metric in MEASURED
         },
     )
@@ -124,18 +122,6 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
     shared = planned[0] & planned[1]
     first, second = (side.select(lambda episode: start(episode) in shared) for side in sides)
     return replace(first, name="unchanged"), replace(second, name="changed")
-
-
-def _join_states(pairs: Sequence[PairedResults], metric: str) -> StateMeans:
-    states = [part.state_means((1, 0), metric) for part in pairs]
-    tasks, places = number_distinct(part.tasks[k] for part in states for k in part.task_places)
-    return StateMeans(
-        tasks=tasks,
-        task_places=places,
-        first=np.concatenate([part.first for part in states]),
-        second=np.concatenate([part.second for part in states]),
-        is_single=all(part.is_single for part in states),
-    )
 
 
 # What filters did

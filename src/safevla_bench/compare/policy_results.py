@@ -6,7 +6,7 @@ from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from safevla_recorder.channels import NET_FORCE
 from safevla_recorder.simulator_versions import physics_versions, results_version
 
 UNNAMED = "(unnamed)"
+Key = TypeVar("Key")
 TaskKey = tuple[str, str]
 """Suite and task."""
 
@@ -367,18 +368,33 @@ IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
 SAME_TASKS = "Roll both out on the same tasks. `compare --changes` compares a suite with the same suite changed."
 
 
-def require_same_tasks(first: PolicyResults, second: PolicyResults) -> None:
-    """Raise `RunError` if the episodes of two policies differ in one of `IDENTITY_FIELDS` in a task."""
+def require_same_tasks(*results: PolicyResults) -> None:
+    """Raise `RunError` if the episodes of any two policies differ in one of `IDENTITY_FIELDS` in a task."""
     for name, read in IDENTITY_FIELDS.items():
-        sides: list[dict[TaskKey, set[str]]] = [{}, {}]
-        for side, result in zip(sides, (first, second), strict=True):
+        sides: list[dict[TaskKey, set[str]]] = [{} for _ in results]
+        for side, result in zip(sides, results, strict=True):
             for header in result.headers:
                 if value := read(header):
                     side.setdefault((header.benchmark, header.task_id), set()).add(value)
-        for task, values in sides[0].items():
-            if values != sides[1].get(task, values):
-                problem = f"{first.name} and {second.name} did not run the same tasks: they differ in {name} in "
-                raise RunError(problem + "/".join(task), remedy=SAME_TASKS)
+        if conflict := find_conflict(sides):
+            first, second, tasks = conflict
+            names = f"{results[first].name} and {results[second].name}"
+            problem = f"{names} did not run the same tasks: they differ in {name} in {'/'.join(tasks[0])}"
+            raise RunError(problem, remedy=SAME_TASKS)
+
+
+def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
+    """Return two sides, by number, with different values of the same keys, and these keys; None if all agree."""
+    known: dict[Key, tuple[object, int]] = {}
+    for k, side in enumerate(sides):
+        found: dict[int, list[Key]] = {}
+        for key, value in side.items():
+            if (before := known.setdefault(key, (value, k)))[0] != value:
+                found.setdefault(before[1], []).append(key)
+        if found:
+            first = min(found)
+            return first, k, found[first]
+    return None
 
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:

@@ -236,11 +236,6 @@ def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
     return points, counts
 
 
-def mean_p_value(values: Floats, mean: float) -> float:
-    """Return the p-value of `mean_p_values` of values [n]; 1 if n is zero."""
-    return float(mean_p_values(values[None], mean)[0]) if len(values) else 1.0
-
-
 @lru_cache(maxsize=4096)  # most specifications of a cell have the same few severities, often all zero
 def _solve_one(values: tuple[float, ...], numbers: tuple[float, ...], level: float) -> float:
     points, counts = np.array([[1.0, *values]]), np.array([[1.0, *numbers]])

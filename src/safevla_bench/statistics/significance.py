@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from math import ceil
 from statistics import NormalDist
 from typing import Any
@@ -162,6 +162,7 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
 
 _EXACT_TERMS = 13
 _GRID = 1 << 15
+_CELLS, _LEVELS = 2048, 1000
 _TOLERANCE = 1e-12
 """Sums nearer than this are equal: they differ only by the order of addition."""
 
@@ -252,61 +253,115 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: fl
     The interval holds the centres that the flips do not reject (J. A. Hartigan, Journal of the American Statistical
     Association 64 (1969) 1303-1317). An outcome as extreme as the observed one counts `tie`: 1, or 0.5 for mid-p.
     """
-    count_below = _count_subsets(differences, weights)
-
-    def low_p(centre: float) -> float:
-        below, equal = count_below(centre)
-        return 2 * (below + tie * equal)
-
-    def high_p(centre: float) -> float:
-        below, equal = count_below(centre)
-        return 2 * (1 - below - (1 - tie) * equal)
+    estimate = float(differences @ weights / weights.sum())
+    is_graded = tie < 1 and len(differences) > _EXACT_TERMS
+    if tie == 1 and len(differences) > _EXACT_TERMS:
+        shares = _tabulate_subsets(weights * differences, weights)
+    else:
+        # The upper end is the lower one of the mirrored differences: exchanging two policies mirrors each digit.
+        count_below = _count_on_grid if is_graded else _count_subsets
+        shares = count_below(differences, weights), count_below(-differences, weights)
+    p_values = [float(_low_p(of, tie, np.zeros(1))[0]) for of in shares]
 
     def find_interval() -> Interval:
-        estimate = float(differences @ weights / weights.sum())
-        is_graded = len(differences) > _EXACT_TERMS
         low, high = (
-            _find_end(p_of, side, estimate, confidence, is_graded) for p_of, side in ((low_p, -1.0), (high_p, 1.0))
+            _find_low_end(partial(_low_p, of, tie), at_zero, sign * estimate, confidence, is_graded=is_graded)
+            for of, at_zero, sign in zip(shares, p_values, (1.0, -1.0), strict=True)
         )
-        return Interval(low, high)
+        return Interval(low, -high + 0.0)
 
-    return MeanTest(min(1.0, low_p(0.0), high_p(0.0)), find_interval)
-
-
-def _find_end(
-    p_of: Callable[[float], float], side: float, estimate: float, confidence: float, is_graded: bool
-) -> float:
-    """Return the centre between a side and the estimate at which the p-value reaches the level."""
-    outer, inner = side, estimate
-    if min(side, estimate) < 0 < max(side, estimate):
-        outer, inner = (0.0, estimate) if is_significant(p_of(0.0), confidence) else (side, 0.0)
-    if outer == side and not is_significant(p_of(side), confidence):
-        return side
-    if is_graded and not is_significant(p_of(inner), confidence):
-        quantile = NormalDist().inv_cdf
-        level = quantile((1 - confidence) / 2) + 1e-9
-        found = find_root(
-            lambda centre: quantile(max(1e-300, min(1.0, p_of(centre)) / 2)) - level, outer, inner, width=1e-6
-        )
-        return float(round(found, 5)) + 0.0
-    for _ in range(34):
-        middle = (outer + inner) / 2
-        outer, inner = (middle, inner) if is_significant(p_of(middle), confidence) else (outer, middle)
-    return round((outer + inner) / 2, 9) + 0.0
+    return MeanTest(min(1.0, *p_values), find_interval)
 
 
-def _count_subsets(differences: Floats, weights: Floats) -> Callable[[float], tuple[float, float]]:
-    """Return the shares of all subsets whose sum about a centre is below zero, and is zero, as a function of it."""
-    if len(differences) > _EXACT_TERMS:
-        return lambda centre: _sum_on_grid(weights * (differences - centre))
+Shares = Callable[[Floats], tuple[Floats, Floats]]
+"""The shares of all subsets whose mean is below each of some centres, and equals it."""
+
+
+def _low_p(shares: Shares, tie: float, centres: Floats) -> Floats:
+    below, equal = shares(centres)
+    return 2 * (below + tie * equal)
+
+
+def _count_subsets(differences: Floats, weights: Floats) -> Shares:
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, sizes = subsets @ (scaled * differences), subsets @ scaled
 
-    def share_below(centre: float) -> tuple[float, float]:
-        gaps = sums - centre * sizes
-        return float((gaps < -_TOLERANCE).mean()), float((np.abs(gaps) <= _TOLERANCE).mean())
+    def find_shares(centres: Floats) -> tuple[Floats, Floats]:
+        gaps = sums - np.outer(centres, sizes)
+        return (gaps < -_TOLERANCE).mean(axis=1), (np.abs(gaps) <= _TOLERANCE).mean(axis=1)
 
-    return share_below
+    return find_shares
+
+
+def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
+    @cache
+    def find_share(centre: float) -> tuple[float, float]:
+        return _sum_on_grid(weights * (differences - centre))
+
+    def find_shares(centres: Floats) -> tuple[Floats, Floats]:
+        below, equal = np.array([find_share(centre) for centre in centres.tolist()]).T
+        return below, equal
+
+    return find_shares
+
+
+def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
+    """Return the shares of these sums, and of the negative ones, by a table of all subsets, of their weights by their
+    sums: exact for few whole steps of both, such as those of counts; else there are 2,048 steps of sums and 1,000 of
+    weights.
+    """
+    total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
+    unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
+    wholes = (q for q in range(1, 61) if total * q <= _CELLS and np.abs(sums * q - np.rint(sums * q)).max() < 1e-9)
+    scale, tolerance = (float(q), 1e-9) if (q := next(wholes, 0)) else (_CELLS / total, 0.5)
+    sizes, steps = (np.rint(part).astype(np.int64) for part in (weights / unit, sums * scale))
+    zero = first = last = -int(steps[steps < 0].sum())
+    table, top = np.zeros((int(sizes.sum()) + 1, int(np.abs(steps).sum()) + 1)), 0
+    table[0, zero] = 1.0
+    for step, size in zip(steps.tolist(), sizes.tolist(), strict=True):
+        half = table[: top + 1, first : last + 1] / 2
+        table[: top + 1, first : last + 1] = half
+        table[size : size + top + 1, first + step : last + step + 1] += half
+        first, last, top = min(first, first + step), max(last, last + step), top + size
+    slope, drift = scale * weights.sum() / top, (steps - sums * scale).sum() / top  # rounding moves means by as much
+
+    def find_shares(below: Floats, zero: int, drift: float, centres: Floats) -> tuple[Floats, Floats]:
+        at = zero + np.outer(centres * slope + drift, np.arange(top + 1))
+        ends = np.ceil(at - tolerance), np.floor(at + tolerance) + 1
+        lower, upper = (
+            below[np.arange(top + 1), np.clip(end, 0, below.shape[1] - 1).astype(np.int64)].sum(axis=1) for end in ends
+        )
+        return lower, upper - lower
+
+    mirrored = (table, zero, drift), (table[:, ::-1], table.shape[1] - 1 - zero, -drift)
+    one, other = (
+        partial(find_shares, np.pad(rows.cumsum(axis=1), ((0, 0), (1, 0))), *rest) for rows, *rest in mirrored
+    )
+    return one, other
+
+
+def _find_low_end(
+    p_of: Callable[[Floats], Floats], at_zero: float, estimate: float, confidence: float, *, is_graded: bool
+) -> float:
+    """Return the centre from -1 to the estimate at which the p-value reaches the level."""
+    outer, inner = -1.0, estimate
+    if estimate > 0:
+        outer, inner = (0.0, estimate) if is_significant(at_zero, confidence) else (-1.0, 0.0)
+    if outer < 0 and not is_significant(p_of(np.array([-1.0])), confidence)[0]:
+        return -1.0
+    if is_graded and not is_significant(p_of(np.array([inner])), confidence)[0]:
+        quantile = NormalDist().inv_cdf
+        level = quantile((1 - confidence) / 2) + 1e-9
+
+        def excess(centre: float) -> float:
+            return quantile(max(1e-300, min(1.0, float(p_of(np.array([centre]))[0])) / 2)) - level
+
+        return float(round(find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
+    for _ in range(7):
+        centres = np.linspace(outer, inner, 33)
+        k = 1 + int(np.argmin(np.append(is_significant(p_of(centres[1:-1]), confidence), False)))
+        outer, inner = centres[k - 1], centres[k]
+    return round(float(outer + inner) / 2, 9) + 0.0
 
 
 @lru_cache(maxsize=4)
@@ -327,12 +382,19 @@ def _sum_on_grid(terms: Floats) -> tuple[float, float]:
     observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding moves the mean of all sums by as much
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
-    chances[0] = 1.0
+    chances[0], top = 1.0, 1
     for step, many in zip(*np.unique(rounded[rounded > 0], return_counts=True), strict=True):
-        summed = np.zeros_like(chances)
-        for drawn, chance in _draw_heads(int(many)):
-            summed[drawn * step :] += chance * chances[: max(0, len(chances) - drawn * step)]
-        chances = summed
+        last, top = top, min(len(chances), top + int(step * many))
+        if many == 1:
+            chances[step:top] += chances[: max(0, top - step)]
+            chances[:top] *= 0.5
+            continue
+        heads = _draw_heads(int(many))
+        summed = np.zeros(top)
+        for drawn, chance in heads:
+            part = chances[: max(0, min(last, top - drawn * step))]
+            summed[drawn * step : drawn * step + len(part)] += chance * part
+        chances[:top] = summed
     below = max(0, ceil(observed - slack))
     return float(chances[:below].sum()), float(chances[below:].sum())
 

@@ -208,8 +208,8 @@ def test_several_policies_name_what_is_established_and_what_is_undecided():
     assert answer == (
         "Established on these tasks: a is safer than c, 32 of 56 pairs against 0 (57.1 points, 44.1 to 69.2); b is "
         "safer than c, 24 of 64 pairs against 0 (37.5 points, 26.7 to 49.7). For tasks like these too: a and c, b "
-        f"and c. Undecided: a and b; {DOUBT} a stays safer if at most 0 of its episodes without a value count "
-        "against it, whichever these are, and none of b's does."
+        f"and c. Undecided: a and b; {DOUBT} a stays safer if none of its episodes without a value counts "
+        "against it and none of b's does."
     )
 
 

@@ -131,9 +131,11 @@ def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[
     for item in items[:_MOST_NAMED]:
         if item.tipping is not None:
             better, worse = _order(item, metric)
+            most = f"at most {item.tipping} of its episodes without a value count against it, whichever these are, and"
             yield (
-                f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if at most {item.tipping} "
-                f"of its episodes without a value count against it, whichever these are, and none of {worse}'s does."
+                f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if "
+                f"{most if item.tipping else 'none of its episodes without a value counts against it and'} "
+                f"none of {worse}'s does."
             )
 
 
