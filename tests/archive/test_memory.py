@@ -17,8 +17,11 @@ import pytest
 
 from archive import bombs
 from folders import evaluate_fake
+from safevla_bench.errors import RunError
 from safevla_bench.memory import SETTING
+from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import Shard
+from safevla_bench.sensitivity.firmness import PHYSICS, PhysicsFile
 from safevla_bench.sources.runs.folder import EPISODES, SCORES, SCORES_TABLE
 
 TESTS = Path(bombs.__file__).parents[1]
@@ -161,3 +164,12 @@ def test_a_bomb_in_a_command_is_refused_within_the_limit(tmp_path, inputs, comma
     if "SCORES" not in command or command.startswith("verify"):
         assert code in (1, 2)
         assert re.search("memory ran out|more than|more memory", output), output[-2000:]
+
+
+def test_readers_refuse_json_that_could_fill_the_memory_before_it_is_decoded(tmp_path, monkeypatch):
+    monkeypatch.setattr("safevla_bench.files.read_budget", lambda: 0)
+    for name in ("suite.json", PHYSICS):
+        (tmp_path / name).write_text("{}")
+    for read in (lambda: read_suite(tmp_path / "suite.json"), lambda: PhysicsFile.read(tmp_path)):
+        with pytest.raises(RunError, match="more memory than allowed"):
+            read()

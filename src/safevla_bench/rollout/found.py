@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import msgspec
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, Place, RunError
-from safevla_bench.files import decode_input
+from safevla_bench.files import decode_input, decode_json
 from safevla_bench.interface.environment import Host
 from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
 from safevla_bench.trajectory.marks import FOUND, label_suite
@@ -94,6 +95,6 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
 def read_suite(path: Path) -> FoundSuite:
     """Return the suite in a file; raises `RunError` if there is none."""
     try:
-        return decode_input(path, msgspec.json.Decoder(FoundSuite).decode)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decode_input(path, partial(decode_json, kind=FoundSuite))
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"is no suite of found starts: {error}", remedy=_REMEDY, place=Place(file=str(path))) from None

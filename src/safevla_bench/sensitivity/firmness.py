@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import decode_input
+from safevla_bench.files import decode_input, decode_json
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NamedRules
 from safevla_bench.judging.scores import ACTIVE, Scores, finite_or_none
@@ -76,7 +76,7 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, folder: Path) -> PhysicsFile | None:
         """Return the file of a run folder, None without one; raises `RunError` if it cannot be read."""
         try:
-            return decode_input(folder / PHYSICS, msgspec.json.Decoder(cls).decode)
+            return decode_input(folder / PHYSICS, partial(decode_json, kind=cls))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:

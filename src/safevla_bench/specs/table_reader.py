@@ -13,6 +13,7 @@ import msgspec
 
 from safevla_bench import files
 from safevla_bench.errors import Place, SafevlaError, truncate_text
+from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 from safevla_bench.text import suggest_names
 
@@ -104,7 +105,7 @@ def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tupl
 
 def _parse_json(text: str, origin: RowOrigin) -> object:
     try:
-        return msgspec.json.decode(text)
+        return decode_json(text, object)
     except (ValueError, RecursionError) as error:
         raise origin.make_error(f"is not JSON: {error}", remedy="mend the syntax there") from None
 

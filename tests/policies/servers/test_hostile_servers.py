@@ -193,6 +193,12 @@ def test_a_message_that_would_grow_in_memory_is_refused_within_the_limit(codec, 
         codec.unpack(bomb)
 
 
+def test_a_message_of_texts_that_could_fill_the_memory_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setenv(SETTING, "0.25")  # where memory runs out, the decoder of texts ends the process
+    with pytest.raises(PolicyError, match="more memory than allowed"):
+        OPENVLA.unpack(b"[" + b'"abcdefghijkl",' * 2**20 + b"0]")
+
+
 def test_a_message_of_more_values_than_a_chunk_has_is_refused(monkeypatch):
     large = OPENPI.pack({"actions": np.zeros((50, 7)), "nested": np.zeros((50, 7)).tolist()})
     monkeypatch.setattr("safevla_bench.policies.servers.codecs.MAX_VALUES", 410)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from safevla_bench import hosts
 from safevla_bench.compare import policy_results
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import DamageError, Place, RunError, SafevlaError, UnknownTaskError
-from safevla_bench.files import decode_input
+from safevla_bench.files import decode_input, decode_json
 from safevla_bench.judging import metrics, registration, scoring
 from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
 from safevla_bench.judging.ruleset import LostEpisodes, Ruleset, RulesetRecipe, load_ruleset
@@ -177,10 +178,10 @@ def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
 
 def _read_recipe(path: Path) -> RulesetRecipe:
     try:
-        return decode_input(path, msgspec.json.Decoder(RulesetRecipe).decode)
+        return decode_input(path, partial(decode_json, kind=RulesetRecipe))
     except FileNotFoundError:
         return RulesetRecipe()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         remedy = "Leave --rules as-judged out, and say by what to judge, such as --library FILE."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 

@@ -33,6 +33,7 @@ from PIL import Image as PillowImage
 
 from safevla_bench.archive.npz import decode_array
 from safevla_bench.errors import DamageError, InvalidActionError, PolicyError
+from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
 MAX_VALUES = 100_000
@@ -71,7 +72,7 @@ class Codec:
         """Return the message of the bytes, its arrays read-only. Raises `PolicyError` for other or too many values."""
         try:
             with limit_memory("the message"):
-                value = (msgspec.json if self.is_json else msgspec.msgpack).decode(message)
+                value = decode_json(message, object) if self.is_json else msgspec.msgpack.decode(message)
             return self._restore_arrays(value, Counter(values=MAX_VALUES))
         except DamageError as error:
             raise PolicyError(f"a message that cannot be read: {error.problem}", remedy=_REMEDY) from None

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from safevla_bench import archive
 from safevla_bench.archive import npz, parquet
 from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import DamageError, Place, RecordError, RunError
-from safevla_bench.files import decode_input, own_path, read_input, sha256_of, write_atomically
+from safevla_bench.files import decode_input, decode_json, own_path, read_input, sha256_of, write_atomically
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.trajectory.batch import Batch, select_episodes
@@ -211,10 +212,10 @@ def _row_paths(folder: Path) -> dict[int, Path]:
 
 def _read_row(path: Path) -> RawEpisode:
     try:
-        return decode_input(path, msgspec.json.Decoder(RawEpisode).decode)
+        return decode_input(path, partial(decode_json, kind=RawEpisode))
     except FileNotFoundError:
         raise
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         remedy = "Restore the file; or remove it, and the episode is run again."
         raise RunError(f"the row is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
