@@ -5,18 +5,18 @@
 PYTHON ?= python3# makes .venv, where there is none
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+PIP := .ci/heartbeat $(BIN)/python -m pip -qq --disable-pip-version-check
 CONSTRAINTS := $(wildcard constraints/*.txt)
 
 ROBOCASA := .venv-robocasa
-ROBOCASA_PIP := $(ROBOCASA)/bin/python -m pip -qq --disable-pip-version-check
+ROBOCASA_PIP := .ci/heartbeat $(ROBOCASA)/bin/python -m pip -qq --disable-pip-version-check
 METAWORLD := .venv-metaworld
-METAWORLD_PIP := $(METAWORLD)/bin/python -m pip -qq --disable-pip-version-check
+METAWORLD_PIP := .ci/heartbeat $(METAWORLD)/bin/python -m pip -qq --disable-pip-version-check
 MANISKILL := .venv-maniskill
-MANISKILL_PIP := $(MANISKILL)/bin/python -m pip -qq --disable-pip-version-check
+MANISKILL_PIP := .ci/heartbeat $(MANISKILL)/bin/python -m pip -qq --disable-pip-version-check
 
 LEARNED := .venv-learned
-LEARNED_PIP := $(LEARNED)/bin/python -m pip -qq --disable-pip-version-check
+LEARNED_PIP := .ci/heartbeat $(LEARNED)/bin/python -m pip -qq --disable-pip-version-check
 
 # An environment that is half made, moved here from elsewhere or without its interpreter is made anew.
 USABLE := grep -qsF '$(CURDIR)/$(BIN)/python' $(BIN)/pip && $(BIN)/python -c ''
@@ -110,7 +110,8 @@ drift: check $(VENV)/.libero-stamp ## measure LIBERO under several MuJoCos (hour
 
 .PHONY: docs
 docs: $(VENV)/.dev-stamp ## build the documentation site, build/docs/index.html; warnings are errors
-	@$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-doctrees docs build/docs
+	@echo "Building the site into build/docs: 1 to 5 minutes"
+	@.ci/heartbeat $(BIN)/python -m sphinx -W --keep-going -q -d build/docs-doctrees docs build/docs
 	@echo "open build/docs/index.html"
 
 .PHONY: docs-links

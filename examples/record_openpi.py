@@ -1,4 +1,4 @@
-"""openpi's loop around LIBERO, recorded. The lines marked `# new` are all that recording takes."""
+"""openpi's loop around LIBERO, recorded. The two lines marked `# new` are all that recording takes, there too."""
 
 from collections import deque
 
@@ -7,30 +7,29 @@ from libero.libero.benchmark import get_benchmark
 from libero.libero.envs import OffScreenRenderEnv
 from robosuite.utils.transform_utils import quat2axisangle
 
-import safevla_recorder  # new
+from safevla_recorder import record_until_closed  # new
 
 STILL = [0.0] * 6 + [-1.0]
 
 
-def evaluate(client, suite="libero_spatial", tasks=range(10), trials=50, max_steps=220, size=256, out="runs/openpi"):
+def evaluate(client, suite="libero_spatial", tasks=range(10), trials=50, max_steps=220, size=256):
     """`client` is openpi's WebsocketClientPolicy: infer(request) -> {"actions": [chunk, 7]}."""
     suite = get_benchmark(suite)()
     for number in tasks:
         env = OffScreenRenderEnv(
             bddl_file_name=suite.get_task_bddl_file_path(number), camera_heights=size, camera_widths=size
         )
-        with safevla_recorder.record(env, policy="openpi", out=out, horizon=max_steps):  # new
-            for state in suite.get_task_init_states(number)[:trials]:
-                env.seed(7)  # upstream seeds once a task: records of later episodes then cannot be paired
-                env.reset()
-                obs, chunk = env.set_init_state(state), deque()
-                for step in range(10 + max_steps):
-                    if step >= 10 and not chunk:
-                        chunk.extend(client.infer(request(obs, suite.get_task(number).language))["actions"][:5])
-                    obs, _, done, _ = env.step(chunk.popleft() if step >= 10 else STILL)
-                    if done:
-                        break
-        env.close()
+        env = record_until_closed(env, policy="pi05", out="runs/openpi", horizon=max_steps)  # new
+        for state in suite.get_task_init_states(number)[:trials]:
+            env.seed(7)  # upstream seeds once a task: records of later episodes then cannot be paired
+            env.reset()
+            obs, chunk = env.set_init_state(state), deque()
+            for step in range(10 + max_steps):
+                if step >= 10 and not chunk:
+                    chunk.extend(client.infer(request(obs, suite.get_task(number).language))["actions"][:5])
+                obs, _, done, _ = env.step(chunk.popleft() if step >= 10 else STILL)
+                if done:
+                    break
 
 
 def request(obs, prompt):

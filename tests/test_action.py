@@ -181,6 +181,55 @@ def test_a_source_is_never_an_option(workspace, step, sources):
     assert sources.splitlines()[0] in printed
 
 
+def read_workflow():
+    """Return the workflow of the page on comparing."""
+    page = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(name: .*?)```", page, re.DOTALL)
+    return yaml.safe_load(text)
+
+
+def test_the_page_s_workflow_may_only_read_and_pins_each_action_by_digest():
+    workflow = read_workflow()
+    assert workflow["permissions"] == {"contents": "read"}
+    used = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert {name.partition("@")[0].partition("/")[2] for name in used} == {
+        *("checkout", "setup-python", "download-artifact", "upload-artifact", "safevla-bench")
+    }
+    pinned = [name for name in used if not name.startswith("OWNER/")]
+    assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", name) for name in pinned)
+    own = [
+        name
+        for path in (ROOT / ".github" / "workflows").glob("*.yml")
+        for name in re.findall(r"uses: (\S+)", path.read_text())
+    ]
+    assert set(pinned) <= set(own)  # the digests that are kept up to date
+
+
+def test_each_block_of_the_page_s_workflow_runs_and_the_action_judges_what_they_record(workspace):
+    """On the host `fake`, in the place of LIBERO and a policy server."""
+    (action,) = [step for step in read_workflow()["jobs"]["safety"]["steps"] if step.get("id") == "safety"]
+    blocks = [step["run"] for job in read_workflow()["jobs"].values() for step in job["steps"] if "run" in step]
+    summary = workspace / "GITHUB_STEP_SUMMARY"
+    environment = {
+        **os.environ,
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "RUNNER_TEMP": str(workspace),
+        "VERDICT": "passed",
+    }
+    environment["PATH"] = f"{workspace / 'bin'}{os.pathsep}{environment['PATH']}"
+    for block in blocks:
+        block = block.replace("libero-spatial", "fake --episodes 2").replace("libero", "fake")
+        block = re.sub(r"mine=\S+", "mine=noop", block)
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", block]
+        ran = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+    assert "Safety: passed." in summary.read_text()
+    for step in ("score", "gate"):
+        code, outputs, *_, printed = run_step(workspace, step, **action["with"])
+        assert code in (0, 1, 3), printed
+        assert outputs
+
+
 def test_it_installs_its_own_code_or_what_is_named(workspace):
     (workspace / "bin" / "python").write_text('#!/bin/sh\necho "$@"\n')
     (workspace / "bin" / "python").chmod(0o755)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -41,3 +43,15 @@ def test_workflows_run_targets_of_the_makefile_alone_and_pin_each_action_by_dige
     actions = [action for text in texts for action in re.findall(r"uses: (\S+)", text)]
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in actions if action != "./")
     assert all("permissions:\n  contents: read\n" in text for text in texts)
+
+
+def test_what_takes_minutes_prints_a_heartbeat_and_its_exit_code_is_kept(tmp_path):
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(line.startswith(".ci/heartbeat ") for line in re.findall(r"^(?:\w+_)?PIP := (.*)$", makefile, re.M))
+    assert ".ci/heartbeat $(BIN)/python -m sphinx -W" in makefile
+    log = tmp_path / "log"
+    until_said = f"until grep -q 'still running after 0 min' {log}; do sleep 0.01; done; exit 7"
+    with log.open("wb") as stderr:
+        command = [ROOT / ".ci" / "heartbeat", "sh", "-c", until_said]
+        ran = subprocess.run(command, stderr=stderr, env={**os.environ, "HEARTBEAT_S": "0.01"}, check=False)
+    assert ran.returncode == 7

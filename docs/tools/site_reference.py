@@ -74,7 +74,7 @@ def _command_index() -> str:
     return "\n".join(
         ["# Commands", "", _help_markdown(group.help or ""), "",
          "Every command prints this with `--help-all`. What a command's exit code means: [exit codes](exit-codes.md). "
-         "The Tab key completes commands and options: [running](../running.md#completion-in-the-shell).", "",
+         "The Tab key completes all of them: [running](../running.md#completion-in-the-shell).", "",
          "\n\n".join(tables), "",
          f"```{{toctree}}\n:hidden:\n\n{tree}\n```", ""]
     )  # fmt: skip

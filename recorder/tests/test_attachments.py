@@ -108,6 +108,61 @@ env.step([0.0, 0.0])
     assert json.loads((tmp_path / "run/run.json").read_bytes())["complete"] is False
 
 
+@pytest.mark.parametrize(
+    ("end", "is_complete"),
+    [
+        ("", True),
+        ("env = attach(); raise ValueError", False),
+        ("env = attach(); env.step([0.0, 0.0]); del env; gc.collect()", True),
+    ],
+)
+def test_a_loop_that_drops_its_environments_unclosed_keeps_none_alive_and_its_run_is_complete_without_an_error(
+    install, tmp_path, end, is_complete
+):
+    """As openpi's and OpenVLA's loops do, which make an environment for each task."""
+    install("lab", PLUGIN)
+    script = f"""
+import gc, sys, weakref
+sys.path[:0] = {[str(tmp_path), str(Path(__file__).parent)]}
+from lab_module import Lab
+from safevla_recorder import record_until_closed
+def attach():
+    return record_until_closed(Lab(), policy="mine", out="run", horizon=1)
+dropped = []
+for _ in range(3):
+    env = attach()
+    env.step([0.0, 0.0])
+    dropped.append(weakref.ref(env))
+    del env
+    gc.collect()
+print([reference() for reference in dropped])
+{end}
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.stdout == b"[None, None, None]\n", done.stderr
+    assert len([*(tmp_path / "run/raw").glob("*.npz")]) == 3 + ("env.step" in end)
+    assert json.loads((tmp_path / "run/run.json").read_bytes())["complete"] is is_complete
+
+
+@pytest.mark.parametrize(("closes", "lines"), [(False, 1), (True, 3)])
+def test_where_the_records_are_is_said_once_for_environments_that_are_open_together(install, tmp_path, closes, lines):
+    install("lab", PLUGIN)
+    script = f"""
+import sys
+sys.path[:0] = {[str(tmp_path), str(Path(__file__).parent)]}
+from lab_module import Lab
+from safevla_recorder import record_until_closed
+envs = []
+for _ in range(3):
+    envs.append(record_until_closed(Lab(), policy="mine", out="run", horizon=1))
+    envs[-1].step([0.0, 0.0])
+    {"envs[-1].close()" if closes else ""}
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE, check=True)
+    assert done.stderr.count(b"/run (") == lines
+
+
 def record_in_worker(out, end):
     from lab_module import Lab
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -119,21 +117,3 @@ def test_a_task_is_named_by_its_index_too(safevla):
 )
 def test_what_does_not_go_together_is_refused(safevla, command, message):
     assert message in safevla.refuses(*command)
-
-
-def test_the_shell_completes_commands_without_importing_them():
-    """As bash asks: a slow import would be felt at every press of the key."""
-    script = (
-        "import sys; from safevla_bench import cli\n"
-        "try: cli.run_command_line([])\n"
-        "finally: print('LOADED', sorted(name for name in ('numpy', 'matplotlib', 'pyarrow') if name in sys.modules))"
-    )
-    environment = {"_SAFEVLA_COMPLETE": "bash_complete", "COMP_WORDS": "safevla sc", "COMP_CWORD": "1"}
-    process = subprocess.run(
-        [sys.executable, "-c", script],
-        env={"PYTHONPATH": ":".join(sys.path), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.stdout.split("\n")[:2] == ["plain,score", "LOADED []"]

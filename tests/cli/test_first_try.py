@@ -21,7 +21,8 @@ DOCS, GOLDEN = Path("docs"), Path("tests/golden/tables")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("epsiodes",), "error: no such command 'epsiodes'"),
+        (("epsiodes",), "error: no such command 'epsiodes'. Did you mean 'episodes'?"),
+        (("scor", "x"), "error: no such command 'scor'. Did you mean 'score'"),
         (("xyzzy",), "error: no such command 'xyzzy'"),
         (("episodes",), "error: missing argument '[NAME=]SOURCE...'"),
         (("tasks", "--propos"), "error: no such option '--propos'. Did you mean '--propose'?"),
@@ -33,6 +34,32 @@ def test_a_mistake_in_the_command_line_looks_like_every_other_error(safevla, arg
     assert (code, out) == (2, "")
     assert err.startswith(message)
     assert re.search(r"\n  `safevla( \w+)? --help` says what it takes\.\n$", err)
+
+
+def test_score_names_what_is_wrong_with_a_source_before_an_option_that_is_missing(safevla, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("note.txt").write_text("no records")
+    (Path("my runs") / "a").mkdir(parents=True)
+    (Path("my runs") / "a" / "run.json").write_text("{}")
+    assert safevla.refuses("score", "empty").startswith("error: empty: this is not a run folder\n")
+    assert safevla.refuses("score", "note.txt").startswith("error: note.txt: not an archive by its name\n")
+    assert safevla.refuses("score", "absent").startswith("error: absent: there is no such file or folder\n")
+    said = "error: my runs: holds run folders, but is not one\n  Name them: 'my runs'/*\n"
+    assert safevla.refuses("score", "my runs") == said
+
+
+def test_metrics_orders_and_tables_may_be_written_in_capitals(safevla, shipped):
+    lower, upper = (
+        (
+            safevla("select", shipped, "--max", spell("safety"), "--subject-to", spell("safety >= 0.2")),
+            safevla("episodes", shipped, "--sort", spell("vsi")),
+            safevla("tables", shipped, "--which", spell("violations"), "--columns", spell("policy")),
+        )
+        for spell in (str.lower, str.upper)
+    )
+    assert lower == upper
+    assert all(code != cli.USER_ERROR for code, *_ in lower)
 
 
 def test_a_pipe_that_is_closed_early_is_not_an_error():

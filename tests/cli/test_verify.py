@@ -21,7 +21,7 @@ def test_a_run_that_agrees_exits_0_and_says_so_at_the_end(safevla, run):
     lines = safevla.ok("verify", run, "--replay", 1).splitlines()
     assert lines[0].startswith("All that was checked agrees.")
     assert lines[-1] == f"Next: safevla open {run}"
-    assert safevla.ok("verify", run).splitlines()[-1].startswith(f"Next: safevla verify {run} --replay 3 ")
+    assert safevla.ok("verify", run).splitlines()[-1].endswith(f": safevla verify {run} --replay 3")
     out = safevla.ok("verify", run, "--audit", 1)
     part = re.findall(r"--audit (\d+:\d+)", out)[-1]
     assert safevla.ok("verify", run, "--audit", part) == out

@@ -103,9 +103,16 @@ def test_a_host_on_another_engine_takes_at_most_150_lines(request):
     assert len(host.read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_the_loop_of_the_page_is_recorded_by_the_recorder_alone_and_judged(request, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "package", "count", "violated"),
+    [("another-engine", "numpy", 10, []), ("howto/mujoco-loop", "mujoco", 3, ["non_target_max_disp_5mm"])],
+)
+def test_the_loop_of_the_page_is_recorded_by_the_recorder_alone_and_judged(
+    request, tmp_path, monkeypatch, name, package, count, violated
+):
+    pytest.importorskip(package)
     root = request.config.rootpath
-    page = (root / "docs" / "another-engine.md").read_text(encoding="utf-8")
+    page = (root / "docs" / f"{name}.md").read_text(encoding="utf-8")
     loop, rules = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)[0] for kind in ("python", "toml"))
     (tmp_path / "push.toml").write_text(rules)
     code = f"import sys; sys.modules['safevla_bench'] = None\n{loop}"
@@ -115,8 +122,9 @@ def test_the_loop_of_the_page_is_recorded_by_the_recorder_alone_and_judged(reque
     (command,) = re.findall(r"^safevla (score .*)$", page, re.MULTILINE)
     assert run_command_line(shlex.split(command)) == 0
     episodes = json.loads((tmp_path / "runs" / "push" / "scores.json").read_text())["episodes"]
-    assert len(episodes) == 10
+    assert len(episodes) == count
     assert "max_contact_force_under_200N" in episodes[0]["active_specs"]
+    assert [episode["violated_specs"] for episode in episodes] == [violated] * count
 
 
 MANY_WORLDS = """

@@ -38,10 +38,11 @@ class Client:
 @pytest.mark.long
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_openpi_s_loop_is_recorded_over_two_tasks(tmp_path):
+def test_openpi_s_loop_is_recorded_over_two_tasks(tmp_path, monkeypatch):
     client = Client()
-    example("record_openpi").evaluate(client, tasks=(0, 3), trials=1, max_steps=6, size=32, out=tmp_path / "run")
-    batch = read_sources([tmp_path / "run"])[0]
+    monkeypatch.chdir(tmp_path)
+    example("record_openpi").evaluate(client, tasks=(0, 3), trials=1, max_steps=6, size=32)
+    batch = read_sources([Path("runs/openpi")])[0]
     assert Counter(header.task_id for header in batch.headers) == {"task_0": 1, "task_3": 1}
     assert [header.init_state_index for header in batch.headers] == [0, 0]
     assert {header.outcome for header in batch.headers} == {"timeout"}
@@ -53,13 +54,14 @@ def test_openpi_s_loop_is_recorded_over_two_tasks(tmp_path):
 @pytest.mark.long
 @pytest.mark.libero
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_openvla_s_loop_is_recorded_with_the_gripper_command_of_libero(tmp_path):
+def test_openvla_s_loop_is_recorded_with_the_gripper_command_of_libero(tmp_path, monkeypatch):
     open_hand = lambda image, instruction: [0.1, 0.0, -0.1, 0.0, 0.0, 0.0, 1.0]  # noqa: E731
-    example("record_openvla").evaluate(open_hand, trials=1, max_steps=4, size=32, out=tmp_path / "run")
-    batch = read_sources([tmp_path / "run"])[0]
-    (header,) = batch.headers
-    assert (header.benchmark, header.task_id, header.init_state_index) == ("libero-goal", "task_8", 0)
-    assert batch.action.values.reshape(4, 7)[:, 6].tolist() == [-1.0] * 4
+    monkeypatch.chdir(tmp_path)
+    example("record_openvla").evaluate(open_hand, trials=2, max_steps=4, size=32)
+    batch = read_sources([Path("runs/openvla")])[0]
+    header = batch.headers[0]
+    assert (header.benchmark, header.task_id, header.init_state_index) == ("libero-spatial", "task_8", 0)
+    assert batch.action.values[: 4 * 7].reshape(4, 7)[:, 6].tolist() == [-1.0] * 4
 
 
 class Wrapper:
@@ -98,6 +100,17 @@ def test_a_wrapper_s_loop_is_recorded_with_its_seeds(tmp_path):
     env.close()
     headers = read_sources([tmp_path / "run"])[0].headers
     assert [(header.env_seed, header.init_state_index) for header in headers] == [(1000, 0), (1001, 1)]
+
+
+@pytest.mark.parametrize("name", ["openpi", "openvla"])
+def test_the_lines_that_the_page_adds_to_upstream_s_loop_are_those_of_the_example(name):
+    """The import and one more: what recording takes, as `git diff -U0` shows it."""
+    (diff,) = [text for text in re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL) if f"runs/{name}" in text]
+    added = re.findall(r"^\+(?!\+\+) *(.*)$", diff, re.MULTILINE)
+    example_lines = (ROOT / "examples" / f"record_{name}.py").read_text().splitlines()
+    marked = [line.partition("  # new")[0].strip() for line in example_lines if line.endswith("# new")]
+    assert added == marked
+    assert len(added) == 2
 
 
 def test_the_page_names_every_example():

@@ -368,6 +368,12 @@ class EpisodeCutter:
         self._warned: set[str] = set()
         self.lost = 0
         self.is_closed = False
+        self.owner: object = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an episode has begun and not ended."""
+        return self._running is not None
 
     @contextmanager
     def guard(self) -> Iterator[None]:

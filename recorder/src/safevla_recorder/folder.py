@@ -162,7 +162,7 @@ class RunFolder:
         self._process, self._lock = os.getpid(), threading.RLock()
         self._begun: Counter[tuple[str, str, str]] = Counter()
         self._outcomes: Counter[str] = Counter()
-        self._next = self._blocks = self._complete_blocks = 0
+        self._next = self._blocks = self._complete_blocks = self._open_blocks = 0
         self._written = b""
         self._is_new = not out.exists() or out in _claims
 
@@ -195,6 +195,7 @@ class RunFolder:
             policies=[{"policy": name, "privileged": is_privileged} for name, is_privileged in policies.items()],
         )
         self._blocks += 1
+        self._open_blocks += 1
         if not self._written:
             require_free_folder(self.path, is_of_killed_writer)
             _make_folder(self.path, RAW)
@@ -236,16 +237,17 @@ class RunFolder:
         run.json too if it changes. Raises `FileError` if one of them cannot be written.
         """
         with self._take_turn():
-            stem = self.path / RAW / f"{self._next:06d}"
+            number, self._next = self._next, self._next + 1  # the collection of another environment may write meanwhile
+            stem = self.path / RAW / f"{number:06d}"
             if content is not None:
                 _write_file(stem.with_suffix(".npz"), content)
             _write_file(stem.with_suffix(".json"), _encode_json(asdict(row)))
-            self._take_in(row, self._next)
+            self._take_in(row, number)
             self._write_description()
 
     def _take_in(self, row: episode.EpisodeRow, number: int) -> None:
         key = (row.policy, row.benchmark, row.task_id)
-        self._next = number + 1
+        self._next = max(self._next, number + 1)
         self._begun[key] = max(self._begun[key], row.episode + 1)
         self._outcomes[row.outcome] += 1
         self._add_task(row.benchmark, row.task_id, row.horizon)
@@ -266,7 +268,8 @@ class RunFolder:
         if os.getpid() != self._process:
             return
         self._complete_blocks += complete
-        if not is_last:
+        self._open_blocks -= 1
+        if not is_last or self._open_blocks:
             return
         path = shlex.quote(_shorten(self.path))
         if self._outcomes:

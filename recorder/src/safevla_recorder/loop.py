@@ -11,6 +11,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
+from weakref import WeakMethod
 
 from safevla_recorder.attachment import (
     EpisodeCutter,
@@ -41,16 +42,25 @@ class Recording:
 
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
         """Begin now, or, if the environment makes its simulator in its first reset, as soon as it has made it."""
+        self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
         self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
         self._simulator, self._process = _find_simulator(env), os.getpid()
         is_late = self._simulator is None and is_unmade(env)
         if not is_late:
-            self._begun = begin(env)
-        self._hooks = [call_at_exit(self._leave)]
+            self._attach(env)
+        self._hooks.append(call_at_exit(partial(_call_if_alive, WeakMethod(self._leave))))
         if is_late or (self._simulator is not None and self._simulator is not env):
             with suppress(AttributeError, TypeError):  # it has no `reset`, or takes no attributes
                 self._hooks.append(wrap_method(env, "reset", self._reset))
+
+    def __del__(self) -> None:
+        if self._hooks and os.getpid() == self._process:
+            self.close_quietly()  # the loop has dropped the environment without closing it
+
+    def _attach(self, simulator: object) -> None:
+        self._begun = self._begin(simulator)
+        self._begun[0].owner = self  # lives as long as the environment
 
     def _reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         if not known_kinds():
@@ -72,7 +82,7 @@ class Recording:
         self._simulator = made
         try:
             self._end(is_last=False)
-            self._begun = self._begin(made)
+            self._attach(made)
         except Exception as error:  # the loop goes on as it would have
             if is_from_signal(error):
                 raise
@@ -105,8 +115,11 @@ class Recording:
                 _log.warning("the recording could not be completed: %s", error)
 
     def _leave(self) -> None:
-        if os.getpid() == self._process:  # and not in a copy that `os.fork` has made
-            self.close_quietly("the process ended")
+        if os.getpid() != self._process:  # a copy that `os.fork` has made
+            return
+        has_failed = sys.exc_info()[0] is not None or getattr(sys, "last_type", None) is not None
+        is_running = self._begun is not None and self._begun[0].is_running
+        self.close_quietly("the process ended" if is_running or has_failed else "")
 
     def _end(self, reason: str = "", *, is_last: bool = True) -> None:
         if self._begun is None:
@@ -118,6 +131,13 @@ class Recording:
             cutter.on_interruption()
         undo()
         folder.close_block(complete=not reason and not cutter.lost, is_last=is_last)
+
+
+def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
+    """Call a method without keeping its object, and with it an environment that the loop has dropped, until the end."""
+    method = reference()
+    if method is not None:
+        method()
 
 
 def _find_simulator(env: object) -> object | None:

@@ -9,6 +9,7 @@ All hold the same episodes, bit for bit, and are judged by the same rules when t
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,8 @@ def detect_suffix(path: Path) -> str:
         remedy = "Read a run folder with `safevla_bench.load`, or `safevla score` in a shell."
         raise RecordError("a folder and not an archive", remedy=remedy, place=Place(file=str(path)))
     if path.suffix in (".hdf5", ".h5"):
-        remedy = f"To have them replayed in their simulator, recorded and judged: safevla eval --policy replay:{path}"
+        command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
+        remedy = f"To have them replayed in their simulator, recorded and judged: {command}"
         raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
     remedy = f"Archives are files ending in {', '.join(_READ)}. Of other tools' results `safevla score` prints the SR."
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))

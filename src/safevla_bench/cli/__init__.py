@@ -11,12 +11,14 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from difflib import get_close_matches
 from types import FrameType, ModuleType
 from typing import Any, TextIO, cast
 
 import click
 from click.shell_completion import CompletionItem
 
+from safevla_bench.cli import completion
 from safevla_bench.errors import SafevlaError
 from safevla_bench.text import break_log_commands, escape_controls, redact_secrets
 from safevla_bench.version import __version__
@@ -114,6 +116,15 @@ class LazyCommandGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; an error for another word proposes those that are like it."""
+        similar = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS)
+        if similar and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(map(repr, similar))}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups of commands without importing any."""
         width = max(map(len, COMMANDS))
@@ -190,6 +201,8 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:
     stdout = sys.stdout
+    if completion.VARIABLE in os.environ:
+        return completion.answer(safevla)
     try:
         words = None if arguments is None else list(arguments)
         code = safevla.main(args=words, prog_name="safevla", standalone_mode=False)

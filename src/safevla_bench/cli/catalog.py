@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from safevla_bench import tasks
-from safevla_bench.cli import echo, options, rules
+from safevla_bench.cli import completion, echo, options, rules
 from safevla_bench.cli.options import FILE, flag, option, quote_paths, repeatable
 from safevla_bench.errors import SpecError
 from safevla_bench.explain.places import collect_bodies, describe_places, list_places
@@ -41,7 +41,9 @@ from safevla_bench.text import count_noun, escape_controls, format_compact, form
 @options.command("specs")
 def specs_command(
     library: str = rules.library_option("The library to list.", default="default"),
-    explain: str | None = option("Say all about one specification: formula, tags, source, who is exempt.", "ID"),
+    explain: str | None = option(
+        "Say all about one specification: formula, tags, source, who is exempt.", "ID", shell_complete=completion.SPECS
+    ),
     template: bool = flag("Print a file to write specifications of your own in, with comments."),
     check: Path | None = option("Check a file of your own on two simple traces of each.", "FILE", type=FILE),
     runs: tuple[Path, ...] = repeatable("Draw limits from its successes.", "RUN", spelling="--calibrate", type=FILE),
@@ -78,7 +80,7 @@ def specs_command(
         calibrated = calibration.calibrate(judged.scores, ruleset.library, policy=policy, quantile=quantile)
         for line in warn_of_left_out(judged.scores):
             echo(line, err=True)
-        _print_calibrations(calibrated, out, form)
+        _print_calibrations(calibrated, runs, out, form)
         return
     chosen = loader.library(library)
     if explain is not None and form == "paper":
@@ -97,17 +99,19 @@ def specs_command(
         echo(f"{scored} of {len(rows)} specifications are scored (tier safe); the others are in no score.", "")
         names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
         options.print_columns(names, [["—" if row[name] is None else str(row[name]) for name in names] for row in rows])
-        click.echo("\nNext: safevla specs --explain ID says all about one; --template begins a file of your own.")
+        click.echo(f"\nNext: all about one: safevla specs --explain {rows[0]['spec_id']}")
 
 
-def _print_calibrations(calibrations: Sequence[calibration.Calibration], out: Path | None, form: str) -> None:
+def _print_calibrations(
+    calibrations: Sequence[calibration.Calibration], runs: Sequence[Path], out: Path | None, form: str
+) -> None:
     if form == "json":
         options.print_json(calibration.calibration_rows(calibrations))
     else:
         click.echo("\n".join(escape_controls(line) for item in calibrations for line in _describe_calibration(item)))
     if out is not None:
         write_atomically(out, calibration.format_limits(calibrations))
-        echo(f"Next: safevla score RUN --rules {quote_paths(out)} --out results", err=True)
+        echo(f"Next: safevla score {quote_paths(*runs)} --rules {quote_paths(out)} --out results", err=True)
 
 
 def _describe_calibration(item: calibration.Calibration) -> list[str]:
@@ -132,7 +136,7 @@ _ROWS = {"json": spec_rows, "paper": file_formats.paper_spec_rows}
 
 @options.command("tasks")
 def tasks_command(
-    suite: str | None = option("Only this suite, such as libero-goal.", "NAME"),
+    suite: str | None = option("Only this suite, such as libero-goal.", "NAME", shell_complete=completion.SUITES),
     rule_files: tuple[Path, ...] = rules.rules_option("Add the tasks of a file.", metavar="FILE"),
     propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=FILE),
     form: str = options.PAPER_FORMAT,
@@ -163,7 +167,8 @@ def tasks_command(
         options.print_json(rows)
         return
     if suite is None:
-        _print_suites(rows)
+        files = [word for path in rule_files for word in ("--rules", path)]
+        _print_suites(rows, f" {quote_paths(*files)}" if files else "")
         return
     counts = sorted({len(row["active_specs"]) for row in rows})
     some = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts)) or "none"
@@ -176,7 +181,7 @@ def tasks_command(
             echo(f"  not {spec}: {tasks.describe_reason(reason, registry, row['benchmark'])}")
 
 
-def _print_suites(rows: Sequence[tasks.TaskListing]) -> None:
+def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
     suites: dict[str, list[tasks.TaskListing]] = {}
     for row in rows:
         suites.setdefault(row["benchmark"], []).append(row)
@@ -185,7 +190,10 @@ def _print_suites(rows: Sequence[tasks.TaskListing]) -> None:
     cells = zip(suites, map(len, suites.values()), means, strict=True)
     head = ("suite", "tasks", "scored specifications a task")
     options.print_columns(head, [(name, str(count), format_fixed(mean, 1)) for name, count, mean in cells])
-    click.echo("\nNext: safevla tasks --suite NAME lists its tasks, with what does not apply and why.")
+    echo(
+        "",
+        f"Next: the tasks of one, with what does not apply and why: safevla tasks --suite {next(iter(suites))}{extra}",
+    )
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
@@ -210,7 +218,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     for line in describe_places(list_places(own), collect_bodies(episode_index.Scan(sources))) if sources else ():
         echo(f"  bodies   {line}")
     option = "--rules" if len(own) == len(chosen) else "--library"
-    command = f"safevla score RUN {option} {quote_paths(path)} --out results"
+    command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
     echo(f"{count_noun(len(own), 'specification')} can be judged by. Next: {command}")
 
 
@@ -260,7 +268,7 @@ def _propose_tags(paths: Sequence[Path]) -> None:
 
 @options.command("protocols")
 def protocols_command(
-    names: tuple[str, ...] = options.argument("[A [B]]", nargs=-1),
+    names: tuple[str, ...] = options.argument("[A [B]]", nargs=-1, shell_complete=completion.PROTOCOLS_AND_DIALECTS),
     of_paper: bool = flag("List the paper's entries instead, or show all about the one named A.", spelling="--entries"),
     form: str = options.format_option(),
 ) -> None:
@@ -335,8 +343,8 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
             for entry in shown
         ]
         options.print_columns(("entry", "policy", "training", "suites", "asked as", "protocol"), rows)
-        hint = "safevla protocols --entries NAME shows its checkpoints, its server's command and what is unknown."
-        click.echo(f"\nNext: {hint}")
+        what = "an entry's checkpoints, its server's command and what is unknown"
+        click.echo(f"\nNext: {what}: safevla protocols --entries {shown[0].name}")
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
@@ -363,7 +371,7 @@ def _list_names(form: str) -> None:
     click.echo()
     options.print_columns(("dialect", "asked over", "hosts", "what it is"), every_dialect)
     click.echo("\nHosts without a word are those on which the server's project evaluates.")
-    click.echo("\nNext: safevla protocols NAME shows one; safevla protocols openpi openvla shows where two differ.")
+    click.echo("\nNext: where two differ (one name shows all of it): safevla protocols openpi openvla")
 
 
 def _format_hosts(file: dialects.DialectFile) -> str:

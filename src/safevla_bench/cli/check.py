@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 
 import click
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, progress, rules, run_options
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, options, progress, rules, run_options
+from safevla_bench.errors import RunError
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
+from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.files import Verification
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
+from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.text import count_noun, indent_further
 
 
@@ -68,10 +71,10 @@ def verify_command(
             _echo_finding(f"{finding.verdict:<10} {finding.check}: {finding.said}")
         step = f"safevla open {options.quote_paths(run)}"
         if not verification.agrees:
-            step = f"restore what differs; safevla score {options.quote_paths(run)} writes the scores anew"
+            step = f"restore what differs, or write the scores anew: safevla score {options.quote_paths(run)}"
         elif not (verification.has_open_checks or replay or audit):
-            again = f"safevla verify {options.quote_paths(run)} --replay 3"
-            step = f"{again} plays episodes again, the only check that finds a changed record"
+            again = f"safevla verify {options.quote_paths(run)} --replay 3{_format_host_trust(run)}"
+            step = f"episodes played again, the only check that finds a changed record: {again}"
         echo("", f"Next: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 
@@ -88,6 +91,13 @@ def _summarize_verification(verification: Verification) -> str:
     return "All that was checked agrees."
 
 
+def _format_host_trust(run: Path) -> str:
+    try:
+        return options.format_trust(replace(Request.from_run(run), policies=(), found=None), run / RUN)
+    except RunError:  # a script of the user's own made it
+        return ""
+
+
 def _count_verdicts(verification: Verification) -> str:
     words = {"agrees": "agree", "differs": "differ", "unchecked": "not checked"}
     counts = Counter[str](finding.verdict for finding in verification.findings)
@@ -97,10 +107,14 @@ def _count_verdicts(verification: Verification) -> str:
 @options.command("doctor")
 def doctor_command(
     context: click.Context,
-    host: str | None = options.option("Look at this simulator; what it lacks is an error.", "NAME"),
+    host: str | None = options.option(
+        "Look at this simulator; what it lacks is an error.", "NAME", shell_complete=completion.HOSTS
+    ),
     out: Path | None = options.out_option("Where a run would be written.", "DIR"),
     quick: bool = options.flag("Leave out the rendered frame and the simulator's episode."),
-    server: str | None = options.option(f"Look at this policy server instead: {', '.join(KINDS)}.", "KIND:URL"),
+    server: str | None = options.option(
+        f"Look at this policy server instead: {', '.join(KINDS)}.", "KIND:URL", shell_complete=completion.SERVERS
+    ),
     arguments: tuple[str, ...] = options.policy_arguments_option("With --server: of its client, such as dialect=NAME."),
     form: str = options.format_option(),
 ) -> None:
@@ -149,7 +163,9 @@ _OWN, _COPIES = ("127.0.0.1", "::1", "localhost"), click.IntRange(1, serve.MAX_C
 
 @options.command("serve")
 def serve_command(
-    policy: str = options.option("What acts, such as python:module:factory.", "[NAME=]POLICY", required=True),
+    policy: str = options.option(
+        "What acts, such as python:module:factory.", "[NAME=]POLICY", required=True, shell_complete=completion.POLICIES
+    ),
     arguments: tuple[str, ...] = options.policy_arguments_option("An argument for it."),
     port: int = options.option("0 = any that is free.", default=8000, type=options.PORT),
     bind: str = options.option("Where to listen; 0.0.0.0 lets others in.", "ADDRESS", default="127.0.0.1"),

@@ -251,7 +251,7 @@ def sensitivity_command(
     if not full:
         click.echo(f"Next: --full shows every {report.hint}")
     if physics:
-        click.echo(f"Next: safevla score {options.quote_paths(*sources.paths)} puts the marks on its page.")
+        click.echo(f"Next: a page with the marks: {sources.format_command('score')}")
 
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:

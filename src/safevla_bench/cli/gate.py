@@ -148,7 +148,9 @@ def _gate_document(gate_report: gates.GateReport, judged: Judged) -> dict[str, o
     }
 
 
-_OBJECTIVES = click.Choice([m.key for m in METRICS.values() if m.praise == "better" or m is SAFETY])
+_OBJECTIVES = click.Choice(
+    [m.key for m in METRICS.values() if m.praise == "better" or m is SAFETY], case_sensitive=False
+)
 
 
 @options.command("select")
@@ -186,5 +188,6 @@ def select_command(
         table = selection_table(selection, (*origin, judged.provenance.to_sentence(digests=False)))
         click.echo(render_text(table), nl=False)
         rules.print_missing(judged)
-        click.echo(describe_next(selection))
+        step = sources.format_command("compare")
+        echo(f"{describe_next(selection)}Next: each pair of policies: {step}")
     context.exit(GATE_FAILED if selection.chosen is None else OK if selection.is_established else UNDECIDED)

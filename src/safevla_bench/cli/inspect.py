@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from safevla_bench import hosts
-from safevla_bench.cli import echo, options, rules
+from safevla_bench.cli import completion, echo, options, rules
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
 from safevla_bench.cli.progress import show_frame_progress
 from safevla_bench.errors import Place, RunError, SafevlaError
@@ -34,7 +34,7 @@ from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_host
 from safevla_bench.specs.spec import Axis
 from safevla_bench.text import count_noun
 
-AXES, _ORDERS = get_args(Axis), click.Choice(get_args(episode_list.Order))
+AXES, _ORDERS = get_args(Axis), click.Choice(get_args(episode_list.Order), case_sensitive=False)
 
 
 @options.command(
@@ -44,9 +44,13 @@ def episodes_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     unsafe: bool | None = option("Only unsafe ones, worst first, or safe.", spelling="--unsafe/--safe", default=None),
     success: bool | None = option("Only those that did, or not.", spelling="--success/--no-success", default=None),
-    spec: str | None = option(f"One specification alone, or those that violate one of {', '.join(AXES)}.", "ID|AXIS"),
+    spec: str | None = option(
+        f"One specification alone, or those that violate one of {', '.join(AXES)}.",
+        "ID|AXIS",
+        shell_complete=completion.SPECS,
+    ),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
-    suite: str | None = option("Only this suite's.", "NAME"),
+    suite: str | None = option("Only this suite's.", "NAME", shell_complete=completion.SUITES),
     task: str | None = option("Only this task's, such as 3, task_3 or libero-goal/task_3.", "TASK"),
     outcome: str | None = option("Only this outcome: success, failure, timeout, crashed and the like.", "NAME"),
     order: episode_list.Order | None = option(
@@ -92,7 +96,7 @@ def episodes_command(
             click.echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
         if shown:
             worst = episode_list.sort_episodes(shown[:most], "vsi")[0].position
-            echo(f"Next: safevla show {quote_paths(*sources.paths)} {worst}")
+            echo(f"Next: {sources.format_command('show', worst)}")
 
 
 # Episodes that are listed as text without --limit.
@@ -178,8 +182,8 @@ def show_command(
         options.print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every))
-        command = f"safevla show {quote_paths(*sources.paths)} {row.position}"
-        echo(f"Next: {command} --html page.html draws it; --all plots every specification.")
+        command = sources.format_command("show", row.position, "--html", "page.html")
+        echo(f"Next: a page that draws it: {command}")
 
 
 def _replay_without(sources: rules.JudgedSources, episode: str, text: str, form: str) -> None:
@@ -208,7 +212,7 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
-    echo(f"Next: safevla show {quote_paths(*sources.paths)} :N explains one")
+    echo(f"Next: the first episode in full: {sources.format_command('show', ':1')}")
 
 
 def _episode_rows(judged: Judged, spec_id: str | None = None) -> list[episode_list.ListedEpisode]:
@@ -295,7 +299,7 @@ def frames_command(
     echo(f"{len(frame_rows)} frames of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     if in_3d:
         echo(f"3-D replays: in {run / REPORT} once it is written anew, under each episode's number")
-    echo(f"Next: safevla score {quote_paths(run)}")
+    echo(f"Next: {sources.format_command('score')}")
 
 
 def report_skipped(reason: SafevlaError) -> None:

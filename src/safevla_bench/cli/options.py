@@ -21,11 +21,13 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from safevla_bench import archive
 from safevla_bench.files import own_path
 from safevla_bench.plugins import trusting
+from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
-from safevla_bench.sources.runs.sources import require_source
+from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
@@ -298,15 +300,28 @@ def require_sources(sources: Sequence[Path]) -> None:
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
     """Return where to write: `out`, else the path `names` within the one run folder that is the only source.
 
-    Raises `RunError` if a source does not exist, and click's error if it cannot be left out.
+    Raises what `open_source` raises of a source that cannot be read, else click's error if it cannot be left out.
     """
     if out is not None:
         return out
     if len(sources) == 1 and (sources[0] / RUN).is_file() and not isinstance(sources[0], NamedSource):
         return own_path(sources[0], *names)
     for source in sources:
-        require_source(source)
+        open_source(source)
+        if source.is_file() and not find_log(source):
+            archive.detect_suffix(source)
     raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
+
+
+def list_given_words(context: click.Context, names: Collection[str]) -> list[str]:
+    """Return the words that repeat those of these parameters that are given."""
+    words: list[str] = []
+    for param in context.command.params:
+        if param.name in names and is_given(context, str(param.name)):
+            value = context.params[str(param.name)]
+            for item in value if isinstance(value, tuple) else (value,):
+                words += [max(param.opts, key=len), *([] if item is True else [str(item)])]
+    return words
 
 
 def quote_paths(*paths: object) -> str:

@@ -12,8 +12,18 @@ from typing import Any, get_args
 
 import click
 
-from safevla_bench.cli import CRASHED, OK, USER_ERROR, echo, progress, rules, score
-from safevla_bench.cli.options import FILE, POSITIVE, command, format_trust, group, option, quote_paths, repeatable
+from safevla_bench.cli import CRASHED, OK, USER_ERROR, completion, echo, progress, rules, score
+from safevla_bench.cli.options import (
+    FILE,
+    POSITIVE,
+    command,
+    format_trust,
+    group,
+    list_given_words,
+    option,
+    quote_paths,
+    repeatable,
+)
 from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, RUN_OPTIONS, RunCommand, make_request
 from safevla_bench.errors import ServerLostError, ServerRefusedError, find_exception
 from safevla_bench.files import make_folder, write_atomically
@@ -71,7 +81,8 @@ def eval_command(
     rows = parts.episode_rows(run_command.out)
     _report_run(run_command, rows)
     if judged is None:
-        echo(f"Records: {run_command.shown}", f"Next: safevla score {quote_paths(run_command.shown)}")
+        words = list_given_words(context, rules.JUDGE_OPTIONS)
+        echo(f"Records: {run_command.shown}", f"Next: safevla score {quote_paths(run_command.shown, *words)}")
     else:
         report = run_command.shown / folder.REPORT
         next_step = f"Next: safevla open {quote_paths(run_command.shown)}"
@@ -231,7 +242,9 @@ def search_command(
     workers: int = EXECUTION_OPTIONS["workers"],
     resume: bool = EXECUTION_OPTIONS["resume"],
     budget: int = option("Rollouts in each task.", "N", type=POSITIVE, default=200),
-    objective: str | None = option("What to break: a clause, or a formula; else any clause.", "CLAUSE|FORMULA"),
+    objective: str | None = option(
+        "What to break: a clause, or a formula; else any clause.", "CLAUSE|FORMULA", shell_complete=completion.SPECS
+    ),
     method: Method = option("CMA-ES (extra `search`), or draws.", type=_METHODS, default="directed"),
     until: str = option("When to leave a task.", type=click.Choice(["found", "budget"]), default="found"),
     wordings: str | None = option("What else to tell the policy: a file's lines, or a suite's words.", "FILE|SUITE"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 import pyarrow as pa
 
-from safevla_bench.cli import echo, options
+from safevla_bench.cli import completion, echo, options
 from safevla_bench.cli.options import is_given, option, repeatable
 from safevla_bench.cli.progress import show_status
 from safevla_bench.errors import RunError
@@ -25,6 +26,7 @@ from safevla_bench.judging.judged import INTERRUPTED, Judged
 from safevla_bench.judging.ruleset import ApplicabilityMode, MissingFields, Ruleset, load_ruleset
 from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.memory import limit_memory
+from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.specs.file_formats import DEFAULT_LIBRARY
 from safevla_bench.tasks.file_formats import RegistryFile
 
@@ -40,7 +42,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 # What --set takes beside thresholds.
 _CAPABILITIES = "capabilities"
-library_option = partial(option, metavar="NAME|FILE")
+library_option = partial(option, metavar="NAME|FILE", shell_complete=completion.LIBRARIES)
 rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=options.FILE)
 JUDGE_OPTIONS = {
     "library": library_option("Specifications: default, paper-text, paper-as-run, net-force, metaworld (limits drawn "
@@ -52,7 +54,8 @@ JUDGE_OPTIONS = {
                           "a record lacks the fields of. applicability=off: judge as if there were no tags, an "
                           "ablation. capabilities=NAME: what a host is taken to measure. intervals=paper: the "
                           "percentile bootstrap for severities. invalid=skip: take the valid episodes alone.",
-                          "NAME=VALUE", spelling="--set", section=options.JUDGING),
+                          "NAME=VALUE", spelling="--set", section=options.JUDGING,
+                          shell_complete=completion.THRESHOLDS),
 }  # fmt: skip
 
 
@@ -63,6 +66,13 @@ class JudgedSources:
     paths: tuple[Path, ...]
     ruleset: Ruleset
     skip_invalid: bool
+    judging_words: tuple[str, ...] = ()
+    """The options of judging that are given, as a command line repeats them."""
+
+    def format_command(self, name: str, *words: str) -> str:
+        """Return the command `name` of the same sources, judged in the same way, as a shell takes it."""
+        paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
+        return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self) -> Judged:
         """Judge them as `judgement.judge` does, and say on stderr which were judged otherwise by their makers."""
@@ -86,7 +96,7 @@ def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSo
     sources, files = values["sources"], values["rule_files"]
     ruleset, skip_invalid = _read_rules(values, () if context.params.get("formula") else sources)
     ruleset = judgement.add_host_registries(ruleset, sources, as_judged=is_as_judged(files))
-    return JudgedSources(sources, ruleset, skip_invalid)
+    return JudgedSources(sources, ruleset, skip_invalid, tuple(options.list_given_words(context, JUDGE_OPTIONS)))
 
 
 def read_new_rules(

@@ -14,7 +14,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from safevla_bench.cli import options
+from safevla_bench.cli import completion, options
 from safevla_bench.cli.options import flag, is_given, option, parsed, repeatable
 from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
@@ -69,21 +69,26 @@ def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
 
 _KINDS = ", ".join(kind.example for kind in KINDS.values())
 PLAN_OPTIONS = {
-    "host": option("The simulator, such as libero.", "NAME"),
+    "host": option("The simulator, such as libero.", "NAME", shell_complete=completion.HOSTS),
     "host_arguments": repeatable("An argument for the host, such as split=pretrain.", "KEY=VALUE",
                                  spelling="--host-arg", callback=parsed(_parse_pairs)),
-    "suites": repeatable("The suite, such as libero-spatial, .bddl files, or found:FILE.", "NAME", spelling="--suite"),
+    "suites": repeatable("The suite, such as libero-spatial, .bddl files, or found:FILE.", "NAME", spelling="--suite",
+                         shell_complete=completion.SUITES),
     "tasks": option("Of each suite.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
     "episodes": option("Of each task; else the protocol's or the benchmark's number.", "N", type=options.POSITIVE),
     "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH, "
                            f"python:module:factory, {_KINDS}, or a plug-in's.", "[NAME=]POLICY", spelling="--policy",
-                           callback=parsed(lambda texts: tuple(map(_name_policy, texts)))),
-    "entry": option("One of the paper's entries, such as pi0.5@libero: its host, suites and tasks.", "[NAME=]ENTRY"),
+                           callback=parsed(lambda texts: tuple(map(_name_policy, texts))),
+                           shell_complete=completion.POLICIES),
+    "entry": option("One of the paper's entries, such as pi0.5@libero: its host, suites and tasks.", "[NAME=]ENTRY",
+                    shell_complete=completion.ENTRIES),
     "servers": repeatable("Where the entry is served, such as ws://HOST:8000.", "[SUITE=]URL", spelling="--server"),
-    "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME"),
+    "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME",
+                       shell_complete=completion.PROTOCOLS),
     "arguments": repeatable("An argument for policies.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
     "filters": repeatable(f"What changes actions on their way: {', '.join(FILTERS)}, or python:module:Class; with "
-                          ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter"),
+                          ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter",
+                          shell_complete=completion.FILTERS),
     "delays": repeatable("How late answers come: 3 steps, 120ms, or measured.", "[POLICY=]DELAY", spelling="--delay"),
     "seed": option("Of the policies' randomness.", default=0, show_default=True),
     "max_steps": option("Horizon; else the protocol's for the suite.", type=options.POSITIVE),
@@ -403,11 +408,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
     executing = {"actor", "engine", "workers", "trackers", "registered", "record_only"}
-    for param in context.command.params:
-        if param.name in executing | JUDGE_OPTIONS.keys() and is_given(context, str(param.name)):
-            value = context.params[str(param.name)]
-            for item in value if isinstance(value, tuple) else (value,):
-                words += [f"--{option_key(param)}", *([] if item is True else [str(item)])]
+    words += options.list_given_words(context, executing | JUDGE_OPTIONS.keys())
     words += ["--trust", str(out / RUN)] if request.list_calls() else []
     return shlex.join(words)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
 from safevla_bench.cli.inspect import report_skipped
-from safevla_bench.cli.options import flag, option, quote_paths, repeatable
+from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_frame_progress, show_status
 from safevla_bench.errors import RunError
 from safevla_bench.files import make_folder, write_atomically
@@ -85,8 +85,8 @@ def tables_command(
     if judged and is_short:
         echo(build_headline(*judged.summarize_scores()).answer, "")
         click.echo(render_summary(tables), nl=False)
-        paths = quote_paths(*sources.paths)
-        echo(f"Next: what each number means, and all further tables: safevla tables {paths} --which all")
+        command = sources.format_command("tables", "--which", "all")
+        echo(f"Next: what each number means, and all further tables: {command}")
     elif out is None:
         click.echo(_render(tables, form), nl=False)
     elif out.endswith("/") or Path(out).is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -108,7 +109,7 @@ def find_page(folder: Path) -> Path:
         write_atomically(own_path(folder, INDEX), _render_index(folder, runs))
         return folder / INDEX
     if not (folder / REPORT).is_file():
-        raise RunError(f"{folder} has no report", remedy=f"`safevla score` writes it: safevla score {folder}")
+        raise RunError(f"{folder} has no report", remedy=f"Write it: safevla score {shlex.quote(str(folder))}")
     return folder / REPORT
 
 

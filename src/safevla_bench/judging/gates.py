@@ -76,7 +76,8 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
     """Return the gate of a condition such as "safety >= 0.9". Raises `RunError`, which names the option, where the text
     is no condition or its limit is not from 0 to 1; `forms` is the remedy.
     """
-    metric, relation, limit = found.groups() if (found := _CONDITION.fullmatch(condition.strip())) else ("", "", "")
+    found = _CONDITION.fullmatch(condition.strip())
+    metric, relation, limit = (found[1].lower(), found[2], found[3]) if found else ("", "", "")
     try:
         value = float(limit)
     except ValueError:

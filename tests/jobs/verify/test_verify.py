@@ -230,7 +230,7 @@ def test_pictures_are_compared_by_their_digests_and_the_report_with_or_without_t
     verification = verify_run(run)
     assert verification.agrees
     assert not verification.has_open_checks
-    assert "adds what came later" in findings_of(verification, "agrees")[REPORT]
+    assert "to add what came later" in findings_of(verification, "agrees")[REPORT]
     write_outputs(judge([run], load_ruleset()), run)
     assert b"data:image/png" in (run / REPORT).read_bytes()
     assert findings_of(verify_run(run), "agrees")[REPORT] == "made again, the same bytes"

@@ -28,6 +28,7 @@ from safevla_bench.rollout.plan import Episodes, Shard
 from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.sources.runs.folder import RUN, PlanStretch, read_description, read_host
 from safevla_bench.sources.runs.parts import JSONL, PARQUET
+from safevla_bench.sources.runs.writer import format_resume_command
 from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.marks import SEARCHED
 from safevla_recorder.folder import OWN_LOOP
@@ -120,6 +121,10 @@ class Request:
         files = [hosts.describe_suite(self.host, suite) for suite in self.suites]
         host = hosts.describe_call(self.host, self.host_arguments)
         return [use for use in (host, *calls, *filters, *found, *files) if use]
+
+    def format_resume_command(self, out: Path, *words: str) -> str:
+        """Return the command that continues this run, with --trust where it needs that."""
+        return format_resume_command(out, *words, *(["--trust", str(out / RUN)] if self.list_calls() else []))
 
     def make_host(self) -> Host:
         """Make the host; raises what `hosts.make_host` raises."""

@@ -62,13 +62,19 @@ def roll_out(
     if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be here too
         prepared.resources.close()
         prepared = replace(prepared, policies={})
-    with prepared.resources, RunWriter(out, prepared.description, resume=running.resume) as writer:
-        _run_pending(writer, prepared, running, observer)
+    with (
+        prepared.resources,
+        RunWriter(
+            out, prepared.description, resume=running.resume, continuation=request.format_resume_command(out)
+        ) as writer,
+    ):
+        remedy = f"Correct the cause, then go on: {request.format_resume_command(out, '--retry-crashed')}"
+        _run_pending(writer, prepared, running, observer, remedy)
     return episode_rows(out)
 
 
 def _run_pending(
-    writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None
+    writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
     prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True))
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
@@ -89,7 +95,7 @@ def _run_pending(
     left_out: dict[tuple[str, str, str], EpisodeOutcome] = {}
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            for end in _watch_copies(_watch_failures(finished_episodes, len(pending), writer.folder)):
+            for end in _watch_copies(_watch_failures(finished_episodes, len(pending), remedy)):
                 if end.outcome == NOT_RUN:
                     left_out[end.planned.policy, end.planned.task.suite, end.planned.task.task_id] = end
                     continue
@@ -104,7 +110,7 @@ def _run_pending(
         raise
     if left_out:
         lines = [f"the rest of {'/'.join(place)} was not run: {end.reason}" for place, end in left_out.items()]
-        raise HostError(redact_secrets("\n".join(lines)), remedy=_resume_remedy(writer.folder))
+        raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
     prepared.resources.close()  # a server may have one policy alone, which this run's own connection holds
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
@@ -128,7 +134,7 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
     return repeats
 
 
-def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, out: Path) -> Iterator[EpisodeOutcome]:
+def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, remedy: str) -> Iterator[EpisodeOutcome]:
     """Yield episodes as they end; raise if the run cannot go on, unless the last of the `count` episodes has ended.
     `PolicyError`: a policy's server has failed alike `SAME_CRASHES` times in a row. `HostError`: the simulator has, and
     no episode has begun yet, or it did so in as many tasks in a row.
@@ -143,7 +149,6 @@ def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, out
             end.planned.policy,
             end.outcome == "crashed" and not (end.reason or "").startswith("Traceback"),
         )
-        remedy = _resume_remedy(out)
         if is_server and all(place[0] == policy for place in series.places):
             problem = f"{repeats} episodes in a row of {policy} failed alike: {series.failure}"
             raise PolicyError(redact_secrets(problem), remedy=remedy)
@@ -151,10 +156,6 @@ def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, out
             before = "" if series.has_begun else " before any had begun"
             problem = f"{repeats} episodes in a row crashed alike{before}: {series.failure}"
             raise HostError(redact_secrets(problem), remedy=f"{remedy}\n  `safevla doctor` checks the simulator.")
-
-
-def _resume_remedy(out: Path) -> str:
-    return f"Correct the cause, then go on: safevla eval --resume --retry-crashed --out {out}"
 
 
 # Policies whose episodes from one start are equal by design.

@@ -39,6 +39,8 @@ from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SEARCHED, chosen_start, label_suite
 
+_AGAIN = "give the command of the search again, with --resume"
+
 # The objective: how near a successful episode came to breaking a limit
 
 
@@ -175,7 +177,7 @@ def search_starts(
     with prepared.resources:
         searched = _plan_tasks(plan, prepared)
         description = _describe_search(plan, prepared, searched)
-        with RunWriter(out, description, resume=running.resume) as writer:
+        with RunWriter(out, description, resume=running.resume, continuation=_AGAIN) as writer:
             path = own_path(out, FOLDER, f"{plan.name}.json")
             if not writer.complete:
                 _run_trials(plan, prepared, searched, writer, running, observer)

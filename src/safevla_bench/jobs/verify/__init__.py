@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safevla_bench.errors import Place, RunError
+from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.verify import files
 from safevla_bench.jobs.verify.files import Finding
 from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_replays, choose_episodes
@@ -58,7 +59,10 @@ def verify_run(
         remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
         raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(run)))
     if read_description(run).get("complete") is not True:
-        remedy = "Continue it first: safevla eval --resume --out RUN."
+        try:
+            remedy = f"Continue it first: {Request.from_run(run).format_resume_command(run)}"
+        except RunError as error:
+            remedy = str(error.remedy)
         raise RunError("the run is not complete", remedy=remedy, place=Place(file=str(run)))
     try:
         return files.Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))

@@ -6,6 +6,7 @@ Digests, the same episodes in table and archive, and all that the judge wrote: m
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,7 +130,7 @@ def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     if missing := [name for name in pictures if name not in digests]:
         which = f"{len(missing)} of {len(pictures)} have no digest in {folder.MANIFEST}"
-        yield open_check(PICTURES, f"{which}; safevla frames makes them again")
+        yield open_check(PICTURES, f"{which}; to make them again: safevla frames {shlex.quote(str(run))}")
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _MADE]
     if others:
         # Experiments are judgements by other rules, next to the run's own judgement, which is what is checked.
@@ -421,17 +422,20 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
 
 
 def _check_report(run: Path, judged: Judged) -> Finding:
-    written = read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES)
+    written, command = (
+        read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES),
+        f"safevla score {shlex.quote(str(run))}",
+    )
     try:
         expected = render_report(judged).encode()
         later = later_files(run, folder.REPORT) if written != expected else []
         if later and written == render_report(judged, has_extras=False).encode():
-            return agreement(folder.REPORT, f"made again, the same bytes; safevla score {run} adds what came later")
+            return agreement(folder.REPORT, f"made again, the same bytes; to add what came later: {command}")
     except SafevlaError as error:
         return mismatch(folder.REPORT, f"cannot be made again: {error}")
     if later:
-        remedy = f"safevla score {run} writes it anew, and can then be checked"
-        return open_check(folder.REPORT, f"{later[0]} is newer and may have changed it; {remedy}")
+        problem = f"{later[0]} is newer and may have changed it"
+        return open_check(folder.REPORT, f"{problem}; to write it anew, so that it can be checked: {command}")
     place = find_difference(written, expected)
     shown = None if place is None else f"byte {place}: {_quote(written, place)} is written, made again it is "
     return _finding(folder.REPORT, shown and shown + _quote(expected, place or 0), "made again, the same bytes")

@@ -271,7 +271,7 @@ def _number_duplicates(built: Iterable[Table]) -> Iterator[Table]:
 
 def _build_kind(inputs: TableInputs, name: str) -> list[tuple[Table, Sequence[Summary]]]:
     for kind in KINDS:
-        if name == kind.name or name in kind.numbers:
+        if name.lower() == kind.name or name in kind.numbers:
             host = kind.numbers.get(name)
             built = list(kind.build(inputs, host))
             if not built:

@@ -404,7 +404,7 @@ def _describe_limit(gate: Gate) -> str:
 
 
 def describe_next(selection: Selection) -> str:
-    """Return what more episodes would settle, and the command for the whole comparison."""
+    """Return the sentence on what more episodes would settle, a space behind it; "" if there is none."""
     first, steps = selection.candidates[0], []
     if selection.chosen is not None:
         steps += [
@@ -415,8 +415,7 @@ def describe_next(selection: Selection) -> str:
         ]
         if selection.episodes is not None:
             steps.append(f"{count_noun(selection.episodes, 'episode')} of each task would tell it from the runner-up")
-    settled = f"If the true rates are as measured, in 80 % of cases: {'; '.join(steps)}. " if steps else ""
-    return f"{settled}Next: safevla compare shows each pair of policies."
+    return f"If the true rates are as measured, in 80 % of cases: {'; '.join(steps)}. " if steps else ""
 
 
 def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:

@@ -18,6 +18,7 @@ from an initial state, in an environment that was seeded once and had been reset
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -130,7 +131,8 @@ def _read_harness(path: Path) -> ForeignResults:
     errors = sum(episode.success is None for episode in episodes)
     remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
     if any(_entry_parameters(entry) for entry in entries.values()):
-        remarks.append(f"safevla eval --policy replay:{path.name} plays and judges LIBERO's actions, if they are in it")
+        command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
+        remarks.append(f"If LIBERO's actions are in it, this plays and judges them: {command}")
     return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
 
 

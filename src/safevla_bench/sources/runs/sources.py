@@ -5,6 +5,7 @@ What a reading leaves out is listed: invalid episodes, and those lost with damag
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -286,6 +287,8 @@ def _open_folder(path: Path) -> RecordSource:
         if (path / run_folder.SCORES).exists():
             problem = "holds scores without their records"
             remedy = "Name what was judged, with its --set, --library or --rules."
+        elif any(path.glob(f"*/{run_folder.RUN}")):
+            problem, remedy = "holds run folders, but is not one", f"Name them: {shlex.quote(str(path))}/*"
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     description = run_folder.read_description(path)
     complete = description.get("complete") is True

@@ -49,12 +49,15 @@ class RunWriter:
     folder held no run before.
     """
 
-    def __init__(self, folder: Path, description: Mapping[str, object], *, resume: bool = False) -> None:
-        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one. Raises
-        `RunError` if the folder holds something else, a run that is not to be resumed or that was asked for
-        differently, or a damaged one, or where another process is writing to it; `FileError` where the disk refuses.
+    def __init__(
+        self, folder: Path, description: Mapping[str, object], *, resume: bool = False, continuation: str = ""
+    ) -> None:
+        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one. `continuation`
+        is the command that continues it, for errors; "" = that of `safevla eval`. Raises `RunError` if the folder holds
+        something else, a run that is not to be resumed or that was asked for differently, or a damaged one, or where
+        another process is writing to it; `FileError` where the disk refuses.
         """
-        self.folder = folder
+        self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
         self._is_new = not folder.exists()
         make_folder(folder)
@@ -67,10 +70,10 @@ class RunWriter:
             if self.fresh:
                 write_atomically(folder / RUN, dump_json({**description, "complete": False}))
             else:
-                _require_continuable(folder, description, resume=resume)
+                _require_continuable(folder, description, "" if resume else self._continuation)
             self.description = read_description(folder)
             self.complete = self.description.get("complete") is True
-            with _resumable_errors(folder):
+            with self._resumable_errors():
                 if self.complete:
                     _remove_leftovers(folder)
                 else:
@@ -96,7 +99,7 @@ class RunWriter:
         """Keep a finished episode for good. `index` is its place in the plan, `record` the bytes of an `.npz` file;
         None = it left none. Raises `FileError` if the disk refuses; the remedy is the command that resumes the run.
         """
-        with _resumable_errors(self.folder):
+        with self._resumable_errors():
             parts.write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
@@ -111,7 +114,7 @@ class RunWriter:
         if unplanned := [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]:
             problem = f"the run lists {unplanned[0]!r}, which was not planned"
             raise RunError(problem, remedy="Restore it first.", place=Place(file=str(self.folder / EPISODES)))
-        with _resumable_errors(self.folder):
+        with self._resumable_errors():
             self._unpack(places)
 
     def _unpack(self, places: Mapping[str, int]) -> None:
@@ -136,7 +139,7 @@ class RunWriter:
         """Remove the finished episodes of an unfinished run whose place in the plan is not among `indices`. Raises
         `FileError` if the disk refuses.
         """
-        with _resumable_errors(self.folder):
+        with self._resumable_errors():
             for index in set(self.episodes) - set(indices):
                 parts.remove_raw(self.folder, index)
                 del self.episodes[index]
@@ -147,7 +150,7 @@ class RunWriter:
         repeats itself. Raises `RecordError` where a record is missing or damaged, and `FileError` where the disk
         refuses.
         """
-        with _resumable_errors(self.folder):
+        with self._resumable_errors():
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
             records = (
                 parts.read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record
@@ -160,20 +163,30 @@ class RunWriter:
             self.complete = True
             _remove_leftovers(self.folder)
 
+    @contextmanager
+    def _resumable_errors(self) -> Iterator[None]:
+        try:
+            with translated_errors(self.folder):
+                yield
+        except FileError as error:
+            error.remedy = f"What is finished is kept. Correct the cause, then go on: {self._continuation}"
+            raise
+
     def discard(self) -> None:
         """Remove what a run without any recorded episode wrote; the folder too, if the run made it."""
         remove_unused(self.folder, is_new=self._is_new)
 
 
-def _require_continuable(folder: Path, description: Mapping[str, object], *, resume: bool) -> None:
+def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
+    """Raise `RunError` unless the run can go on; `continuation` is the command that does it, "" if it is going on."""
     place = Place(file=str(folder))
     existing = read_description(folder)
-    if not resume and existing.get("complete") is False:
-        remedy = f"Continue it: safevla eval --resume --out {shlex.quote(str(folder))}; or choose another --out."
+    if continuation and existing.get("complete") is False:
+        remedy = f"Choose another --out, or continue it: {continuation}"
         done, planned = parts.count_progress(folder)
         problem = f"the folder holds an unfinished run, {done} of {planned} episodes done"
         raise RunError(problem, remedy=remedy, place=place)
-    if not resume:
+    if continuation:
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder is not empty: it holds a run", remedy=remedy, place=place)
     differing = list(
@@ -216,15 +229,9 @@ def _remove_leftovers(folder: Path) -> None:
         path.unlink()
 
 
-@contextmanager
-def _resumable_errors(folder: Path) -> Iterator[None]:
-    try:
-        with translated_errors(folder):
-            yield
-    except FileError as error:
-        going_on = f"safevla eval --resume --out {shlex.quote(str(folder))}"
-        error.remedy = f"What is finished is kept. Mend that, and go on: {going_on}."
-        raise
+def format_resume_command(folder: Path, *words: str) -> str:
+    """Return the command that continues the run of `safevla eval` in a folder, as a shell takes it."""
+    return shlex.join(["safevla", "eval", "--resume", "--out", str(folder), *words])
 
 
 # Shards of one plan joined into the run folder that a single run would have made, byte for byte
@@ -278,7 +285,7 @@ def _read_shard(folder: Path) -> _Shard:
         _refuse_folder(folder, "this run is no shard", "Shards are made with --shard 1/8 and so on.")
     if description.get("complete") is not True:
         done, planned = count_progress(folder)
-        remedy = f"Continue it: safevla eval --record-only --resume --out {shlex.quote(str(folder))}."
+        remedy = f"Continue it: {format_resume_command(folder, '--record-only')}"
         _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
     for name, problem in parts.changed_parts(folder):
         _refuse_folder(folder / name, problem, _DAMAGED)
