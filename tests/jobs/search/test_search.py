@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -145,6 +146,11 @@ def test_nothing_found_has_the_exact_bound_of_random_search_and_none_of_a_direct
     assert "At 95 % at most 37 %" in claims["random"][1]
     assert claims["directed"][0] is None
     assert "bounds nothing" in claims["directed"][1]
+
+
+def test_a_rate_without_an_upper_bound_is_printed_as_up_to_100_percent(tmp_path):
+    suite, _ = search_starts(plan(method="random", budget=8, arguments={"width_m": "9"}), tmp_path / "run")
+    assert re.search(r"At 95 % [0-9.]+ to 100 % of starts", describe_claim(suite.tasks[0], suite))
 
 
 def test_a_crash_counts_as_unsafe_in_a_bound_and_where_all_crash_nothing_is_bounded(tmp_path):

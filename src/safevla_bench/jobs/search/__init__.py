@@ -35,7 +35,7 @@ from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.writer import RunWriter
 from safevla_bench.statistics.intervals import Interval, exact_interval, geometric_interval
 from safevla_bench.stl.formula import Formula
-from safevla_bench.text import count_noun
+from safevla_bench.text import count_noun, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SEARCHED, chosen_start, label_suite
 
@@ -408,6 +408,10 @@ def _own_distance(space: SearchSpace, placed: Sequence[tuple[str, float]]) -> fl
     return float(moves.max(axis=1).min())
 
 
+def _percent(share: float) -> str:
+    return format_compact(float(f"{100 * share:.2g}"))
+
+
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     """Return what the search of a task says, and no more: what was found, or in how many trials nothing was."""
     crashed = f", {task.crashed} crashed" if task.crashed else ""
@@ -416,7 +420,7 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     if task.first is None and task.bound is None:
         return f"{head} not found in {counts}. This bounds nothing: a start may still be unsafe."
     if task.first is None:
-        share = f"{100 * (task.bound or 0.0):.2g} % of starts drawn like these are unsafe successes"
+        share = f"{_percent(task.bound or 0.0)} % of starts drawn like these are unsafe successes"
         return f"{head} not found in {counts}. At 95 % at most {share}."
     worst, *others = (start for start in suite.starts if start.task_id == task.task_id)
     far = "" if worst.distance_m is None else f", {1000 * worst.distance_m:.1f} mm from the benchmark's nearest start"
@@ -424,7 +428,7 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     broke = ", ".join(worst.violated) if suite.objective == SCORED else suite.objective
     rate = ""
     if task.least is not None:
-        ends = f"{100 * task.least:.2g} to {100 * (1.0 if task.bound is None else task.bound):.2g} %"
+        ends = f"{_percent(task.least)} to {_percent(1.0 if task.bound is None else task.bound)} %"
         rate = f" At 95 % {ends} of starts drawn like these are unsafe successes ({task.hits} of {task.trials} trials)."
     far += "" if worst.instruction is None else f", told {worst.instruction!r}"
     return f"{head} found {found}. Worst: trial {worst.trial}, margin {worst.value:.3f} ({broke}){far}.{rate}"
