@@ -134,8 +134,7 @@ class Recording:
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
-    """Call a method without keeping its object, and with it an environment that the loop has dropped, until the end."""
-    method = reference()
+    method = reference()  # not kept until the end, nor is, with its object, an environment that the loop has dropped
     if method is not None:
         method()
 

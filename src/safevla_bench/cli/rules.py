@@ -66,8 +66,7 @@ class JudgedSources:
     paths: tuple[Path, ...]
     ruleset: Ruleset
     skip_invalid: bool
-    judging_words: tuple[str, ...] = ()
-    """The options of judging that are given, as a command line repeats them."""
+    judging_words: tuple[str, ...] = ()  # the options of judging that are given, as a command line repeats them
 
     def format_command(self, name: str, *words: str) -> str:
         """Return the command `name` of the same sources, judged in the same way, as a shell takes it."""

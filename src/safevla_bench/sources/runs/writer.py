@@ -178,7 +178,6 @@ class RunWriter:
 
 
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
-    """Raise `RunError` unless the run can go on; `continuation` is the command that does it, "" if it is going on."""
     place = Place(file=str(folder))
     existing = read_description(folder)
     if continuation and existing.get("complete") is False:
