@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -67,3 +68,12 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
         pass
     assert "pip install" in raised.value.remedy
     assert "[ray]" in raised.value.remedy
+
+
+def test_while_ray_is_used_sigterm_is_an_interrupt_as_ctrl_c_is(monkeypatch):
+    former = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray_cluster, "_start_ray", lambda *_: SimpleNamespace(shutdown=lambda: None))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(KeyboardInterrupt), ray_cluster.connect_ray(RayCluster(), 1):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is former
