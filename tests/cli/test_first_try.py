@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +61,14 @@ def test_metrics_orders_and_tables_may_be_written_in_capitals(safevla, shipped):
     )
     assert lower == upper
     assert all(code != cli.USER_ERROR for code, *_ in lower)
+
+
+def test_in_a_pipe_each_episode_is_one_line_with_its_whole_id(shipped):
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "safevla_bench", "episodes", str(shipped)]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"^:\d+ +\S+/task_\d/ep_\d{3} ", printed, re.MULTILINE)) == 20
+    assert printed.count("\n") == 25
 
 
 def test_a_pipe_that_is_closed_early_is_not_an_error():

@@ -26,8 +26,8 @@ _NARROWEST = 13
 def render_text(table: Table, width: int | None = None) -> str:
     """Return the table in aligned columns, details below their values.
 
-    `width`: width in characters; by default that of the terminal, 100 where there is none. Names are wrapped to fit,
-    down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
+    `width`: width in characters; by default that of the terminal; in a pipe or a file nothing is wrapped. Names are
+    wrapped to fit, down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
     """
     marks = _name_marks([table])
     head, *rows = _format_rows(table, marks, width)
@@ -49,8 +49,12 @@ def render_summary(tables: Sequence[Table]) -> str:
     return "\n".join([*bodies, *(f"- {escape_controls(line)}" for line in ends)]) + "\n"
 
 
+# Characters of a line in a pipe or a file, unless COLUMNS says another number.
+_UNBOUNDED = 10**6
+
+
 def _format_rows(table: Table, marks: Mapping[str, str], width: int | None = None) -> list[str]:
-    bound = shutil.get_terminal_size((100, 24)).columns if width is None else width
+    bound = shutil.get_terminal_size((_UNBOUNDED, 24)).columns if width is None else width
     grid = [[_cell_lines(_mark_name(row[0], marks)), *map(_cell_lines, row[1:])] for row in table.rows]
     heads = _column_heads(table.columns)
     widths = _column_widths(table.columns, [heads, *grid], bound)
