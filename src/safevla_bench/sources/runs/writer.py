@@ -230,7 +230,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 def format_resume_command(folder: Path, *words: str) -> str:
     """Return the command that continues the run of `safevla eval` in a folder, as a shell takes it."""
-    return shlex.join(["safevla", "eval", "--resume", "--out", str(folder), *words])
+    return shlex.join(["safevla", "eval", "--resume", *words, "--out", str(folder)])
 
 
 # Shards of one plan joined into the run folder that a single run would have made, byte for byte
