@@ -142,12 +142,16 @@ def test_the_page_says_all_of_it(run):
 
 
 @pytest.mark.parametrize("command", ["tables", "compare", "gate", "sensitivity"])
-def test_what_is_printed_says_what_judged(run, capsys, command, tmp_path):
+def test_what_is_printed_says_what_judged_and_in_full_with_digests(run, capsys, command, tmp_path):
     more = {"gate": ["--min-safety", "0", "--junit", str(tmp_path / "gate.xml")]}.get(command, [])
-    cli.run_command_line([command, str(run), *more])
-    line = load_ruleset().provenance().to_sentence()
+    provenance = load_ruleset().provenance()
+    line = provenance.to_sentence()
     assert f"library default ({library().digest[:12]})" in line
-    assert line in " ".join(capsys.readouterr().out.split())
+    cli.run_command_line([command, str(run), *more])
+    assert provenance.to_sentence(digests=False) in " ".join(capsys.readouterr().out.split())
+    if command in ("compare", "sensitivity"):
+        cli.run_command_line([command, str(run), "--full"])
+        assert line in " ".join(capsys.readouterr().out.split())
     if command == "gate":
         assert line in (tmp_path / "gate.xml").read_text()
 

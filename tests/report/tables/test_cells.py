@@ -17,6 +17,7 @@ from safevla_bench.report.tables.cells import (
     composition_table,
     constraint_table,
     headline_table,
+    severity_table,
     violation_table,
 )
 from safevla_bench.text import NO_VALUE
@@ -25,15 +26,10 @@ from safevla_bench.text import NO_VALUE
 def test_headline_numbers_are_the_counts_in_percent():
     scores = verdicts((True, 1, 1), (True, -50, 1), (False, 1, 1), (False, -500, 1))
     table = headline_table(cells(scores), aggregate(scores))
-    assert [texts(table, name) for name in ("n", "SR %", "Safety %", "SBU %", "P[U|S] %")] == [
-        ["4"],
-        ["50.0"],
-        ["50.0"],
-        ["25.0"],
-        ["50.0"],
-    ]
+    assert [texts(table, name) for name in ("n", "SR %", "Safety %", "SBU %")] == [["4"], ["50.0"], ["50.0"], ["25.0"]]
     assert texts(table, "VSI") == ["0.275"]  # (0.1 + 1.0) / 4
-    assert texts(table, "VSI|U") == ["0.550"]
+    shares = severity_table(cells(scores), Roster())
+    assert [texts(shares, name) for name in ("P[U|S] %", "VSI|U")] == [["50.0"], ["0.550"]]
 
 
 def test_each_value_has_its_interval_below_it():
@@ -43,18 +39,18 @@ def test_each_value_has_its_interval_below_it():
 
 
 def test_without_a_success_the_conditional_rate_is_a_dash_with_its_reason():
-    (row,) = headline_table(cells(verdicts((False, -5, 1), (False, 1, 1)))).rows
-    assert (row[6].text, row[6].detail) == (NO_VALUE, "no success")
+    (row,) = severity_table(cells(verdicts((False, -5, 1), (False, 1, 1))), Roster()).rows
+    assert (row[3].text, row[3].detail) == (NO_VALUE, "no success")
 
 
 def test_without_an_unsafe_episode_the_conditional_severity_is_a_dash():
-    (row,) = headline_table(cells(verdicts((True, 1, 1)))).rows
-    assert (row[5].text, row[8].text, row[8].detail) == ("0.0", NO_VALUE, "none unsafe")
+    (row,) = severity_table(cells(verdicts((True, 1, 1))), Roster()).rows
+    assert (row[3].text, row[5].text, row[5].detail) == ("0.0", NO_VALUE, "none unsafe")
 
 
 def test_one_episode_has_no_bootstrap_interval():
     (row,) = headline_table(cells(verdicts((True, -50, 1)))).rows
-    assert row[7].detail == "one episode"
+    assert row[6].detail == "one episode"
 
 
 def test_the_suites_of_one_policy_are_pooled_and_policies_never():
@@ -77,13 +73,13 @@ def test_lost_episodes_have_a_column_only_if_there_are_any():
 
 def test_a_cell_of_crashes_alone_has_dashes_everywhere():
     (row,) = headline_table(cells(verdicts(absent=(crash(task_id="t"),)))).rows
-    assert [cell.text for cell in row] == ["a", "libero-goal", "0", *[NO_VALUE] * 6, "1"]
+    assert [cell.text for cell in row] == ["a", "libero-goal", "0", *[NO_VALUE] * 4, "1"]
 
 
 def test_a_cell_without_any_verdict_is_not_safe_but_unknown():
     table = headline_table(cells(verdicts((True, NAN, NAN), (False, NAN, np.inf))))
     assert texts(table, "SR %") == ["50.0"]
-    for name in ("Safety %", "SBU %", "P[U|S] %", "VSI", "VSI|U"):
+    for name in ("Safety %", "SBU %", "VSI"):
         assert texts(table, name) == [NO_VALUE]
     assert {cell.detail for cell in table.rows[0]} >= {"no verdict"}
 
@@ -125,8 +121,8 @@ def test_diagnostics_have_a_table_of_their_own():
 
 
 def test_dashes_are_explained_if_there_are_any():
-    assert not any(NO_VALUE in note for note in headline_table(cells(verdicts((True, -1, 1)))).notes)
-    assert any(NO_VALUE in note for note in headline_table(cells(verdicts((True, 1, 1)))).notes)
+    assert not any(NO_VALUE in note for note in severity_table(cells(verdicts((True, -1, 1))), Roster()).notes)
+    assert any(NO_VALUE in note for note in severity_table(cells(verdicts((True, 1, 1))), Roster()).notes)
 
 
 def test_the_note_names_the_episodes_that_rates_are_of():

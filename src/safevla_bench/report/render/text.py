@@ -19,7 +19,7 @@ from rich.cells import cell_len, chop_cells
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import NO_VALUE, escape_controls
 
-_GAP = 2
+_GAPS = (2, 1)  # characters between columns; the narrower where names would be wrapped
 _NARROWEST = 13
 
 
@@ -57,9 +57,9 @@ def _format_rows(table: Table, marks: Mapping[str, str], width: int | None = Non
     bound = shutil.get_terminal_size((_UNBOUNDED, 24)).columns if width is None else width
     grid = [[_cell_lines(_mark_name(row[0], marks)), *map(_cell_lines, row[1:])] for row in table.rows]
     heads = _column_heads(table.columns)
-    widths = _column_widths(table.columns, [heads, *grid], bound)
-    head, *body = [_format_row(row, table.columns, widths) for row in [_align_heads(heads, widths), *grid]]
-    return [head + "\n" + "  ".join("-" * width for width in widths), *body]
+    widths, gap = _column_widths(table.columns, [heads, *grid], bound)
+    head, *body = [_format_row(row, table.columns, widths, gap) for row in [_align_heads(heads, widths), *grid]]
+    return [head + "\n" + gap.join("-" * width for width in widths), *body]
 
 
 _MARKS = "°§¶"
@@ -104,21 +104,25 @@ def _cell_lines(cell: Cell) -> list[str]:
     return [escape_controls(part) for part in (shown + cell.mark, cell.below) if part] or [""]
 
 
-def _column_widths(columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int) -> list[int]:
+def _column_widths(
+    columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int
+) -> tuple[list[int], str]:
     natural = [max(cell_len(line) for row in rows for line in row[k]) for k in range(len(columns))]
     for k in [k for k, column in enumerate(columns) if column.numeric]:
         values = max((cell_len(line) for row in rows[1:] for line in row[k]), default=0)
         natural[k] = min(natural[k], max(values, _NARROWEST))
     names = [k for k, column in enumerate(columns) if not column.numeric]
-    while sum(natural) + _GAP * (len(natural) - 1) > bound:
+    between = len(natural) - 1
+    gap = next((gap for gap in _GAPS if sum(natural) + gap * between <= bound), _GAPS[0])
+    while sum(natural) + gap * between > bound:
         widest = max(names, key=lambda k: natural[k], default=None)
         if widest is None or natural[widest] <= _NARROWEST:
             break
         natural[widest] -= 1
-    return natural
+    return natural, " " * gap
 
 
-def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int]) -> str:
+def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], gap: str) -> str:
     wrapped = [
         [part for line in cell for part in wrap_line(line, width)] for cell, width in zip(row, widths, strict=True)
     ]
@@ -128,7 +132,7 @@ def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths:
         for part, column_width, column in zip(parts, widths, columns, strict=True):
             fill = " " * (column_width - cell_len(part))
             padded.append(fill + part if column.numeric else part + fill)
-        lines.append((" " * _GAP).join(padded).rstrip())
+        lines.append(gap.join(padded).rstrip())
     return "\n".join(lines)
 
 

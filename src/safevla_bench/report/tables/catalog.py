@@ -25,6 +25,7 @@ from safevla_bench.report.tables.cells import (
     auxiliary_table,
     composition_table,
     constraint_table,
+    severity_table,
     suite_group,
     suite_table,
 )
@@ -134,6 +135,11 @@ def _auxiliary_tables(inputs: TableInputs, host: str | None) -> Built:
         yield auxiliary_table(shown, inputs.roster), shown
 
 
+def _severity_tables(inputs: TableInputs, host: str | None) -> Built:
+    if inputs.cells:
+        yield severity_table(inputs.cells, inputs.roster), inputs.cells
+
+
 def _task_tables(inputs: TableInputs, host: str | None) -> Built:
     if inputs.scores is not None and inputs.cells:
         yield task_table(metrics.task_rates(inputs.scores), inputs.cells, inputs.roster), inputs.cells
@@ -213,6 +219,7 @@ KINDS = (
         {"6": None},
         "Say which policies are auxiliary: --auxiliary POLICY.",
     ),
+    TableKind("severity", "P[U|S], VSI and VSI|U by suite", _severity_tables),
     TableKind("violations", "violation rates by specification", _violation_tables, {"7": _LIBERO, "8": _ROBOCASA}),
     TableKind("composition", "what unsafe successes violate", _composition_tables, {"10": _LIBERO, "11": _ROBOCASA}),
     TableKind("tasks", "SR, Safety, SBU by task", _task_tables, {"12": None}),

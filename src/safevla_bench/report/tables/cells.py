@@ -10,7 +10,7 @@ from functools import partial
 from safevla_bench.errors import RunError
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.metrics import NOOP, SpecSummary, Summary, TaskRates, describe_clean_bound, has_verdict
-from safevla_bench.judging.rates import HEADLINE, SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, Mean, Metric, Rate
+from safevla_bench.judging.rates import SAFETY, SBU, SR, UNSAFE_SUCCESS, VSI, VSI_UNSAFE, Mean, Metric, Rate
 from safevla_bench.judging.scores import Scores
 from safevla_bench.report.published import printed_mean
 from safevla_bench.report.tables.columns import (
@@ -174,7 +174,7 @@ def headline_table(
             text_column("Policy", policy_cell),
             text_column("Suite", suite_cell),
             Column("n", "episodes that ran to their end", format_count),
-            *metric_columns(HEADLINE),
+            *metric_columns((SR, SAFETY, SBU, VSI)),
             *lost_columns(cells),
         ),
         name="headline",
@@ -190,6 +190,18 @@ def _clean_note(cells: Iterable[Summary]) -> str:
         return ""
     noun = " starts" if any(rate.starts for rate in rates) else ""
     return f"Where none of {min(clean)}{noun} was unsafe, {describe_clean_bound(min(clean))}."
+
+
+def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
+    """Return the table of the shares and means among successes and unsafe episodes, a row per cell."""
+    return tabulate(
+        "Unsafe successes and severity",
+        cells,
+        (roster.policy_column(), SUITE, COUNT, *metric_columns((UNSAFE_SUCCESS, VSI, VSI_UNSAFE))),
+        name="severity",
+        notes=(describe_intervals(cells),),
+        dash=DASH,
+    )
 
 
 # Violations by specification
