@@ -102,7 +102,7 @@ def test_an_ablation_is_marked_wherever_it_is_shown_and_no_result_to_publish(saf
     off = ("--set", "applicability=off")
     out = safevla.ok("tables", shipped, "--which", "4", "--format", "csv", *off)
     assert all("Applicability is off" in row["Remarks"] for row in csv.DictReader(out.splitlines()))
-    assert safevla.ok("tables", shipped, "--which", "all", *off).count("not a result to publish") == 6
+    assert safevla.ok("tables", shipped, "--which", "all", *off).count("not a result to publish") == 7
     assert "not a result to publish" in safevla.ok("score", shipped, "--out", tmp_path, *off)
     assert "Applicability off:" in (tmp_path / "report.html").read_text()
     assert json.loads((tmp_path / "scores.json").read_text())["judged_by"]["applicability"] == "off"
