@@ -131,7 +131,7 @@ def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
     roll_out(replace(REQUEST, shard=Shard(3, 3)), unfinished)
     with pytest.raises(RunError, match="unfinished, 4 of 4 episodes done") as raised:
         merge_shards([*shards[:2], unfinished], tmp_path / "merged")
-    assert f"safevla eval --record-only --resume --out {unfinished}" in raised.value.remedy
+    assert f"safevla eval --resume --record-only --out {unfinished}" in raised.value.remedy
 
 
 @pytest.mark.parametrize("spoil", ["cut", "lost", "added", "manifest"])
