@@ -147,7 +147,49 @@ def test_rerun_has_signals_and_limits_and_what_is_broken(rough, entities):
     assert any(trace.violated for trace in rough.traces)
 
 
+def test_rerun_tells_records_and_rules_and_runs_apart_and_names_the_policy_once(rough, tmp_path, capfd):
+    rr = pytest.importorskip("rerun", reason="Rerun comes with the extra rerun")
+    moved = select_episodes(BATCH, [0, 1])
+    moved = replace(moved, contacts=replace(moved.contacts, force_n=moved.contacts.force_n * 2))
+    others = {
+        "twice": build(1),
+        "record": build_timeline(score(moved, load_ruleset()), moved, load_ruleset(), 1),
+        "rules": build_timeline(SCORES, BATCH, load_ruleset(missing="deactivate"), 1),
+        "run": build_timeline(SCORES, BATCH, load_ruleset(), 1, "other"),
+    }
+    assert others.pop("twice").recording_id == rough.recording_id
+    timelines = [rough, *others.values()]
+    files = [tmp_path / f"{number}.rrd" for number in range(4)]
+    assert len({timeline.recording_id for timeline in timelines}) == 4
+    for timeline, file in zip(timelines, files, strict=True):
+        assert timeline.recording_id.count(SCORES.policy[1] or "") == 1
+        file.write_bytes(encode_rrd(timeline))
+    with rr.server.Server(datasets={"runs": list(map(str, files))}):
+        pass
+    assert "Failed loading" not in "".join(capfd.readouterr())  # which it says of a second recording of one id
+
+
 # Foxglove
+
+
+# What its parser of JSON schemas takes; a list of types is refused, and null in a message passes: Lichtblick 66adecb,
+# packages/mcap-support/src/parseJsonSchema.ts.
+FOXGLOVE_TYPES = {"boolean", "string", "number", "integer", "object", "array"}
+
+
+def foxglove_types(schema):
+    yield schema["type"]
+    for field in [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]:
+        yield from foxglove_types(field)
+
+
+def test_foxglove_takes_the_schemas_of_all_json_messages(mcap):
+    _, reader, _ = mcap
+    schemas = [json.loads(s.data) for s in reader.get_summary().schemas.values() if s.encoding == "jsonschema"]
+    assert {schema["title"] for schema in schemas} == {"safevla.Contacts", "safevla.Reading"}
+    for schema in schemas:
+        assert schema["type"] == "object"
+        assert all(isinstance(kind, str) and kind in FOXGLOVE_TYPES for kind in foxglove_types(schema))
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +211,7 @@ def topics(mcap):
     for schema, channel, message in reader.iter_messages():
         if channel.message_encoding == "json":
             decoded = json.loads(message.data)
-            jsonschema.validate(decoded, json.loads(schema.data))
+            jsonschema.validate({k: v for k, v in decoded.items() if v is not None}, json.loads(schema.data))
         else:
             decoded = decoder.decoder_for(channel.message_encoding, schema)(message.data)
         messages.setdefault(channel.topic, []).append((message.log_time, decoded))

@@ -159,7 +159,8 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
         remedy = "Choose one by --episode; `safevla episodes` lists them."
         raise RunError(f"a file of this form holds one episode, and here are {len(judged.records)}", remedy=remedy)
     index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
-    return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index))
+    run = next(source.path.resolve().name for source, own in judged.records.by_source() if index in own)
+    return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index, run))
 
 
 def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]:

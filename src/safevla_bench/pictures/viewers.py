@@ -11,6 +11,7 @@ JSON `/contacts` and `/specs/<spec>` (the signal's value, its limit, whether it 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.explain.episode import SpecTrace, trace_specs
@@ -67,6 +69,7 @@ class ViolationEvent(NamedTuple):
 class Timeline:
     """One episode of n records, at `times_s` from record 0, [n]."""
 
+    recording_id: str  # RUN/POLICY/EPISODE/RECORD-RULES, the last two as digests: other records or rules, another id
     facts: Mapping[str, str]  # verdict and identity of the episode, as text
     times_s: Floats
     records: int
@@ -80,8 +83,10 @@ class Timeline:
 _IDENTITY = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 
-def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
-    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order."""
+def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
+    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order. `run`
+    is the name of the folder or file that it comes from.
+    """
     record, row = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events = (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry))
@@ -91,7 +96,13 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -
         for a, b, force_n in zip(contacts.a.tolist(), contacts.b.tolist(), contacts.force_n.tolist(), strict=True)
     ]
     spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
+    digests = (
+        hashlib.sha256(part).hexdigest()[:12]
+        for part in (encode_json(record), repr(ruleset.provenance().rules).encode())
+    )
+    policy = "" if row.episode_id.startswith(f"{row.policy}/") else row.policy
     return Timeline(
+        recording_id="/".join(map(escape_controls, filter(None, (run, policy, row.episode_id, "-".join(digests))))),
         facts={
             **{key: escape_controls(getattr(row, key) or "") for key in _IDENTITY},
             "success": str(row.success).lower(),
@@ -138,7 +149,7 @@ APPLICATION = "safevla-bench"
 
 
 def encode_rrd(timeline: Timeline) -> bytes:
-    """Return the bytes of a `.rrd` file; its id is `POLICY/EPISODE`, or `EPISODE` alone.
+    """Return the bytes of a `.rrd` file, a recording under the timeline's id.
 
     The same episode gives the same values, not the same bytes: the library numbers its chunks by the clock. Raises
     `RunError` if the extra `rerun` is not installed.
@@ -147,8 +158,7 @@ def encode_rrd(timeline: Timeline) -> bytes:
         import rerun as rr
     except ImportError as error:
         raise RunError("Rerun's library is missing", remedy=install_command("rerun")) from error
-    name = "/".join(filter(None, (timeline.facts["policy"], timeline.facts["episode_id"])))
-    stream = rr.RecordingStream(APPLICATION, recording_id=name, send_properties=False)
+    stream = rr.RecordingStream(APPLICATION, recording_id=timeline.recording_id, send_properties=False)
     memory = stream.memory_recording()
     stream.send_property("episode", rr.AnyValues(**timeline.facts))
     stream.log("world", rr.ViewCoordinates.RIGHT_HAND_Z_UP, static=True)
@@ -197,7 +207,7 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "safevla.Reading": {
         "signal": _TEXT,
         "unit": _TEXT,
-        "value": {"type": ["number", "null"], "description": "null where it is not finite"},
+        "value": {**_NUMBER, "description": "null where it is not finite"},  # Foxglove refuses a list of types
         "limit": _NUMBER,
         "upper": {**_FLAG, "description": "the limit is a ceiling"},
         "watched": {**_FLAG, "description": "the specification looks at this record"},
