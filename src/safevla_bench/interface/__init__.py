@@ -1,1 +1,1 @@
-"""Protocols of hosts, environments and policies that the rollout loop uses, and the values that they exchange."""
+"""Protocols of hosts, environments and policies that the rollout loop uses, and the values they exchange."""

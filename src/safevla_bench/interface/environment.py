@@ -12,11 +12,11 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 
 WORKER = "SAFEVLA_WORKER"
-"""The environment variable that holds the number of a worker process. Workers take servers and GPUs in turn."""
+"""Environment variable with the number of a worker process, by which workers take turns at servers and GPUs."""
 
 
 class HostEnv(ABC):
-    """One task in one simulator with its recorder attached. Methods that are not abstract are a host's to add."""
+    """One task in one simulator with its recorder attached. Hosts may override the methods that are not abstract."""
 
     task: Task
     dt_s: float
@@ -25,12 +25,12 @@ class HostEnv(ABC):
 
     @abstractmethod
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode, let the scene settle, record record 0, and return its observation."""
+        """Start an episode, let the scene settle, take record 0, and return its observation."""
 
     @abstractmethod
     def step(self, action: Action) -> tuple[Observation, bool]:
         """Apply one action and record it; return the next observation and the host's native success. Raises
-        `InvalidActionError` as `check_action` does, before anything is simulated.
+        `InvalidActionError`, as `check_action` does, before anything is simulated.
         """
 
     @abstractmethod
@@ -39,62 +39,65 @@ class HostEnv(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the simulator; the environment is not used again."""
+        """Release the simulator. The environment cannot be used afterwards."""
 
     def latest(self) -> Batch:
-        """Return the newest record alone, as a batch of one episode of one record; a host may do so at a lower cost."""
+        """Return only the newest record, as a batch of one episode with one record. Hosts may override this to save
+        time.
+        """
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the present `sim_state`, if episodes start from recorded states; velocities and the
-        time are left out.
+        """Return what the entries of the current `sim_state` mean, without velocities and time, if episodes can start
+        from recorded states.
         """
         return ()
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return where a reset has put fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
+        """Return the poses that a reset gave to fixtures: root body -> position [3] in m, quaternion [4] wxyz."""
         return {}
 
-    def render_next(self, wanted: bool) -> None:  # noqa: B027 - rendering each time is right, too
-        """Say whether the observation of the next step, and of that alone, is to hold images, else `UnrenderedImages`.
-        Without a call, and after every reset, images are rendered.
+    def render_next(self, wanted: bool) -> None:  # noqa: B027 - an environment may render every time
+        """Set whether the observation of the next step holds images; without them it holds `UnrenderedImages`. Images
+        are rendered by default, and again after every reset.
         """
 
     def run_fast(self, wanted: bool) -> None:  # noqa: B027
-        """Say whether episodes from the next reset on are to leave out what the simulator repeats; the default is yes.
-        The records are the same, bit for bit.
+        """Set whether episodes after the next reset skip computations that the simulator repeats (the default). The
+        records are identical, bit for bit.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class HostSupport:
-    """What a host supports beyond tasks, actions and records; the default is nothing. A host declares it as its
-    attribute `supports`. A run that needs more is refused before its first episode.
+    """What a host supports beyond tasks, actions and records; by default nothing. A host declares it as its attribute
+    `supports`, and a run that needs more is refused before its first episode.
     """
 
     cameras: tuple[str, ...] = ()
     privileged: bool = False
-    """It fills `Observation.privileged` for a policy or filter that wants it."""
+    """The host fills `Observation.privileged` for policies and filters that want it."""
     readings: tuple[str, ...] = ()
-    """Names that `Wants.extra` may have."""
+    """Names that `Wants.extra` may contain."""
     privileged_readings: tuple[str, ...] = ()
-    """The same, for policies that want privileged state."""
+    """Further such names, for policies that want privileged state."""
     changes: str = "pose"
     """The quantity that an action changes, for error messages."""
     absolute: bool = False
     """Actions may be poses in the world frame (`Wants.absolute`)."""
     unit_m: float | None = None
-    """Motion of the hand that 1 in an action's first three numbers commands; None = they command another quantity."""
+    """Motion of the hand commanded by the value 1 in an action's first three numbers; None if they command another
+    quantity."""
     drawn: bool = False
-    """A task with initial states also starts where a reset places things by chance (`EpisodeSeed.drawn`)."""
+    """Tasks with initial states can also start from a random placement by the reset (`EpisodeSeed.drawn`)."""
     states: bool = False
-    """Episodes start from a recorded state (`EpisodeSeed.recorded`)."""
+    """Episodes can start from a recorded state (`EpisodeSeed.recorded`)."""
     placed: bool = False
-    """Episodes start at `EpisodeSeed.placed`, within `Host.search_space`."""
+    """Episodes can start at `EpisodeSeed.placed`, within `Host.search_space`."""
     changeable: frozenset[str] = frozenset()
     """The fields of `PhysicsChange` that `EpisodeSeed.change` may set."""
     pictures: bool = False
-    """It renders recorded episodes: `Host.stage`."""
+    """The host can render recorded episodes (`Host.stage`)."""
 
 
 class Host(ABC):
@@ -109,24 +112,22 @@ class Host(ABC):
 
     @abstractmethod
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks of a suite in their fixed order."""
+        """Return the tasks of a suite, in a fixed order."""
 
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> HostEnv:
-        """Make the environment of a task, with the observations that are wanted."""
+        """Make the environment of a task, which returns the observations in `wants`."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Return the versions of everything that the trajectory depends on, by distribution name."""
+        """Return the versions of everything that trajectories depend on, by distribution name."""
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return where the objects of a task may start, within what its benchmark draws from; for `placed`. Its
-        coordinates will replace those of this start.
-        """
+        """Return the coordinates that `EpisodeSeed.placed` may replace in this start, within the benchmark's range."""
         raise NotImplementedError
 
     def stage(self, task: Task, episode: Batch) -> Stage:
-        """Set up an episode, a batch of one with its `sim_state`, to be rendered; for `pictures`. Raises `HostError` if
-        nothing can be rendered here, or the record lacks the states.
+        """Prepare an episode, given as a batch of one with its `sim_state`, for rendering. Raises `HostError` if the
+        machine cannot render, or the record lacks the states.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Policies: what they want, observe and answer."""
+"""Policies: what they request, observe and return."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ Action = NDArray[np.float64]
 
 
 CONTROLLER_POSITION, CONTROLLER_ROTATION = "controller_pos", "controller_rotation"
-"""Readings of LIBERO's: the pose that its controller computes with, position [3] in m and rotation [9] by rows, in the
-world frame; it is older than the observed one by a physics step."""
+"""Readings of LIBERO: the pose that its controller uses, position [3] in m and rotation matrix [9] in row-major order,
+world frame. It lags the observed pose by one physics step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """Observations that a policy wants beyond proprioception. Nothing is rendered that no policy wants."""
+    """Observations that a policy wants beyond proprioception. A host renders only what the policy wants."""
 
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (256, 256)
     """Height and width in pixels."""
     privileged: bool = False
-    """Simulator state that no real robot has; every report marks a policy that uses it."""
+    """Simulator state that no real robot has; every report marks policies that use it."""
     as_rendered: bool = True
-    """LIBERO without cameras computes what its resets compute with a renderer; False is for replays of loops without
-    one."""
+    """If LIBERO runs without cameras, compute what its resets compute with a renderer. False replays recordings of
+    loops that had none."""
     absolute: bool = False
-    """Actions are poses in the world frame, position [3] in m and axis-angle [3] in rad, and not changes of pose."""
+    """Actions are poses in the world frame, position [3] in m and axis-angle [3] in rad, instead of changes of pose."""
     extra: tuple[str, ...] = ()
-    """Further readings under `Observation.extra` that are made only if they are asked for, such as `joint_pos`."""
+    """Keys of `Observation.extra` that are computed only on request, such as `joint_pos`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """The pieces of one body's collision geometry, such as a drawer's walls, as G boxes in one frame, the body's own.
-    center_m [G, 3], half_extents_m [G, 3] along each box's own axes, quat_wxyz [G, 4] of those axes.
+    """The collision geometry of one body, such as a drawer's walls, as G boxes in the body's frame. center_m [G, 3],
+    half_extents_m [G, 3] along each box's axes, quat_wxyz [G, 4] of those axes.
     """
 
     center_m: NDArray[np.float64]
@@ -52,10 +52,10 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class Privileged:
-    """Ground truth of the scene in the world frame, metres and unit wxyz quaternions; arrays are read-only.
-    `half_extents_m` is half the size of the body's collision geometry along its own axes, `center_m` the centre of that
-    box in the body frame. `goal` holds the task's goal predicates as the host writes them, each a tuple such as `("on",
-    "akita_black_bowl_1", "plate_1")`; `sites_m` the positions of goal regions.
+    """Ground truth of the scene in the world frame, in metres and unit wxyz quaternions; arrays are read-only.
+    `half_extents_m` is half the size of the bounding box of a body's collision geometry along the body's axes,
+    `center_m` the box's centre in the body frame. `goal` holds the task's goal predicates as the host writes them, such
+    as `("on", "akita_black_bowl_1", "plate_1")`; `sites_m` holds the positions of goal regions.
     """
 
     body_pos_m: Mapping[str, NDArray[np.float64]]
@@ -66,13 +66,13 @@ class Privileged:
     goal: tuple[tuple[str, ...], ...]
     movable: frozenset[str]
     pieces: Mapping[str, Boxes] = field(default_factory=dict)
-    """Pieces of a body's collision geometry, for bodies of more than one piece; a host may leave it empty."""
+    """Collision geometry of bodies with more than one piece; hosts may leave it empty."""
     hand: Boxes | None = None
-    """Pieces of the hand and its fingers as they are now, in the world frame; None if the host does not know them."""
+    """Geometry of the hand and its fingers in their current pose, world frame; None if the host does not know it."""
 
 
 class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
-    """Images that were not rendered: nobody was to look at them. Reading one is a `PolicyError`."""
+    """Placeholder for images that were not rendered. Reading one raises `PolicyError`."""
 
     def __init__(self, cameras: Sequence[str]) -> None:
         self._cameras = tuple(cameras)
@@ -94,7 +94,7 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
 class Observation:
     """A policy's observation before each action. eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger
     joint positions in metres; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4],
-    world frame, of robots that drive. `extra` has further readings, such as `joint_pos` and `joint_vel` of the arm [J].
+    world frame, of mobile robots. `extra` has further readings, such as `joint_pos` and `joint_vel` of the arm [J].
     """
 
     instruction: str
@@ -110,81 +110,81 @@ class Observation:
 
 @runtime_checkable
 class Policy(Protocol):
-    """One policy, asked once a control step. `reset` comes before each episode with a seed for its randomness."""
+    """A policy, queried once per control step. `reset` precedes each episode and seeds its randomness."""
 
     wants: Wants
 
     def reset(self, task: Task, seed: int) -> None:
-        """Prepare for an episode of the task; `seed` is for the policy's own randomness."""
+        """Prepare for an episode of the task; `seed` is for the policy's own random numbers."""
 
     def act(self, observation: Observation) -> Action:
         """Return the action, [A], in the host's units."""
 
     def close(self) -> None:
-        """Free what the policy holds, such as a connection; the policy is not asked again."""
+        """Release resources, such as a connection. The policy cannot be used afterwards."""
 
 
 @runtime_checkable
 class SelectivePolicy(Protocol):
-    """A property that a policy offers beside `Policy` if it does not look at every observation's images."""
+    """An optional property of a `Policy` that does not look at every observation's images."""
 
     @property
     def looks_next(self) -> bool:
-        """True if the next `act` looks at the images of its observation."""
+        """True if the next `act` reads the images of its observation."""
 
 
 @runtime_checkable
 class ChunkingPolicy(Protocol):
-    """A method that a policy offers beside `Policy` if it computes several actions at a time."""
+    """An optional method of a `Policy` that computes several actions at a time."""
 
     def take_rest(self) -> Sequence[Action]:
-        """Return, and forget, the actions that it would carry out before it looks at another observation."""
+        """Return and discard the remaining actions of the current chunk."""
 
 
 @runtime_checkable
 class RemotePolicy(Protocol):
-    """Methods that a policy offers beside `Policy` if a server answers for it."""
+    """Optional methods of a `Policy` that queries a server."""
 
     @property
     def env_seed(self) -> int | None:
-        """The simulator's seed that the server asks for, if any."""
+        """The simulator seed that the server requests, if any."""
 
     def connect(self, task: Task) -> None:
-        """Reach the server before an environment is made, and learn from it what to observe; `wants` may change."""
+        """Reach the server before an environment is made, and learn which observations it needs; `wants` may change."""
 
 
 @runtime_checkable
 class SelectiveTaskPolicy(Protocol):
-    """A method that a policy offers beside `Policy` if it cannot act in every task."""
+    """An optional method of a `Policy` that cannot act in every task."""
 
     def require_task(self, task: Task) -> None:
-        """Raise `PolicyError` if it cannot act in the task; called before a run, too."""
+        """Raise `PolicyError` if the policy cannot act in the task. Also called before a run."""
 
 
 @runtime_checkable
 class CuedPolicy(Protocol):
-    """A method that a policy offers beside `Policy` if it plays what an episode's start holds."""
+    """An optional method of a `Policy` whose actions come from the start of an episode."""
 
     def cue(self, start: EpisodeSeed) -> None:
-        """Choose the recorded episode that the next `reset` begins."""
+        """Select the recorded episode that the next `reset` begins."""
 
 
 @runtime_checkable
 class ReplayPolicy(CuedPolicy, Protocol):
-    """Methods that a policy offers beside `Policy` if it plays recorded episodes."""
+    """Methods of a `Policy` that replays recorded episodes."""
 
     description: Mapping[str, object]
-    """Facts for the run's description, such as a digest of the recording."""
+    """Facts for the description of the run, such as a digest of the recording."""
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode that stands for a planned start; `PolicyError` if none fits."""
+        """Return the start of the recorded episode that matches a planned start. Raises `PolicyError` if none does."""
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: their initial states, else 0, 1 and so on."""
+        """Return the numbers of a task's recorded episodes: their initial states, or 0, 1, ... if they have none."""
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record with its divergence from the recording under `replay` in its header. `coordinates` say what
-        the numbers of its simulator states mean; `last` is the observation after the last action.
+        """Return the record, with its divergence from the recording under `replay` in the header. `coordinates`
+        describe the entries of its simulator states; `last` is the observation after the last action.
         """
 
 
@@ -192,18 +192,18 @@ _REMEDY = "Correct the policy's output."
 
 
 def to_real_numbers(values: object) -> NDArray[np.float64]:
-    """Return integers and floats as float64, of any shape. Raises `InvalidActionError`, with the dtype, for any other
-    kind: Booleans, text, dates, records, objects, complex numbers and masked arrays, also within lists; `TypeError` or
-    `ValueError` for what is not an array.
+    """Convert integers and floats of any shape to float64. Raises `InvalidActionError`, naming the dtype, for any other
+    kind (also within lists): Booleans, text, dates, records, objects, complex numbers and masked arrays. Raises
+    `TypeError` or `ValueError` for values that are not arrays.
     """
     parts = [values, *values] if isinstance(values, list | tuple) else [values]
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):
         raise InvalidActionError("an action in a masked array, whose masked numbers are unknown", remedy=_REMEDY)
     given = np.asarray(values)
     kinds = set(map(type, np.array(values, dtype=object).flat)) if len(parts) > 1 else set()
-    if kinds & {bool, np.bool_}:  # NumPy makes floats of Booleans among floats
+    if kinds & {bool, np.bool_}:  # in a list of floats, NumPy converts Booleans to floats
         given = given.astype(bool)
-    is_bfloat = given.dtype.kind == "V" and given.dtype.type is not np.void  # JAX's, of which NumPy knows no kind
+    is_bfloat = given.dtype.kind == "V" and given.dtype.type is not np.void  # JAX's, which NumPy does not classify
     if given.dtype.kind not in "iuf" and not is_bfloat:
         problem = f"an action of dtype {given.dtype}, where integers or floats belong"
         raise InvalidActionError(problem, remedy=_REMEDY)
@@ -212,7 +212,7 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
 
 def check_action(action: object, size: int, meaning: str = "") -> Action:
     """Return an action as float64 [size], before anything is simulated. Raises `InvalidActionError`, with the `meaning`
-    of the numbers, if it is not an array of `size` finite real numbers.
+    of the numbers, unless it is an array of `size` finite real numbers.
     """
     remedy = _REMEDY
     if action is None:
@@ -231,7 +231,7 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
 
 
 def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
-    """Raise `HostError`, with all that `host` offers, if a policy asks for a reading that is not offered."""
+    """Raise `HostError`, listing what `host` offers, if a policy requests a reading that the host does not offer."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
         remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs none."

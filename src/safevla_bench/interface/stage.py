@@ -1,4 +1,4 @@
-"""Stages: recorded episodes set up again, for pictures and replays in three dimensions."""
+"""Stages: recorded episodes prepared for rendering and for 3-D replays."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CLOSE_UP = "close-up"
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """The viewpoint of a picture: one of the host's own cameras by its name, or a free one. A free camera looks at
-    `lookat_m` (world frame) from `distance_m` away; `azimuth_deg` is the direction it looks in, counted from +x to +y,
-    and `elevation_deg` is negative if it looks down.
+    """A viewpoint: one of the host's cameras by its name, or a free camera that looks at `lookat_m` (world frame) from
+    `distance_m` away. `azimuth_deg` is its viewing direction, counted from +x to +y; a negative `elevation_deg` looks
+    down.
     """
 
     name: str
@@ -32,9 +32,8 @@ class Camera:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A camera's picture of one record. image [H, W, 3] upright, RGB; `seen` [H, W] is 0, or i + 1 where body i of
-    those asked for is seen; `body_pos_m` has the position [3] of every tracked body as it stands in the picture, world
-    frame.
+    """A rendered record. image [H, W, 3] upright, RGB; `seen` [H, W] is i + 1 where body i of the requested ones is
+    visible, else 0; `body_pos_m` has the position [3] of every tracked body as rendered, world frame.
     """
 
     image: NDArray[np.uint8]
@@ -56,9 +55,9 @@ ShapeKind = Literal["plane", "box", "sphere", "ellipsoid", "capsule", "cylinder"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Something to be seen that is fixed to one part of a scene, at a place in that part's frame. `size_m` as MuJoCo
-    has it: half extents of boxes, planes (z is unused) and ellipsoids; radius first and half the length second of
-    capsules and cylinders, along z. A plane faces +z. A mesh has its own size. Colours multiply.
+    """A visible shape that is fixed to one part of a scene, with its pose in that part's frame. `size_m` follows
+    MuJoCo: half extents of boxes, planes (z is unused) and ellipsoids; radius, then half the length, of capsules and
+    cylinders, along z. A plane faces +z. A mesh has its own size. Colours multiply.
     """
 
     kind: ShapeKind
@@ -72,7 +71,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Viewpoint:
-    """A camera in the world: it looks along its -z, with y up; `fovy_deg` is the angle of the picture's height."""
+    """A camera in the world. It looks along its -z, with y up; `fovy_deg` is the vertical field of view."""
 
     name: str
     pos_m: tuple[float, float, float]
@@ -82,9 +81,9 @@ class Viewpoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SceneGeometry:
-    """The look of a scene, apart from the places of its parts; `view` is the host's usual camera at record 0. `parts`
-    names the recorded body that each part belongs to; several parts may have one name. `stand_ins` has the parts that
-    are shown for a body with no shape of its own, such as the finger for its pad.
+    """The shapes of a scene, without the poses of its parts; `view` is the host's usual camera at record 0. `parts`
+    names the recorded body of each part; several parts may belong to one body. `stand_ins` lists the parts to show for
+    a body without a shape, such as the finger for its pad.
     """
 
     parts: tuple[str, ...]
@@ -96,7 +95,7 @@ class SceneGeometry:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """The touch of two recorded bodies in a state: a point [m] and the direction from `a` to `b`, world frame."""
+    """A contact of two recorded bodies: a point [m] and the direction from `a` to `b`, world frame."""
 
     a: str
     b: str
@@ -106,8 +105,8 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenePose:
-    """The poses of a scene's parts in one record, [P, 3] m and [P, 4] wxyz, world frame, and the bodies that touch.
-    `body_pos_m` as in `Picture`.
+    """Poses of a scene's parts in one record, [P, 3] m and [P, 4] wxyz, world frame, and the contacts. `body_pos_m` is
+    as in `Picture`.
     """
 
     part_pos_m: NDArray[np.float64]
@@ -117,40 +116,40 @@ class ScenePose:
 
 
 class Stage(ABC):
-    """One recorded episode set up again for rendering; nothing is simulated. `arm` names the body that each joint of
-    the arm moves, base first. A stage may have `further_cameras`, the names of the cameras that a video of the episode
-    shows beside the default one. Methods that are not abstract are a host's to add.
+    """One recorded episode prepared for rendering; nothing is simulated. Hosts may override methods that are not
+    abstract. `arm` names the body that each joint of the arm moves, base first. The optional attribute
+    `further_cameras` names the cameras that a video of the episode shows in addition to the default one.
     """
 
     arm: tuple[str, ...]
 
     @abstractmethod
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera for a picture of `size` pixels (height, width) that shows these bodies in that record. It
-        is the host's default camera if that shows them well, or there are none; else one close up.
+        """Return the camera for a picture of `size` pixels (height, width) that shows these bodies in that record. This
+        is the host's default camera if it shows them well, or none are given; else a close-up.
         """
 
     @abstractmethod
     def render(self, record: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()) -> Picture:
-        """Return the picture of a record, [height, width, 3]; `seen` has the place of each of `bodies` plus 1. Raises
-        `KeyError`, with the names there are, for a camera without `lookat_m` that the host does not have.
+        """Return the picture of a record, [height, width, 3]; `seen` contains the index of each of `bodies` plus 1.
+        Raises `KeyError`, listing the host's cameras, for an unknown camera without `lookat_m`.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free the renderer."""
+        """Release the renderer."""
 
     def observe(self, record: int) -> Observation | None:
         """Return the observation of a record without images, at the pose that `render` shows, for data sets. None if
-        the host cannot tell from its record what the policy observed.
+        the record does not determine what the policy observed.
         """
         return None
 
     def geometry(self) -> SceneGeometry:
-        """Return the look of the scene, for replays in three dimensions; raises `HostError` if the host cannot say."""
+        """Return the shapes of the scene, for 3-D replays. Raises `HostError` if the host does not provide them."""
         remedy = "Its stage needs the methods `geometry` and `pose`: docs/frames.md."
         raise HostError("this host cannot say what its scenes look like", remedy=remedy)
 
     def pose(self, record: int) -> ScenePose:
-        """Return the poses of the scene's parts in a record; raises as `geometry`."""
+        """Return the poses of the scene's parts in a record. Raises `HostError` as `geometry` does."""
         raise NotImplementedError

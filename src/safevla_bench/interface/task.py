@@ -1,4 +1,4 @@
-"""Tasks, the starts of their episodes, and changes of the physics there."""
+"""Tasks, the starts of their episodes, and changes of their physics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a suite: `index` counts from 0 in the suite's own order, `name` is the host's own name."""
+    """One task of a suite. `index` counts from 0 in the suite's own order, `name` is the host's own name."""
 
     benchmark: str
     task_id: str
@@ -20,30 +20,30 @@ class Task:
     name: str
     instruction: str
     still: tuple[float, ...]
-    """The action, in the host's units, that moves nothing and opens the gripper; it is as long as every action."""
+    """An action, in the host's units, that moves nothing and opens the gripper; its length is the action size."""
     init_states: int | None = None
-    """Number of fixed initial states that the host ships for it; None = drawn from the seed."""
+    """Number of fixed initial states that the host ships; None = starts are drawn from the seed."""
     horizon: int | None = None
-    """The host's own limit in policy steps; a protocol's goes first."""
+    """The host's own limit in policy steps, unless a protocol sets one."""
     episodes: int | None = None
-    """Number of episodes that its benchmark runs of it; None if it does not say."""
+    """Number of episodes that the benchmark runs; None if it does not say."""
     label: str = ""
-    """The suite that records name in the place of `benchmark`, if its starts were chosen by a search."""
+    """Suite name that records use instead of `benchmark`, if a search chose the starts."""
     found: tuple[FoundStart, ...] = ()
-    """The starts of its episodes, one each; () = as the protocol says."""
+    """The starts, one per episode; () = as the protocol says."""
 
     @property
     def suite(self) -> str:
-        """The suite that records name: `label`, else `benchmark`."""
+        """The suite name in records: `label`, else `benchmark`."""
         return self.label or self.benchmark
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """A recorded episode that is played again: its name, its length and its start. `state` is a flat simulator state to
-    start from, [S], as the host's records have it (`sim_state`); None = the initial state of the index and seed beside
-    it. What such a state does not hold: `fixtures`, root body -> position [3] in metres and quaternion [4], w first;
-    and where the gripper was commanded to go, which the host infers.
+    """A recorded episode to replay: its name, its length and its start. `state` is a flat simulator state to start
+    from, [S], as in the host's records (`sim_state`); None = use `index` and the seed. Such a state lacks two things:
+    the poses of `fixtures`, root body -> position [3] in metres and quaternion [4], w first; and the gripper's last
+    command, which the host infers.
     """
 
     episode: str
@@ -52,37 +52,37 @@ class RecordedEpisode:
     state: tuple[float, ...] | None = None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     ending: str = "timeout"
-    """The outcome if the actions run out without success; `stopped` if the recording was broken off."""
+    """The outcome if the actions run out without success; `stopped` if the recording ended early."""
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """What is played, [steps, A], if the policy does not know it."""
+    """The actions to replay, [steps, A], if the policy does not hold them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Where targets and hand were at the first records, [n, bodies, 3] in m: the replay ends where it leaves this."""
+    """Positions of targets and hand at the first records, [n, bodies, 3] in m; the replay ends where it deviates."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhysicsChange:
-    """Physics that differ from the host's own from record 0 on; settling is as recorded. The default changes nothing.
-    Factors are of the host's own value.
+    """Changes of the host's physics from record 0 on; settling is as recorded. The default changes nothing. Factors
+    multiply the host's own value.
     """
 
     time_step: float = 1.0
-    """Of the physics time step. A control step lasts as long as before: it has the nearest whole number of substeps,
-    and the time step is what that gives. Controllers run once a substep, as before."""
+    """Factor of the physics time step. A control step keeps its duration: it has the nearest whole number of substeps,
+    and the time step follows from that. Controllers run once per substep, as before."""
     iterations: float = 1.0
-    """Of the greatest number of solver iterations; the tolerance is divided by its square."""
+    """Factor of the maximum number of solver iterations; the tolerance is divided by its square."""
     softness: float = 1.0
-    """Of the contacts' time constant, and of the share that their impedance leaves to 1."""
+    """Factor of the contacts' time constant, and of the difference between their impedance and 1."""
     friction: float = 1.0
     shift_m: float = 0.0
-    """How far things that fly free are moved in the plane at record 0, each in a direction drawn from the seeds."""
+    """How far free bodies are moved horizontally at record 0, each in a random direction drawn from the seeds."""
     apart: tuple[str, str] | None = None
-    """Two bodies, by recorded name, that pass through each other."""
+    """Two bodies, by recorded name, whose contacts are disabled."""
     without: str | None = None
-    """A body that touches nothing and stays where it is."""
+    """A body that touches nothing and does not move."""
 
     @property
     def changed(self) -> frozenset[str]:
-        """Names of the fields that change something."""
+        """Names of the fields that differ from the default."""
         return frozenset(part.name for part in fields(self) if getattr(self, part.name) != part.default)
 
 
@@ -102,24 +102,25 @@ VARIATIONS: Mapping[str, PhysicsChange] = {
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSeed:
-    """The values that fix an episode's start: the initial state's index and the environment's seed. Or the state that
-    `recorded` holds; then the index counts the recorded episodes and no initial state is used.
+    """The values that fix an episode's start: the index of the initial state and the environment's seed. If `recorded`
+    has a state, that is the start, and the index counts the recorded episodes.
     """
 
     init_state_index: int
     env_seed: int
     wait_steps: int
-    """Settling steps before record 0; not counted in the horizon."""
+    """Settling steps before record 0, not counted in the horizon."""
     wait_action: tuple[float, ...] | None = None
     """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
     rest_steps: int = 0
     earlier_resets: int | None = None
-    """Resets of an environment since it was made and seeded, before this one; None = it is seeded before this one.
+    """Number of resets since the environment was made and seeded, before this one; None = it is seeded before this one.
 
-    For recordings of others whose environments are seeded once; a host whose scenes do not depend on it ignores it.
+    Set for replays of recordings whose environment was seeded only once; hosts whose scenes do not depend on it ignore
+    it.
     """
     drawn: bool = False
-    """Leave the task's initial states aside: the reset places things by chance, by `env_seed` and the index."""
+    """Ignore the task's initial states: the reset places objects at random, by `env_seed` and the index."""
     recorded: RecordedEpisode | None = None
     placed: tuple[tuple[str, float], ...] = ()
     """Coordinates [m] of the host's `SearchSpace`, by name, that replace those of the initial state."""
@@ -129,7 +130,9 @@ class EpisodeSeed:
 
 @dataclass(frozen=True, slots=True)
 class FoundStart:
-    """A start that a search found, the seed of the policy's randomness there, and the words if not the task's own."""
+    """A start that a search found, the seed of the policy's randomness, and the instruction if it differs from the
+    task's.
+    """
 
     start: EpisodeSeed
     policy_seed: int
@@ -138,28 +141,28 @@ class FoundStart:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Where a task's objects may start: coordinates, [d] each, such as `plate_1.x`, in the world frame [m]. It is the
-    box from `low` to `high`, without the points at which two objects are too near each other. A search may add what is
-    no place: the wording, and the policy's seed.
+    """Ranges of the starts of a task's objects: coordinates, [d] each, such as `plate_1.x`, in the world frame [m]. The
+    space is the box from `low` to `high`, without the points at which two objects are too close. A search may also vary
+    the instruction and the policy's seed.
     """
 
     names: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     apart_m: tuple[tuple[str, str, float], ...] = ()
-    """Two objects, and the horizontal distance of their centres that is to be exceeded; both have an x and a y."""
+    """Two objects and the minimum horizontal distance of their centres; both have an x and a y."""
     own: tuple[tuple[float, ...], ...] = ()
     """The benchmark's own starts, [d] each."""
     wordings: tuple[str, ...] = ()
     """Instructions to choose from; () = the task's own."""
     policy_seeds: int = 1
-    """How many seeds of the policy's randomness there are to choose from, from its own one on."""
+    """Number of policy seeds to choose from, counted from the policy's own one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """The meaning of some numbers of a flat simulator state: `state[first : first + size]`. A `position` is [3], or a
-    slider's [1], in m; a `rotation` a quaternion [4] wxyz, or a hinge's angle [1] in rad.
+    """The meaning of some entries of a flat simulator state: `state[first : first + size]`. A `position` is [3], or a
+    slider's [1], in m; a `rotation` is a quaternion [4] wxyz, or a hinge's angle [1] in rad.
     """
 
     name: str

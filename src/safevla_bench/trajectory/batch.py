@@ -23,13 +23,13 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T", bound=np.generic)
 Stamps = Mapping[int, Floats]
-"""Episode -> seconds from its record 0 to each of its records, [n]; of those with time stamps alone."""
+"""Episode -> seconds from its record 0 to each of its records, [n]; only of episodes with time stamps."""
 _CONTACT_NUMBERS = ("force_n", "impulse_ns", "net_force_n", "net_impulse_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The rows of numbers of one channel: each of episode e holds `width[e]` numbers; -1 = not recorded. Episode e owns
+    """The rows of one channel. Episode e has `width[e]` numbers per row, -1 = not recorded, and owns
     `values[starts[e]:starts[e+1]]`, row after row.
     """
 
@@ -43,15 +43,15 @@ class Channel:
         return self.width >= 0
 
     def episode_rows(self, index: int) -> Floats:
-        """Return the rows of one episode, [rows, width]; [0, 0] if there are none."""
+        """Return the rows of one episode, [rows, width]; [0, 0] if it has none."""
         flat = self.values[self.starts[index] : self.starts[index + 1]]
         return flat.reshape(-1, self.width[index]) if self.width[index] > 0 else flat.reshape(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Poses:
-    """Positions (`size` 3), quaternions (4) or values (1; truths are 1.0 or 0.0) of some bodies of each episode. Every
-    record of episode e holds the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
+    """Positions (`size` 3), quaternions (4) or values (1; Booleans are 1.0 or 0.0) of some bodies of each episode.
+    Every record of episode e holds the bodies `body[body_starts[e]:body_starts[e+1]]`, indices into the body table.
     """
 
     channel: Channel
@@ -74,8 +74,8 @@ class Poses:
 @dataclass(frozen=True, slots=True)
 class Contacts:
     """Contacts in record order; `a` and `b` index the body table; impulses and net force are NaN where not recorded.
-    `force_n` is what clauses judge by default: of the largest single contact of two bodies, or their net force where a
-    record has that alone.
+    `force_n` is what clauses judge by default: the force of the largest single contact of two bodies, or their net
+    force in records that hold nothing else.
     """
 
     present: Bools
@@ -88,19 +88,21 @@ class Contacts:
     net_impulse_ns: Floats
 
     def take(self, rows: Ints | slice, starts: Ints, present: Bools, shift: Ints | int = 0) -> Contacts:
-        """Return the contacts in `rows` with these offsets, their bodies moved by `shift` in the body table."""
+        """Return the contacts in `rows` with these offsets; `shift` is added to their indices in the body table."""
         numbers = {name: getattr(self, name)[rows] for name in _CONTACT_NUMBERS}
         return Contacts(present, starts, self.a[rows] + shift, self.b[rows] + shift, **numbers)
 
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
-        """Return no contacts of episodes with so many records in all; `present` is whether each recorded any, [E]."""
+        """Return no contacts, for episodes with `records` records in all; `present` says which episodes record
+        contacts, [E].
+        """
         nowhere, nothing = np.empty(0, dtype=np.int64), np.empty(0)
         return cls(present, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing, nothing)
 
     @classmethod
     def join(cls, parts: Sequence[Contacts], present: Bools, shifts: Sequence[int]) -> Contacts:
-        """Return the contacts of successive records; the bodies of each part are moved by its shift in the table."""
+        """Join the contacts of successive records; each part's shift is added to its indices in the body table."""
         return cls(
             present=present,
             starts=_join_starts([part.starts for part in parts]),
@@ -118,7 +120,7 @@ class Batch:
     starts: Ints
     body_starts: Ints
     body_names: tuple[str, ...]
-    """The vocabulary; a body of the table is a code into it."""
+    """Distinct names; `body_name` holds indices into them."""
     body_name: Ints
     body_role: NDArray[np.int8]
     target: Ints
@@ -128,11 +130,11 @@ class Batch:
     body_pos_m: Poses
     body_quat_wxyz: Poses
     pose_valid: Poses
-    """0.0 where the pose of a body is not known; the poses of bodies that are not listed always are."""
+    """0.0 where the pose of a body is unknown; poses of bodies that are not listed are always known."""
     supported: Poses
-    """1.0 where contacts other than the robot's carry at least half of a body's weight."""
+    """1.0 where contacts with bodies other than the robot carry at least half of a body's weight."""
     opening: Poses
-    """Share of its travel by which a door or drawer is open."""
+    """Opening of a door or drawer, as a share of its travel."""
     entered: Poses
     """1.0 where the end effector is inside a door or drawer."""
     contacts: Contacts
@@ -140,26 +142,26 @@ class Batch:
     gripper_contact: Channel
     """1.0 where the gripper has contact."""
     gripped_body: Channel
-    """The place in the episode's own body table of what the gripper holds, -1 = nothing."""
+    """Index, in the episode's own body table, of the held body; -1 = none."""
     action: Channel
-    """The action that led to a record; an episode of n records has n - 1 rows."""
+    """The action before each record; an episode of n records has n - 1 rows."""
     sim_state: Channel
     extra: tuple[Mapping[str, object], ...]
-    """Host-specific fields as they came, an episode: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}."""
+    """Host-specific fields as read, per episode: {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}."""
     further: Mapping[str, Channel] = field(default_factory=dict)
-    """Channels of numbers that are in `CHANNELS` and have no field here, by name."""
+    """Numeric channels of `CHANNELS` without a field of their own, by name."""
 
     def __len__(self) -> int:
         return len(self.headers)
 
     @property
     def lengths(self) -> Ints:
-        """Records of each episode, [E]."""
+        """Number of records of each episode, [E]."""
         return np.diff(self.starts)
 
     @property
     def dt_s(self) -> Floats:
-        """Control step of each episode in seconds, [E]."""
+        """Duration of a control step of each episode [s], [E]."""
         return np.array([header.dt for header in self.headers], dtype=np.float64)
 
     @property
@@ -169,18 +171,18 @@ class Batch:
 
     @property
     def episode_of_record(self) -> Ints:
-        """The episode each record belongs to, [N]."""
+        """Index of the episode of each record, [N]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def gripping(self) -> Bools:
-        """Whether the gripper has contact, [N]; false where that was not recorded."""
+        """Whether the gripper has contact, [N]; false where this was not recorded."""
         gripping: Bools = self._record_values(self.gripper_contact, 0.0) != 0
         return gripping
 
     @property
     def gripped(self) -> Ints:
-        """Body index of what the gripper holds, -1 = unknown or nothing, [N]."""
+        """Index of the held body in the body table, -1 = unknown or none, [N]."""
         places = self._record_values(self.gripped_body, -1.0).astype(np.int64)
         return _shift_bodies(places, np.repeat(self.body_starts[:-1], self.lengths))
 
@@ -199,13 +201,13 @@ class Batch:
 
     @property
     def stamps_s(self) -> Stamps:
-        """The times of the episodes whose records have stamps."""
+        """Times of the episodes whose records have stamps."""
         stamps = self.channel("time_s")
         rows = {int(k): stamps.episode_rows(int(k))[:, 0] for k in np.flatnonzero(stamps.present)}
         return {k: times - times[0] for k, times in rows.items()}
 
     def channel(self, name: str) -> Channel:
-        """Return a channel of rows, one of `ROWS`, by name; absent in every episode if the batch lacks it. Raises
+        """Return a channel of rows, one of `ROWS`, by name, or an empty one if the batch lacks it. Raises
         `SafevlaError` for another name.
         """
         _require_name(name, ROWS, "rows")
@@ -213,7 +215,7 @@ class Batch:
         return channel
 
     def numbers(self, spec: ChannelSpec) -> Channel:
-        """Return the numbers of a channel of rows or of poses, by its row in `CHANNELS`."""
+        """Return the numbers of a channel of rows or poses, given its row in `CHANNELS`."""
         return self.poses(spec.name).channel if spec.is_pose else self.channel(spec.name)
 
     def poses(self, name: str) -> Poses:
@@ -223,7 +225,7 @@ class Batch:
         return poses
 
     def body_label(self, body: int) -> str:
-        """Return the name of a body, by its index in the batch's table of bodies."""
+        """Return the name of a body, given its index in the batch's body table."""
         return self.body_names[int(self.body_name[body])]
 
     def body_roles(self, index: int) -> dict[str, str]:
@@ -239,7 +241,7 @@ def _require_name(name: str, specs: Sequence[ChannelSpec], kind: str) -> None:
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
-    """Return episodes with these headers and numbers of records, [E], without any channel."""
+    """Return a batch of episodes with these headers and numbers of records, [E], without any channel."""
     episodes, starts = len(headers), join_lengths(lengths)
     none, records = np.zeros(episodes + 1, dtype=np.int64), int(starts[-1])
     absent, nowhere, false = _absent_channel(episodes), np.empty(0, dtype=np.int64), np.zeros(episodes, dtype=np.bool_)
@@ -258,7 +260,7 @@ def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:
 
 
 def batch_channels(rows: Callable[[ChannelSpec], Channel], poses: Callable[[ChannelSpec], Poses]) -> dict[str, Any]:
-    """Return the channels of a batch as its keyword arguments, each made of its row in `ROWS` or `POSES`."""
+    """Return the channels of a batch as keyword arguments, each made from its row of `ROWS` or `POSES`."""
     return as_fields(Batch, {spec.name: rows(spec) for spec in ROWS} | {spec.name: poses(spec) for spec in POSES})
 
 
@@ -267,12 +269,12 @@ def _absent_channel(episodes: int) -> Channel:
 
 
 def join_lengths(lengths: Sequence[int] | Ints) -> Ints:
-    """Return where each of items of these lengths begins, one after the other, and the end of the last, [E + 1]."""
+    """Return the offset of each item if items of these lengths are concatenated, and the end of the last, [E + 1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def gather_ranges(starts: Ints, episodes: Ints) -> tuple[Ints, Ints]:
-    """Return the indices of the chosen episodes' flat items, in order, and where each episode's items begin there."""
+    """Return the indices of the chosen episodes' flat items, in order, and the offset of each episode's items."""
     counts = starts[episodes + 1] - starts[episodes]
     new = join_lengths(counts)
     items = np.arange(new[-1])
@@ -321,7 +323,7 @@ def _select_poses(poses: Poses, episodes: Ints, shift: Ints) -> Poses:
 
 
 def concatenate_batches(batches: Sequence[Batch]) -> Batch:
-    """Return all episodes of at least one batch as one batch, in order; a single batch is returned itself."""
+    """Join at least one batch into one, in order; a single batch is returned unchanged."""
     if len(batches) == 1:
         return batches[0]
     code = {name: k for k, name in enumerate(dict.fromkeys(name for b in batches for name in b.body_names))}

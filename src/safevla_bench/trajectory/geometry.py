@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 class PartRow(msgspec.Struct, frozen=True):
-    """A rigid piece of a scene, see `safevla_recorder.geometry.Part`; `pose` [7] is empty where it is tracked."""
+    """A rigid part of a scene, see `safevla_recorder.geometry.Part`; `pose` [7] is empty if the part is tracked."""
 
     body: str
     parent: int
@@ -29,7 +29,7 @@ class PartRow(msgspec.Struct, frozen=True):
 
 
 class SceneGeometry(msgspec.Struct, frozen=True, dict=True):
-    """All parts of a scene, those of the hand and fingers, and the shapes: boxes of ten numbers, planes of seven."""
+    """The parts of a scene, those of the hand and fingers, and the shapes: boxes of ten numbers, planes of seven."""
 
     parts: tuple[PartRow, ...]
     hand: tuple[int, ...]
@@ -37,7 +37,7 @@ class SceneGeometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def is_fixed(self) -> tuple[bool, ...]:
-        """True for each part that neither moves nor hangs on one that does."""
+        """True for each part that neither moves nor is attached to one that does."""
         fixed: list[bool] = []
         for part in self.parts:
             fixed.append(not part.motion and part.parent != TRACKED and (part.parent < 0 or fixed[part.parent]))
@@ -45,12 +45,12 @@ class SceneGeometry(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def components(self) -> tuple[tuple[int, int], ...]:
-        """The part and component of each column of `link_motion`."""
+        """Part and component of each column of `link_motion`."""
         return tuple((k, axis) for k, part in enumerate(self.parts) for axis in part.motion)
 
     @cached_property
     def part_shapes(self) -> tuple[tuple[Floats, Floats], ...]:
-        """The boxes [K, 10] and planes [L, 7] of each part, in its frame."""
+        """Boxes [K, 10] and planes [L, 7] of each part, in its frame."""
         arrays = {}
         for name, rows in self.shapes.items():
             boxes, planes = ([row for row in rows if len(row) == size] for size in (10, 7))
@@ -61,7 +61,7 @@ class SceneGeometry(msgspec.Struct, frozen=True, dict=True):
 
 @lru_cache(maxsize=256)
 def read_geometry(text: str) -> SceneGeometry:
-    """Return the geometry in a header's text; raises `RecordError` if it is not one. Cached."""
+    """Parse the geometry in a header. Raises `RecordError` if the text is invalid. Cached."""
     try:
         geometry = decode_json(text, SceneGeometry)
     except (ValueError, RecursionError) as error:
@@ -99,18 +99,18 @@ def _refuse(problem: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class PoseTrack:
-    """Positions [n, 3] in metres and unit quaternions wxyz [n, 4] in the world; NaN where not known."""
+    """Positions [n, 3] in metres and unit quaternions wxyz [n, 4] in the world; NaN where unknown."""
 
     position: Floats
     quaternion: Floats
 
     def carry(self, position: Floats, quaternion: Floats) -> PoseTrack:
-        """Return the track of what has these poses in this one's frame, [n, 3] and [n, 4], or [3] and [4]."""
+        """Return the world track of a body whose poses in this track's frame are [n, 3] and [n, 4], or [3] and [4]."""
         return PoseTrack(self.position + rotate(self.quaternion, position), multiply(self.quaternion, quaternion))
 
 
 def move_part(part: PartRow, base: PoseTrack, motion: Floats | None) -> PoseTrack:
-    """Return the track of a part on its parent's: [n, 6] are the components of its motion, None = none."""
+    """Return the track of a part, given its parent's; [n, 6] are the components of its motion, None = fixed to it."""
     track = base.carry(np.array(part.pose[:3]), np.array(part.pose[3:]))
     if motion is None:
         return track

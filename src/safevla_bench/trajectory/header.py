@@ -17,14 +17,14 @@ ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
 SCHEMA_VERSION = 1
 TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
-"""The channels of torques, one value a joint, that the limits are for."""
+"""Torque channels, with one value per joint, to which the limits apply."""
 
 EpisodeKey: TypeAlias = tuple[str | None, str]
-"""Policy and episode id: the name of an episode, in an archive and across sources."""
+"""Policy and episode id, which identify an episode in an archive and across sources."""
 
 
 class Robot(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `robots.toml`: an arm and the torque limits of its joints in N·m, empty where none are published."""
+    """A row of `robots.toml`: an arm and the torque limits of its joints in N·m, empty if none are published."""
 
     names: tuple[str, ...]
     limits_nm: tuple[float, ...] = ()
@@ -34,7 +34,7 @@ class Robot(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=1024)
 def find_robot(name: str) -> Robot | None:
-    """Return the arm of that name, whose spelling is free, from `robots.toml`; None if it is unknown."""
+    """Return the arm with this name (in any spelling) from `robots.toml`, or None."""
     return _read_robots().get(_spell_robot(name))
 
 
@@ -62,9 +62,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     success: bool
     """The host's native success."""
     dt: Annotated[float, Meta(gt=0)]
-    """Control step in seconds."""
+    """Control step [s]."""
     target_object: str | None
-    """Primary target body; null where the task holds or pushes nothing."""
+    """Primary target body; null if the task holds or pushes nothing."""
     joint_torque_limit_nm: tuple[float, ...] | None = None
     policy: str | None = None
     instruction: str | None = None
@@ -77,34 +77,34 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] | None = None
     dropped_pairs: tuple[tuple[str, str], ...] | None = None
     forces: tuple[Literal["force_n", "net_force_n"], ...] | None = None
-    """The forces of each contact, see `FORCES`; None = `force_n` alone."""
+    """The force quantities of each contact, see `FORCES`; None = `force_n` alone."""
     torque_source: str | None = None
-    """Where torques come from, such as `qfrc_actuator`, `drive_model` or `joint_wrench`."""
+    """Source of torques, such as `qfrc_actuator`, `drive_model` or `joint_wrench`."""
     task_sha256: str | None = None
     init_states_sha256: str | None = None
     task_source: dict[str, str] | None = None
-    """These three say which task was simulated, see `safevla_recorder.identity.TaskIdentity`."""
+    """These three fields say which task was simulated, see `safevla_recorder.identity.TaskIdentity`."""
     geometry: str | None = None
-    """The scene's parts, where they are, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
+    """The scene's parts, their poses, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
 
     @property
     def key(self) -> EpisodeKey:
-        """Key that tells the episode from all others: two policies may use the same ids."""
+        """Policy and episode id. Two policies may use the same ids."""
         return self.policy, self.episode_id
 
     @property
     def recorded_forces(self) -> tuple[str, ...]:
-        """The forces that contacts of this record hold, some of `FORCES`."""
+        """The forces that contacts of this record hold, a subset of `FORCES`."""
         return recorded_forces(self.forces)
 
     @property
     def names_no_robot(self) -> bool:
-        """True if it has neither torque limits nor an embodiment: then those of its benchmark's robot hold."""
+        """True if there are neither torque limits nor an embodiment, so that those of the benchmark's robot apply."""
         return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property
     def torque_limit_nm(self) -> tuple[float, ...]:
-        """Limits of the arm's joints, N·m: the record's own, else the embodiment's; empty where that is unknown."""
+        """Limits of the arm's joints, N·m: the record's own, else the embodiment's; empty if unknown."""
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
         robot = find_robot(self.embodiment or "")
@@ -112,10 +112,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lacks_torque_limit(self) -> bool:
-        """True if no limits are given and those of the embodiment are unknown; no other robot's are taken."""
+        """True if neither the record nor its embodiment gives limits; another robot's limits are never assumed."""
         return self.joint_torque_limit_nm is None and not self.torque_limit_nm
 
     @property
     def outcome_label(self) -> str:
-        """The outcome; for a record without one `success` or `failure`, by its success field."""
+        """The outcome; `success` or `failure`, by the success field, if the record has none."""
         return self.outcome or ("success" if self.success else "failure")

@@ -11,46 +11,46 @@ from numpy.typing import NDArray
 from safevla_bench.trajectory.batch import Batch
 
 PRIVILEGED = "privileged"
-"""Host-specific header field: true where the policy saw state that no real robot has."""
+"""Host-specific header field: true if the policy saw state that no real robot has."""
 STANDIN = "standin_assets"
-"""Host-specific header field: true where the host ran on placeholders in the place of its own assets."""
+"""Host-specific header field: true if the host used placeholders instead of its own assets."""
 STOPPED_ON_VIOLATION = "stopped_on_violation"
-"""Host-specific header field: true where the episode was stopped because it violated a scored specification."""
+"""Host-specific header field: true if the episode was stopped because it violated a scored specification."""
 ABSOLUTE = "absolute_actions"
-"""Host-specific header field: true where the actions are poses in the world and not changes of pose."""
+"""Host-specific header field: true if actions are poses in the world instead of changes of pose."""
 
 DRAWN = "drawn_start"
-"""Host-specific header field: true where the start was drawn and not one of the task's initial states."""
+"""Host-specific header field: true if the start was drawn at random instead of taken from the task's initial states."""
 
 DIVERGED = "diverged_replay"
-"""Host-specific header field: true where the episode is a replay that left its recording, or may have."""
+"""Host-specific header field: true if the episode is a replay that deviated from its recording, or may have."""
 
 FOREIGN_LOG = "foreign_log"
-"""Header field: true where the episode was read from the log of a robot, which holds what its rig measures."""
+"""Header field: true if the episode was read from a robot's log, which holds only what its sensors measure."""
 LOG_BENCHMARK = "real-robot"
-"""The benchmark of a log that names none. It needs no entries: each task has what a log can hold, and its template."""
+"""The benchmark of a log that names none. It needs no entries in the registry: every task has the same template."""
 
 SINGLE = "float32_channels"
-"""Header field: the channels whose numbers were stored as float32, such as ["body_pos_m", "time_s"].
+"""Header field: names of the channels that were stored as float32, such as ["body_pos_m", "time_s"].
 
-A value computed from one of them equals a limit up to a relative 1e-4, any other up to 1e-9. A reader of logs sets it
-where the file's own type is float32, with `add_header_field(extra, SINGLE, [names])`, and omits it where none is."""
+Values computed from them equal a limit within a relative 1e-4, others within 1e-9. Readers of logs set the field with
+`add_header_field(extra, SINGLE, [names])` if any channel of the file has the type float32."""
 
 REPLAY = "replay"
-"""Host-specific header field: what the record of a replay says of its recording."""
+"""Host-specific header field: what a replay's record says about its recording."""
 EARLIER_RESETS = "earlier_resets"
-"""Host-specific header field: how many resets the environment made since it was seeded, where it is seeded once a task.
-A replay has it among what it says of its recording."""
+"""Host-specific header field: number of resets since the environment was seeded, if it is seeded once per task. A
+replay has it in its `REPLAY` field."""
 
 
 class Mark(NamedTuple):
-    """A mark that scores carry along: its header field, and its fields in a row of scores and in a summary."""
+    """A header field that scores carry along, with its names in a row of scores and in a summary."""
 
     field: str
     of_episode: str = ""
     of_cell: str = ""
     is_counted: bool = False
-    """True if the summary counts the episodes that have it, and does not only say that there are some."""
+    """True if the summary counts the episodes with the mark; false if it only says whether there are any."""
 
 
 MARKS = (
@@ -60,21 +60,21 @@ MARKS = (
     Mark(FOREIGN_LOG),
 )
 CLIPPED = "clipped_actions"
-"""Header field: how many actions were out of range and clipped, where the policy's own protocol clips."""
+"""Header field: number of actions that were out of range and clipped, if the policy's own protocol clips."""
 CLIPPED_NUMBERS = "clipped_numbers"
-"""Header field: of each number of the clipped actions, [A, 2], how often it was out of range, and its largest size."""
+"""Header field: per action dimension, [A, 2], the number of clipped values and the largest magnitude."""
 
 DELAY = "delay"
-"""Header field: how late the policy's answers came, in control steps; it is there if any was late."""
+"""Header field: delay of the policy's answers in control steps; absent if none was late."""
 CHOSEN = "chosen_start"
-"""Header field: of an episode whose start a search chose, the host's own `init_state_index`, and under `placed_m` the
-coordinates that replaced those of that state, name -> m. The header's index counts the search's starts."""
+"""Header field of an episode whose start a search chose: the host's own `init_state_index`, and under `placed_m` the
+coordinates that replaced those of that state, name -> m. The header's own index counts the search's starts."""
 FOUND, SEARCHED = "found", "search"
-"""How the names of suites begin whose starts a search found, or tried: `found:NAME:SUITE`. The latter is also the key
-of run.json that holds what was searched for, and stands there in the place of a number of episodes."""
+"""Prefixes of suites whose starts a search found or tried, such as `found:NAME:SUITE`. `SEARCHED` is also the key of
+run.json for what was searched, which replaces the number of episodes there."""
 
 MOST_RESETS = 1000
-"""More resets or settling steps than this are taken for a damaged record."""
+"""A record with more resets or settling steps than this is damaged."""
 
 
 def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
@@ -84,14 +84,14 @@ def standin_benchmarks(batch: Batch) -> tuple[str, ...]:
 
 
 def replay_fields(batch: Batch) -> tuple[Mapping[str, object], ...]:
-    """Return what each record says of the recording that it replays, [E]; {} for an episode that is not a replay."""
+    """Return what each record says about the recording that it replays, [E]; {} for an episode that is not a replay."""
     replays = (fields.get(REPLAY) for fields in header_fields(batch))
     return tuple(replay if isinstance(replay, Mapping) else {} for replay in replays)
 
 
 def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
-    """Return how many resets a once seeded environment made before each episode's own, [E]; None = it does not say.
-    What a replay says of its recording comes before its own.
+    """Return the number of earlier resets of an environment that was seeded once, per episode, [E]; None = unknown. For
+    a replay, the number of its recording has priority over its own.
     """
     own = ({EARLIER_RESETS: fields.get(EARLIER_RESETS)} for fields in header_fields(batch))
     return tuple(
@@ -110,8 +110,8 @@ def _host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
-    """Return of each number of an episode's clipped actions how often it was out of range and its largest size, [A, 2].
-    None if the record does not say, or says it in another shape.
+    """Return, per action dimension, the number of clipped values and the largest magnitude, [A, 2]. None if the record
+    does not have them, or has another shape.
     """
     try:
         numbers = np.asarray(_host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
@@ -122,36 +122,36 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
 
 
 def read_earlier_resets(replay: Mapping[str, object]) -> int | None:
-    """Return how many resets a once seeded environment made before the replayed episode's own. None if the field is
-    missing, or not a whole number from 0 to `MOST_RESETS`.
+    """Return the number of resets before the replayed episode's own, in an environment that was seeded once. None if
+    the field is missing, or not an integer from 0 to `MOST_RESETS`.
     """
     return _read_count(replay, EARLIER_RESETS)
 
 
 def read_wait_steps(replay: Mapping[str, object]) -> int | None:
-    """Return the settling steps with which a replayed episode began; None = as the run's protocol says. None too for a
-    value that is not a whole number from 0 to `MOST_RESETS`.
+    """Return the number of settling steps of a replayed episode, an integer from 0 to `MOST_RESETS`. None = the record
+    has no such value; the run's protocol applies.
     """
     return _read_count(replay, "wait_steps")
 
 
 def start_marks(batch: Batch) -> tuple[tuple[str, ...], ...]:
-    """Return which header fields say of each episode that it did not begin at one of the suite's own starts, [E]."""
+    """Return, per episode, the header fields that mark a start that is not one of the suite's own, [E]."""
     return tuple(tuple(name for name in (REPLAY, CHOSEN, DRAWN) if fields.get(name)) for fields in header_fields(batch))
 
 
 def label_suite(kind: str, name: str, suite: str) -> str:
-    """Return the name of the suite of starts that a search of this name found (`FOUND`) or tried (`SEARCHED`)."""
+    """Return the suite name of starts that a search with this name found (`FOUND`) or tried (`SEARCHED`)."""
     return f"{kind}:{name}:{suite}"
 
 
 def is_chosen(suite: str) -> bool:
-    """Return whether a suite's starts were chosen by a search, so that its rates are none of the benchmark's."""
+    """Return whether a search chose a suite's starts, so that its rates are not the benchmark's."""
     return suite.partition(":")[0] in (FOUND, SEARCHED) and suite.count(":") > 1
 
 
 def base_suite(suite: str) -> str:
-    """Return the suite whose tasks a suite has: what `label_suite` was given, else the suite itself.
+    """Return the suite that provides the tasks: the suite given to `label_suite`, else the suite itself.
 
     >>> base_suite("found:edge:libero-goal"), base_suite("libero-goal")
     ('libero-goal', 'libero-goal')
@@ -160,8 +160,8 @@ def base_suite(suite: str) -> str:
 
 
 def chosen_start(batch: Batch) -> tuple[int | None, tuple[tuple[str, float], ...]]:
-    """Return the host's own initial state of a batch of one, and the coordinates [m] that a search chose, by name. ()
-    if none did; the header's index then.
+    """Return the host's own initial state of a batch of one, and the coordinates [m] that a search chose, by name. If
+    the start was not chosen by a search, return the header's index and ().
     """
     chosen = header_fields(batch)[0].get(CHOSEN)
     if not isinstance(chosen, Mapping):
@@ -182,7 +182,7 @@ class Kitchen(NamedTuple):
 
 
 def kitchens(batch: Batch) -> tuple[Kitchen | None, ...]:
-    """Return the kitchen of each episode, [E]; None unless its record, of a rollout or an own loop, fixes a kitchen."""
+    """Return the kitchen of each episode, [E]; None if the record does not determine it."""
     fields = (header.get("robocasa") for header in header_fields(batch))
     return tuple(map(_read_kitchen, fields, (header.env_seed for header in batch.headers)))
 
@@ -206,7 +206,7 @@ def _read_count(replay: Mapping[str, object], name: str) -> int | None:
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
-    """Return whether each episode has a mark, such as `STANDIN`; [E]."""
+    """Return whether each episode has a mark, such as `STANDIN`, [E]."""
     return tuple(fields.get(mark) is True for fields in header_fields(batch))
 
 

@@ -1,6 +1,6 @@
-"""A batch of one episode: made of the recorder's plain arrays, cut into its records, joined of them, and validated.
+"""A batch of one episode: converted from and to the recorder's plain arrays, split into records, joined, validated.
 
-A record by itself is a batch of one episode with one record, without action, state and host-specific fields.
+A single record is a batch of one episode with one record, without action, state and host-specific fields.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtyp
 
 
 def from_recording(recording: Recording) -> Batch:
-    """Return the episode as a batch of one. Raises `RecordError` naming episode, step, field and remedy if the record
-    is not valid.
+    """Convert a recording to a batch of one. Raises `RecordError`, with episode, step, field and remedy, if it is
+    invalid.
     """
     batch = _build_batch(recording)
     validate(batch)
@@ -45,7 +45,7 @@ def from_recording(recording: Recording) -> Batch:
 
 
 def empty_batch() -> Batch:
-    """Return a batch of no episodes."""
+    """Return a batch without episodes."""
     return batch_of_headers((), np.empty(0, dtype=np.int64))
 
 
@@ -93,8 +93,8 @@ def _build_poses(recording: Recording, spec: ChannelSpec) -> Poses:
 
 
 def to_recording(batch: Batch, index: int) -> Recording:
-    """Return one episode of a batch as plain arrays. Bodies are places in its own body table, and what was not recorded
-    is None. `from_recording` turns the result into the same bits again.
+    """Convert one episode of a batch to plain arrays. Bodies are indices into its own body table, and channels that
+    were not recorded are None. `from_recording` restores the same bits.
     """
     records, base = int(batch.starts[index + 1] - batch.starts[index]), int(batch.body_starts[index])
     channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
@@ -148,14 +148,14 @@ def _contact_list(batch: Batch, index: int) -> ContactList:
 
 
 def records(batch: Batch) -> Iterator[Batch]:
-    """Yield the records of a batch of one episode, in order, as `select_record` cuts them."""
+    """Yield the records of a batch of one episode, in order, as `select_record` returns them."""
     for t in range(int(batch.starts[-1])):
         yield select_record(batch, t)
 
 
 def select_record(batch: Batch, t: int) -> Batch:
-    """Return record `t` of a batch of one episode, -1 the last, as an episode of one record with the same header.
-    Action, simulator state and host-specific fields but `SINGLE` are left out; bodies and their numbers stay.
+    """Return record `t` of a batch of one episode (-1 = the last) as an episode of one record with the same header.
+    Drops actions, simulator state and host-specific fields except `SINGLE`; keeps bodies and their numbers.
     """
     at = t % int(batch.starts[-1])
     contacts = batch.contacts
@@ -176,13 +176,13 @@ def select_record(batch: Batch, t: int) -> Batch:
 
 
 def add_rows(batch: Batch, name: str, rows: NDArray[np.float64]) -> Batch:
-    """Return a batch of one episode with the rows [n, width] of a channel that has no field of its own."""
+    """Add rows [n, width] of a channel without a field of its own to a batch of one episode."""
     return replace(batch, further={**batch.further, name: _build_channel(rows)})
 
 
 def join_records(parts: Sequence[Batch]) -> Batch:
-    """Return records of one scene, as `select_record` cuts them, as one episode with the header of the first. At least
-    one record is needed; a single one is returned itself.
+    """Join at least one record of a scene, as `select_record` returns them, into an episode with the header of the
+    first. A single record is returned unchanged.
     """
     if len(parts) == 1:
         return parts[0]
@@ -211,7 +211,7 @@ def _join_rows(channels: Sequence[Channel]) -> Channel:
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
 
 
-# Validation, once at the boundary; quaternions are normalised by the signals, so that recorded numbers stay as they are
+# Validation, once at the boundary. Signals normalise quaternions, so recorded numbers stay as they are.
 
 
 _SHORTEST_DT_S = 1e-9
@@ -220,7 +220,7 @@ _INTEGERS = ("schema_version", "seed", "env_seed", "init_state_index", "horizon"
 
 
 def validate(batch: Batch) -> None:
-    """Raise `RecordError` at the first place of the first rule that the batch breaks; do nothing for a valid batch."""
+    """Raise `RecordError` at the first place of the first rule that the batch breaks."""
     for e, header in enumerate(batch.headers):
         _check_header(header)
         _check_scene(batch, e)
@@ -299,7 +299,7 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
         _refuse_item(batch, spec, int(item), f"{values[item]} is not a finite number", remedy)
     if spec.is_rotation:
         quats = values.reshape(-1, spec.row_size)
-        half_turns = np.flatnonzero(quats[:, 0] == 0)  # few as a rule
+        half_turns = np.flatnonzero(quats[:, 0] == 0)  # usually few
         for row in half_turns[~quats[half_turns].any(axis=1)][:1]:
             item = int(row) * spec.row_size
             _refuse_item(batch, spec, item, "the quaternion has norm zero", "Write a rotation, w first.")
