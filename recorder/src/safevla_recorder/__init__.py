@@ -1,4 +1,4 @@
-"""Records robot episodes inside a simulator environment; its names are imported on first use."""
+"""Record robot episodes inside a simulator environment. Public names are imported on first use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of `__all__`, imported on first use; raise `AttributeError` for another name."""
+    """Import a name of `__all__` on first use; raise `AttributeError` for any other name."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'loop')}"), name)

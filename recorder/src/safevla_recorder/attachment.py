@@ -1,5 +1,5 @@
-"""An environment of somebody else's making: what recording asks of it, the hooks that report its events, and episodes
-cut from these in somebody's own loop, as `safevla eval` would record them.
+"""Record an environment that a user's own script made: what recording needs of it, hooks that report its events, and
+the cutter that turns these events into episodes, as `safevla eval` would record them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from safevla_recorder.mujoco.recorder import Recorder, unstable_steps
 _log = get_logger(__name__)
 Layer = TypeVar("Layer")
 _INNER = ("_env", "env", "unwrapped")
-"""Attributes in which wrappers, such as LeRobot's or gymnasium's, keep the environment they wrap."""
+"""Attributes in which wrappers, such as LeRobot's or gymnasium's, keep the environment that they wrap."""
 _MAX_LAYERS = 16
 
 
@@ -53,64 +53,64 @@ class TaskLabel:
 
 
 class RecordableEnv(ABC):
-    """One robosuite environment of somebody else's making, nothing of it hooked yet."""
+    """A robosuite environment made by the user's script, before any hook is attached."""
 
     host: str
     embodiment: str
     wait_steps: int
-    """Settling steps that loops around this simulator usually make."""
+    """Settling steps that evaluation loops of this simulator usually make."""
     action_size: int
     identity = TaskIdentity()
     unstable_steps = 0
     """MuJoCo's count of unstable steps when the start was set."""
 
     def __init__(self, env: Any, task: TaskLabel, versions: dict[str, str]) -> None:
-        """Keep robosuite's environment."""
         self._env, self.task, self.versions = env, task, versions
 
     @abstractmethod
     def set_init_states(self, init_states: ArrayLike) -> None:
-        """Take these as the task's initial states, [count, state], unchecked, or a single one; a state of another width
-        never matches. Raises `HostError` if the simulator has none.
+        """Set the task's initial states, [count, state] or a single one; they are not checked, and a state of another
+        width never matches. Raises `HostError` if the simulator has no initial states.
         """
 
     @abstractmethod
     def subscribe(self, cutter: EpisodeCutter) -> Undo:
-        """Report what happens from now on to `cutter`; return what takes the hooks off."""
+        """Report events of the environment to `cutter` from now on; return a function that removes the hooks."""
 
     @abstractmethod
     def start_recorder(self) -> tuple[Recorder, Undo]:
-        """Return a recorder of the present model, attached, with record 0 taken, and what detaches it.
+        """Attach a recorder to the current model and take record 0; return the recorder and a function that detaches
+        it.
 
-        Warns of the fastest object if one still moves. Raises `HostError` if the model cannot be recorded, or the
-        simulation has diverged since the start was set, when it had counted `self.unstable_steps`.
+        Warns if an object still moves, and names the fastest. Raises `HostError` if the model cannot be recorded, or
+        the simulation diverged after the start was set, when the count was `self.unstable_steps`.
         """
 
     @property
     def is_recorded(self) -> bool:
-        """True if a loop's episodes are being cut from this environment; a monitor may watch it all the same."""
+        """True if another recording cuts episodes from this environment; a monitor may still watch it."""
         return getattr(vars(self._env).get("step"), "is_recording", False)
 
     def count_unstable_steps(self) -> int:
-        """Return how often MuJoCo has found the present simulation unstable and reset it; 0 without robosuite."""
+        """Return how often MuJoCo has reset the current simulation because it was unstable; 0 without robosuite."""
         simulation = getattr(self._env, "sim", None)
         data = getattr(getattr(simulation, "data", None), "_data", None)
         return 0 if data is None else unstable_steps(data)
 
     @abstractmethod
     def fixture_roots(self) -> list[str]:
-        """Return the names of the root bodies of the present model's fixtures."""
+        """Return the names of the root bodies of the current model's fixtures."""
 
     @abstractmethod
     def is_still(self, action: Action) -> bool:
-        """Return whether the action [A] leaves the arm where it is, as settling actions do; the gripper may move."""
+        """Return whether the action [A] does not move the arm, as settling actions do; the gripper may move."""
 
     @abstractmethod
     def target_object(self) -> str | None:
         """Return the goal's first target; None if it has none."""
 
     def instruction(self) -> str:
-        """Return the present episode's instruction."""
+        """Return the current episode's instruction."""
         return self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
@@ -119,21 +119,23 @@ class RecordableEnv(ABC):
 
     @property
     def has_soft_resets(self) -> bool:
-        """True if robosuite keeps the simulation at a reset, so that a seed and an initial state do not fix a start."""
+        """True if a robosuite reset keeps the simulation, so that seed and initial state do not determine a start."""
         return getattr(self._env, "hard_reset", True) is False
 
     def read_simulation(self) -> dict[str, object]:
-        """Return what `read_simulation` says of robosuite's environment."""
+        """Return the result of `read_simulation` for robosuite's environment."""
         return read_simulation(self._env)
 
     def fixture_poses(self) -> dict[str, list[float]]:
-        """Return where a reset has put the fixtures, see `read_poses`."""
+        """Return the poses that a reset gave to fixtures, see `read_poses`."""
         return read_poses(self._env, self.fixture_roots())
 
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header as the host's own rollouts write it, without what only they know of the start."""
+        """Return the header that the host's own rollouts would write, without facts about the start that only they
+        know.
+        """
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -176,8 +178,8 @@ def read_poses(env: Any, names: Iterable[str]) -> dict[str, list[float]]:
 
 
 def read_simulation(env: object) -> dict[str, object]:
-    """Return whether robosuite's environment has an offscreen renderer, whether its resets are hard, and which kernels
-    NumPy's OpenBLAS uses; what is not known is left out.
+    """Return whether robosuite's environment has an offscreen renderer, whether its resets are hard, and the kernels of
+    NumPy's OpenBLAS. Unknown facts are left out.
     """
     options = {
         "offscreen_renderer": getattr(env, "has_offscreen_renderer", None),
@@ -190,13 +192,13 @@ def read_simulation(env: object) -> dict[str, object]:
 
 @lru_cache(maxsize=None)
 def openblas_kernel() -> str | None:
-    """Return the kernels that the OpenBLAS in NumPy's wheel chose for this processor, such as `SkylakeX`; None if NumPy
-    is built otherwise. The names of the function are those of OpenBLAS and of scipy-openblas.
+    """Return the kernels that the OpenBLAS in NumPy's wheel chose for this processor, such as `SkylakeX`; None for
+    other builds of NumPy. The function names are those of OpenBLAS and of scipy-openblas.
     """
     package = Path(np.__file__).parent
     for library in [*package.parent.glob("numpy.libs/*openblas*"), *package.glob(".dylibs/*openblas*")]:
         with suppress(OSError):
-            loaded = ctypes.CDLL(str(library))  # NumPy has loaded it: this is the same one
+            loaded = ctypes.CDLL(str(library))  # NumPy has loaded it: this is the same instance
             for prefix, suffix in product(("", "scipy_"), ("", "64_")):
                 read = getattr(loaded, f"{prefix}openblas_get_corename{suffix}", None)
                 if read is not None:
@@ -206,8 +208,8 @@ def openblas_kernel() -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the named distributions that are installed, and of safevla-bench, else of
-    safevla-recorder.
+    """Return the versions of the installed ones among these distributions, and of safevla-bench, or safevla-recorder if
+    it is not installed.
     """
     versions: dict[str, str] = {}
     for name in (*names, "safevla-bench"):
@@ -220,12 +222,12 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def find_layer(env: object, kind: type[Layer]) -> Layer | None:
-    """Return the outermost object of that type in `env`: `env` itself, or one that it wraps; None if there is none."""
+    """Return the outermost object of that type: `env` itself or one that it wraps; None if there is none."""
     return next((layer for layer in _env_layers(env, kind) if isinstance(layer, kind)), None)
 
 
 def _env_layers(env: object, kind: type) -> Iterator[object]:
-    """Yield `env`, then what it wraps, outside in: attributes of `_INNER`, and any of type `kind`."""
+    """Yield `env` and the objects that it wraps, outermost first: attributes in `_INNER`, and any of type `kind`."""
     seen: list[object] = []
     waiting = [env]
     while waiting and len(seen) < _MAX_LAYERS:
@@ -241,12 +243,12 @@ def _env_layers(env: object, kind: type) -> Iterator[object]:
 def _peek(layer: object, name: str, absent: object = None) -> object:
     try:
         return getattr(layer, name, absent)
-    except Exception:  # a property may raise anything
+    except Exception:  # a property may raise any exception
         return absent
 
 
 def is_unmade(env: object) -> bool:
-    """Return whether a wrapper has a place for an inner environment that is empty: it makes it in its first reset."""
+    """Return whether a wrapper has not made its inner environment yet, because it does so in its first reset."""
     absent = object()
     inner = (_peek(layer, name, absent) for layer in _env_layers(env, type(None)) for name in _INNER)
     return _peek(env, "reset") is not None and any(part is None for part in inner)
@@ -254,7 +256,7 @@ def is_unmade(env: object) -> bool:
 
 @contextmanager
 def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None]) -> Iterator[None]:
-    """Call `on_made` with each object of these classes, subclasses included, that is made in the block."""
+    """Call `on_made` with each instance of these classes and their subclasses that is made in the block."""
     originals = [kind.__init__ for kind in kinds]  # type: ignore[misc]
 
     def watched(original: Callable[..., None]) -> Callable[..., None]:
@@ -275,7 +277,7 @@ def watch_construction(kinds: Sequence[type], on_made: Callable[[object], None])
 
 
 def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any], bool]) -> list[Undo]:
-    """Report steps and the close of robosuite's environment to `cutter`; return two functions that end this.
+    """Report steps and the close of robosuite's environment to `cutter`; return two functions that remove these hooks.
 
     `is_success` reads the native success from a step's result. A close is reported before it happens, as an
     interruption.
@@ -299,16 +301,16 @@ def subscribe_steps(env: Any, cutter: EpisodeCutter, is_success: Callable[[Any],
         return original(*args, **kwargs)
 
     hooks = [wrap_method(env, "step", step), wrap_method(env, "close", close)]
-    env.step.is_recording = True  # as `RecordableEnv.is_recorded` asks; hooks around this one copy it
+    env.step.is_recording = True  # `RecordableEnv.is_recorded` looks for this; hooks around this one copy it
     return hooks
 
 
-# Episodes cut from what happens to an environment in somebody's own loop
+# Episodes cut from the events of an environment in a user's own loop
 
 
 @dataclass(frozen=True)
 class LoopRules:
-    """Facts about a loop that only its owner knows; None = unknown, and it stays so in the record."""
+    """Facts about a loop that only its owner knows; None = unknown, also in the record."""
 
     policy: str
     wait_steps: int
@@ -316,7 +318,7 @@ class LoopRules:
     seed: int | None = None
     privileged: bool = False
     worker: str | None = None
-    """The name of this process among several; it goes into the episodes' ids."""
+    """Name of this process among several, for the episodes' ids."""
 
 
 KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
@@ -325,13 +327,13 @@ KeepEpisode = Callable[[EpisodeRow, Optional[bytes]], None]
 @dataclass
 class _RunningEpisode:
     row: EpisodeRow
-    """Without outcome, steps and reason, which the episode's end gives."""
+    """Without outcome, steps and reason, which are known when the episode ends."""
     recorder: Recorder
     detach: Undo
     fixtures: dict[str, list[float]]
-    """Where fixtures stand, if seed and initial state do not fix it; else empty."""
+    """Poses of fixtures if seed and initial state do not determine them; else empty."""
     earlier_seed: dict[str, int]
-    """The seed of an earlier reset and the resets since, if this one has none of its own; else empty."""
+    """The seed of an earlier reset and the number of resets since, if this reset had no seed; else empty."""
     steps: int = 0
     costs: list[object] = field(default_factory=list)
 
@@ -346,18 +348,17 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class EpisodeCutter:
-    """Cuts episodes from the events of one environment, and hands each to `keep` as soon as it has ended.
+    """Cuts episodes from the events of one environment, and passes each to `keep` as soon as it ends.
 
-    `next_number` gives the number of the next episode of this task. No method raises an exception into the loop: what
-    goes wrong here costs the present episode, and one warning says so. `lost` counts such episodes; `is_closed` says
-    that the environment has been closed.
+    `next_number` gives the number of the next episode of this task. No method raises an exception into the loop: an
+    error here costs the current episode, and one warning says so. `lost` counts such episodes; `is_closed` says that
+    the environment has been closed.
     """
 
     def __init__(self, env: RecordableEnv, rules: LoopRules, next_number: Callable[[], int], keep: KeepEpisode) -> None:
-        """Begin as after a reset without a seed."""
         self._env, self._rules, self._next_number, self._keep = env, rules, next_number, keep
         self._running: _RunningEpisode | None = None
-        self._is_over = False  # between an episode's end and the next reset, steps belong to no episode
+        self._is_over = False  # steps between an episode's end and the next reset belong to no episode
         self._waited = 0
         self._new_seed: int | None = None  # since the last reset
         self._env_seed: int | None = None  # of the last reset
@@ -372,15 +373,15 @@ class EpisodeCutter:
 
     @property
     def is_running(self) -> bool:
-        """Whether an episode has begun and not ended."""
+        """True if an episode has begun and not ended."""
         return self._running is not None
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Lose the present episode, with one warning, if the block raises: the loop goes on as it would have."""
+        """If the block raises, discard the current episode with one warning; the user's loop continues."""
         try:
             yield
-        except Exception as error:  # recording may fail in any way, such as on a full disk
+        except Exception as error:  # recording may fail in many ways, such as on a full disk
             running, self._running, self._is_over = self._running, None, True
             self.lost += 1
             reason = str(error) if isinstance(error, SafevlaError) else f"{type(error).__name__}: {error}"
@@ -398,16 +399,16 @@ class EpisodeCutter:
 
     @_guarded
     def on_seed(self, seed: object) -> None:
-        """Keep the seed for the next reset only, as the generator then goes on; count resets from 0 again. A seed that
-        is not an integer, such as None or an array, leaves the reset's seed unknown.
+        """Keep the seed for the next reset only, since the generator then advances, and restart the count of resets. A
+        seed that is not an integer, such as None or an array, is recorded as unknown.
         """
         self._new_seed = self._last_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._resets = 0
 
     @_guarded
     def on_interruption(self) -> None:
-        """End the running episode, if any, before a reset, another state or the close: as `stopped` if it is short of a
-        given horizon, else as `timeout`.
+        """End the running episode, if any, before a reset, another state or the close: as `stopped` if fewer steps were
+        made than a given horizon, else as `timeout`.
         """
         if self._running is None:
             return
@@ -425,22 +426,24 @@ class EpisodeCutter:
 
     @_guarded
     def on_reset(self) -> None:
-        """Start settling again after a reset, with the seed given since the reset before and no initial state."""
+        """Start settling again after a reset, with the seed given since the previous reset and without an initial
+        state.
+        """
         self._is_over, self._waited, self._index, self._env.unstable_steps = False, 0, None, 0
         self._env_seed, self._new_seed = self._new_seed, None
         self._resets += 1
 
     @_guarded
     def on_state_set(self, init_state_index: int | None) -> None:
-        """Start settling again, from the initial state of that index; None = another state. The reset's seed stays."""
+        """Start settling again from the initial state with that index; None = another state. The reset's seed stays."""
         self._is_over, self._waited, self._index = False, 0, init_state_index
         self._env.unstable_steps = self._env.count_unstable_steps()
 
     @_guarded
     def before_step(self, action: object) -> None:
         """Take record 0 before the first step after settling; end the episode (`invalid_action`) at an unusable action.
-        Does nothing between an episode's end and the next reset or state set. A settling step that moves the arm, and a
-        model that cannot be recorded, cost the episode.
+        Does nothing between an episode's end and the next reset or state set. The episode is lost if a settling step
+        moves the arm or the model cannot be recorded.
         """
         if self._is_over:
             return
@@ -448,7 +451,7 @@ class EpisodeCutter:
             raise TypeError(f"an action of type {type(action).__name__}, which may draw as it is read: give an array")
         if np.iscomplexobj(np.asarray(action)):
             raise TypeError("an action of complex numbers")
-        numbers = np.array(action, dtype=np.float64)  # before the simulator gets its hands on it
+        numbers = np.array(action, dtype=np.float64)  # copy: the simulator may modify the action in place
         if self._waited < self._rules.wait_steps:
             self._require_still(numbers)
             return
@@ -466,7 +469,7 @@ class EpisodeCutter:
     @_guarded
     def after_step(self, success: bool, cost: object = None) -> None:
         """Count a settling step, or record the control step with its `cost`, as `add_costs` takes it. Success and the
-        horizon end the episode, and so does a simulation that cannot be recorded any further, as crashed.
+        horizon end the episode. If the simulation can no longer be recorded, the episode ends as `crashed`.
         """
         if self._is_over:
             return
@@ -477,7 +480,7 @@ class EpisodeCutter:
         assert self._action is not None
         try:
             running.recorder.record_step(self._action)
-        except SafevlaError as error:  # it diverged; the loop goes on as it would have, without this episode
+        except SafevlaError as error:  # the simulation diverged; the loop continues without this episode
             self._crash_episode(str(error))
             return
         running.steps += 1
@@ -489,7 +492,9 @@ class EpisodeCutter:
 
     @_guarded
     def on_error(self, error: BaseException) -> None:
-        """End the running episode, if any: as `crashed` with the traceback; else as `stopped`."""
+        """End the running episode, if any: as `crashed` with the traceback if an `Exception` was raised, else as
+        `stopped`.
+        """
         if self._running is None:
             return
         if isinstance(error, Exception):
@@ -543,7 +548,7 @@ class EpisodeCutter:
         )
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
-        """Hand over the episode's row and bytes; `crashed` without bytes if its records cannot be trusted."""
+        """Pass on the episode's row and bytes; `crashed` without bytes if its records cannot be trusted."""
         running = self._detach_recorder()
         try:
             content = encode_episode(self._build_recording(running, outcome))
@@ -552,7 +557,7 @@ class EpisodeCutter:
         self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
-        """Return the records under a full header; raises `SafevlaError` if they cannot be trusted or decoded."""
+        """Return the records with a complete header. Raises `SafevlaError` if they cannot be trusted or decoded."""
         row, success = running.row, outcome == "success"
         header = {
             **self._env.build_header(
@@ -582,7 +587,9 @@ class EpisodeCutter:
         self._report_crash(running.row, running.steps, reason)
 
     def _report_crash(self, row: EpisodeRow, steps: int, reason: str) -> None:
-        is_traceback = "Traceback (most recent call last)" in reason  # not at the start, of groups and cycles
+        is_traceback = (
+            "Traceback (most recent call last)" in reason
+        )  # tracebacks of exception groups and cycles do not start with this line
         shown = "\n  ".join(filter(None, find_exception(reason))) if is_traceback else reason
         _log.warning("%s crashed: %s", row.episode_id, shown)
         self._keep(replace(row, outcome="crashed", steps=steps, reason=reason), None)

@@ -10,9 +10,9 @@
             writer.write(episode, success=bool(success[episode.world]))
         recorder.begin(net_force_n, poses=..., env_ids=done)  # record 0 of the worlds that were reset
 
-Each world's records are those of an `EpisodeRecorder` that is told the net forces of the declared pairs alone. Arrays
-are NumPy's, or torch tensors: what is on a GPU stays there until an episode ends, but for one truth of each world in
-a control step. What else `numpy.asarray` takes, such as JAX's arrays, is copied.
+The records of each world equal those of an `EpisodeRecorder` that receives only the net forces of the declared pairs.
+Arrays are NumPy arrays or torch tensors. GPU tensors stay on the device until the episode ends; only one Boolean per
+world is copied per control step. Other arguments that `numpy.asarray` accepts, such as JAX arrays, are copied.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from safevla_recorder.geometry import Geometry
 from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families
 
 Array = Any
-"""An array of NumPy, a tensor of torch, or what `numpy.asarray` takes."""
+"""A NumPy array, a torch tensor, or another argument of `numpy.asarray`."""
 _BLOCK = 64
 PEAK, SUM, NOW = "the peak of the net forces", "the sum of the net forces", "the net forces"
-"""Readings of a record, of each pair: over the substeps of forces that count, and of all at the last substep [N]."""
+"""Readings of a record for each pair: over the substeps, of counted forces; at the last substep, of all forces [N]."""
 _POSE_SIZES = {spec.name: spec.pose_size for spec in POSES}
 BatchPose = Tuple[Array, "Array | None"]
-"""Positions [N, 3] in m and quaternions [N, 4], w first, in the frame of each world; None = positions alone."""
+"""Positions [N, 3] in m and quaternions [N, 4], w first, in the frame of each world; None = positions only."""
 _READINGS, _ACTION = "readings", "action"
 _PART_PLACES, _PART_TURNS = "part_pos", "part_quat"
 _TORQUES, _TORQUE_PEAK = "joint_torque_nm", "joint_torque_peak_nm"
@@ -47,13 +47,13 @@ _SUMS = (PEAK, SUM, NOW, _TORQUES, _TORQUE_PEAK)
 
 
 class BatchRecorder:
-    """Records the episodes of N worlds that step together: `begin`, then `substep` and `step`."""
+    """Records the episodes of N worlds that step together: call `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]], num_envs: int) -> None:
-        """Keep the scene of every world and the pairs of its shapes whose net forces will be told, in that order.
+        """Keep the scene of every world and the pairs of its shapes whose net forces will be passed, in that order.
 
-        Two bodies that are not a pair never touch in the records. Raises `HostError` if the scene's `forces` are not
-        `net_force_n` alone, a shape is not in the scene, or two pairs are of the same two bodies.
+        Bodies of undeclared pairs never touch in the records. Raises `HostError` if the scene's `forces` are not only
+        `net_force_n`, a shape is not in the scene, or two pairs have the same two bodies.
         """
         if tuple(scene.forces) != (NET_FORCE,):
             problem = f"many worlds tell net forces, and the scene's forces are {list(scene.forces)}"
@@ -65,15 +65,15 @@ class BatchRecorder:
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
-        """Forget all rows, and which families there are."""
+        """Discard all rows and the list of recorded families."""
         self._arrays = BatchArrays(samples, self.num_envs)
         self._timeline = Timeline(self._arrays, self.num_envs)
         self._bodies: dict[str, bool] = {}
-        self._sizes: dict[str, int] = {}  # numbers of each reading of a record, in the order of a row
+        self._sizes: dict[str, int] = {}  # size of each reading of a record, in the order of a row
         self._action_size: int | None = None
         self._substeps = 0
         self._sums: dict[str, Array] = {}  # over the substeps of this control step
-        # Substeps that each pair must be apart before it counts, see `BodyPairs`, and those that are left, [N, K].
+        # Substeps that each pair must be apart before it counts, see `BodyPairs`, and those that remain, [N, K].
         self._needed, self._left = (self._arrays.make_zeros((self.num_envs, self._pairs.count)) for _ in range(2))
 
     def begin(
@@ -87,24 +87,24 @@ class BatchRecorder:
         parts: Sequence[BatchPose] = (),
         env_ids: Array | None = None,
     ) -> None:
-        """Take record 0, the settled state, of some worlds, between two control steps; other rows do not matter.
+        """Take record 0, the settled state, of some worlds, between two control steps; rows of other worlds are
+        ignored.
 
-        An episode of theirs that has begun before is dropped, even if this raises. The families and their sizes are
-        those of the first `begin`, until no world is in an episode.
+        Their current episode is dropped, even if this raises. The first `begin` determines families and sizes, until no
+        world is in an episode.
 
         Args:
             net_force_n: net forces of the declared pairs [N]: vectors [N, K, 3] in the world frame or norms [N, K];
                 None = no pair is declared, and contacts are not recorded. A pair with zero force does not touch.
             poses: of the tracked bodies by name.
             eef: of the end effector.
-            torques_nm: of the arm's joints [N, J], base first [N·m]; then every substep tells them.
-            state: whatever fixes a world's state, [N, S].
+            torques_nm: of the arm's joints [N, J], base first [N·m]; every substep must then pass them.
+            state: all numbers that determine a world's state, [N, S].
             parts: of the scene's `parts`, in their order, with orientations.
             env_ids: the worlds, by number or as a mask [N]; None = all.
 
         Raises:
-            HostError: a body, world, family or size is not as it should be, or other worlds are in the middle of a
-                control step.
+            HostError: a body, world, family or size is wrong, or other worlds are in the middle of a control step.
         """
         worlds = self._read_worlds(env_ids)
         if not worlds:
@@ -134,11 +134,11 @@ class BatchRecorder:
         """Take the net forces of the pairs, as `begin` does, and the arm's torques [N, J], N·m, of the substep that has
         just ended in all worlds.
 
-        Raises `HostError` if no world has begun, or families or sizes are not those of record 0; all worlds must then
-        begin again.
+        Raises `HostError` if no world has begun, or families or sizes differ from those of record 0; all worlds must
+        then begin again.
         """
         running = self._require_running()
-        self._running = np.zeros_like(running)  # until this substep is taken
+        self._running = np.zeros_like(running)  # reset below when this substep has been taken
         norms, sums, xp = self._read_norms(net_force_n), self._sums, self._arrays.xp
         check_families({_TORQUES: torques_nm is not None}, {_TORQUES: _TORQUES in self._sizes})
         if torques_nm is not None:
@@ -162,11 +162,11 @@ class BatchRecorder:
         state: Array | None = None,
         parts: Sequence[BatchPose] = (),
     ) -> list[EndedEpisode]:
-        """Add the record of the control step that `action` [N, A] drove, read right after its last physics step and
-        before any reset; return the episodes that end with it, where `done` [N] is true, in order of world.
+        """Add the record of the control step driven by `action` [N, A], read after its last physics step and before any
+        reset; return the episodes that end with it, where `done` [N] is true, in order of world.
 
         Raises `HostError` if no world has begun, no substep was recorded since the last record, or bodies, families or
-        sizes are not those of record 0; the call can be made again.
+        sizes differ from those of record 0; the call can be repeated.
         """
         self._require_running()
         if not self._substeps:
@@ -241,7 +241,7 @@ class BatchRecorder:
         return {name: values for name, values in rows.items() if values is not None}
 
     def _lay_out(self, rows: Mapping[str, Array]) -> Array:
-        """Return the readings of each world as one row [N, F], in the order of record 0, whose families they have."""
+        """Return the readings of each world as one row [N, F], in the order of record 0, which sets the families."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
             raise HostError("nothing is recorded", remedy="Tell net forces, poses, torques or the state.")
@@ -257,7 +257,7 @@ class BatchRecorder:
         return mask.astype(np.bool_)
 
     def _read_worlds(self, env_ids: Array | None) -> list[int]:
-        """Return the numbers of worlds, ascending; a mask is read too."""
+        """Return the numbers of worlds, ascending, given as numbers or as a mask."""
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
@@ -272,40 +272,42 @@ class BatchRecorder:
 
 @dataclass(frozen=True)
 class BodyPairs:
-    """The K pairs of shapes whose net forces are told, each of two other bodies, and the law of `ContactFilter`."""
+    """The K declared pairs of shapes, each of two different bodies, with the rules of `ContactFilter`."""
 
     geoms: GeomMap
     shapes: Ints
-    """[2, K], places in `SceneMap.shapes`."""
+    """[2, K], indices in `SceneMap.shapes`."""
     bodies: Ints
-    """[2, K], places in `roles`, the lower one first."""
+    """[2, K], indices in `roles`, the lower one first."""
     grips: Mapping[int, tuple[Bools, Bools]]
-    """Of each body that both finger groups may touch, by place: which pairs are of either group, [K]."""
+    """Per index of a body that both finger groups may touch: which pairs belong to each group, [K]."""
     needed_substeps: Floats
-    """How many substeps in a row each pair must be apart before it counts, [2, K]: if it does not touch in record 0,
-    and if it does. 0 = it counts at once, inf = never."""
+    """Successive substeps that each pair must be apart before it counts, [2, K]: if it does not touch in record 0, and
+    if it does. 0 = it counts at once, inf = never."""
     mechanical: frozenset[tuple[int, int]]
-    """The body pairs that are always left out."""
+    """Body pairs that are always left out."""
     resting: frozenset[tuple[int, int]]
-    """Those that are left out where they touch in record 0."""
+    """Body pairs that are left out if they touch in record 0."""
 
     @property
     def count(self) -> int:
-        """K."""
+        """Number of pairs, K."""
         return int(self.shapes.shape[1])
 
     def peak_contacts(self, peak: Floats, total: Floats) -> ContactList:
-        """Return the contacts of records whose peaks and sums of forces that count are these [N], [R, K]."""
+        """Return the contacts of records, given the peaks and sums of their counted forces [N], [R, K]."""
         order = np.lexsort(self.bodies[::-1])
         record, column = np.nonzero(peak[:, order])
         pair = order[column]
         force, impulse = peak[record, pair], total[record, pair] * self.geoms.substep_s
-        impulse[record == 0] = np.nan  # an instant
+        impulse[record == 0] = np.nan  # a single instant
         lower, higher = self.bodies[:, pair]
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
-        """Return what `contacts.gripped_bodies` does, at instants of these net forces [R, K]; None without fingers."""
+        """Return the result of `contacts.gripped_bodies` for instants with these net forces [R, K]; None without
+        fingers.
+        """
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, sides in sorted(self.grips.items()):
             first, second = (force[:, side].max(axis=1) for side in sides)
@@ -315,7 +317,7 @@ class BodyPairs:
 
 
 def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPairs:
-    """Return the pairs of a scene's shapes; raises `HostError` as `BatchRecorder` does."""
+    """Return the pairs of a scene's shapes. Raises `HostError` as `BatchRecorder` does."""
     geoms = scene.map_geoms()
     shapes = np.array([[scene.place_of(shape) for shape in pair] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
     bodies = np.sort(geoms.place[shapes], axis=0).astype(np.int64)
@@ -332,7 +334,7 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
 
 
 def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Bools, Bools]]:
-    """Return which pairs [K] are of either finger group, for each body that both touch and that is not robot."""
+    """Return which pairs [K] belong to each finger group, for each body that both touch and that is not the robot."""
     other = geoms.place[np.where(side[0] > 0, shapes[1], shapes[0])]
     roles, both = tuple(geoms.roles.values()), side.sum(axis=0)
     groups = {int(body): ((other == body) & (both == 1), (other == body) & (both == 2)) for body in other}
@@ -342,8 +344,8 @@ def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Boo
 def _probe_filter(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Return `needed_substeps`, `mechanical` and `resting` of `BodyPairs`. No pair depends on another, so two episodes
-    show all: in record 0 of the one none touches, of the other each does.
+    """Return `needed_substeps`, `mechanical` and `resting` of `BodyPairs`. Pairs are independent, so two probes
+    suffice: no pair touches in record 0 of the first, every pair touches in that of the second.
     """
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed = replace(geoms, apart_substeps=1)
@@ -357,7 +359,7 @@ def _probe_filter(
 
 @dataclass(frozen=True)
 class EndedEpisode:
-    """The episode of one world, which has ended; `RunWriter.write` takes it as it takes a recorder."""
+    """The ended episode of one world; `RunWriter.write` accepts it like a recorder."""
 
     world: int
     _scene: SceneMap
@@ -365,10 +367,10 @@ class EndedEpisode:
     _rows: Mapping[str, Floats]
     """Readings of all records by name, [R, numbers]."""
     _bodies: Mapping[str, bool]
-    """The bodies with poses: whether their quaternions are told."""
+    """The bodies with poses: True if their quaternions are given."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
         if NOW not in self._rows:
             return ()
         touching = self._rows[NOW][0] > 0
@@ -408,12 +410,12 @@ class EndedEpisode:
         return assemble_recording(geoms, header, records, contacts, gripped, fields)
 
 
-# Readings of many worlds as arrays of NumPy, or tensors on a device: where they are kept until an episode ends
+# Readings of many worlds as NumPy arrays, or as tensors that stay on their device until an episode ends
 
 
 class BatchArrays:
-    """Arrays of N worlds: NumPy's, or torch's on the device of the first of `samples` that is on one. torch is not
-    imported here: whoever has a tensor has.
+    """Arrays of N worlds: NumPy arrays, or torch tensors on the device of the first of `samples` that is on one. torch
+    is not imported here; a caller that passes tensors has imported it.
     """
 
     def __init__(self, samples: Sequence[Array], worlds: int) -> None:
@@ -427,14 +429,14 @@ class BatchArrays:
         return self.xp.zeros(tuple(sizes), **self._options)
 
     def share(self, values: Array) -> Array:
-        """Return numbers as a float64 array of this kind, without a copy where they are one."""
+        """Return numbers as a float64 array of this kind, without a copy if they are one already."""
         if hasattr(values, "detach"):
             values = copy_to_host(values) if self.xp is np else values.detach()
         return self.xp.asarray(values, **self._options)
 
     def read(self, name: str, values: Array, *sizes: int | None, or_vectors: bool = False) -> Array:
-        """Return `values` [N, *sizes], or [N, *sizes, 3] if they may be `or_vectors`; a size that is None may be any.
-        Raises `HostError` for other shapes, or what is not real numbers.
+        """Return `values` [N, *sizes], or [N, *sizes, 3] if they may be `or_vectors`; a size of None matches any.
+        Raises `HostError` for other shapes and for values that are not real numbers.
         """
         array: Array = None
         with suppress(TypeError, ValueError, RuntimeError):
@@ -458,12 +460,12 @@ class BatchArrays:
 
 
 def is_on_device(values: Array) -> bool:
-    """Return whether these are a tensor of torch that NumPy cannot read where it is."""
+    """Return whether this is a torch tensor on a device, which NumPy cannot read directly."""
     return hasattr(values, "detach") and values.device.type != "cpu"
 
 
 def copy_to_host(values: Array) -> NDArray[Any]:
-    """Return an array, or a tensor on any device, as an array of NumPy; no copy if it is in the host's memory."""
+    """Return an array, or a tensor on any device, as a NumPy array; without a copy if it is in host memory."""
     return np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
 
 
@@ -486,7 +488,7 @@ class Timeline:
             block[name][row, worlds] = table
 
     def advance(self, oldest: int) -> None:
-        """Begin a new row; a block whose rows all come before `oldest` is used again."""
+        """Begin a new row; a block whose rows all come before `oldest` is reused."""
         self.last += 1
         if self.last % _BLOCK == 0:
             is_free = oldest // _BLOCK > self._dropped
@@ -494,7 +496,7 @@ class Timeline:
             self._dropped += is_free
 
     def copy_rows(self, world: int, first: int) -> dict[str, Floats]:
-        """Return the rows of a world from `first` on, [R, F], on the host."""
+        """Return the rows of a world from `first` on, [R, F], in host memory."""
         blocks = self._blocks[first // _BLOCK - self._dropped :]
         stop = self.last + 1 - first // _BLOCK * _BLOCK
         rows = [slice(first % _BLOCK if k == 0 else 0, stop - k * _BLOCK) for k in range(len(blocks))]

@@ -1,8 +1,8 @@
-"""The channels of an episode: one row each. Arrays, files, validation and the JSON schema draw from `CHANNELS`.
+"""The channels of an episode, one row each. Arrays, files, validation and the JSON schema are derived from `CHANNELS`.
 
 Shapes are written with symbols: n records, P and Q bodies with positions and orientations, V bodies whose tracking can
-fail, W bodies of known weight, D doors and drawers, I of them with a known inside, J joints, A numbers of an action, K
-costs, S numbers of a simulator state, M components of motion, C contacts. An episode of n records has n - 1 actions.
+fail, W bodies of known weight, D doors and drawers, I of them with a known interior, J joints, A numbers of an action,
+K costs, S numbers of a simulator state, M components of motion, C contacts. An episode of n records has n - 1 actions.
 """
 
 from __future__ import annotations
@@ -12,71 +12,74 @@ from typing import Any, Mapping
 
 REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
 LARGEST = 1e100
-"""Largest magnitude of a number that is judged. No simulator means more, and squares of such numbers are finite."""
+"""Largest magnitude of a number that is judged. Plausible values are smaller, and squares of such numbers are
+finite."""
 NET_FORCE = "net_force_n"
 NET_IMPULSE = "net_impulse_ns"
 OF_CONTACTS = (NET_FORCE, NET_IMPULSE)
 """Columns of contacts that older records lack."""
 LINK_MOTION = "link_motion"
-"""What the parts of the header's `geometry` that can move have moved since record 0: a column each for M components."""
+"""Motion of the movable parts of the header's `geometry` since record 0, one column for each of M components."""
 POLICY_ACTION = "policy_action"
-"""The policy's own actions, of an episode in which a filter executed others."""
+"""The policy's own actions, in episodes in which a filter executed others."""
 LABEL_COST = "label_cost"
-"""Costs of the simulator's own, such as `info["cost"]` of each step; the header field `LABELS` names the K of them.
-−1 = the step was given none."""
+"""Costs from the simulator itself, such as `info["cost"]` of each step; the header field `LABELS` names the K columns.
+−1 = the step has no such cost."""
 LABELS = "labels"
 HANDLING = ("supported", "opening", "entered")
-"""Whether other contacts than the robot's carry half of a body's weight; the share of its travel by which a door or
-drawer is open; whether the end effector is inside it. Records before these were added lack them.
+"""Whether contacts with bodies other than the robot carry half of a body's weight; the opening of a door or drawer as a
+share of its travel; whether the end effector is inside it. Older records lack these channels.
 """
 UNREPLAYED = (POLICY_ACTION, LABEL_COST)
-"""Channels that come from elsewhere than the simulator's state, so that a replay has others or none."""
+"""Channels that are not derived from the simulator's state, so that a replay has different ones or none."""
 
 
 @dataclass(frozen=True)
 class ChannelSpec:
     """One channel: name, shape of its array, dtype, unit, and the checks on its numbers.
 
-    None is required: a channel that was not recorded has no array, and what needs it is not judged.
+    Every channel is optional: one that was not recorded has no array, and clauses that need it are not judged.
     """
 
     name: str
     shape: tuple[str | int, ...]
-    """The first symbol is `n` (a row for each record), `n-1` (a row for each action) or `C` (one for each contact)."""
+    """The first symbol is `n` (one row per record), `n-1` (one per action) or `C` (one per contact)."""
     dtype: str = REAL
     unit: str = ""
     bodies: str = ""
-    """Name of the array of the bodies that each row lists, as places in `roles`; empty = the rows list no bodies."""
+    """Name of the array of the bodies in each row, as indices in `roles`; empty if rows do not refer to bodies."""
     is_bounded: bool = False
-    """True if magnitudes above `LARGEST` are refused."""
+    """True if magnitudes above `LARGEST` are rejected."""
     is_rotation: bool = False
-    """True if the last axis holds quaternions wxyz, of which none has norm zero."""
+    """True if the last axis holds quaternions wxyz; a norm of zero is rejected."""
     is_rare: bool = False
-    """True if a table of many episodes has a column for it only where one of them recorded it."""
+    """True if a table of many episodes has a column for it only if one of them recorded it."""
 
     @property
     def is_numeric(self) -> bool:
-        """True if the rows hold numbers, truths (1 and 0 in a batch) or a place in `roles` (-1 = none): no contacts."""
+        """True if the rows hold numbers, Booleans (1 and 0 in a batch) or an index in `roles` (-1 = none), not
+        contacts.
+        """
         return self.shape[0] != "C"
 
     @property
     def is_pose(self) -> bool:
-        """True if each row holds numbers, or one value, for each of some bodies."""
+        """True if each row holds numbers, or one value, for each of several bodies."""
         return bool(self.bodies)
 
     @property
     def is_truth(self) -> bool:
-        """True if the values are true or false."""
+        """True if the values are Booleans."""
         return self.dtype == TRUTH
 
     @property
     def is_grip(self) -> bool:
-        """True if the rows tell what the gripper touches or holds, no measured numbers."""
+        """True if the rows say what the gripper touches or holds, instead of measured numbers."""
         return self.dtype != REAL and not self.is_pose
 
     @property
     def is_scalar(self) -> bool:
-        """True if each row is one value and no list."""
+        """True if each row is a single value instead of a list."""
         return len(self.shape) == 1
 
     @property
@@ -86,12 +89,12 @@ class ChannelSpec:
 
     @property
     def row_size(self) -> int:
-        """Length of the last axis; 0 if it is free."""
+        """Length of the last axis; 0 if it varies."""
         return self.shape[-1] if isinstance(self.shape[-1], int) else 0
 
     @property
     def pose_size(self) -> int:
-        """Numbers for each body of a row: 3, 4, or 1."""
+        """Numbers per body of a row: 3, 4, or 1."""
         return self.row_size or 1
 
 
@@ -127,7 +130,7 @@ CONTACT_COLUMNS = {
 }
 """Dtype of each column of `contacts`; `step` is the record. A force or impulse that is NaN was not recorded."""
 FORCES = ("force_n", NET_FORCE)
-"""The forces that a contact may have: of its largest single contact, and the net force of its two bodies."""
+"""The forces that a contact may have: that of its largest single contact point, and the net force of its two bodies."""
 
 
 NUMERIC = tuple(channel for channel in CHANNELS if channel.is_numeric)
@@ -136,13 +139,13 @@ POSES = tuple(channel for channel in NUMERIC if channel.is_pose)
 
 
 def recorded_forces(forces: Any) -> tuple[str, ...]:
-    """Return which of `FORCES` a record holds, by its header's `forces`; None = `force_n`, as in older records."""
+    """Return which of `FORCES` a record holds, given its header's `forces`; None = `force_n`, as in older records."""
     return FORCES[:1] if forces is None else tuple(forces)
 
 
 def as_fields(owner: type, channels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return channels as keyword arguments of the dataclass `owner`; those that `owner` has no field for
-    stand together under `further`, without those that are None.
+    """Return channels as keyword arguments of the dataclass `owner`. Channels without a field in `owner` are collected
+    under `further`, except those that are None.
     """
     declared = {field.name for field in fields(owner)}
     named = {name: values for name, values in channels.items() if name in declared}

@@ -1,4 +1,4 @@
-"""Contacts of some substeps, whichever simulator lists them: peaks and impulses, the gripped body, what counts.
+"""Contacts of some substeps, from any simulator: peaks and impulses, the gripped body, and the contact filter.
 
 Resting and mechanical contacts are left out (docs/fidelity.md, static contacts).
 """
@@ -25,8 +25,9 @@ _NEVER = -1
 class GeomMap:
     """The recorded bodies of an episode and the geoms that they own; constant over the episode.
 
-    `place` [G] is the place in `roles` of the body that owns each geom, `fingers` [G] is 0, or 1 and 2 for the geoms of
-    the two finger groups, None = there is no such gripper; `fixtures` [G] is 0, or the number of a geom's fixture.
+    `place` [G] is the index in `roles` of the body that owns each geom, `fingers` [G] is 1 or 2 for the geoms of the
+    two finger groups, else 0, None = there is no such gripper; `fixtures` [G] is the number of a geom's fixture, 0 =
+    none.
     """
 
     roles: Mapping[str, str]
@@ -36,17 +37,17 @@ class GeomMap:
     substep_s: float
     apart_substeps: int = 1
     forces: tuple[str, ...] = FORCES
-    """Of `FORCES`: those that the contacts of this episode hold."""
+    """The forces in `FORCES` that the contacts of this episode hold."""
     torque_source: str | None = None
-    """Where the torques come from, such as `qfrc_actuator`; None = there are none, or that is unknown."""
+    """Source of the torques, such as `qfrc_actuator`; None = there are none, or it is unknown."""
     weights: Mapping[int, Floats] = field(default_factory=dict)
-    """Place -> the force that balances the body's weight, in the world frame [N], [3]."""
+    """Index of a body -> the force that balances its weight, in the world frame [N], [3]."""
     geometry: str | None = None
     """Description of the scene by `geometry.Geometry`; None = not recorded."""
 
     @cached_property
     def robot(self) -> Bools:
-        """True for each recorded body that is robot, [B]."""
+        """True for each recorded body that is part of the robot, [B]."""
         return np.array([role == "robot" for role in self.roles.values()])
 
     @cached_property
@@ -72,7 +73,7 @@ class SubstepContacts(ABC):
 
     @property
     def are_net(self) -> bool:
-        """True if the forces are the net forces of two geoms, not those of single contacts."""
+        """True if the forces are net forces of two geoms, not forces at single contact points."""
         return False
 
     @abstractmethod
@@ -81,14 +82,14 @@ class SubstepContacts(ABC):
 
     @abstractmethod
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the force of the chosen contacts on their second geom, world frame [N], [K, 3]; None = norms alone."""
+        """Return the force of the chosen contacts on their second geom, world frame [N], [K, 3]; None = norms only."""
 
 
 @dataclass(frozen=True)
 class MeasuredContacts(SubstepContacts):
-    """Contacts whose forces the simulator tells: norms [C], or vectors on the second geom, world frame [C, 3].
+    """Contacts with forces from the simulator: norms [C], or vectors on the second geom, world frame [C, 3].
 
-    `are_net`: each is the net force of its two geoms, not of one contact point.
+    `are_net`: each is the net force of its two geoms, not the force at one contact point.
     """
 
     force_n: Floats
@@ -100,20 +101,20 @@ class MeasuredContacts(SubstepContacts):
         return force if force.ndim == 1 else vector_norms(force)
 
     def force_vectors(self, which: Bools | Ints) -> Floats | None:
-        """Return the forces of the chosen contacts on their second geom, world frame [N], [K, 3]; None = norms."""
+        """Return the forces of the chosen contacts on their second geom, world frame [N], [K, 3]; None = norms only."""
         return None if self.force_n.ndim == 1 else self.force_n[which]
 
 
 def contact_peaks(
     contacts: SubstepContacts, which: Ints, owner: Ints, place: Ints, substep_s: float | None
 ) -> ContactList:
-    """Return the peak forces [N] and impulse [N·s] of the contacts `which`, one row for each record and body pair.
+    """Return the peak forces [N] and impulse [N·s] of the contacts `which`, one row per record and body pair.
 
-    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. `force_n` is the largest single
-    contact's force, `net_force_n` the largest norm over the substeps of the vector sum, NaN without vectors; the
-    impulses are Σ force · `substep_s` over substeps and contacts, and Σ norm of the vector sum · `substep_s` over
-    substeps, NaN if `substep_s` is None, as for an instant. Rows are ordered by record, then by body pair with a < b;
-    no contacts give no rows.
+    `owner` [substeps] is the record of each substep, `place` [G] the body of each geom. `force_n` is the largest force
+    of a single contact point, `net_force_n` the largest norm over the substeps of the vector sum, NaN without vectors.
+    The impulses are Σ force · `substep_s` over substeps and contacts, and Σ norm of the vector sum · `substep_s` over
+    substeps; both are NaN if `substep_s` is None, as for an instant. Rows are ordered by record, then by body pair with
+    a < b. Without contacts there are no rows.
     """
     a, b = place[contacts.geom1[which]], place[contacts.geom2[which]]
     bodies = int(place.max()) + 1
@@ -136,7 +137,7 @@ def contact_peaks(
 
 
 def _net_peaks(vectors: Floats, group: Ints, substep: Ints, groups: int) -> tuple[Floats, Floats]:
-    """Return the norms of the sums of each group's vectors of one substep: the largest and their sum, [groups]."""
+    """Return the largest norm and the sum of norms, over substeps, of each group's vector sums, [groups]."""
     instants, member = np.unique(group * (int(substep[-1]) + 1 if len(substep) else 1) + substep, return_inverse=True)
     sums = [np.bincount(member, weights=vectors[:, k], minlength=len(instants)) for k in range(3)]
     peak, total = np.zeros(groups), np.zeros(groups)
@@ -155,13 +156,14 @@ def vector_norms(vectors: Floats) -> Floats:
 
 
 def join_contacts(lists: Sequence[ContactList]) -> ContactList:
-    """Return the contact lists of successive records as one; record numbers stay. Raises `ValueError` for no lists."""
+    """Join the contact lists of successive records; record numbers stay. Raises `ValueError` for an empty sequence."""
     return ContactList(*map(np.concatenate, zip(*(contacts.columns().values() for contacts in lists))))
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
-    """Return the place of the body that both finger groups touch in each substep of `instants`, -1 = none, [R]. Of
-    several bodies that are not robot, the one with the largest single finger contact; of equals, the lowest place.
+    """Return the index of the body that both finger groups touch in each substep of `instants`, -1 = none, [R]. If
+    several bodies other than the robot qualify, the one with the largest force at a single contact point is returned,
+    among equals the one with the lowest index.
     """
     holding = np.full(len(instants), NOTHING, dtype=np.int64)
     if geoms.fingers is None:
@@ -181,8 +183,8 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    """Return the body [K] that contacts of both sides, 1 and 2, touch: of several, the one with the largest force; -1 =
-    none.
+    """Return the body [K] that contacts of both sides, 1 and 2, touch, -1 = none; if several, the one with the largest
+    force.
     """
     both = np.intersect1d(body[side == 1], body[side == 2])
     if len(both) < 2:
@@ -192,8 +194,8 @@ def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: In
 
 
 def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> Bools:
-    """Return whether contacts other than the robot's carry at least half the weight of each body of `weights` in each
-    substep of `instants`, [R, W].
+    """Return whether contacts with bodies other than the robot carry at least half the weight of each body of `weights`
+    in each substep of `instants`, [R, W].
     """
     instant_of = np.full(contacts.substeps, NOTHING)
     instant_of[instants] = np.arange(len(instants))
@@ -210,16 +212,16 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
 
 
 class ContactFilter:
-    """Filter of contacts by geom pair, which starts from the contacts of record 0.
+    """Filter of contacts by geom pair, initialised with the contacts of record 0.
 
     - Inside one recorded body, or between the parts of one fixture: never counts.
     - The two finger groups of one gripper, and robot links that touch in record 0: mechanical, never count.
-    - Touching in record 0 without a robot geom: resting; counts once it was apart for `apart_substeps` in a row.
+    - Touching in record 0 without a robot geom: resting; counts after being apart for `apart_substeps` in a row.
     - Any other pair counts.
     """
 
     def __init__(self, geoms: GeomMap, first: SubstepContacts) -> None:
-        """Sort the geom pairs by the contacts of record 0; `dropped` then has the body pairs that are left out."""
+        """Classify geom pairs by the contacts of record 0; `dropped` then lists the body pairs that are left out."""
         place, robot, fingers, fixtures = geoms.place, geoms.robot, geoms.sides, geoms.fixtures
         self._geoms, self._apart = len(place), geoms.apart_substeps
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
@@ -237,26 +239,26 @@ class ContactFilter:
         self.dropped = _dropped_pairs(geoms, a, b, both | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the resting geom pairs from 1 in the table `_fate`, flat over (geom, geom); return their two places
+        """Number the resting geom pairs from 1 in the table `_fate`, flat over (geom, geom); return the two indices of
         each, [2, S].
         """
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
         resting = np.stack([low * self._geoms + high, high * self._geoms + low])
-        self._away = np.zeros(len(low), dtype=np.int64)  # substeps that each pair has been apart for so far
+        self._away = np.zeros(len(low), dtype=np.int64)  # substeps that each pair has been apart so far
         self._fate[resting] = np.arange(1, resting.shape[1] + 1)
         return resting
 
     def mark_counted(self, contacts: SubstepContacts) -> Bools:
         """Return whether each contact counts, [C], and release the resting pairs that came apart.
 
-        A pair released here counts from the substep after the one that completed `apart` substeps without a touch.
-        Call this on successive substeps: how long each resting pair has been apart is kept between calls.
+        A pair counts from the substep after the one that completed `apart` substeps without contact. Call this on
+        successive substeps: the filter keeps how long each resting pair has been apart.
         """
         fate = self._fate[contacts.geom1.astype(np.int64) * self._geoms + contacts.geom2]
         count = self._resting.shape[1]
         seen = np.zeros((contacts.substeps, count + 2), dtype=np.bool_)
-        seen[contacts.substep, fate] = True  # fate -1 falls on the last column
+        seen[contacts.substep, fate] = True  # fate -1 indexes the last column
         resting = seen[:, 1:-1]
         if resting.all():
             self._away[:] = 0
@@ -265,7 +267,7 @@ class ContactFilter:
         now = np.arange(contacts.substeps)[:, None]
         away = now - np.maximum.accumulate(np.where(resting, now, -1 - self._away))
         apart: Bools = np.any(away >= self._apart, axis=0)
-        # The first substep at which the pair is apart; a contact counts from the next on.
+        # The first substep at which the pair has been apart long enough; a contact counts from the next one on.
         gone = np.where(apart, (away >= self._apart).argmax(axis=0), contacts.substeps)
         since = np.concatenate([[-1], gone, [contacts.substeps]])
         counted: Bools = contacts.substep > since[fate]
@@ -277,8 +279,8 @@ class ContactFilter:
 
 
 def _dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, listed: Bools) -> tuple[tuple[int, int], ...]:
-    """Return the body pairs left out, as sorted places: those `listed` of record 0, and all pairs of fingers and of one
-    fixture's bodies.
+    """Return the body pairs left out, as sorted indices: those `listed` of record 0, and all pairs of fingers and of
+    one fixture's bodies.
     """
     place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
     pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}

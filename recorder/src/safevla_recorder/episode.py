@@ -1,4 +1,4 @@
-"""The raw episode: one recorded episode as plain arrays, under a header of plain values."""
+"""The raw episode: one recorded episode as plain arrays, with a header of plain values."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ HEADER_FIELDS = (
     "task_source",
     "geometry",
 )
-"""Fields of a header, in the order of the file; what each means stands at `safevla_bench.trajectory.Header`.
+"""Fields of a header, in the order of the file; `safevla_bench.trajectory.Header` describes them.
 
 episode_id, benchmark, task_id, success, dt [s] and target_object (None = no target) are required.
 """
 INTEGERS = ("seed", "env_seed", "init_state_index", "horizon")
-"""Fields of a header that are whole numbers."""
+"""Header fields with integer values."""
 OUTCOMES = ("success", "failure", "timeout", "invalid_action", "stopped")
-"""How a recorded episode may end; a crash leaves no record. Only `success` goes with success."""
+"""Outcomes of a recorded episode; a crash leaves no record. Exactly the outcome `success` has success true."""
 
 
 @dataclass(frozen=True)
 class EpisodeRow:
     """One row of a run's table of episodes; `reason` says why it crashed, was stopped or had an invalid action.
 
-    Any other field that is None is unknown: only the owner of a loop that was recorded from outside could tell.
+    Other fields are None if unknown, since only the owner of a loop recorded from outside knows them.
     """
 
     episode_id: str
@@ -79,10 +79,10 @@ class EpisodeRow:
 
 @dataclass(frozen=True)
 class ContactList:
-    """Contacts of one episode in record order, [C] each: a, b places in `roles`; NaN = not recorded.
+    """Contacts of one episode in record order, [C] each: a, b are indices in `roles`; NaN = not recorded.
 
-    `net_force_n` is the norm of the vector sum of all contact forces of two bodies in the world frame, `force_n` that
-    of the largest single one, or the net force again where that alone is known; both at their peak over the substeps.
+    `net_force_n` is the norm of the vector sum of all contact forces of two bodies in the world frame. `force_n` is the
+    norm at the largest single contact point, or the net force if only that is known. Both are peaks over the substeps.
     `impulse_ns` is Σ |force| · substep over single contacts, `net_impulse_ns` (empty = NaN) Σ |vector sum| · substep.
     """
 
@@ -106,12 +106,12 @@ class ContactList:
 
 @dataclass(frozen=True)
 class Recording:
-    """One episode of n records as plain arrays; None = the family was not recorded.
+    """One episode of n records as plain arrays; None = the channel was not recorded.
 
-    Bodies are numbered by their place in `roles` (body -> role). eef_pos_m [n,3], eef_quat_wxyz [n,4],
-    body_pos_m [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J],
-    gripper_contact [n], gripped_body [n] (-1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of
-    `valid_bodies`, time_s [n]. `header` has `HEADER_FIELDS`, of which those that are None may be absent.
+    Bodies are numbered by their index in `roles` (body -> role). eef_pos_m [n,3], eef_quat_wxyz [n,4], body_pos_m
+    [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J], gripper_contact [n],
+    gripped_body [n] (-1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`, time_s [n].
+    `header` has `HEADER_FIELDS`; fields that are None may be missing.
     """
 
     header: Mapping[str, object]
@@ -131,10 +131,11 @@ class Recording:
     sim_state: Floats | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
     further: Mapping[str, Floats] = field(default_factory=dict)
-    """Channels of numbers that are in `CHANNELS` and have no field here, by name."""
+    """Numeric channels of `CHANNELS` without a field of their own, by name."""
     valid_bodies: Sequence[int] = ()
     pose_valid: Bools | None = None
-    """False where the pose of a body is not known, whatever numbers stand there; other bodies' poses always are."""
+    """False where the pose of a body is unknown, whatever its numbers are; poses of bodies not listed are always
+    known."""
     supported_bodies: Sequence[int] = ()
     supported: Bools | None = None
     opening_bodies: Sequence[int] = ()
@@ -143,15 +144,15 @@ class Recording:
     entered: Bools | None = None
 
     def channel(self, name: str) -> Floats | None:
-        """Return the rows of a channel of numbers, from its own field or from `further`; None = not recorded."""
+        """Return the rows of a numeric channel, from its own field or from `further`; None = not recorded."""
         values: Floats | None = getattr(self, name, None) if name not in self.further else self.further[name]
         return values
 
 
 FIXTURES = "fixtures"
-"""Host-specific header field: root body -> position [3] in m and quaternion [4] wxyz, where no seed tells them."""
+"""Host-specific header field: root body -> position [3] in m and quaternion [4] wxyz, if no seed determines them."""
 SIMULATION = "simulation"
-"""Header field: what decides the last digits of a trajectory beside versions, as `read_simulation` has it."""
+"""Header field: facts besides versions that affect the last digits of a trajectory, see `read_simulation`."""
 
 EARLIER_SEED = "earlier_seed"
 """Host-specific header field: the `seed` of a reset before this episode's own, and the `earlier_resets` since it."""
@@ -170,15 +171,14 @@ def add_header_field(extra: Mapping[str, object], name: str, value: object) -> d
 
 
 NO_COST = -1.0
-"""The number in `LABEL_COST` of a step that was given no cost of that name."""
+"""Value in `LABEL_COST` of a step that has no cost of that name."""
 
 
 def add_costs(recording: Recording, costs: Sequence[object]) -> Recording:
-    """Return the recording with the costs that others gave its n - 1 steps, each a number or a mapping of numbers by
-    name.
+    """Return the recording with external costs of its n - 1 steps, each a number or a mapping of numbers by name.
 
-    `NO_COST` stands where a step lacks one that another step has, or where it is negative or not finite. Raises
-    `RecordError` unless there is one entry for each step.
+    A step that lacks a cost, or has one that is negative or not finite, gets `NO_COST`. Raises `RecordError` unless
+    there is one entry per step.
     """
     steps = [_name_costs(cost) for cost in costs]
     if len(steps) != recording.records - 1:
@@ -201,9 +201,8 @@ def _name_costs(cost: object) -> dict[str, float]:
 
 
 def check_recorded_numbers(recording: Recording) -> None:
-    """Raise `RecordError`, naming episode and field, for the first number that no record may have: not finite, beyond
-    1e100, a negative force or impulse, an integer of the header over 64 bits. A NaN impulse is accepted: none was
-    recorded.
+    """Raise `RecordError`, naming episode and field, for the first invalid number: not finite, beyond 1e100, a negative
+    force or impulse, or a header integer over 64 bits. An impulse of NaN is valid: it was not recorded.
     """
     for problem, field_name in _find_problems(recording):
         place = Place(episode=str(recording.header["episode_id"]), field=field_name)
@@ -236,10 +235,10 @@ def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
                 yield "an impulse is negative or infinite", f"contacts.{name}"
 
 
-# The file of one raw episode (`.npz`): the arrays of `CHANNELS` by name, nothing pickled; same episode, same bytes.
+# The file of one raw episode (`.npz`): the arrays of `CHANNELS` by name, without pickles; same episode, same bytes.
 # `header` and `extra` are JSON texts as UTF-8 bytes. `header` holds the fields of the episode's header, `body_roles`,
-# the number of `records` and the names of the other `arrays`, so that a lost array is not taken for one that was never
-# recorded. Bodies are places in `body_roles`; a family that was not recorded has no array.
+# the number of `records` and the names of the other `arrays`, so that a lost array is distinguishable from one that was
+# never recorded. Bodies are indices into `body_roles`; a channel that was not recorded has no array.
 
 
 _MIDNIGHT = (1980, 1, 1, 0, 0, 0)
@@ -252,7 +251,7 @@ DTYPES = {
     **{spec.name: np.dtype(spec.dtype) for spec in channels.NUMERIC if spec.is_grip},
     "extra": _TEXT,
 }
-"""Dtype of every array that may occur, in the order of the file."""
+"""Dtype of every possible array, in the order of the file."""
 
 
 def encode_episode(recording: Recording) -> bytes:

@@ -1,7 +1,7 @@
-"""The errors of recording, which are part of safevla-bench's tree of errors, and what no text may hold.
+"""Errors of recording, the base of safevla-bench's tree of errors, and the cleaning of texts that are shown.
 
-A message names the place, the problem and the remedy, in that order. Texts that are shown or written hold no secret and
-no character that cannot be seen.
+A message gives the place, the problem and the remedy, in that order. Texts that are shown or written contain no secrets
+and no invisible characters.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from itertools import dropwhile, takewhile
 from typing import TypeVar
 
 _LONGEST_LINE = 2000
-"""Characters of a line in a message; names may come from a stranger's file, and be of any length."""
+"""Maximum length of a line in a message; names may come from foreign files and have any length."""
 _Error = TypeVar("_Error", bound="SafevlaError")
 _WriteError = TypeVar("_WriteError", bound="FileError")
 
 
 def truncate_text(text: str, most: int = 120) -> str:
-    """Return the text, or its first `most` characters and an ellipsis where it is longer."""
+    """Return the text, or its first `most` characters and an ellipsis if it is longer."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def indent_further(text: str, margin: str = "  ") -> str:
-    """Return the text with its lines but the first indented, so that a name with a line end forges no line."""
+    """Indent all lines but the first, so that a name with a line break cannot forge a line of a message."""
     first, *others = text.split("\n")
     return "\n".join([first, *(line if line.startswith(margin) else margin + line for line in others)])
 
@@ -45,7 +45,7 @@ class Place:
     field: str | None = None
 
     def __str__(self) -> str:
-        """Return the known parts joined by commas, such as `file, line 3, episode 'a'`; "" if none is known."""
+        """Return the known parts joined by commas, such as `file, line 3, episode 'a'`; "" if all are unknown."""
         parts = [
             ("", self.file),
             ("line ", self.line),
@@ -56,7 +56,7 @@ class Place:
         return ", ".join(f"{label}{value}" for label, value in parts if value is not None)
 
     def fill_from(self, outer: Place) -> Place:
-        """Return this place with its open fields taken from `outer`."""
+        """Return this place with its missing fields taken from `outer`."""
         filled = {f.name: getattr(outer, f.name) for f in fields(self) if getattr(self, f.name) is None}
         return replace(self, **filled)
 
@@ -67,14 +67,14 @@ class SafevlaError(Exception):
     _margin = "  "
 
     def __init__(self, problem: str, *, remedy: str | None = None, place: Place | None = None) -> None:
-        """Keep problem, remedy (None = none is known) and place; without a place, one with all fields open."""
+        """Keep problem, remedy (None = unknown) and place (default: all fields unknown)."""
         super().__init__(problem)
         self.problem = problem
         self.remedy = remedy
         self.place = place or Place()
 
     def __str__(self) -> str:
-        """Return `place: problem`, then the remedy on an indented line; place and remedy only where known."""
+        """Return `place: problem`, then the remedy on an indented line; place and remedy only if known."""
         where, half = str(self.place), _LONGEST_LINE // 2
         lines = self.problem.split("\n")
         problem = "\n".join(line if len(line) <= 2 * half else f"{line[:half]}…{line[-half:]}" for line in lines)
@@ -82,25 +82,25 @@ class SafevlaError(Exception):
         return indent_further(f"{message}\n  {self.remedy}" if self.remedy else message, self._margin)
 
     def with_place(self: _Error, outer: Place) -> _Error:
-        """Fill the open fields of the error's place, and return the error for raising."""
+        """Fill in the missing fields of the error's place, and return the error for raising."""
         self.place = self.place.fill_from(outer)
         return self
 
 
 class RecordError(SafevlaError):
-    """A trajectory record or archive that cannot be trusted."""
+    """A trajectory record or archive is invalid."""
 
 
 class RunError(SafevlaError):
-    """A run folder that is missing, foreign or in the way."""
+    """A run folder is missing, belongs to something else, or already exists."""
 
 
 class FileError(SafevlaError):
-    """A file or folder that cannot be written; what was there before is unchanged."""
+    """A file or folder cannot be written; existing files are unchanged."""
 
     @classmethod
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
-        """Return the error for a write that the system refused at that place."""
+        """Return the error for a write that the operating system refused at that place."""
         full = error.errno in _FULL_DISK
         remedy = (
             "Make room there, or choose another place" if full else "Choose a place that is there and can be written to"
@@ -112,7 +112,7 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class HostError(SafevlaError):
-    """A simulator that cannot be used here."""
+    """A simulator cannot be used on this machine or for this purpose."""
 
 
 # Tracebacks
@@ -130,12 +130,12 @@ _NAMES = (
 
 
 def find_exception(text: str) -> tuple[str, str]:
-    r"""Return the line of a traceback that names the exception and, if it is one of ours, its remedy, else "".
+    r"""Return the line of a traceback that names the exception and, if it is one of this project, its remedy, else "".
 
-    Of several tracebacks the last counts, except those of exceptions that Python ignored. A text without a traceback
-    gives its last line that begins with an exception's name, else its last line that is not indented.
+    Of several tracebacks the last counts, except those of exceptions that Python ignored. For a text without a
+    traceback, returns its last line that begins with an exception's name, else its last line that is not indented.
 
-    >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
+    >>> find_exception("RuntimeError: CUDA error: out of memory\\nCompile with `TORCH_USE_CUDA_DSA`.")
     ('RuntimeError: CUDA error: out of memory', '')
     """
     lines = [_GROUP_MARGIN.sub("", line) for line in text.splitlines()]
@@ -155,7 +155,7 @@ def find_exception(text: str) -> tuple[str, str]:
 
 
 def is_from_signal(error: BaseException) -> bool:
-    """Return whether the handler of a signal raised an error: it interrupted what ran by chance, and is not its own."""
+    """Return whether a signal handler raised the error, so that the code that it interrupted is not its cause."""
     handlers = [handler for handler in map(signal.getsignal, signal.valid_signals()) if callable(handler)]
     codes = {getattr(each, "__code__", None) or getattr(type(each).__call__, "__code__", None) for each in handlers}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -174,40 +174,40 @@ def _is_deeper(margin: int, line: str) -> bool:
 
 HIDDEN = "***"
 _MIN_CHARACTERS = 4
-"""Length of the shortest secret that is redacted; a shorter one would match inside ordinary words."""
+"""Minimum length of a secret; shorter ones would match inside ordinary words."""
 _URL_USER = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
 _URL_QUERY = re.compile(r"(://[^\s'\"?#]*[?#])[^\s'\"]+")
 _secrets: set[str] = set()
 
 
 def learn_secret(secret: str) -> None:
-    """Register a secret, so that `redact_secrets` hides it from now on; secrets under 4 characters are ignored."""
+    """Register a secret, so that `redact_secrets` replaces it from now on; ignored if shorter than 4 characters."""
     if len(secret) >= _MIN_CHARACTERS:
         _secrets.add(secret)
 
 
 def redact_secrets(text: str) -> str:
-    """Return the text with learnt secrets, and users, queries and fragments of addresses, replaced by `HIDDEN`."""
+    """Replace registered secrets, and users, queries and fragments of addresses, with `HIDDEN`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _URL_QUERY.sub(rf"\1{HIDDEN}", _URL_USER.sub(HIDDEN, text))
 
 
-# Characters that cannot be seen
+# Invisible characters
 
 
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
 )
-"""Printable to Python, and yet without ink: Unicode's Default_Ignorable_Code_Point, fillers and blank letters."""
+"""Printable for Python but invisible: Unicode's Default_Ignorable_Code_Point, fillers and blank letters."""
 
 
 def escape_controls(text: str) -> str:
-    """Return the text with every character that is not visible replaced by its escape sequence.
+    """Replace every character that is not visible with its escape sequence.
 
-    Escaped are controls, bidirectional overrides and other format characters, line separators, blank letters,
-    characters that Unicode lets renderers ignore, lone surrogates and unassigned code points. Spaces of any width stay.
+    Escapes controls, bidirectional overrides and other format characters, line separators, blank letters, characters
+    that Unicode lets renderers ignore, lone surrogates and unassigned code points. Keeps spaces of any width.
     """
     if text.isprintable() and not _BLANK.search(text):
         return text
@@ -215,19 +215,21 @@ def escape_controls(text: str) -> str:
 
 
 def is_visible(character: str) -> bool:
-    """Return whether a character leaves ink or is a space."""
+    """Return whether a character is visible or a space."""
     if character.isprintable():
         return _BLANK.match(character) is None
     return unicodedata.category(character) == "Zs"
 
 
 def escape_surrogates(text: str) -> str:
-    r"""Return the text with each lone surrogate, which UTF-8 cannot hold, as an escape sequence such as `\udce9`."""
+    r"""Replace lone surrogates, which UTF-8 cannot encode, with escape sequences such as `\udce9`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module whose messages, which may quote names of files, hold no secret and no control."""
+    """Return a module's logger. Its messages, which may quote file names, are cleaned of secrets and control
+    characters.
+    """
     logger = logging.getLogger(name)
     logger.addFilter(_escape_message)
     return logger

@@ -1,7 +1,7 @@
-"""The run folder of a script that records: `run.json`, and under `raw/` two files for each ended episode.
+"""The run folder of a script that records: `run.json`, and two files under `raw/` for each ended episode.
 
-`NNNNNN.npz` is the raw episode and `NNNNNN.json` its row, written last: an episode is done if its row is there. A
-crashed episode has its row alone. Blocks of one process add to the folder that the first of them made.
+`NNNNNN.npz` is the raw episode and `NNNNNN.json` its row, written last: an episode is complete if its row exists. A
+crashed episode has only a row. Recording blocks of one process share the folder that the first of them made.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from safevla_recorder.version import __version__
 
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
 OWN_LOOP = "own loop"
-"""The protocol of a folder that was written from outside: nothing there says which episodes were planned."""
+"""The protocol of a folder recorded from outside, which does not say which episodes were planned."""
 _PARTIAL = ".partial"
 _log = get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
 _claims: dict[Path, int] = {}
 """The lock of each folder that this process has claimed."""
-if hasattr(os, "register_at_fork"):  # what a process has opened is not its child's
+if hasattr(os, "register_at_fork"):  # a child process does not inherit what its parent has opened
     os.register_at_fork(after_in_child=_open_folders.clear)
     os.register_at_fork(after_in_child=_claims.clear)
 
 
 def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
-    """Return the run folder that this process has below `out`, and the name of the process in the episodes' ids.
+    """Return the run folder of this process below `out`, and the name of the process for the episodes' ids.
 
-    That is `out`, without a name; for a named process, and one that `multiprocessing` started, `out/worker_NAME`: the
-    folder that it has already, or a new one, or one that an ended process of this run has left.
+    This is `out`, without a name; for a named process, or one started by `multiprocessing`, `out/worker_NAME`: the
+    folder that it already has, a new one, or one that an ended process of this run has left.
     """
     if worker is None and parent_process() is None:
         return out, None
@@ -69,14 +69,14 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
 
 
 def _claim(path: Path) -> bool:
-    """Return whether this process has made, or may go on with, a folder; raises `RunError` for one of another run."""
+    """Return whether this process made, or may continue, a folder. Raises `RunError` for a folder of another run."""
     _make_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir()
         _claims[path] = lock_folder(path)
         call_at_exit(release_claims)
         return True
-    if not (path / RUN).exists():  # another process has made it just now, or has died before it wrote anything
+    if not (path / RUN).exists():  # another process has just made it, or died before it wrote anything
         return False
     try:
         known = json.loads((path / RUN).read_bytes())
@@ -89,50 +89,54 @@ def _claim(path: Path) -> bool:
         lock = lock_folder(path)
     except RunError:
         return False
-    if not _is_same_file(path / LOCK, lock):  # no locks here, so nobody knows whether its process has ended
+    if not _is_same_file(path / LOCK, lock):  # without locks, it is unknown whether its process has ended
         os.close(lock)
         return False
     _claims[path] = lock
     call_at_exit(release_claims)
     _open_folders[path.resolve()] = folder = RunFolder(path, {})
     folder.reopen(known["host"])
-    folder._blocks += not known["complete"]  # what its process has lost stays lost
+    folder._blocks += not known["complete"]  # episodes that its process lost stay lost
     return True
 
 
 def release_claims() -> None:
-    """Let later processes of this run go on with the folders that this process has claimed."""
+    """Let later processes of this run continue the folders that this process has claimed."""
     while _claims:
         unlock_folder(*_claims.popitem())
 
 
 def call_at_exit(function: Callable[[], None]) -> Undo:
-    """Call a function when this process ends, also a worker of `multiprocessing`; return what takes that back."""
+    """Call a function when this process ends, also a `multiprocessing` worker; return a function that cancels it."""
     atexit.register(function)
     undo: list[Undo] = [partial(atexit.unregister, function)]
     with suppress(ImportError):
         from multiprocessing.util import Finalize
 
-        undo.append(Finalize(None, function, exitpriority=10).cancel)  # a worker ends without what `atexit` keeps
+        undo.append(
+            Finalize(None, function, exitpriority=10).cancel
+        )  # `multiprocessing` workers do not run `atexit` handlers
     return partial(undo_all, undo)
 
 
 def _session() -> str:
-    """Return a name of the run that this process belongs to: of the process that started it by `multiprocessing`."""
+    """Return a name for the run that this process belongs to, derived from the parent of its `multiprocessing`
+    processes.
+    """
     parent = parent_process()
     number = os.getpid() if parent is None else parent.pid
-    with suppress(OSError, IndexError):  # numbers of processes are used again: Linux tells when this one began
+    with suppress(OSError, IndexError):  # process ids are reused: Linux says when this process began
         return f"{number}-{Path(f'/proc/{number}/stat').read_text().rpartition(')')[2].split()[19]}"
     return str(number)
 
 
 def open_folder(out: Path, env: RecordableEnv, rules: LoopRules, volatile: Mapping[str, object]) -> RunFolder:
-    """Return the run folder at `out`, ready for the episodes of one more environment; one that this process made before
-    is used again. Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written.
+    """Return the run folder at `out`, ready for the episodes of another environment; one made by this process is
+    reused. Raises `RunError` if the folder holds something else, and `FileError` if it cannot be written.
     """
     path = out.resolve()
     folder = _open_folders.get(path)
-    if folder is None or not (path / RUN).exists():  # removed meanwhile: begin anew
+    if folder is None or not (path / RUN).exists():  # removed meanwhile: make it again
         folder = RunFolder(out, volatile)
     folder.add_environment(env, rules)
     _open_folders[path] = folder
@@ -143,7 +147,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Describe a folder at `out`; nothing is written. `volatile` goes into run.json: facts that differ from run to
+        """Describe a folder at `out`, without writing it. `volatile` are facts for run.json that differ from run to
         run.
         """
         self.path = out
@@ -168,7 +172,7 @@ class RunFolder:
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
-        """Let one thread write at a time; raises `RunError` in a process that was forked from the one that records."""
+        """Let one thread write at a time. Raises `RunError` in a process that was forked from the recording one."""
         if os.getpid() != self._process:
             remedy = "Record in the process that makes the environment: record_until_closed."
             raise RunError("another process, which started this one, records here", remedy=remedy)
@@ -176,16 +180,16 @@ class RunFolder:
             yield
 
     def add_environment(self, env: RecordableEnv, rules: LoopRules) -> None:
-        """Take in one more environment, see `begin_block`."""
+        """Register another environment, see `begin_block`."""
         protocol = self._run["protocol"]
         protocol["wait_steps"] = sorted({*protocol["wait_steps"], rules.wait_steps})
         self._add_task(env.task.benchmark, env.task.task_id, rules.horizon)
         self.begin_block(env.host, env.versions, rules.policy, privileged=rules.privileged)
 
     def begin_block(self, host: str | None, versions: Mapping[str, str], policy: str, *, privileged: bool) -> None:
-        """Write run.json, which says from now on that the run is not complete, and names host and versions. The first
-        call makes the folder, unless `reopen` has found one. Raises `RunError` if it is not empty, and `FileError` if
-        it or run.json cannot be written.
+        """Write run.json, marked as incomplete from now on, with host and versions. The first call makes the folder,
+        unless `reopen` found one. Raises `RunError` if it is not empty, and `FileError` if it or run.json cannot be
+        written.
         """
         own_name = "safevla-recorder" if "safevla-recorder" in versions else "safevla-bench"
         policies = {**{each["policy"]: each["privileged"] for each in self._run["policies"]}, policy: privileged}
@@ -202,9 +206,7 @@ class RunFolder:
         self._write_description()
 
     def reopen(self, host: str | None) -> None:
-        """Take in the episodes of the folder at `path`; raises `RunError` if it is of another host or kind, or is
-        damaged.
-        """
+        """Continue the folder at `path`. Raises `RunError` if it has another host or kind, or is damaged."""
         place = Place(file=str(self.path / RUN))
         try:
             self._written = (self.path / RUN).read_bytes()
@@ -233,11 +235,14 @@ class RunFolder:
         return self._begun[policy, task.benchmark, task.task_id]
 
     def write_episode(self, row: episode.EpisodeRow, content: bytes | None) -> None:
-        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` (None = it has none), then its row;
-        run.json too if it changes. Raises `FileError` if one of them cannot be written.
+        """Write an ended episode under `raw/`: `content`, the bytes of its `.npz` (None = no file), then its row; also
+        run.json if it changes. Raises `FileError` if one of them cannot be written.
         """
         with self._take_turn():
-            number, self._next = self._next, self._next + 1  # the collection of another environment may write meanwhile
+            number, self._next = (
+                self._next,
+                self._next + 1,
+            )  # the garbage collection of another environment may write meanwhile
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
                 _write_file(stem.with_suffix(".npz"), content)
@@ -262,8 +267,8 @@ class RunFolder:
             run["protocol"]["horizons"] = sorted({*run["protocol"]["horizons"], horizon})
 
     def close_block(self, *, complete: bool, is_last: bool = True) -> None:
-        """End a block of recording, `complete` unless something broke it off. If the caller opens no other, write
-        run.json, or, without an episode, remove what was written. Print where the records are, or that there are none.
+        """End a block of recording; `complete` is false if it was interrupted. If no other block is open, write
+        run.json, or remove the folder if there is no episode. Print where the records are, or that there are none.
         """
         if os.getpid() != self._process:
             return
@@ -286,7 +291,7 @@ class RunFolder:
             _log.warning("no episode was recorded, so there is no %s", path)
 
     def _write_description(self) -> None:
-        """Write run.json if it differs; `complete` is true if every block so far has ended completely."""
+        """Write run.json if it differs; `complete` is true if every block so far has ended normally."""
         self._run["complete"] = self._complete_blocks == self._blocks
         content = _encode_json(self._run, indent=2)
         if content != self._written:
@@ -295,27 +300,27 @@ class RunFolder:
 
 
 def facts_of_the_day() -> dict[str, object]:
-    """Return what run.json holds of this process: its command line, without secrets, the time and the `session`."""
+    """Return the facts about this process for run.json: command line without secrets, time, and `session`."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"command": redact_secrets(shlex.join(sys.argv)), "started": started, "session": _session()}
 
 
 def is_of_killed_writer(path: Path) -> bool:
-    """Return whether a file in a run folder is a writer's lock, or one that a kill left half written."""
+    """Return whether a file in a run folder is a writer's lock, or a partial file of a killed writer."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(_PARTIAL))
 
 
 def require_free_folder(path: Path, is_of_killed_writer: Callable[[Path], bool]) -> None:
-    """Raise `RunError` if `path` is a file, or a folder with an entry that `is_of_killed_writer` does not accept."""
+    """Raise `RunError` if `path` is a file, or a folder with entries that `is_of_killed_writer` does not accept."""
     if path.exists() and not (path.is_dir() and all(map(is_of_killed_writer, path.iterdir()))):
         remedy = "Choose another --out, or remove it first."
         raise RunError("the folder exists and is not empty", remedy=remedy, place=Place(file=str(path)))
 
 
 def remove_unused(path: Path, *, is_new: bool) -> None:
-    """Remove what a run wrote into its folder before any episode ended; the folder too if it `is_new` and empty then.
+    """Remove what a run wrote into its folder before any episode ended, and the folder if it `is_new` and then empty.
 
-    Other files stay, and so does what the system does not let go.
+    Other files, and files that cannot be deleted, stay.
     """
     for written in (path / RUN, path / LOCK, *(path / RAW).glob("[0-9]*.npz")):
         with suppress(OSError):
@@ -326,8 +331,8 @@ def remove_unused(path: Path, *, is_new: bool) -> None:
 
 
 def _shorten(path: Path) -> str:
-    with suppress(ValueError, OSError):  # it may lie elsewhere, and the working directory may be gone
-        if os.path.samefile(os.environ.get("PWD", ""), "."):  # else a loop has changed it, and the shell has not
+    with suppress(ValueError, OSError):  # the path may be relative, and the working directory may not exist anymore
+        if os.path.samefile(os.environ.get("PWD", ""), "."):  # otherwise a loop has changed it, but the shell has not
             return str(path.relative_to(Path.cwd()))
     return str(path)
 
@@ -340,11 +345,11 @@ def _make_folder(path: Path, part: str = "") -> None:
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Write a whole file under a hidden name, flush it to disk and rename it; raises `FileError`."""
+    """Write a file under a hidden name, flush it to disk and rename it. Raises `FileError`."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         with suppress(OSError):
-            partial.unlink()  # of a process that died and had our number, or a link that leads elsewhere
+            partial.unlink()  # left by a process that died and had our number, or a link that leads elsewhere
         with partial.open("xb") as stream:
             stream.write(content)
             stream.flush()
@@ -363,17 +368,16 @@ def _encode_json(document: Mapping[str, object], indent: int | None = None) -> b
 
 
 def _escape_character(character: str) -> str:
-    """Return JSON's escape sequence; of a lone surrogate, as in a file's name in a traceback, the text of one."""
+    """Return JSON's escape sequence; for a lone surrogate, such as of a file name in a traceback, its text."""
     return json.dumps(escape_surrogates(character))[1:-1]
 
 
-# One writer a run folder: the operating system takes the lock back when its holder dies, however it dies
+# One writer per run folder: the operating system releases the lock when its holder dies
 
 
 def lock_folder(folder: Path) -> int:
-    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`; a system without locks
-    logs a warning. Raises `RunError` if another process holds the lock, and `FileError` where its file cannot be
-    opened.
+    """Lock the folder for this process and return the lock's descriptor, for `unlock_folder`. Logs a warning on systems
+    without locks. Raises `RunError` if another process holds the lock, and `FileError` if its file cannot be opened.
     """
     place = Place(file=str(folder))
     while True:
@@ -382,7 +386,7 @@ def lock_folder(folder: Path) -> int:
         except OSError as error:
             raise FileError.from_os_error(error, place) from None
         try:
-            import fcntl  # which Windows lacks
+            import fcntl  # not available on Windows
 
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (OSError, ImportError) as error:
@@ -390,16 +394,16 @@ def lock_folder(folder: Path) -> int:
             if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 remedy = "Wait for it or stop it, or choose another --out."
                 raise RunError("another run is writing here", remedy=remedy, place=place) from None
-            # Some cluster file systems are mounted without locks; a run there is still better than none.
+            # Some cluster file systems are mounted without locks; recording there is better than not recording.
             _log.warning("%s: no lock here: %s", folder, error)
             return os.open(os.devnull, os.O_RDONLY)
         if _is_same_file(folder / LOCK, descriptor):
             return descriptor
-        os.close(descriptor)  # it was removed by its last holder between our open and our lock
+        os.close(descriptor)  # its last holder removed it between our open and our lock
 
 
 def unlock_folder(folder: Path, descriptor: int) -> None:
-    """Remove the folder's lock file, if it is still the one of this descriptor, and close the descriptor."""
+    """Remove the folder's lock file, if it still belongs to this descriptor, and close the descriptor."""
     if _is_same_file(folder / LOCK, descriptor):
         (folder / LOCK).unlink()
     os.close(descriptor)
@@ -412,7 +416,7 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
         return False
 
 
-# The run folder of an own loop, of any simulator
+# The run folder of a user's own loop, with any simulator
 
 
 _OF_EPISODE = ("benchmark", "task_id")
@@ -436,8 +440,8 @@ class RunWriter:
                 ...                                      # recorder.begin, then substep and step
                 run.write(recorder, success=lifted, init_state_index=start)
 
-    A folder that a `RunWriter` made before is continued: its episodes stay. Each episode is written whole before
-    `write` returns. If the block raises, run.json says that the run is not complete.
+    A folder made by an earlier `RunWriter` is continued: its episodes stay. `write` returns when the episode is
+    completely written. If the block raises, run.json says that the run is not complete.
     """
 
     def __init__(
@@ -455,10 +459,10 @@ class RunWriter:
         Args:
             out: the run folder.
             policy: the name under which the episodes are reported.
-            host: the host of `safevla eval` whose tags and scenes are those of the episodes; None = there is none.
-            packages: distributions whose versions the records tell, beside NumPy's and the recorder's.
+            host: the host of `safevla eval` whose tags and scenes the episodes have; None = there is none.
+            packages: distributions whose versions are recorded, in addition to NumPy and the recorder.
             privileged: whether the policy sees simulator state that no robot has; reports mark it.
-            header: what is the same in all episodes, see `write`.
+            header: fields with the same value in all episodes, see `write`.
 
         Raises:
             RunError: the folder holds something else or is damaged, or another process writes there.
@@ -487,14 +491,14 @@ class RunWriter:
         self.close(complete=kind is None)
 
     def close(self, *, complete: bool = True) -> None:
-        """Write run.json and let go of the folder, which is removed if it has no episodes."""
+        """Write run.json and unlock the folder; without episodes, remove it."""
         try:
             self._folder.close_block(complete=complete)
         finally:
             unlock_folder(self.path, self._lock)
 
     def __contains__(self, episode_id: object) -> bool:
-        """Return whether the folder has an episode of that id, crashed ones included."""
+        """Return whether the folder has an episode with that id, crashed ones included."""
         return episode_id in self._folder.episode_ids
 
     def write(
@@ -506,17 +510,16 @@ class RunWriter:
             recorder: an `EpisodeRecorder` or MuJoCo's `Recorder`, between two control steps, or an episode that
                 `BatchRecorder.step` returns.
             reason: why the episode was stopped or its action invalid.
-            costs: what the simulator's own safety check says of each step, such as `info["cost"]`: a number, or numbers
-                by name; they are kept beside our verdicts and enter none.
+            costs: results of the simulator's own safety check per step, such as `info["cost"]`: a number, or numbers
+                by name. They are kept in addition to our verdicts and do not affect them.
             header: the episode's fields of `HEADER_FIELDS`, over those of all episodes. `benchmark`, `task_id`,
                 `success`, `dt` [s] and `target_object` (None = no target) are required. Without an `episode_id` the
-                episodes of a task are counted; without an `outcome` it is `success` or `failure`.
+                episodes of a task are numbered; without an `outcome` it is `success` or `failure`.
 
         Raises:
             HostError: no episode has begun.
-            RecordError: a field is missing, unknown, of another type or contradicts others, or a number is one that no
-                record may have.
-            RunError: the folder has an episode of that id.
+            RecordError: a field is missing, unknown, of another type or contradicts others, or a number is invalid.
+            RunError: the folder has an episode with that id.
             FileError: the episode cannot be written.
         """
         fields, number = self._complete_header(header, _OF_RECORD)
@@ -541,8 +544,8 @@ class RunWriter:
         return self._write_row(fields, number, recording.records - 1, reason, content)
 
     def write_crash(self, reason: str, *, steps: int = 0, **header: object) -> str:
-        """Write that an episode crashed after so many control steps, which leaves no record; return its id. `header` is
-        as for `write`; `benchmark` and `task_id` are required.
+        """Record that an episode crashed after `steps` control steps, without a record; return its id. `header` is as
+        for `write`; `benchmark` and `task_id` are required.
         """
         fields, number = self._complete_header(header, _OF_EPISODE)
         return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
@@ -577,7 +580,7 @@ class RunWriter:
 
 
 def _read_field(name: str, value: object) -> Any:
-    """Return a field's value, NumPy's as Python's own; raises `RecordError` for an unknown name or another type."""
+    """Return a field's value, NumPy values as Python ones. Raises `RecordError` for an unknown name or another type."""
     if name not in _FIELDS:
         raise _refuse(name, "there is no such field of an episode", f"Fields: {', '.join(_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value

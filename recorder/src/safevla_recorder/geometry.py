@@ -1,8 +1,9 @@
 """The geometry of a scene: poses of fixed bodies and robot links, and oriented boxes around all collision shapes.
 
 A scene is a list of parts. Its description, a JSON text, is the same for all episodes of one scene and is stored once
-in a file: the pose of each part against its parent in record 0, and its shapes by their hash. What a part moves against
-its parent since record 0 is the channel `link_motion`: a rotation vector and a translation in the part's own frame.
+in a file: the pose of each part relative to its parent in record 0, and its shapes by their hash. The channel
+`link_motion` is the motion of each part relative to its parent since record 0: a rotation vector and a translation in
+the part's own frame.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ Floats = NDArray[np.float64]
 WORLD, TRACKED = -1, -2
 ALL_MOTION = tuple(range(6))
 MERGED_M = 0.005
-"""Boxes become one if no point of the new box is farther than this from the shapes' own boxes."""
+"""Boxes are merged if no point of the merged box is farther than this from the original boxes."""
 _RESOLUTION = 2.0**-22  # of motions, rad and m: a quarter of a micrometre, so that compressed records stay small
 
 
 @dataclass(frozen=True)
 class Part:
-    """A rigid piece of a scene: a link, or a body that does not move."""
+    """A rigid part of a scene: a link, or a body that does not move."""
 
     body: str
-    """The recorded body that it belongs to; empty = none."""
+    """The recorded body that the part belongs to; empty = none."""
     parent: int = WORLD
-    """Place of an earlier part that carries it, `WORLD`, or `TRACKED`: its pose is the recorded one of its body."""
+    """Index of an earlier part that carries it, `WORLD`, or `TRACKED`: its pose is the recorded one of its body."""
     motion: tuple[int, ...] = ()
-    """Components in which it moves against its parent: 0 to 2 of a rotation vector, 3 to 5 of a translation."""
+    """Components of motion relative to its parent: 0 to 2 of a rotation vector, 3 to 5 of a translation."""
     boxes: Floats = field(default_factory=lambda: np.empty((0, 10)))
     """Centre [m], quaternion wxyz and half sizes [m] of each box in the part's frame, [K, 10]."""
     planes: Floats = field(default_factory=lambda: np.empty((0, 7)))
-    """Point and quaternion of each plane; all below its xy plane is solid, [K, 7]."""
+    """Point and quaternion of each plane, [K, 7]; the half-space below its xy plane is solid."""
 
 
 class Geometry:
-    """The parts of one episode, placed by their poses in record 0."""
+    """The parts of one episode, with their poses in record 0."""
 
     def __init__(self, parts: Sequence[Part], hand: Sequence[int], position: Floats, quaternion: Floats) -> None:
-        """Take the places of the hand's and fingers' parts, and each part's pose in the world, [P, 3] and [P, 4]."""
+        """Keep the indices of the parts of hand and fingers, and each part's pose in the world, [P, 3] and [P, 4]."""
         self._moving = [k for k, part in enumerate(parts) if part.motion]
         self._columns = [6 * k + axis for k, place in enumerate(self._moving) for axis in parts[place].motion]
         self._parents = [max(part.parent, WORLD) for part in parts]
@@ -53,7 +54,7 @@ class Geometry:
         """The description; None if a pose is not finite."""
 
     def _place(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
-        """Return the poses of all parts against their parents, [n, P, 3] and [n, P, 4]."""
+        """Return the poses of all parts relative to their parents, [n, P, 3] and [n, P, 4]."""
         rows = len(position)
         ground = np.concatenate([position, np.zeros((rows, 1, 3))], axis=1)[:, self._parents]
         upright = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (rows, 1, 4))
@@ -61,7 +62,7 @@ class Geometry:
         return turn_back(back, position - ground), multiply(back * _INVERSE, quaternion)
 
     def measure_motion(self, position: Floats, quaternion: Floats) -> Floats | None:
-        """Return the channel `link_motion` [n, M] of parts at these poses, [n, P, 3] and [n, P, 4]; None if M is 0."""
+        """Return the channel `link_motion` [n, M] of parts with these poses [n, P, 3] and [n, P, 4]; None if M is 0."""
         if self.text is None or not self._columns:
             return None
         place, turn = (values[:, self._moving] for values in self._place(position, quaternion))
@@ -92,7 +93,7 @@ _INVERSE = np.array([1.0, -1.0, -1.0, -1.0])
 
 
 def cross(a: Floats, b: Floats) -> Floats:
-    """Return the cross products of vectors [..., 3]; NumPy's own is ten times slower on few of them."""
+    """Return the cross products of vectors [..., 3]; ten times faster than NumPy's for few vectors."""
     product: Floats = a[..., _NEXT] * b[..., _LAST] - a[..., _LAST] * b[..., _NEXT]
     return product
 
@@ -107,14 +108,14 @@ def multiply(a: Floats, b: Floats) -> Floats:
 
 
 def rotate(quaternion: Floats, vector: Floats) -> Floats:
-    """Return vectors [..., 3] turned by unit quaternions wxyz [..., 4]."""
+    """Return vectors [..., 3] rotated by unit quaternions wxyz [..., 4]."""
     twice = 2.0 * cross(quaternion[..., 1:], vector)
     turned: Floats = vector + quaternion[..., :1] * twice + cross(quaternion[..., 1:], twice)
     return turned
 
 
 def turn_back(quaternion: Floats, vector: Floats) -> Floats:
-    """Return vectors [..., 3] of the world in the frame of a body of that orientation, unit wxyz [..., 4]."""
+    """Return world vectors [..., 3] in the frame of a body with that orientation, unit wxyz [..., 4]."""
     return rotate(quaternion * _INVERSE, vector)
 
 
@@ -130,7 +131,7 @@ def _rotation_vector(quaternion: Floats) -> Floats:
 
 @lru_cache(maxsize=4096)
 def merge_boxes(content: bytes) -> Floats:
-    """Return the boxes of float64 rows [K, 10], joined where that adds less than `MERGED_M`. Cached."""
+    """Merge boxes, float64 rows [K, 10], if that adds less than `MERGED_M`. Cached."""
     boxes = np.frombuffer(content).reshape(-1, 10)
     added = np.zeros(len(boxes))
     while len(boxes) > 1:
@@ -162,17 +163,17 @@ def merge_boxes(content: bytes) -> Floats:
 
 
 def _join_excess(boxes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return how far at most the box around boxes i and j, in the frame of i, reaches beyond them, [K, K], inf where
-    that is not known, and its lower and upper corner in that frame, [K, K, 3].
+    """Return the largest distance by which the box around boxes i and j, in the frame of i, extends beyond them, [K,
+    K], inf if unknown, and its lower and upper corner in that frame, [K, K, 3].
     """
     back, half = boxes[:, None, 3:7] * _INVERSE, boxes[:, None, 7:]
     center = rotate(back, boxes[None, :, :3] - boxes[:, None, :3])
-    sides = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half a side of j along each of its axes
+    sides = boxes[None, :, 7:, None] * np.eye(3)  # [1, K, 3, 3]: half extents of j along each of its axes
     turn = multiply(back, boxes[None, :, 3:7])[:, :, None]
     axes = rotate(turn, np.eye(3))
     reach = np.abs(rotate(turn, sides)).sum(axis=2)
     low, high = np.minimum(center - reach, -half), np.maximum(center + reach, half)
-    beyond = np.sqrt(np.square(np.maximum(high - half, -half - low)).sum(axis=-1))  # of i alone
+    beyond = np.sqrt(np.square(np.maximum(high - half, -half - low)).sum(axis=-1))  # of i itself
     slack = np.maximum.reduce([high - half, -half - low, high - center - reach, center - reach - low])
     gap = np.maximum(np.abs(center) - reach - half, 0.0) / 2.0
     squares = np.square(slack)

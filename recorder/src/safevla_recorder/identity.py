@@ -1,7 +1,7 @@
-"""The identity of a task: hashes of its definition, initial states and simulator code, and the official ones.
+"""The identity of a task: hashes of its definition, initial states and simulator code, compared with the official ones.
 
-A name does not prove which task was simulated; these hashes do, up to the simulator's assets. `official_tasks.json`
-holds those of the official suites; docs/tools/official_tasks.py writes it.
+A name does not prove which task was simulated; these hashes do, except for the simulator's assets.
+`official_tasks.json` holds those of the official suites; docs/tools/official_tasks.py writes it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class TaskIdentity:
-    """What was simulated; None = unknown.
+    """Hashes that identify what was simulated; None = unknown.
 
-    `task_sha256` is the hash of the task's file, or of its class; `init_states_sha256` that of its array of initial
-    states; `task_source` names distribution and version of the simulator's code, with the hash of its environments
-    as `sources_sha256`. Without a distribution it holds that hash alone.
+    `task_sha256` is the hash of the task's file or class; `init_states_sha256` that of its array of initial states;
+    `task_source` names distribution and version of the simulator's code, with the hash of its environments as
+    `sources_sha256`. Without a distribution it holds only that hash.
     """
 
     task_sha256: str | None = None
@@ -41,7 +41,7 @@ class TaskIdentity:
     task_source: Mapping[str, str] | None = None
 
     def header_fields(self) -> dict[str, object]:
-        """Return the fields of an episode's header."""
+        """Return the identity as fields of an episode's header."""
         return dict(vars(self))
 
 
@@ -49,7 +49,7 @@ def read_identity(
     definition: Path | type, states: np.ndarray[Any, Any] | None, package: str, folder: str
 ) -> TaskIdentity:
     """Return the identity of a task: its file or class, its initial states [count, state], and the code in `folder` of
-    an imported package. What cannot be read is unknown, and logged.
+    an imported package. Unreadable items are unknown, and logged.
     """
     try:
         if isinstance(definition, type):
@@ -57,7 +57,7 @@ def read_identity(
         else:
             task = hashlib.sha256(definition.read_bytes()).hexdigest()
         return TaskIdentity(task, None if states is None else hash_array(states), read_source(package, folder))
-    except Exception as error:  # recording must not raise, and a user's class or files can be anything
+    except Exception as error:  # recording must not raise, and a user's class or files may be anything
         _log.warning("The task's identity cannot be read, so records will not have it: %s", error)
         return TaskIdentity()
 
@@ -72,7 +72,7 @@ def hash_array(array: np.ndarray[Any, Any]) -> str:
 
 @lru_cache(maxsize=None)
 def hash_class(kind: type) -> str:
-    """Return the hash of a class's qualified name and source, without decorators and what it inherits. Cached."""
+    """Return the hash of a class's qualified name and source, without decorators and base classes. Cached."""
     text = Path(str(inspect.getsourcefile(kind))).read_text(encoding="utf-8")
     node: Any = ast.parse(text)
     for name in kind.__qualname__.split("."):
@@ -91,7 +91,7 @@ def hash_files(files: Iterable[tuple[str, bytes]]) -> str:
 @lru_cache(maxsize=None)
 def read_source(package: str, folder: str) -> dict[str, str]:
     """Return distribution and version of an imported package, and the hash of the Python files in one of its folders.
-    Cached. Without a distribution, or with several that claim the package, only the hash is returned.
+    Cached. If no distribution or several claim the package, only the hash is returned.
     """
     root = Path(str(sys.modules[package].__file__)).parent / folder
     sources = hash_files((path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py"))
@@ -115,7 +115,7 @@ def find_distributions(package: str) -> dict[str, str]:
 def _holds(check: Callable[..., bool], *arguments: object) -> bool:
     try:
         return check(*arguments)
-    except Exception:  # a damaged installation of anything else must not stop a recording
+    except Exception:  # an unrelated damaged installation must not stop a recording
         return False
 
 
@@ -135,8 +135,8 @@ def _is_editable(distribution: importlib.metadata.Distribution, file: Path) -> b
 
 
 class OfficialTask(NamedTuple):
-    """A task of an official suite. None = the environment words each episode; there are no initial states, or no array
-    of them. `init_states` counts them.
+    """A task of an official suite. `init_states` is their number. None = the environment varies the instruction per
+    episode; there are no initial states, or they are not an array.
     """
 
     name: str
@@ -155,7 +155,7 @@ class OfficialSuite(NamedTuple):
 
 @lru_cache(maxsize=None)
 def official_suites() -> dict[str, OfficialSuite]:
-    """Return the official suites by their benchmark's name, aliases included. Cached."""
+    """Return the official suites by benchmark name, aliases included. Cached."""
     suites: dict[str, OfficialSuite] = {}
     for host in json.loads(_DATA.read_text(encoding="utf-8")).values():
         sources = {tuple(name.split(" ")): digest for name, digest in host["sources"].items()}
@@ -167,10 +167,10 @@ def official_suites() -> dict[str, OfficialSuite]:
 
 @lru_cache(maxsize=1024)
 def find_official_name(name: str) -> str | None:
-    """Return the official suite that a name means in any spelling; None if it means none.
+    """Return the official suite with a name that could be mistaken for this one; None if there is none.
 
-    Case, separators, and forms of characters do not count. A letter that is not ASCII may stand for any, unless it is
-    a wide one of East Asia, and other characters for one or none.
+    Ignores case, separators, and forms of characters. A letter that is not ASCII matches any letter, unless it is a
+    wide East Asian one; other characters match one or none.
 
     >>> find_official_name("LIBERO_Object."), find_official_name("own-libero-object")
     ('libero-object', None)

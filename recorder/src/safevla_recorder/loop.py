@@ -1,4 +1,4 @@
-"""Recording in one's own evaluation loop: `record` around an environment that the script made and steps itself."""
+"""Record your own evaluation loop: `record` attaches to an environment that the script makes and steps itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Recording:
     """The recording of one environment, see `record`: a context manager that yields the environment."""
 
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
-        """Begin now, or, if the environment makes its simulator in its first reset, as soon as it has made it."""
+        """Begin now, or, if the environment makes its simulator in its first reset, after that."""
         self._hooks: list[Undo] = []
         self.env, self._begin = env, begin
         self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
@@ -51,7 +51,7 @@ class Recording:
             self._attach(env)
         self._hooks.append(call_at_exit(partial(_call_if_alive, WeakMethod(self._leave))))
         if is_late or (self._simulator is not None and self._simulator is not env):
-            with suppress(AttributeError, TypeError):  # it has no `reset`, or takes no attributes
+            with suppress(AttributeError, TypeError):  # it has no `reset`, or its attributes cannot be set
                 self._hooks.append(wrap_method(env, "reset", self._reset))
 
     def __del__(self) -> None:
@@ -64,7 +64,7 @@ class Recording:
 
     def _reset(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         if not known_kinds():
-            with suppress(Exception):  # what this reset imports is to be known before it makes an environment
+            with suppress(Exception):  # import the classes that this reset imports before it makes an environment
                 importlib.import_module(_LIBERO)
         with watch_construction(known_kinds(), self._begin_late):
             result = original(*args, **kwargs)
@@ -76,14 +76,14 @@ class Recording:
         return result
 
     def _begin_late(self, made: object) -> None:
-        """Record a simulator that a reset has just made, if it is the first or the one before has been closed."""
+        """Record a simulator that a reset has just made, if it is the first or the previous one was closed."""
         if self._begun is not None and not self._begun[0].is_closed:
             return
         self._simulator = made
         try:
             self._end(is_last=False)
             self._attach(made)
-        except Exception as error:  # the loop goes on as it would have
+        except Exception as error:  # the user's loop continues
             if is_from_signal(error):
                 raise
             with suppress(Exception):
@@ -96,7 +96,7 @@ class Recording:
         self.close_quietly("" if kind is None else f"the block ended with {kind.__name__}")
 
     def close(self, reason: str = "") -> None:
-        """End the running episode as a close of the environment does, and the recording; a second call does nothing.
+        """End the running episode as closing the environment does, then the recording; a second call does nothing.
 
         With a `reason` the episode is `stopped`, and run.json says that the run is not complete. Raises `FileError` if
         run.json cannot be written.
@@ -107,7 +107,7 @@ class Recording:
         self._end(reason)
 
     def close_quietly(self, reason: str = "") -> None:
-        """Do what `close` does, and warn instead of raising: the loop goes on, or its own exception does."""
+        """Call `close`, and log a warning if it raises, so that the loop, or its own exception, continues."""
         try:
             self.close(reason)
         except Exception as error:
@@ -115,7 +115,7 @@ class Recording:
                 _log.warning("the recording could not be completed: %s", error)
 
     def _leave(self) -> None:
-        if os.getpid() != self._process:  # a copy that `os.fork` has made
+        if os.getpid() != self._process:  # a copy that `os.fork` made
             return
         has_failed = sys.exc_info()[0] is not None or getattr(sys, "last_type", None) is not None
         is_running = self._begun is not None and self._begun[0].is_running
@@ -134,7 +134,9 @@ class Recording:
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
-    method = reference()  # not kept until the end, nor is, with its object, an environment that the loop has dropped
+    method = (
+        reference()
+    )  # otherwise it, its object and an environment that the loop has dropped would live until the end
     if method is not None:
         method()
 
@@ -166,40 +168,41 @@ def record(
             for state in init_states:
                 env.reset(); observation = env.set_init_state(state); ...
 
-    Recording begins at once and ends with the block, `close()` of what this returns, or the process, which stops the
-    running episode. The environment is the same object, with hooks on it; what it returns and raises is its own, bit
-    for bit. The records are those of `safevla eval` for the same seeds, initial states and actions: record 0 is the
-    state just before the first step after settling, and the first success is the last record. An episode ends there,
-    at `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. If it cannot be recorded,
-    such as on a full disk, it is lost with one warning, and the loop goes on. Blocks of one process may share `out`,
-    such as one for each task; an existing folder is refused. If the block raises, the episode it broke off is
-    `stopped`, run.json says that the run is not complete, and the exception goes on. If no episode was recorded, a
-    warning says so, and the folder is removed. It ends with a line on stderr that says where the records are.
+    Recording begins at once. It ends with the block, with `close()` of the returned object, or with the process, which
+    stops the running episode. The environment is the same object, with hooks on it; what it returns and raises is
+    unchanged, bit for bit. The records equal those of `safevla eval` for the same seeds, initial states and actions:
+    record 0 is the state just before the first step after settling, and the first success is the last record. An
+    episode ends there, at `horizon`, or with the next reset, `set_init_state`, close, or the end of the block. If it
+    cannot be recorded, such as on a full disk, it is lost with one warning, and the loop continues. Blocks of one
+    process may share `out`, such as one per task; a folder that already exists is refused. If the block raises, the
+    current episode is `stopped`, run.json says that the run is not complete, and the exception propagates. If no
+    episode was recorded, a warning says so, and the folder is removed. Finally a line on stderr says where the records
+    are.
 
     Args:
         env: a LIBERO `OffScreenRenderEnv` or other `ControlEnv`, a RoboCasa kitchen, or a wrapper that holds one, or
-            that makes one in its first reset. One that a reset makes in the place of a closed one is recorded, too.
+            that makes one in its first reset. If a reset replaces a closed environment, the new one is recorded too.
         policy: the name under which the episodes are reported.
         out: the run folder to make.
-        wait_steps: the number of still steps that your loop makes first, after each reset or `set_init_state`; LIBERO's
+        wait_steps: the number of settling steps that your loop makes after each reset or `set_init_state`; LIBERO's
             loops make 10, RoboCasa's none. They belong to no episode; if one moves the arm, the episode is lost.
         horizon: the number of steps after which your loop gives up. If given, an episode that ends sooner without
             success is `stopped`, outside SR; else it is a `timeout`, a failure.
-        seed: that of the policy's randomness, for the record.
-        benchmark: replaces the benchmark that the task's BDDL file says.
-        task_id: replaces the task id likewise.
-        init_states: the states that your loop starts from, [count, state], if they are not the task's own; a record
-            tells their index.
+        seed: seed of the policy's randomness, for the record.
+        benchmark: replaces the benchmark named by the task's BDDL file.
+        task_id: replaces the task id in the same way.
+        init_states: the states that your loop starts from, [count, state], if they are not the task's own; records
+            contain their index.
         privileged: whether the policy sees simulator state that no robot has; reports mark it.
-        worker: the name of this process among several that record at once, each into its own `out`. It goes into the
+        worker: the name of this process among several that record at once, each into its own `out`. It is part of the
             episodes' ids, so that the folders can be judged together.
-        goal: what success asks for, of a RoboCasa task whose goal is not known, such as `("in", "obj", "container")`:
-            what is put somewhere is the target; or `("open", "drawer")`: the fixture that the goal moves.
-        fast: whether to step faster until the block ends, with the same bits, as `speed_up` does.
+        goal: the success condition of a RoboCasa task whose goal is not known, such as `("in", "obj", "container")`:
+            the object that is placed is the target; or `("open", "drawer")`: the fixture that the goal moves.
+        fast: whether to step faster until the block ends, with identical results, as `speed_up` does.
 
     Raises:
-        HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa; says why.
-        RunError: the folder is in the way, or `worker` is not a name.
+        HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa.
+        RunError: the folder already exists, or `worker` is not a valid name.
         FileError: run.json cannot be written.
     """
     name, folder_path = _worker_name(worker), Path(out).absolute()  # the loop may change the working directory
@@ -236,20 +239,20 @@ def record(
 def record_until_closed(
     env: Env, policy: str, out: str | Path, *, worker: int | str | None = None, **options: object
 ) -> Env:
-    """Return `env`, recorded until it is closed or its process ends: one line where environments are made, such as
+    """Return `env`, recorded until it is closed or its process ends. Use it where environments are made, such as
 
     `SubprocVectorEnv([lambda: record_until_closed(make(), policy="mine", out="runs/mine") for _ in range(8)])`.
 
     Environments of one process share the run folder `out`. Each process that `multiprocessing` starts, as vectors do,
-    takes `out/worker_0`, `out/worker_1`, ..., one that no other process of this run uses; `worker` names it instead.
-    Its name is in the episodes' ids: `safevla score runs/mine/worker_*` judges them together. `options` are the other
-    arguments of `record`, whose errors it raises.
+    takes `out/worker_0`, `out/worker_1`, ..., the first that no other process of this run uses; `worker` names it
+    instead. Its name is in the episodes' ids: `safevla score runs/mine/worker_*` judges them together. `options` are
+    the other arguments of `record`, whose errors it raises.
     """
     folder, name = claim_folder(Path(out).absolute(), _worker_name(worker))
     recording = record(env, policy, folder, worker=name, **options)  # type: ignore[arg-type]
 
     def close(original: Callable[..., object], *args: object, **kwargs: object) -> object:
-        recording.close_quietly()  # before the simulator goes
+        recording.close_quietly()  # before the simulator is freed
         return original(*args, **kwargs)
 
     wrap_method(env, "close", close)
@@ -257,17 +260,17 @@ def record_until_closed(
 
 
 ENVIRONMENTS = "safevla_recorder.environments"
-"""Group of the entry points that attach `record` to further environments: each names a function of an environment that
-returns a `RecordableEnv`, or None for an environment that it does not know.
+"""Entry point group that extends `record` to further environments: each entry is a function of an environment that
+returns a `RecordableEnv`, or None for an environment that it does not support.
 """
 
 
 def find_recordable(env: object, goal: Sequence[str] | None = None) -> RecordableEnv:
-    """Return the environment in the form in which it can be recorded; `goal` as `find_robocasa` takes it.
+    """Return the environment in recordable form; `goal` is passed to `find_robocasa`.
 
-    LIBERO is looked for before RoboCasa, in `env` itself and in what `env` wraps, then what the entry points of
-    `ENVIRONMENTS` know. Raises `HostError` if the environment is of no known simulator, or cannot be recorded; the
-    message says why, and names the entry points that failed.
+    Looks for LIBERO before RoboCasa, in `env` itself and in what it wraps, then asks the entry points of
+    `ENVIRONMENTS`. Raises `HostError` if the environment has an unknown simulator or cannot be recorded; the message
+    says why, and names the entry points that failed.
     """
     recordable: RecordableEnv | None = find_libero(env) or find_robocasa(env, goal)
     failures: list[str] = []
@@ -278,7 +281,7 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
                 raise TypeError(f"it returned {type(found).__name__}, not RecordableEnv or None")
         except SafevlaError:
             raise
-        except Exception as error:  # it can fail in any way, and hides no other
+        except Exception as error:  # an entry point may raise anything, which must not hide the others
             failures.append(f"{entry.name} of {owner} failed: {type(error).__name__}: {error}")
             continue
         recordable = recordable or found
@@ -288,15 +291,15 @@ def find_recordable(env: object, goal: Sequence[str] | None = None) -> Recordabl
 
 
 def known_kinds() -> list[type]:
-    """Return the classes of environments that `find_libero` and `find_robocasa` know, as far as they are imported."""
+    """Return the imported classes of environments that `find_libero` and `find_robocasa` know."""
     names = ((_LIBERO, "ControlEnv"), ("robocasa.environments.kitchen.kitchen", "Kitchen"))
     return [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
 
 
 def list_attachments() -> list[tuple[str, EntryPoint]]:
     """Return the entry points of `ENVIRONMENTS`, each with the name of its distribution, sorted by it."""
-    # `entry_points()` has another form in each Python up to 3.10, and before that tells no distribution.
-    installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}  # the first counts
+    # The form of `entry_points()` differs up to Python 3.10, and before that it does not give distributions.
+    installed = {str(dist.metadata["Name"]): dist for dist in reversed(list(distributions()))}  # the first one counts
     entries = [(name, entry) for name, dist in sorted(installed.items()) for entry in dist.entry_points]
     return [(owner, entry) for owner, entry in entries if entry.group == ENVIRONMENTS]
 
@@ -315,9 +318,7 @@ def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
 
 
 def _worker_name(worker: int | str | None) -> str | None:
-    """Return the name of a worker as it stands in ids and paths; raises `RunError` for other characters than letters,
-    digits, - and _.
-    """
+    """Return the name of a worker for ids and paths. Raises `RunError` unless it has only letters, digits, - and _."""
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"{name!r} cannot name a worker", remedy="Use a number, or letters, digits, - and _.")

@@ -1,4 +1,4 @@
-"""A recorder for any simulator: the caller tells the contacts of each substep and the poses of each control step.
+"""A recorder for any simulator: the caller passes the contacts of each substep and the poses of each control step.
 
     recorder = EpisodeRecorder(SceneMap(shapes, roles, substep_s=1 / 240))
     recorder.begin(contacts, poses={"box": (position, quaternion)}, eef=(position, quaternion))
@@ -10,7 +10,7 @@
     recorder.build_recording(header)
 
 Contacts are filtered, peaks taken and grips found as for MuJoCo, whose recorder (`mujoco.recorder`) shares the code.
-What `begin` is not given is not recorded: no family is filled with zeros.
+Channels that are not passed to `begin` are not recorded: missing values are never zeros.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from safevla_recorder.episode import Action, Bools, ContactList, Floats, Recordi
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry, Part
 
-# The records of one episode as they come, of any simulator: rows, actions, and contacts that are decoded in blocks
+# The records of one episode of any simulator, as they arrive: rows, actions, and contacts that are decoded in blocks
 
 
 BLOCK = 32
-"""Control steps whose contacts are decoded together; bounds the copies to a few megabytes."""
+"""Number of control steps whose contacts are decoded together; limits the copies to a few megabytes."""
 Row = Mapping[str, Floats]
 """Arrays that were read at the end of one control step, by name."""
 
@@ -83,27 +83,26 @@ def assemble_recording(
 
 
 class EpisodeLog(ABC):
-    """The records of a recorder's episode: a row each, whose channels are made when they are asked for.
+    """The records of a recorder's episode, one row each; channels are built on request.
 
-    What reads them raises `HostError` if no episode has begun.
+    Reading them raises `HostError` if no episode has begun.
     """
 
     def __init__(self) -> None:
-        """Hold no episode."""
         self._rows: list[Row] = []
 
     @abstractmethod
     def _build_channels(self, rows: Sequence[Row]) -> Mapping[str, object]:
-        """Return the fields of a `Recording` that hold what was read, one row each."""
+        """Return the fields of a `Recording` for these rows."""
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
-        """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`. That
-        holds the contacts of each control step when it ends, too; None = the simulator tells none.
+        """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`.
+        `source` later holds the contacts of each control step when that ends; None = contacts are not recorded.
         """
         self._geoms, self._source = geoms, source
         self._rows = [first]
         self._actions: list[Action] = []
-        self._ends: list[int] = []  # substeps copied until the end of each record that is not decoded yet
+        self._ends: list[int] = []  # number of substeps copied up to the end of each record that is not decoded yet
         self._decoded: list[ContactList] = []
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
@@ -120,9 +119,9 @@ class EpisodeLog(ABC):
             raise HostError("no episode has begun", remedy="Call begin first, after settling or a refused substep.")
 
     def _add_step(self, action: Action, row: Row) -> None:
-        """Add the record of the control step that `action` [A] drove; decode contacts every `BLOCK` steps. Raises
-        `HostError` if the action is of complex numbers, records were read in the middle of this control step, so that
-        some of its contacts are lost, or the source cannot tell its contacts.
+        """Add the record of the control step driven by `action` [A]; decode contacts every `BLOCK` steps. Raises
+        `HostError` if the action has complex numbers, records were read in the middle of this control step, so that
+        some of its contacts are lost, or the source cannot return its contacts.
         """
         if np.iscomplexobj(action):
             raise HostError("an action of complex numbers", remedy="Mend the policy's output.")
@@ -137,7 +136,7 @@ class EpisodeLog(ABC):
                 self.decode_pending()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
         self.require_episode()
         names = tuple(self._geoms.roles)
         dropped = self._filter.dropped if self._filter else ()
@@ -146,8 +145,8 @@ class EpisodeLog(ABC):
     def build_recording(self, header: Mapping[str, object]) -> Recording:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
 
-        Recording can go on if this is called between control steps; one in the middle of which it was called may be
-        lost, so that its record is refused.
+        Recording can continue if this is called between control steps. A call in the middle of a control step may lose
+        its contacts; its record is then refused.
         """
         self.decode_pending()
         contacts = join_contacts(self._decoded) if self._decoded else None
@@ -158,9 +157,9 @@ class EpisodeLog(ABC):
         return assemble_recording(self._geoms, header, len(self._rows), contacts, gripped, channels, supported)
 
     def latest_record(self, header: Mapping[str, object]) -> Recording:
-        """Return the newest record alone, as an episode of one record without action; all records are kept.
+        """Return only the newest record, as an episode of one record without action; all records are kept.
 
-        To be called between control steps.
+        Call this between control steps.
         """
         self.decode_pending()
         newest = gripped = supported = None
@@ -175,7 +174,7 @@ class EpisodeLog(ABC):
         return assemble_recording(self._geoms, header, 1, newest, gripped, channels, supported)
 
     def decode_pending(self) -> None:
-        """Decode the contacts of all records added since the last decoding; does nothing if there are none."""
+        """Decode the contacts of all records added since the last decoding, if any."""
         self.require_episode()
         if self._ends:
             assert self._source is not None
@@ -191,7 +190,7 @@ class EpisodeLog(ABC):
         owner = decoded + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
         if contacts.substeps > ends[-1] and substep_s is not None:
             self._torn = len(self._rows)
-        # Substeps after the last end belong to a control step that broke off: there is no record of it.
+        # Substeps after the last end belong to an interrupted control step, which has no record.
         which = np.flatnonzero(self._filter.mark_counted(contacts) & (contacts.substep < ends[-1]))
         self._decoded.append(contact_peaks(contacts, which, owner, geoms.place, substep_s))
         self._gripped.append(gripped_bodies(contacts, ends - 1, geoms))
@@ -200,10 +199,10 @@ class EpisodeLog(ABC):
 
 
 class RecordedEpisode(Protocol):
-    """An episode that a `RunWriter` writes: what a recorder holds, or one of many worlds that has ended."""
+    """An episode that a `RunWriter` writes: that of a recorder, or the ended one of one of many worlds."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the body pairs whose resting or mechanical contacts were left out; sorted, each pair too."""
+        """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
 
     def build_recording(self, header: Mapping[str, object]) -> Recording:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
@@ -213,22 +212,22 @@ class RecordedEpisode(Protocol):
 
 
 Shape = Hashable
-"""A collision shape by the simulator's own key, such as PyBullet's (body, link)."""
+"""A collision shape, identified by the simulator's own key, such as PyBullet's (body, link)."""
 Contact = Tuple[Shape, Shape, ArrayLike]
 """Two shapes that touch, and the norm of the force between them at one point [N]; see `SceneMap.forces` for vectors.
 
-Whatever is listed counts as a contact: leave out points where shapes only come near each other, as Bullet lists them.
+Every listed point counts as a contact: leave out points where shapes are only close, which Bullet also lists.
 """
 Pose = Tuple[ArrayLike, "ArrayLike | None"]
-"""Position [3] in m and quaternion [4], w first, of unit length, in the world frame; None = position alone."""
+"""Position [3] in m and unit quaternion [4], w first, in the world frame; None = position only."""
 ROLES = ("robot", "target", "bystander", "furniture")
 
 
 @dataclass(frozen=True)
 class SceneMap:
-    """The names and roles of what a simulator's collision shapes belong to; constant over an episode.
+    """Names and roles of the bodies that own a simulator's collision shapes; constant over an episode.
 
-    `shapes` maps each shape that can touch to the recorded body that owns it; shapes of one name are one body. `roles`
+    `shapes` maps each shape that can touch to the recorded body that owns it; several shapes may have one body. `roles`
     maps every recorded body to one of `ROLES`.
     """
 
@@ -236,23 +235,23 @@ class SceneMap:
     roles: Mapping[str, str]
     substep_s: float
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
-    """Shapes of the two finger groups of the gripper; None = it has none, and no grip is recorded."""
+    """Shapes of the gripper's two finger groups; None = it has none, and grips are not recorded."""
     fixtures: Sequence[Collection[str]] = ()
     apart_substeps: int = 1
     forces: tuple[str, ...] = ("force_n",)
-    """What is recorded of contacts. With `net_force_n` each contact has the vector of the force on its second shape, in
-    the world frame [N], [3]; `net_force_n` alone: these are net forces of two shapes, as engines on a GPU tell them.
+    """The recorded forces of contacts. With `net_force_n` each contact has the vector of the force on its second shape,
+    in the world frame [N], [3]; `net_force_n` alone: these are net forces of two shapes, as GPU engines report them.
     """
     torque_source: str | None = None
-    """Where the arm's torques come from: `qfrc_actuator`, `drive_model`, `joint_wrench` or another; None = unknown."""
+    """Source of the arm's torques: `qfrc_actuator`, `drive_model`, `joint_wrench` or another; None = unknown."""
     parts: Sequence[Part] = ()
-    """Fixed bodies and robot links with their shapes; then every record gives the pose of each."""
+    """Fixed bodies and robot links with their shapes; if given, every record must have the pose of each."""
     hand: Sequence[int] = ()
-    """Places in `parts` of the hand and the fingers."""
+    """Indices in `parts` of the hand and the fingers."""
     _places: dict[Shape, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise `HostError` for an unknown role or force, a body or fixture part without a role, an unknown finger."""
+        """Raise `HostError` for an unknown role or force, bodies or fixture parts without role, or unknown fingers."""
         if not self.forces or not set(self.forces) <= set(FORCES):
             raise HostError(f"the forces are {list(self.forces)}", remedy=f"Name one or both of {', '.join(FORCES)}.")
         for name, role in self.roles.items():
@@ -268,7 +267,7 @@ class SceneMap:
             self.place_of(shape)
 
     def place_of(self, shape: Shape) -> int:
-        """Return the place of a shape in `shapes`; raises `HostError` where it is none of them."""
+        """Return the index of a shape in `shapes`. Raises `HostError` for an unknown shape."""
         try:
             return self._places[shape]
         except KeyError:
@@ -276,13 +275,13 @@ class SceneMap:
             raise HostError(f"the shape {shape!r} is not in the scene's `shapes`", remedy=remedy) from None
 
     def require_parts(self, count: int) -> None:
-        """Raise `HostError` unless so many poses of parts are one for each part."""
+        """Raise `HostError` unless there is one pose per part."""
         if count != len(self.parts):
             problem = f"{count} poses of parts, and the scene has {len(self.parts)} parts"
             raise HostError(problem, remedy="Give `parts` a pose for each of the scene's parts, in every record.")
 
     def map_geoms(self) -> GeomMap:
-        """Return the scene by numbers: bodies by place among the sorted names, shapes by place in `shapes`."""
+        """Return the scene by numbers: bodies by index among the sorted names, shapes by index in `shapes`."""
         roles = {name: self.roles[name] for name in sorted(self.roles)}
         body = {name: place for place, name in enumerate(roles)}
         return GeomMap(
@@ -298,10 +297,9 @@ class SceneMap:
 
 
 class EpisodeRecorder(EpisodeLog):
-    """Records one episode in a simulator of any kind: `begin`, then `substep` and `step`."""
+    """Records one episode in any simulator: call `begin`, then `substep` and `step`."""
 
     def __init__(self, scene: SceneMap) -> None:
-        """Keep the scene; no episode has begun."""
         super().__init__()
         self.scene = scene
         self._contacts = _ContactBuffer(scene)
@@ -322,16 +320,16 @@ class EpisodeRecorder(EpisodeLog):
         state: ArrayLike | None = None,
         parts: Sequence[Pose] = (),
     ) -> None:
-        """Take record 0, the settled state; what is None here is not recorded in this episode.
+        """Take record 0, the settled state. Arguments that are None are not recorded in this episode.
 
-        An episode that has begun before is dropped, even if this raises for a shape.
+        The previous episode is dropped, even if this raises for a shape.
 
         Args:
-            contacts: of this instant; None = the simulator tells none.
+            contacts: of this instant; None = the simulator does not report them.
             poses: of the tracked bodies by name.
             eef: of the end effector.
-            torques_nm: of the arm's joints [J], base first [N·m]; then every substep tells them.
-            state: whatever fixes the simulator's state, flat, [S].
+            torques_nm: of the arm's joints [J], base first [N·m]; every substep must then pass them.
+            state: all numbers that determine the simulator's state, flat, [S].
             parts: of the scene's `parts`, in their order, with orientations.
 
         Raises:
@@ -358,12 +356,11 @@ class EpisodeRecorder(EpisodeLog):
     def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
         """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended.
 
-        Raises `HostError` if no episode has begun, a shape is not in the scene, or contacts or torques are told here
-        and not in record 0, or the other way round, or of other joints; what the substep did is then lost, and with it
-        the episode.
+        Raises `HostError` if no episode has begun, a shape is not in the scene, or contacts or torques are passed here
+        but not in record 0, or the reverse, or for other joints. The substep and the episode are then lost.
         """
         self.require_episode()
-        rows, self._rows = self._rows, []  # until this substep is taken
+        rows, self._rows = self._rows, []  # reset below when this substep has been taken
         torques = _floats(torques_nm)
         told = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
         check_families(told, {"contacts": self._has_contacts, "torques": self._families.get("torques")})
@@ -383,11 +380,11 @@ class EpisodeRecorder(EpisodeLog):
         state: ArrayLike | None = None,
         parts: Sequence[Pose] = (),
     ) -> None:
-        """Add the record of the control step that `action` [A] drove, read right after its last physics step; its
+        """Add the record of the control step driven by `action` [A], read right after its last physics step; its
         torques are those of the last substep.
 
-        Raises `HostError` if no episode has begun, no substep was recorded since the last record,
-        bodies, families or their sizes differ from record 0's, or records were read in the middle of this control step.
+        Raises `HostError` if no episode has begun, no substep was recorded since the last record, bodies, families or
+        their sizes differ from record 0's, or records were read in the middle of this control step.
         """
         self.require_episode()
         if not self._substeps:
@@ -436,7 +433,7 @@ class EpisodeRecorder(EpisodeLog):
 
 
 class _ContactBuffer:
-    """Contacts of the substeps since the last `take_contacts`, by the places of their shapes."""
+    """Contacts of the substeps since the last `take_contacts`, by the indices of their shapes."""
 
     def __init__(self, scene: SceneMap) -> None:
         self._place_of, self._forces = scene.place_of, scene.forces
@@ -468,7 +465,7 @@ class _ContactBuffer:
 
 
 def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Raise `HostError` if a record or substep has other bodies or families than record 0, or of other sizes."""
+    """Raise `HostError` if a record or substep has other bodies or families than record 0, or other sizes."""
     differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
     if differing:
         remedy = "Tell the same bodies and families, of the same sizes, each time; no contacts are an empty list."
@@ -482,7 +479,7 @@ def _floats(values: ArrayLike | None) -> Floats | None:
 def _list_families(
     poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, state: ArrayLike | None
 ) -> dict[str, object]:
-    """Return what is told: which bodies, with or without orientation, and the shapes of state and torques."""
+    """Return the given families: which bodies, with or without orientation, and the shapes of state and torques."""
     posed = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
     hand = {} if eef is None else {"the pose of the end effector": eef[1] is not None}
     rest = {"state": state, "torques": torques}

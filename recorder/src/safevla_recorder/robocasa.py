@@ -1,8 +1,8 @@
-"""A RoboCasa kitchen that somebody else made and steps: hooks, task, the seed of each reset.
+"""A RoboCasa kitchen that a user's script made: hooks, task, the seed of each reset.
 
-A goal (`robocasa_goals.json`) is a verb, then names of the episode's objects or attributes of RoboCasa's task that hold
-a fixture. What is put `in`, `on` or `under` something is the target. With every other verb the goal moves the fixture
-itself, or (`at`) the robot.
+A goal (`robocasa_goals.json`) is a verb, then names of the episode's objects or of attributes of RoboCasa's task that
+hold a fixture. With the verbs `in`, `on` and `under`, the first object is the target. With every other verb the goal
+moves the fixture itself, or (`at`) the robot.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _LARGEST_SEED = 2**63
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _UNORDERED = frozenset({"groups_containing_sampled_obj"})
 """Lists in RoboCasa's description that it makes from a Python set: `models/objects/kitchen_objects.py` of 1.0.0, l.
-2962, fills `OBJ_GROUPS` in hash order. It asks only whether a group is among them."""
+2962, fills `OBJ_GROUPS` in hash order. RoboCasa only tests membership in them."""
 DRAWING_OPTIONS = (
     "layout_and_style_ids", "obj_instance_split", "obj_registries", "generative_textures", "use_distractors",
     "randomize_cameras", "clutter_mode", "enable_fixtures", "update_fxtr_cfg_dict",
     "robot_spawn_deviation_pos_x", "robot_spawn_deviation_pos_y", "robot_spawn_deviation_rot",
 )  # fmt: skip
-"""Options of a `Kitchen` that decide what a reset draws; it keeps each under its name and reads it at the reset."""
+"""Options of a `Kitchen` that affect what a reset draws; it stores each under its name and reads it at the reset."""
 
 
 def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableKitchen | None:
-    """Return the RoboCasa kitchen in `env`, which may be a wrapper that holds it; None if there is none.
+    """Return the RoboCasa kitchen in `env`, which may be a wrapper; None if there is none.
 
-    `goal` is what the task's success asks for, as `robocasa_goals.json` has it, in place of the known one. Raises
+    `goal` is the task's success condition, in the form of `robocasa_goals.json`, and replaces the known one. Raises
     `HostError` if the kitchen has another robot, or a task whose goal is not known.
     """
     module = sys.modules.get("robocasa.environments.kitchen.kitchen")
@@ -66,12 +66,12 @@ def find_robocasa(env: object, goal: Sequence[str] | None = None) -> RecordableK
 
 
 class RecordableKitchen(attachment.RecordableEnv):
-    """One `Kitchen`, of any task whose goal is known. Its model may be made later: RoboCasa makes one at each reset."""
+    """A `Kitchen`, with any task whose goal is known. Its model may not exist yet: RoboCasa makes one at each reset."""
 
     host = "robocasa"
     embodiment = EMBODIMENT
     wait_steps = 0
-    """RoboCasa's reset settles by itself."""
+    """RoboCasa's reset includes settling."""
     action_size = 12
 
     def __init__(self, kitchen: Any, goal: Sequence[str] | None = None) -> None:
@@ -93,7 +93,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         of_simulation: list[Undo] = []
 
         def watch_states() -> None:
-            """Move the hooks on states set from outside to the kitchen's present simulation, if it has one."""
+            """Move the hooks on states set from outside to the kitchen's current simulation, if it has one."""
 
             def set_state(original: Any, *args: object, **kwargs: object) -> object:
                 cutter.on_interruption()
@@ -108,7 +108,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         def reset(original: Any, *args: object, **kwargs: object) -> object:
             cutter.on_interruption()
             with cutter.guard():
-                undo_all(of_simulation)  # the reset moves robot and objects itself
+                undo_all(of_simulation)  # the reset itself moves robot and objects
                 seed = fresh_seed(kitchen.rng)
                 if seed is not None:
                     cutter.on_seed(seed)
@@ -146,7 +146,7 @@ class RecordableKitchen(attachment.RecordableEnv):
         return episode_meta(self._env)["lang"] or self.task.instruction
 
     def header_fields(self) -> dict[str, object]:
-        """Return what the kitchen was made of, and a mark if assets are stand-ins."""
+        """Return the options that determine the kitchen, and a mark if assets are stand-ins."""
         kitchen = self._env
         model = kitchen.sim.model._model
         joints = [str(model.joint(joint).name) for joint in range(model.njnt)]  # the order of `sim_state`
@@ -163,19 +163,21 @@ class RecordableKitchen(attachment.RecordableEnv):
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on, by distribution, and whose assets RoboCasa has."""
+    """Return the versions of everything that a trajectory depends on, by distribution, and the origin of RoboCasa's
+    assets.
+    """
     root = Path(sys.modules["robocasa.models"].assets_root)
     return {**attachment.package_versions(_PACKAGES), ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
 
 
 def is_standin(root: Path) -> bool:
-    """Return whether a tree of assets says in README.txt that it stands in for RoboCasa's; False without README."""
+    """Return whether a folder of assets says in README.txt that it replaces RoboCasa's; False without README."""
     readme = root / _README
     return readme.is_file() and STANDIN in readme.read_text(encoding="utf-8", errors="replace")
 
 
 def fresh_seed(generator: np.random.Generator) -> int | None:
-    """Return the seed of a generator that has drawn nothing yet; None if it has, or nobody gave it one below 2**63.
+    """Return the seed of a generator that has drawn nothing yet; None if it has, or has no seed below 2**63.
 
     >>> generator = np.random.default_rng(7)
     >>> fresh_seed(generator)
@@ -219,13 +221,13 @@ def _require_robot(kitchen: Any) -> None:
 
 @lru_cache(maxsize=None)
 def known_goals() -> dict[str, Goal]:
-    """Return the goal of each task whose goal is known, by RoboCasa's name of the task. Cached."""
+    """Return the known goals, by RoboCasa's name of the task. Cached."""
     goals = json.loads(Path(__file__).with_name("robocasa_goals.json").read_text(encoding="utf-8"))
     return {name: tuple(words) for name, words in goals.items()}
 
 
 def goal_target(goal: Goal) -> str | None:
-    """Return the object that the goal puts somewhere; None if there is none."""
+    """Return the object that the goal places; None if there is none."""
     return goal[1] if goal[0] in _PUTS else None
 
 
@@ -237,16 +239,16 @@ def moved_fixture(goal: Goal) -> str | None:
 def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
     """Return RoboCasa's own description of the episode, as plain values: `set_ep_meta` rebuilds the kitchen from it.
 
-    Paths of objects are relative to the assets' folder `objects`, which is how RoboCasa takes them on any machine.
+    Object paths are relative to the assets' folder `objects`, the form that RoboCasa accepts on any machine.
     """
     return {str(key): to_plain(value) for key, value in kitchen.get_ep_meta().items()}
 
 
 def to_plain(value: object) -> Any:
-    """Return a value in the types of JSON, recursively: mappings as dicts with text keys, arrays and sets as lists.
+    """Convert a value to JSON types, recursively: mappings to dicts with text keys, arrays and sets to lists.
 
-    The result is the same in every process: sets are sorted, and so is what RoboCasa lists in the order of a set. A
-    text is cut to what follows its last `/objects/`. Other values become their `name`, else their text without memory
+    The result is the same in every process: sets are sorted, and so are RoboCasa's lists in the order of a set. Of a
+    text, only what follows its last `/objects/` stays. Other values become their `name`, else their text without memory
     addresses.
     """
     if isinstance(value, Mapping):
@@ -267,17 +269,17 @@ def to_plain(value: object) -> Any:
 
 
 LID = "lid"
-"""The blender's lid: a fixture in RoboCasa, but held and put in place like an object, and so recorded as one."""
+"""The blender's lid: a fixture in RoboCasa, but handled like an object, and therefore recorded as one."""
 _GRIP_SITE = "gripper0_right_grip_site"
 _ROBOT = "robot0_base"
 
 
 def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) -> recorder.Scene:
-    """Return names and roles of the kitchen's present model.
+    """Return names and roles of the kitchen's current model.
 
-    Objects go by RoboCasa's names with all their bodies, whatever else by MuJoCo's body names, as furniture. What is
-    fixed to a moving link, such as a door's handle, has the link's name. Links of articulated fixtures are tracked
-    unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    Objects use RoboCasa's names for all their bodies; all else uses MuJoCo's body names, as furniture. A body fixed to
+    a moving link, such as a door's handle, has the link's name. Links of articulated fixtures are tracked unless the
+    goal moves the fixture (docs/fidelity.md, bystanders).
     """
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)
@@ -297,8 +299,8 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
         fingers=(recorder.geom_ids(model, fingers["left_finger"]), recorder.geom_ids(model, fingers["right_finger"])),
         eef_site=int(model.site(_GRIP_SITE).id),
         arm_dofs=tuple(int(model.joint(f"robot0_joint{k}").dofadr[0]) for k in range(1, 8)),
-        # RoboCasa sets joints of some fixtures anew after each control step: where two overlap at rest, their contact
-        # goes for a few substeps and comes back with the force of the overlap.
+        # RoboCasa sets joints of some fixtures again after each control step: where two overlap at rest, their contact
+        # disappears for a few substeps and returns with the force of the overlap.
         apart_substeps=round(kitchen.control_timestep / kitchen.model_timestep),
     )
 

@@ -1,4 +1,4 @@
-"""What is known of the versions of simulators behind records: `known_differences.json`, by ranges of versions."""
+"""Known differences between simulator versions, by ranges of versions (`known_differences.json`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class KnownDifference:
-    """A difference that versions of a package show, `since` one and `before` another; None = no end.
+    """A difference in versions of a package from `since` up to, but not including, `before`; None = no limit.
 
     `tasks` are those it was found in, as `benchmark/task_id`, or a whole benchmark; empty = everywhere.
     """
@@ -34,7 +34,7 @@ class KnownDifference:
     sources: tuple[str, ...]
 
     def covers(self, version: str) -> bool:
-        """Return whether a version shows the difference; one that begins with no number does not."""
+        """Return whether a version shows the difference; False if it does not begin with a number."""
         number = version_number(version)
         return bool(number) and not (
             (self.since is not None and number < version_number(self.since))
@@ -53,7 +53,7 @@ class KnownDifference:
 
 
 def version_number(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with, trailing zeros left out; () if it begins with none.
+    """Return the numbers that a version begins with, without trailing zeros; () if it begins with none.
 
     >>> version_number("3.17.0") > version_number("3.4.0rc1") == (3, 4)
     True
@@ -66,15 +66,16 @@ def version_number(version: str) -> tuple[int, ...]:
 
 
 def physics_versions(versions: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the versions that decide a record's physics: all but NumPy's, Python's and this project's; {} for None."""
+    """Return the versions that affect a record's physics: all but NumPy's, Python's and this project's; {} for None."""
     excluded = _read_data()["not_physics"]
     return {name: version for name, version in (versions or {}).items() if name not in excluded}
 
 
 def results_version(versions: Mapping[str, str] | None) -> int | None:
-    """Return how often this project had moved its numbers by the version that made a record; None if it names none.
+    """Return the results-version of a record, the number of changes of results before its version; None if it names
+    none.
 
-    Records of one results-version compare, whatever package versions made them.
+    Records of one results-version can be compared, whatever package versions made them.
     """
     own = [(versions or {})[name] for name in ("safevla-bench", "safevla-recorder") if name in (versions or {})]
     return (
@@ -85,10 +86,10 @@ def results_version(versions: Mapping[str, str] | None) -> int | None:
 def find_differences(
     host: str | None, versions: Mapping[str, str], changes: str | None = None
 ) -> list[KnownDifference]:
-    """Return what is known of the installed versions (package -> version), in the order of the data.
+    """Return the known differences of the installed versions (package -> version), in the order of the data.
 
-    `host` is the simulator, such as `libero`, None = whichever; packages that are missing show no difference; `changes`
-    is `physics` or `pictures`, None = both.
+    `host` is the simulator, such as `libero`, None = any; packages that are missing show no difference; `changes` is
+    `physics` or `pictures`, None = both.
     """
     return [
         difference
@@ -100,9 +101,7 @@ def find_differences(
 
 
 def warn_once(host: str, versions: Mapping[str, str]) -> None:
-    """Log a warning that names what is known of the installed versions, once a process for each host, package and
-    version.
-    """
+    """Warn of the known differences of the installed versions, once per process, host, package and version."""
     differences = find_differences(host, versions)
     installed = frozenset((host, difference.package, versions[difference.package]) for difference in differences)
     if installed - _warned:

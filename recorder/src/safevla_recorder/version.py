@@ -1,3 +1,3 @@
-"""The version of safevla-recorder and safevla-bench; it stands here and nowhere else."""
+"""The version of safevla-recorder and safevla-bench, defined only here."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""MuJoCo's contact lists, copied substep by substep and decoded later, many substeps at once.
+"""MuJoCo's contact lists, copied in each substep and decoded later, many substeps at once.
 
-A small NumPy call in the middle of a simulation costs several times what it costs in a row.
+A small NumPy call in the middle of a simulation costs several times as much as in a tight loop.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConstraintContacts(SubstepContacts):
-    """Contacts by the forces of their constraints; see `SubstepContacts`.
+    """Contacts with the forces of their constraints; see `SubstepContacts`.
 
-    `row` is the place of a contact's first constraint force in `efc` [N]; `friction` [C, 5] is there for pyramidal
-    cones only. `frame` [C, 9] has the axes of the contact in the world: the normal, from geom1 to geom2, two tangents.
+    `row` is the index of a contact's first constraint force in `efc` [N]; only pyramidal cones have `friction` [C, 5].
+    `frame` [C, 9] has the axes of the contact in the world: the normal, from geom1 to geom2, and two tangents.
     """
 
     row: Ints
@@ -55,12 +55,12 @@ class ConstraintContacts(SubstepContacts):
 def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Floats:
     """Return forces in the contacts' frames under pyramidal cones, [K, 3].
 
-    A contact of dimension d > 1 has 2(d - 1) edge forces: the normal is their sum, the tangent i the difference of
-    edges 2i and 2i + 1 times its friction coefficient; a frictionless one has its normal alone.
+    A contact of dimension d > 1 has 2(d - 1) edge forces: the normal is their sum, tangent i the difference of edges 2i
+    and 2i + 1 times its friction coefficient. A frictionless contact has only a normal.
     """
     edges = np.where(dim > 1, 2 * (dim - 1), 1)
     column = np.arange(10)
-    # Beyond a contact's own rows lie those of others, or memory that nobody has written.
+    # Rows beyond a contact's own belong to other contacts, or are uninitialised memory.
     force = np.where(column < edges[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
     normal = force.sum(axis=1)
     sliding = dim > 1
@@ -74,9 +74,9 @@ _FRAME_BYTES = 72
 
 
 class _ContactView:
-    """View of four integers of each contact in the simulator's own memory, valid while `data` lives. The fields lie
-    side by side in each contact, and the list begins where the arena does, so that one view serves a whole episode and
-    one copy takes all four.
+    """View of four integers of each contact in the simulator's own memory, valid while `data` exists. The fields are
+    adjacent in each contact, and the list begins where the arena does, so one view serves a whole episode and one copy
+    takes all four.
     """
 
     def __init__(self, data: mujoco.MjData) -> None:
@@ -105,7 +105,7 @@ class _ContactView:
 
 
 def _view_memory(start: int, width: int, stride: int, room: int) -> NDArray[np.void]:
-    """Return `width` bytes of each of `room` structures in the simulator's memory, the first of them at `start`."""
+    """Return a view of `width` bytes of each of `room` structures in the simulator's memory, beginning at `start`."""
     memory: Any = (ctypes.c_char * ((room - 1) * stride + width)).from_address(start)
     return np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
 
@@ -115,7 +115,7 @@ def _as_frames(copied: NDArray[np.void]) -> Floats:
 
 
 class ContactLog:
-    """Copies of the contact lists since the last `take_contacts`, in arrays that are used again."""
+    """Copies of the contact lists since the last `take_contacts`, in arrays that are reused."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         """Begin empty; the simulator's memory is first viewed at the first contact."""
@@ -133,7 +133,7 @@ class ContactLog:
         return len(self._counts)
 
     def add_substep(self, data: mujoco.MjData) -> None:
-        """Copy the contact list as it stands, without writing to the simulator."""
+        """Copy the current contact list, without writing to the simulator."""
         count, efc = data.ncon, data.efc_force
         start, row = self._contacts_used, self._rows_used
         end, last = start + count, row + len(efc)
@@ -151,8 +151,8 @@ class ContactLog:
         self._contacts_used, self._rows_used = end, last
 
     def take_contacts(self) -> ConstraintContacts:
-        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log. A
-        contact without constraint (`efc_address` below zero) does not touch and is left out.
+        """Return the contacts copied since the last call, valid until the next `add_substep`, and empty the log.
+        Contacts without a constraint (`efc_address` below zero) do not touch and are left out.
         """
         counts, rows, used = self._counts, self._rows, self._contacts_used
         self._counts, self._rows, self._contacts_used, self._rows_used = [], [], 0, 0

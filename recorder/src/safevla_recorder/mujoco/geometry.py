@@ -1,4 +1,4 @@
-"""The parts of a MuJoCo model: its bodies, how they hang together, and a box around each collision geom."""
+"""The parts of a MuJoCo model: its bodies, their tree, and a box around each collision geom."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _PLANE, _SLIDE, _HINGE = 0, 2, 3  # mjtGeom, mjtJoint
 
 
 def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[int], list[int]]:
-    """Return the parts of a model, the ids of their bodies, and the places of those of the hand and fingers.
+    """Return the parts of a model, the ids of their bodies, and the indices of the parts of hand and fingers.
 
-    A part is a body with a collision geom, one that moves, or the first one of its recorded name.
+    A part is a body with a collision geom, one that moves, or the first one with its recorded name.
     """
     roots, places, hand = set(scene.objects.values()), {}, _hand_bodies(model, scene)
     parts: list[Part] = []
     bodies: list[int] = []
     named: set[str] = set()
-    carriers: dict[int, int] = {}  # body -> place of the part that carries what hangs on it
+    carriers: dict[int, int] = {}  # body -> index of the part that carries its children
     for body in range(model.nbody):
         name = scene.body_name[body] if scene.body_name[body] in scene.roles else ""
         carrier = carriers[int(model.body_parentid[body])] if body else WORLD
@@ -61,7 +61,7 @@ def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
-    """Return the components in which a body may move against its parent, as `Part.motion`."""
+    """Return the components in which a body may move relative to its parent, as `Part.motion`."""
     first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if not count:
         return ALL_MOTION if model.body_mocapid[body] >= 0 else ()
@@ -77,7 +77,7 @@ def _read_shapes(model: mujoco.MjModel, body: int) -> tuple[Floats, Floats]:
     """Return a box around each collision geom of a body in its frame, [K, 10], and its planes, [L, 7]."""
     geoms = np.arange(model.body_geomadr[body], model.body_geomadr[body] + model.body_geomnum[body])
     collide = (model.geom_contype[geoms] != 0) | (model.geom_conaffinity[geoms] != 0)
-    geoms = geoms[collide & hasattr(model, "geom_aabb")]  # which MuJoCo has since 2.3
+    geoms = geoms[collide & hasattr(model, "geom_aabb")]  # available since MuJoCo 2.3
     poses = np.concatenate([model.geom_pos, model.geom_quat], axis=1)
     is_plane = model.geom_type[geoms] == _PLANE
     solid = geoms[~is_plane]

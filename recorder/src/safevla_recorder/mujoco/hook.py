@@ -13,20 +13,21 @@ from safevla_recorder.errors import HostError
 
 Undo = Callable[[], None]
 _splitting = threading.RLock()
-"""Held while MuJoCo's own functions are replaced: environments in threads take turns."""
+"""Held while MuJoCo's own functions are replaced, so that environments in threads take turns."""
 
 
 def undo_all(hooks: list[Undo]) -> None:
-    """Take off hooks, the last first, and empty the list."""
+    """Remove hooks, the last one first, and empty the list."""
     while hooks:
         hooks.pop()()
 
 
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
-    """Call `after` after every call of `owner.method` that does not raise, on this one instance; return what undoes it.
+    """Call `after` after every call of `owner.method` that does not raise, on this one instance; return a function that
+    removes the hook.
 
-    `owner` is whatever advances physics by one substep in that method, such as robosuite's `MjSim`, which is a new one
-    after each reset. Raises `HostError` if it is a wrapper or has no such method.
+    `owner.method` advances physics by one substep, such as that of robosuite's `MjSim`, which each reset replaces.
+    Raises `HostError` if `owner` is a wrapper or has no such method.
     """
     _require_owner(owner, method)
 
@@ -36,15 +37,15 @@ def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
         return result
 
     undo = wrap_method(owner, method, call_both)
-    getattr(owner, method).is_only_after = True  # nothing is called before the original
+    getattr(owner, method).is_only_after = True  # the hook must not run before the original
     return undo
 
 
 def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> Undo:
-    """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance; return what undoes
-    it.
+    """Call `wrapper(original, *args, **kwargs)` for each `owner.method(...)`, on this one instance; return a function
+    that removes it.
 
-    If somebody has replaced the method since, their replacement stays. Undoing twice does nothing.
+    If other code has replaced the method since, its replacement stays. A second removal does nothing.
     """
     original, was_replaced = getattr(owner, method), method in vars(owner)
     hook = _Hook(original, wrapper)
@@ -63,7 +64,7 @@ def wrap_method(owner: object, method: str, wrapper: Callable[..., object]) -> U
 
 
 class _Hook:
-    """A method in the place of the original. A deep copy of its owner has the original, bound to the copy."""
+    """Replacement of a method. A deep copy of its owner has the original, bound to the copy."""
 
     def __init__(self, original: Callable[..., object], wrapper: Callable[..., object]) -> None:
         update_wrapper(self, original)
@@ -73,18 +74,19 @@ class _Hook:
         return self._wrapper(self._original, *args, **kwargs) if self.is_on else self._original(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> object:
-        return self if instance is None else MethodType(self, instance)  # on a class, as a function is
+        return self if instance is None else MethodType(self, instance)  # on a class, like a function
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
         return copy.deepcopy(self._original, memo)
 
 
 def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:
-    """Call `after` behind every physics substep of `owner.method`, on this one instance; return what undoes it.
+    """Call `after` after every physics substep of `owner.method`, on this one instance; return a function that removes
+    the hook.
 
-    For environments that make all substeps of a control step by one `mujoco.mj_step(model, data, nstep=...)`, as
-    gymnasium's `do_simulation` and dm_control's `Physics.step` do. `data` is the simulator's own `mujoco.MjData`.
-    Raises `HostError` if `owner` is a wrapper or has no such method.
+    For environments that make all substeps of a control step with one `mujoco.mj_step(model, data, nstep=...)`, such as
+    gymnasium's `do_simulation` and dm_control's `Physics.step`. `data` is the simulator's own `mujoco.MjData`. Raises
+    `HostError` if `owner` is a wrapper or has no such method.
     """
     _require_owner(owner, method)
 
@@ -97,7 +99,7 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 
 def _require_owner(owner: object, method: str) -> None:
     name = type(owner).__name__
-    if getattr(owner, "unwrapped", owner) is not owner:  # the simulator calls its own methods past a wrapper's
+    if getattr(owner, "unwrapped", owner) is not owner:  # the simulator calls its own methods, not the wrapper's
         problem = f"{name} only wraps the environment, whose {method} it does not see"
         raise HostError(problem, remedy="Pass env.unwrapped in its place.")
     if not hasattr(owner, method):
@@ -110,8 +112,8 @@ def _require_owner(owner: object, method: str) -> None:
 
 @contextmanager
 def _split_steps(data: object, after: Callable[[], None]) -> Iterator[None]:
-    """Make `mujoco.mj_step(model, data, nstep)` of that `data` step one by one, and call `after` after each substep,
-    and after each `mj_step2`. Code that holds the function itself, by `from mujoco import mj_step`, is not seen.
+    """Split `mujoco.mj_step(model, data, nstep)` of that `data` into single steps, and call `after` after each substep
+    and after each `mj_step2`. Calls through `from mujoco import mj_step` are not intercepted.
     """
     import mujoco
 

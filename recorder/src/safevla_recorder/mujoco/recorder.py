@@ -1,10 +1,10 @@
-"""The recorder of one MuJoCo episode: poses, torques, grip and contacts, taken without touching the simulation.
+"""The recorder of one MuJoCo episode: poses, torques, grip and contacts, read without changing the simulation.
 
-It reads `mjData` after each physics substep and at the end of each control step, and writes nothing: no extra
+It reads `mjData` after each physics substep and at the end of each control step, and writes nothing. It makes no extra
 forward pass, which would change the solver's warm start. So positions and contacts of a record belong to one instant,
 the start of the last substep, where MuJoCo computed them; `sim_state` is the state at its end, from which the run can
 be continued. Torques are sampled at that instant too; their peak is the largest magnitude over the substeps of the
-control step, and at record 0, before which no substep is recorded, the magnitude there.
+control step. At record 0, which has no recorded substeps before it, the peak is the magnitude at that instant.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ RESTING_M_S = 0.05
 _log = get_logger(__name__)
 
 
-# The names and roles of a model's parts: bodies, tracked bodies, the gripper's fingers, the arm
+# Names and roles of a model's parts: bodies, tracked bodies, the gripper's fingers, the arm
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One model's naming and roles, resolved to ids of that model; constant over an episode.
+    """Names and roles in one model, resolved to ids of that model; constant over an episode.
 
-    `body_name` [nbody] has a recorded name for each MuJoCo body; bodies of one name are one body in the record. `roles`
-    maps every name that a contact or pose may carry to its role, sorted by name. `objects` and `links` are tracked: an
-    object by its root body's frame and quaternion, a fixture's link by its centre of mass.
+    `body_name` [nbody] has a recorded name for each MuJoCo body; bodies with the same name are one body in the record.
+    `roles` maps every name that a contact or pose may have to its role, sorted by name. `objects` and `links` are
+    tracked: an object by its root body's frame and quaternion, a fixture's link by its centre of mass.
     """
 
     body_name: tuple[str, ...]
@@ -48,19 +48,19 @@ class Scene:
     objects: Mapping[str, int]
     links: Mapping[str, int]
     fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Geom ids of the two finger groups of the gripper; None = it has none, and no grip is recorded."""
+    """Geom ids of the gripper's two finger groups; None = it has none, and grips are not recorded."""
     eef_site: int | None = None
     """Site of the end effector; None = its pose is not recorded."""
     arm_dofs: tuple[int, ...] = ()
-    """Velocity addresses of the arm's joints, base first; () = no actuator moves them, and no torques are recorded."""
+    """Velocity addresses of the arm's joints, base first; () = no actuator moves them, and torques are not recorded."""
     apart_substeps: int = 1
-    """How many substeps in a row a resting pair of geoms is apart before its contacts count (docs/fidelity.md)."""
+    """Successive substeps that a resting pair of geoms must be apart before it counts (docs/fidelity.md)."""
     fixtures: tuple[frozenset[str], ...] = ()
     """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
-        """Return the recorded body, finger group and fixture of each geom; raises `HostError` if a body with a geom, or
-        a tracked one, has no role, or a part of a fixture is not a recorded body.
+        """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if a tracked body or one
+        with a geom has no role, or a part of a fixture is not a recorded body.
         """
         owners = {self.body_name[body] for body in model.geom_bodyid}
         nameless = sorted({*owners, *self.objects, *self.links} - set(self.roles))
@@ -107,12 +107,12 @@ def name_bodies(model: mujoco.MjModel, objects: Mapping[str, int]) -> tuple[str,
 
 
 def geom_ids(model: mujoco.MjModel, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the ids of geoms by their names in the model, in that order; raises `KeyError` for a name it lacks."""
+    """Return the ids of geoms by their names in the model, in that order. Raises `KeyError` for an unknown name."""
     return tuple(int(model.geom(name).id) for name in names)
 
 
 def moving_links(model: mujoco.MjModel, root: int) -> tuple[int, ...]:
-    """Return the ids of the bodies at or below `root` that move by a joint of their own, ascending."""
+    """Return the ids of the bodies at or below `root` that have joints of their own, ascending."""
     return tuple(body for body in subtree_bodies(model, root) if model.body_jntnum[body] > 0)
 
 
@@ -125,8 +125,8 @@ def assign_roles(
     targets: Iterable[str] = (),
     robot: Iterable[int],
 ) -> dict[str, str]:
-    """Return the role of each body that owns a geom or is tracked, sorted by name: objects are bystanders unless they
-    are targets; what is none of these, nor one of the ids `robot`, is furniture.
+    """Return the role of each body that owns a geom or is tracked, sorted by name. Objects are targets or bystanders;
+    the ids `robot` are robot, and all other bodies are furniture.
     """
     role_of = {
         **dict.fromkeys(objects, "bystander"),
@@ -137,7 +137,7 @@ def assign_roles(
     return {name: role_of.get(name, "furniture") for name in sorted({*with_geom, *objects, *links})}
 
 
-# The flat state, `sim_state`: all that the next step depends on beside the actuators' inputs, as `mjtState`:
+# The flat state, `sim_state`: everything that the next step depends on except the actuators' inputs, as `mjtState`:
 # time, qpos [nq], qvel [nv], act [na], mocap_pos [nmocap, 3], mocap_quat [nmocap, 4]
 
 
@@ -147,7 +147,7 @@ def state_size(model: mujoco.MjModel) -> int:
 
 
 def state_views(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Floats, ...]:
-    """Return flat views of the simulator's memory: qpos, qvel, then act, mocap_pos, mocap_quat where not empty."""
+    """Return flat views of the simulator's memory: qpos, qvel, then act, mocap_pos, mocap_quat if not empty."""
     moving: tuple[Floats, ...] = (data.qpos, data.qvel)
     if model.na:
         moving = (*moving, data.act)
@@ -160,26 +160,26 @@ def copy_state(model: mujoco.MjModel, data: mujoco.MjData) -> Floats:
 
 
 def set_state(model: mujoco.MjModel, data: mujoco.MjData, state: Floats) -> None:
-    """Write a flat state [S], S = `state_size(model)`, into the simulator; what follows from it needs `mj_forward`."""
+    """Write a flat state [S], S = `state_size(model)`, into the simulator; call `mj_forward` for derived quantities."""
     data.time, used = float(state[0]), 1
     for view in state_views(model, data):
         view[:] = state[used : used + len(view)]
         used += len(view)
 
 
-# Doors and drawers: what is not robot and moves by one joint between limits; their insides
+# Doors and drawers, which are not robot and move by one joint with limits, and their interiors
 
 
 _BOX, _SLIDING, _THINNEST_M = 6, (2, 3), 0.01
-"""MuJoCo's numbers of a box, and of a slide and a hinge. A thinner box is a place on something."""
+"""MuJoCo's constants for a box, a slide and a hinge. A thinner box marks a surface, not an interior."""
 _INSIDES = ("_region", "reg_int")
-"""Endings of the names of LIBERO's sites and RoboCasa's geoms that mark what is inside."""
+"""Suffixes of the names of LIBERO's sites and RoboCasa's geoms that mark an interior."""
 
 
 @dataclass(frozen=True)
 class _Door:
-    """Joint position [m or rad] when closed, where it is in `sim_state`, its travel, and the boxes that are its inside:
-    body, centre [3] and quaternion [4] in it, half sizes [3].
+    """Joint position [m or rad] when closed, its address in `sim_state`, its travel, and the boxes of the interior:
+    body, centre [3] and quaternion [4] in its frame, half sizes [3].
     """
 
     name: str
@@ -189,7 +189,7 @@ class _Door:
     boxes: tuple[tuple[int, Floats, Floats, Floats], ...]
 
     def is_entered(self, point: Floats, pos: Floats, quat: Floats) -> Bools:
-        """Return whether points [n, 3] are inside, by the poses of all bodies, [n, nbody, 3] and [n, nbody, 4]."""
+        """Return whether points [n, 3] are inside, given the poses of all bodies, [n, nbody, 3] and [n, nbody, 4]."""
         inside = np.zeros(len(point), dtype=np.bool_)
         for body, center, turn, half in self.boxes:
             seen = turn_back(turn, turn_back(quat[:, body], point - pos[:, body]) - center)
@@ -231,7 +231,7 @@ _UNSTABLE_START = (
 
 
 class Recorder(EpisodeLog):
-    """Records one episode from the moment it is made: the settled state is record 0.
+    """Records one episode, beginning with the settled state as record 0 when it is made.
 
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
@@ -239,9 +239,9 @@ class Recorder(EpisodeLog):
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, unstable: int = 0) -> None:
         """Take record 0. `unstable` is the value of `unstable_steps` when the start was set, 0 after a reset.
 
-        Raises `HostError` if the simulation has diverged since then, the model has soft bodies, whose contacts belong
-        to no geom, `scene` lacks a body's role or names a fixture part that the model lacks, or MuJoCo's contact list
-        is not laid out as supposed.
+        Raises `HostError` if the simulation has diverged since then, the model has soft bodies, whose contacts do not
+        belong to geoms, `scene` lacks a body's role or names an unknown fixture part, or MuJoCo's contact list has an
+        unexpected layout.
         """
         super().__init__()
         if getattr(model, "nflex", 0):
@@ -258,7 +258,7 @@ class Recorder(EpisodeLog):
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
         self._failure: Exception | None = None
         self._torques: list[Floats] = []  # of every substep since the last record
-        # Views of the simulator's own arrays, which stay where they are as long as its `MjData` lives.
+        # Views of the simulator's own arrays, which do not move during the lifetime of its `MjData`.
         self._state_views = state_views(model, data)
         self._views = {"pos": data.xpos, "com": data.xipos, "quat": data.xquat, "actuator": data.qfrc_actuator}
         if scene.eef_site is not None:
@@ -272,12 +272,12 @@ class Recorder(EpisodeLog):
         self._begin_log(replace(geoms, geometry=self._geometry.text), self._contacts, first)
 
     def record_substep(self) -> None:
-        """Copy the contacts and torques of the substep that has just ended; raises `HostError` as `ContactLog` does."""
+        """Copy the contacts and torques of the substep that has just ended. Raises `HostError` as `ContactLog` does."""
         self._contacts.add_substep(self._data)
         self._torques.append(self._actuator.copy())
 
     def try_substep(self) -> None:
-        """Copy a substep as `record_substep` does; what that raises is raised by the next `record_step` instead."""
+        """Copy a substep like `record_substep`, but let the next `record_step` raise its errors."""
         try:
             self.record_substep()
         except Exception as error:
@@ -286,10 +286,10 @@ class Recorder(EpisodeLog):
             self._failure = self._failure or error
 
     def record_step(self, action: Action) -> None:
-        """Add the record of the control step that `action` [A] drove.
+        """Add the record of the control step driven by `action` [A].
 
-        Raises `HostError` if the simulation diverged, so that MuJoCo has reset its state by itself, other substeps
-        passed than were recorded, or none, or records were read in the middle of this control step.
+        Raises `HostError` if the simulation diverged, so that MuJoCo reset its state, if no substep or another number
+        of substeps was recorded, or if records were read in the middle of this control step.
         """
         if self._failure is not None:
             problem = f"a physics substep could not be recorded: {self._failure}"
@@ -355,9 +355,9 @@ class Recorder(EpisodeLog):
 def attach_recorder(
     simulation: Any, method: str, scene: Scene, task_id: str, unstable: int = 0
 ) -> tuple[Recorder, Undo]:
-    """Return a recorder of robosuite's `MjSim`, called after each `method`, and what takes the hook off. Record 0 is
-    taken; a warning names the fastest object if it still moves. Raises as `Recorder` does; what a substep's recording
-    raises later is raised by `record_step`.
+    """Return a recorder of robosuite's `MjSim`, called after each `method`, and a function that removes the hook. Takes
+    record 0, and warns if an object still moves. Raises as `Recorder` does; errors of a later substep are raised by
+    `record_step`.
     """
     model, data = simulation.model._model, simulation.data._data
     recorder = Recorder(model, data, scene, unstable)
@@ -366,7 +366,7 @@ def attach_recorder(
 
 
 def unstable_steps(data: mujoco.MjData) -> int:
-    """Return how often MuJoCo has reset this simulation, as it was unstable, since `mj_resetData`."""
+    """Return how often MuJoCo has reset this simulation because it was unstable, since `mj_resetData`."""
     import mujoco
 
     kinds = mujoco.mjtWarning
@@ -388,9 +388,9 @@ def _to_quaternion(matrix: Floats) -> Floats:
 def settling_steps(
     model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], wait_steps: int, rest_steps: int
 ) -> Iterator[None]:
-    """Yield once for each settling step, a control step, that the caller is to make in the simulation of `data`: these
-    are `wait_steps`, then up to `rest_steps` until all `objects`, name -> body that flies free or slides, are at rest:
-    at most 0.05 m/s after two steps in a row, since a thrown object is slow at the top of its flight, too.
+    """Yield once per settling step, a control step that the caller makes in the simulation of `data`: `wait_steps`,
+    then up to `rest_steps` until all `objects`, name -> body that flies free or slides, are at rest. At rest means at
+    most 0.05 m/s after two successive steps, since a thrown object is also slow at the top of its flight.
     """
     slow_steps = 0
     for step in range(wait_steps + rest_steps):
@@ -401,9 +401,11 @@ def settling_steps(
 
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
-    """Log a warning with the fastest object if its speed is above 0.05 m/s, as its way would count as displacement.
+    """Log a warning with the fastest object if its speed is above 0.05 m/s, since its motion would count as
+    displacement.
 
-    LIBERO's initial states put some things into the table's top; how high that throws them depends on MuJoCo's version.
+    Some of LIBERO's initial states place objects inside the table's top; MuJoCo's version determines how high they
+    jump.
     """
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:

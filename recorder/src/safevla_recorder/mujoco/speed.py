@@ -1,10 +1,10 @@
-"""The same bits, faster: a robosuite environment without what it computes more than once.
+"""A robosuite environment that steps faster with identical bits, by skipping repeated computations.
 
-Between two actions robosuite runs its controllers once a substep, and each time looks names up, reads limits, copies
-jacobians and asks every observable whether it is to be sampled. Here the first substep of a control step is robosuite's
-own, and the others do the same arithmetic on the same numbers in the same order, with what the first looked up. It
-applies to the methods of robosuite 1.4 and 1.5 that are named below; where a class or somebody's hook has others, they
-are called. It computes the forward dynamics of one state up to three times in a substep, too: see `ForwardDynamics`.
+Between two actions robosuite runs its controllers once per substep, and each time looks names up, reads limits, copies
+Jacobians and asks every observable whether it needs a sample. Here the first substep of a control step is robosuite's
+own, and the others do the same arithmetic on the same numbers in the same order, using what the first looked up. This
+applies to the methods of robosuite 1.4 and 1.5 listed below; if a class or a hook has others, they are called instead.
+robosuite also computes the forward dynamics of one state up to three times per substep: see `ForwardDynamics`.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ _KNOWN = {
     "robosuite.utils.binding_utils.MjSim.step": "08b03c6c979a",
     "robosuite.utils.observables.Observable.update": "c4bf0658c7e8",
 }
-"""Method that this module does faster -> the beginning of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. Where a
-version has another source, it is called.
+"""Method that this module replaces -> prefix of its source's SHA-256 in robosuite 1.4.0 or 1.5.2. A method with another
+source is called unchanged.
 """
 _SPEED_LAWS = ("MobileBaseJointVelocityController", "SimpleGripController")
 """Controllers that scale a goal to the range of the actuators."""
 
 
 def speed_up(env: object) -> Undo:
-    """Make a robosuite environment step faster, with the same bits, until what this returns is called.
+    """Make a robosuite environment step faster, with identical bits; return a function that ends this.
 
-    States, observations, rewards and records are those of the environment alone; about 0.6 of LIBERO's CPU time where
-    nothing is rendered (docs/benchmarks.md). `safevla doctor` proves that on this machine. `env` is a LIBERO
-    environment, a RoboCasa kitchen, another of robosuite 1.4 or 1.5, or a wrapper that holds one; else it raises
-    `HostError`.
+    States, observations, rewards and records stay the same; LIBERO needs about 0.6 of its CPU time without rendering
+    (docs/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is a LIBERO environment, a RoboCasa
+    kitchen, another environment of robosuite 1.4 or 1.5, or a wrapper of one; else it raises `HostError`.
     """
     base = sys.modules.get("robosuite.environments.base")
     domain = find_layer(env, base.MujocoEnv) if base is not None else None
@@ -91,7 +90,7 @@ class _SpeedUp:
         self._observables: list[Any] | None = None  # of the running control step; None = not looked up
         self._parts: dict[Any, _Part] = {}  # by controller
         self._attach()
-        # robosuite collects garbage at each reset: 0.1 s, if it must look through all that was imported, too.
+        # robosuite collects garbage at each reset, which takes 0.1 s if all imported objects are scanned too.
         self._is_freezing = not gc.get_freeze_count()
         if self._is_freezing:
             gc.freeze()
@@ -121,13 +120,13 @@ class _SpeedUp:
         return result
 
     def _destroy(self, original: Callable[[], object]) -> object:
-        self._release()  # or the old model would be kept beside the new
+        self._release()  # otherwise the old model would stay in memory with the new one
         return original()
 
     def _act(self, original: Callable[..., object], action: Any, policy_step: bool = False) -> None:
         if policy_step:
             robots = [_find_robot(self._env.sim, robot, self._parts) for robot in self._env.robots]
-            # robosuite's own substeps if one robot has other methods than those that are repeated here
+            # robosuite's own substeps if one robot has methods other than those replicated here
             self._robots = None if None in robots else robots  # type: ignore[assignment]
             self._observables = None
             if self._dynamics is not None:
@@ -143,13 +142,13 @@ class _SpeedUp:
             for robot in self._robots:
                 robot.control(action[first : first + robot.size])
                 first += robot.size
-        except BaseException:  # no substep follows that would end the trust
+        except BaseException:  # no later substep would end the trust
             if self._dynamics is not None:
                 self._dynamics.trust(code_between=False)
             raise
 
     def _observe(self, original: Callable[..., object], force: bool = False) -> None:
-        """Update the observables; of those that need no sample now, only the time since their last."""
+        """Update the observables; if no sample is due, only the time since their last."""
         env = self._env
         if force or self._observables is None:
             original(force)
@@ -169,16 +168,16 @@ class _SpeedUp:
 
 
 _HALVES = ("step1", "step2")
-"""A substep in two halves, as RoboCasa's resets make it."""
+"""A substep in two halves, as in RoboCasa's resets."""
 
 
 class ForwardDynamics:
-    """The forward dynamics of one robosuite `MjSim`, of which a trusted substep repeats only what may have changed.
+    """The forward dynamics of a robosuite `MjSim`; a trusted substep repeats only what may have changed.
 
-    Kinematics, collisions and velocities depend on the state and the model alone, so that the second and third call of
-    a substep need not repeat them. Actuation and constraint forces are solved in every call: controls and applied
-    forces may be others, and each solution is where the solver starts the next time. Outside a trusted substep, under
-    other integrators than Euler's, with callbacks, plugins or flexible bodies, every call is MuJoCo's own.
+    Kinematics, collisions and velocities depend only on state and model, so the second and third call of a substep can
+    skip them. Actuation and constraint forces are solved in every call: controls and applied forces may change, and
+    each solution is the solver's next starting point. Every call is MuJoCo's own outside a trusted substep, with
+    integrators other than Euler's, and with callbacks, plugins or flexible bodies.
     """
 
     def __init__(self, simulation: Any) -> None:
@@ -195,19 +194,19 @@ class ForwardDynamics:
         self._own = {name: vars(simulation)[name] for name in wrappers}
 
     def undo(self) -> None:
-        """Give the simulation its methods back."""
+        """Restore the methods of the simulation."""
         undo_all(self._hooks)
 
     def trust(self, code_between: bool) -> None:
-        """Skip what the last full call of this substep has computed, if `code_between` its calls is known to write to
-        controls alone, and no hook of others is called there.
+        """Skip what the last full call of this substep computed, if `code_between` its calls is known to write only to
+        controls, and no foreign hook is called there.
         """
         self._may_trust = self._is_trusted = (
             code_between and all(map(self._is_outermost, self._own)) and self._is_supported()
         )
 
     def trust_again(self) -> None:
-        """Do as the last `trust`, in another substep of the same control step."""
+        """Trust another substep of the same control step, with the arguments of the last `trust`."""
         self._is_trusted = self._may_trust
 
     def _is_outermost(self, name: str) -> bool:
@@ -220,14 +219,14 @@ class ForwardDynamics:
         functions, options, model = self._mujoco, self._model.opt, self._model
         is_euler = options.integrator == functions.mjtIntegrator.mjINT_EULER
         flags = int(options.enableflags) & ~int(getattr(functions.mjtEnableBit, "mjENBL_MULTICCD", 0))
-        # Those that MuJoCo calls in the skipped stages.
+        # Callbacks that MuJoCo calls in the skipped stages.
         callbacks = (functions.get_mjcb_passive(), functions.get_mjcb_contactfilter(), functions.get_mjcb_sensor())
         return bool(
             is_euler and not flags and not model.nplugin and not getattr(model, "nflex", 0) and not any(callbacks)
         )
 
     def _is_unchanged(self) -> bool:
-        # Time goes back to 0 where MuJoCo has reset an unstable state.
+        # Time returns to 0 if MuJoCo has reset an unstable state.
         return self._is_trusted and self._is_computed and 0 < self._data.time == self._time_s
 
     def _forward(self, full_forward: Callable[[], object]) -> None:
@@ -255,7 +254,7 @@ class ForwardDynamics:
 
 
 def _is_known(owner: object, method: str, kind: str = "") -> bool:
-    """Return whether an object's method is one of `_KNOWN` that nobody has replaced, of the class `kind` if given."""
+    """Return whether an object's method is the original one in `_KNOWN`, and that of the class `kind` if given."""
     defined = getattr(type(owner), method, None)
     name = f"{getattr(defined, '__module__', '')}.{getattr(defined, '__qualname__', '')}"
     is_named = method not in vars(owner) and name in _KNOWN and (not kind or name.endswith(f".{kind}.{method}"))
@@ -266,7 +265,7 @@ def _is_known(owner: object, method: str, kind: str = "") -> bool:
 def _source_digest(function: Any) -> str:
     try:
         return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:12]
-    except (OSError, TypeError):  # there is no source
+    except (OSError, TypeError):  # the source is not available
         return ""
 
 
@@ -300,7 +299,7 @@ class _Robot14:
             self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
 
     def control(self, action: Floats) -> None:
-        """Do what robosuite's `control` does for an action [A] whose goal is set."""
+        """Compute the controls of an action [A] whose goal is set, like robosuite's `control`."""
         robot = self._robot
         robot.torques = self._run_arm().clip(self._low, self._high)
         if self._has_gripper:
@@ -327,7 +326,7 @@ class _Robot15:
         self._low, self._high = limits[self._all].T.copy()
 
     def control(self, action: Floats) -> None:
-        """Do what robosuite's `control` does for an action [A] whose goal is set."""
+        """Compute the controls of an action [A] whose goal is set, like robosuite's `control`."""
         self._update_state()
         applied = self._composite._applied_action_dict
         applied.clear()
@@ -341,7 +340,9 @@ class _Robot15:
 
 
 def _find_law(controller: Any, kind: Callable[[Any], _Part], parts: dict[Any, _Part]) -> Callable[[], Floats]:
-    """Return what computes a controller's output: its own `run_controller`, or one of `parts`, new ones among them."""
+    """Return the function that computes a controller's output: its own `run_controller`, or one of `parts`, made if
+    new.
+    """
     is_speed = any(_is_known(controller, "run_controller", kind) for kind in _SPEED_LAWS)
     if is_speed and _is_known(controller, "update"):
         return controller.run_controller if controller.interpolator else _Speed15(controller).run
@@ -362,7 +363,7 @@ class _Speed15:
         self._is_scaled = getattr(controller, "use_action_scaling", True)
 
     def run(self) -> Floats:
-        """Return the joints' speeds, and leave the controller as its own `run_controller` does."""
+        """Return the joints' speeds, and leave the controller in the state in which its own `run_controller` would."""
         controller = self._controller
         controller.joint_pos, controller.joint_vel = self._data.qpos[self._joints], self._data.qvel[self._dofs]
         goal = np.array(controller.goal_qvel)
@@ -372,7 +373,7 @@ class _Speed15:
 
 
 class _Part:
-    """One controller: what it follows (its joints, their masses, a site with its jacobian), and its control law."""
+    """One controller: its inputs (its joints, their masses, a site with its Jacobian), and its control law."""
 
     _update: Callable[[], None]
     _solve: Callable[[], Floats]
@@ -401,7 +402,7 @@ class _Part:
         self._law: Callable[[], Floats] = self._solve if self._is_operational else controller.run_controller
 
     def run(self) -> Floats:
-        """Return what the controller's own `run_controller` would, and leave it in the same state."""
+        """Return the result of the controller's own `run_controller`, and leave it in the same state."""
         controller = self._controller
         if controller.new_update:
             self._update()
@@ -427,7 +428,7 @@ class _Part:
         return torques
 
     def _read_site(self) -> Floats:
-        """Return the jacobian of the site by the controller's joints, [6, J], column by column as robosuite has it."""
+        """Return the Jacobian of the site for the controller's joints, [6, J], column by column as in robosuite."""
         self._fill_jacobian(self._site)
         return np.asfortranarray(self._jacobian.take(self._dofs, axis=1))
 
@@ -477,7 +478,7 @@ class _Part15(_Part):
     def __init__(self, controller: Any) -> None:
         super().__init__(controller, controller.ref_name)
         self.has_center = self._is_operational
-        """Whether it follows the site about which its frame is, as `update_state` of a composite controller does."""
+        """Whether it follows the site that defines its frame, as `update_state` of a composite controller does."""
         if self.has_center:
             name = f"{controller.naming_prefix}{controller.part_name}_center"
             self._center = center = int(controller.sim.model.site_name2id(name))
