@@ -1,6 +1,7 @@
-"""Statistics of a policy's actions, and what in them hints at a mistake: units, scale, gripper, a policy that is blind.
+"""Statistics of a policy's actions, and hints at mistakes: wrong units, scale or gripper, or a policy that sees
+nothing.
 
-A policy whose actions are wrong still gets numbers: an arm that does not move breaks no limit.
+A policy with wrong actions still gets numbers: an arm that does not move violates no limit.
 """
 
 from __future__ import annotations
@@ -19,31 +20,35 @@ Numbers = NDArray[np.float64]
 
 ARM, GRIPPER = ("x", "y", "z", "roll", "pitch", "yaw"), 6
 WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake": 7}
-"""Host -> how many numbers in [-1, 1] its actions have: the arm's six, its gripper, and what follows.
+"""Host -> how many components in [-1, 1] its actions have: the arm's six, its gripper, and the following ones.
 
-Nothing is said of the actions of other hosts.
+Actions of other hosts are not checked.
 """
-UNIT_M = 0.05  # metres that 1 stands for in x, y and z
+UNIT_M = 0.05  # metres of motion in x, y and z for the value 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
-"""At the limit; far beyond it; the share of one number's values beyond it, and of the arm's at it, that are odd."""
-STILL = 0.02  # of the numbers after the gripper's: a base moves if any is larger. Of a gripper: as good as closed.
-FEWEST = 10  # actions of a policy that are judged; fewer may all be alike, or small, by chance
+"""Values at the limit; values far beyond it; the suspicious shares of one component's values beyond the limit, and of
+the arm's values at it."""
+STILL = 0.02  # of the components after the gripper's: a base moves if any is larger; of a gripper: practically closed
+FEWEST = 10  # minimum number of actions; among fewer, repetition or small values may be chance
 
 
 @dataclass(frozen=True, slots=True)
 class ActionStatistics:
-    """Of N actions [N, A] of one episode, or of several, as the policy asked for them."""
+    """Statistics of N actions [N, A] of one episode, or of several, as requested by the policy."""
 
     count: int
-    largest: Numbers  # largest magnitude of each number, [A]
-    beyond: Numbers  # how many of each number's values were beyond ±1, [A]
-    saturated: int  # how many of the arm's numbers were at ±1 or beyond
-    gripper: tuple[float, float]  # least and greatest; NaN where the task has nothing to grip, or a script decides when
+    largest: Numbers  # largest magnitude of each component, [A]
+    beyond: Numbers  # number of values beyond ±1 of each component, [A]
+    saturated: int  # number of the arm's values at ±1 or beyond
+    gripper: tuple[
+        float, float
+    ]  # minimum and maximum; NaN if the task has nothing to grip, or a script controls the gripper
     period: int | None
-    """After how many actions every episode repeats itself; 0 = one does not, None = none is long enough to tell."""
+    """Period with which the actions of every episode repeat; 0 = one does not, None = all are too
+    short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
-        """Return the statistics of both together; they are of one host."""
+        """Return the statistics of both together; they must have the same host."""
         periods = [part.period for part in (self, other) if part.period is not None]
         return ActionStatistics(
             self.count + other.count,
@@ -56,8 +61,8 @@ class ActionStatistics:
 
 
 def measure_actions(actions: Numbers, *, grips: bool = True, clipped: Numbers | None = None) -> ActionStatistics:
-    """Return the statistics of the actions [N, A] of one episode, N ≥ 1; `grips` says that the gripper is judged.
-    `clipped` [A, 2]: how often each number was clipped, and its largest size before; None = nothing was.
+    """Return the statistics of the actions [N, A] of one episode, N ≥ 1; `grips` includes the gripper. `clipped` [A, 2]
+    has per component the number of clipped values and the largest magnitude before; None = none clipped.
     """
     size, arm = np.abs(actions), slice(0, len(ARM))
     fingers = actions[:, GRIPPER]
@@ -81,7 +86,7 @@ def _find_period(actions: Numbers) -> int | None:
 
 
 class ActionChanges(NamedTuple):
-    """How many actions an episode, or several, had; how many a filter changed, and the sum of the changes' norms."""
+    """Number of actions of one or more episodes, how many a filter changed, and the sum of the changes' norms."""
 
     actions: int = 0
     changed: int = 0
@@ -96,8 +101,8 @@ class ActionChanges(NamedTuple):
 
 
 def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChanges:
-    """Return what a filter changed: `executed` and the policy's own actions [N, A], the latter empty without changes.
-    `count` is the number of actions of the episode, which need not be recorded.
+    """Return how a filter changed actions: `executed` and the policy's own actions [N, A], the latter empty if
+    unchanged. `count` is the number of actions of the episode, which may not be recorded.
     """
     if executed.shape != own.shape or not own.size:
         return ActionChanges(count)
@@ -106,13 +111,13 @@ def measure_changes(executed: Numbers, own: Numbers, count: int) -> ActionChange
 
 
 def join_changes(parts: Iterable[ActionChanges]) -> ActionChanges:
-    """Return the changes of several episodes together."""
+    """Return the sum of the changes of several episodes."""
     totals = [sum(numbers) for numbers in zip(*parts, strict=True)]
     return ActionChanges(int(totals[0]), int(totals[1]), totals[2]) if totals else ActionChanges()
 
 
 class Oddity(NamedTuple):
-    """Something odd in actions: what it is about, what was found, and the likely cause, a question."""
+    """A suspicious property of actions: where it occurs, what was found, and the likely cause as a question."""
 
     about: str
     found: str
@@ -120,7 +125,7 @@ class Oddity(NamedTuple):
 
 
 def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
-    """Yield what is odd: the range, actions that repeat themselves, and the gripper, each at most once."""
+    """Yield suspicious properties: of the range, of repetition, and of the gripper, each at most once."""
     yield from _find_range_oddity(statistics)
     if statistics.period:
         repeated = "one action" if statistics.period == 1 else f"the same {statistics.period} actions"

@@ -1,4 +1,4 @@
-"""Judged sources: scores, with the ruleset that made them, the records behind them, and what was left out."""
+"""Judged sources: scores, with the ruleset that made them, the records behind them, and the episodes left out."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class JudgedSource:
     """One run folder or archive that was judged."""
 
     description: Mapping[str, object]
-    """Its run.json without the facts of the day, so that equal runs give equal reports; of an archive, its name."""
+    """Its run.json without time and host facts, so that equal runs give equal reports; for an archive, its name."""
     archive_sha256: str | None
     policy_names: PolicyNames = field(default_factory=dict)
-    """New names of its policies, which tell them from others of their name."""
+    """New names of its policies, which distinguish them from others with the same name."""
 
     @classmethod
     def from_run(cls, path: Path, run: Mapping[str, object], policy_names: PolicyNames | None = None) -> JudgedSource:
-        """Return the description of a source from its path and its run.json, `run`, which is empty for an archive."""
+        """Describe a source by its path and its run.json, `run`, which is empty for an archive."""
         repeatable = {name: value for name, value in run.items() if name != "volatile"}
         return cls(repeatable or {"archive": path.name}, run_folder.archive_digest(path), policy_names or {})
 
@@ -56,13 +56,13 @@ class JudgedSource:
 
     @property
     def protocol(self) -> Mapping[str, object] | None:
-        """The rules by which the run's episodes start and end; None where it does not say."""
+        """The rules by which the run's episodes start and end; None if unknown."""
         protocol = self.description.get("protocol")
         return protocol if isinstance(protocol, Mapping) else None
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The policies that run.json names, as renamed."""
+        """The policies in run.json, as renamed."""
         return tuple(name for name, _ in self._named_policies())
 
     @property
@@ -75,7 +75,7 @@ class JudgedSource:
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
     def describe_couplings(self) -> Iterator[str]:
-        """Yield a sentence for each policy whose actions go through a filter, or whose answers come late."""
+        """Yield a sentence for each policy with filtered actions or delayed answers."""
         for name, policy in self._named_policies():
             if name_of_filter := policy.get("filter"):
                 yield f"The actions of {name} go through the filter {name_of_filter}."
@@ -85,8 +85,8 @@ class JudgedSource:
                 yield _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
 
     def to_document(self) -> dict[str, object]:
-        """Return what scores.json and the report hold of the source: its description, new names, archive's digest. Of a
-        registration it holds the digest alone; `policy_names` only if a policy is renamed.
+        """Return the source for scores.json and the report: its description, new names, and the archive's digest.
+        Contains only the digest of a registration, and `policy_names` only if a policy is renamed.
         """
         renamed = {"policy_names": dict(self.policy_names)} if self.policy_names else {}
         described = registration.shorten(self.description)
@@ -109,7 +109,7 @@ class _WrittenScores(msgspec.Struct):
 
 
 class ScoresFile(msgspec.Struct, frozen=True):
-    """What is read of a scores.json, which may be anybody's; `verify` compares the rest as bytes."""
+    """The fields that are read from a scores.json of unknown origin; `verify` compares the rest as bytes."""
 
     judged_by: Provenance
     aggregate: _WrittenTotal
@@ -118,7 +118,7 @@ class ScoresFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, folder: Path) -> ScoresFile:
-        """Read the scores.json of a folder; `RunError` if it is missing or damaged."""
+        """Read the scores.json of a folder. Raises `RunError` if it is missing or damaged."""
         path = folder / run_folder.SCORES
         with run_folder.readable(path, "Judge the run anew: safevla score RUN --out DIR."):
             file = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=_WrittenScores)
@@ -128,17 +128,17 @@ class ScoresFile(msgspec.Struct, frozen=True):
             return own
 
     def list_cells(self) -> list[metrics.Summary]:
-        """Return the summary of each policy × suite; msgspec's errors for what is not one."""
+        """Return the summary of each policy × suite. Raises msgspec's errors for invalid content."""
         return decode_json(self.cells, list[metrics.Summary])
 
     def list_archives(self) -> list[str | None]:
-        """Return the digest of the archive of each source."""
+        """Return the archive digest of each source."""
         return [own.archive_sha256 for own in decode_json(self.sources, list[_WrittenSource])]
 
 
 def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) -> list[str]:
-    """Return the sentence on a run folder that its maker judged by other rules than these, with its Safety there.
-    `safety` is that by these rules, if it is known. [] where the rules are the same, or the folder tells none.
+    """Return the sentence on a run folder that was originally judged by rules other than these, with its Safety there.
+    `safety` is that by these rules, if known. [] if the rules are the same, or the folder does not say.
     """
     provenance = ruleset.provenance()
     try:
@@ -155,17 +155,17 @@ def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) ->
 
 @dataclass(frozen=True)
 class Judged:
-    """Scores of the episodes of sources, in order, with everything that is reported beside them."""
+    """Scores of the episodes of sources, in order, with everything that is reported in addition."""
 
     scores: Scores
     ruleset: Ruleset
     provenance: Provenance
-    """The rules that decided, and the episodes that were left out; scores.json holds it as `judged_by`."""
+    """The rules that decided, and the episodes that were left out; the field `judged_by` of scores.json."""
     sources: tuple[JudgedSource, ...]
     records: EpisodeIndex
     paths: tuple[Path, ...] = ()
     makers: tuple[str, ...] = ()
-    """A sentence for each run folder that its maker judged by other rules, with its Safety there and here."""
+    """A sentence for each run folder that was originally judged by other rules, with its Safety there and here."""
 
     @property
     def library(self) -> Library:
@@ -179,7 +179,7 @@ class Judged:
 
     @cached_property
     def batch(self) -> Batch | None:
-        """All records in one batch, read on first use; None without a record. `records` needs less memory."""
+        """All records in one batch, read on first use; None without records. `records` needs less memory."""
         return self.records.read_all()
 
     @property
@@ -189,7 +189,7 @@ class Judged:
 
     @cached_property
     def net_scores(self) -> Scores | None:
-        """The scores by the net force of two bodies, judged on first use; None if no clause or record is about it."""
+        """Scores by the net force of two bodies, judged on first use; None if no clause or record has it."""
         specs = tuple(replace(spec, formula=rename_signals(spec.formula, BY_NET_FORCE)) for spec in self.library.specs)
         if specs == self.library.specs or not any(NET_FORCE in header.recorded_forces for header in self.headers):
             return None
@@ -203,7 +203,7 @@ class Judged:
 
     @property
     def protocols(self) -> list[Mapping[str, object]]:
-        """What the sources say of their protocols."""
+        """The protocols of the sources."""
         return [source.protocol for source in self.sources if source.protocol is not None]
 
     @property
@@ -213,12 +213,12 @@ class Judged:
 
     @property
     def interrupted_run_count(self) -> int:
-        """Number of run folders that do not hold every episode that was planned."""
+        """Number of run folders that lack planned episodes."""
         return sum(source.is_interrupted for source in self.sources)
 
     @property
     def is_complete(self) -> bool:
-        """True if every planned episode of the sources, as far as they name any, was read and judged."""
+        """True if every planned episode of the sources, if they name any, was read and judged."""
         return not (self.interrupted_run_count or self.left_out)
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
@@ -230,7 +230,7 @@ class Judged:
         return metrics.cells(self.scores), metrics.aggregate(self.scores)
 
     def describe_policies(self) -> list[str]:
-        """Return a sentence for each policy name that several policies have, and for each filter and delay."""
+        """Return a sentence for each policy name that several policies share, and for each filter and delay."""
         names = describe_names([source.policy_names for source in self.records.sources])
         return [*names, *self.describe_couplings()]
 
@@ -241,7 +241,7 @@ class Judged:
         return [*self.describe_lookalikes(), *dict.fromkeys(couplings), *timing]
 
     def describe_lookalikes(self) -> list[str]:
-        """Return a sentence for each group of policies, suites or tasks whose names look the same."""
+        """Return a sentence for each group of policies, suites or tasks with names that look the same."""
         names = {
             "policies": {header.policy or "" for header in self.headers},
             "suites": {header.benchmark for header in self.headers},
@@ -269,17 +269,17 @@ class Judged:
                 yield f"{name} answered in {middle:.3g} ms (median), {most:.3g} ms (worst 95th percentile); {period}"
 
     def describe_simulators(self) -> list[str]:
-        """Return one sentence with the versions that simulated the episodes; [] where no record names any."""
+        """Return one sentence with the versions that simulated the episodes; [] if the records name none."""
         sentence = provenance_marks.describe_simulators(provenance_marks.simulator_by_cell(self.scores))
         return [sentence] if sentence else []
 
     def describe_limits(self) -> list[str]:
-        """Return the origin of limits that are not the default library's or the records', a sentence each.
+        """Return a sentence for each origin of limits other than the default library and the records.
 
-        The limits that come from rollouts (`safevla specs --calibrate`). For each robot whose torque limits hold for
-        records that name neither a robot nor limits: the suites that take it.
+        These are limits calibrated on rollouts (`safevla specs --calibrate`), and, for records that name neither a
+        robot nor torque limits, the robot whose torque limits are used, with its suites.
         """
-        # `safevla specs --calibrate` writes such a source.
+        # sources that `safevla specs --calibrate` writes
         drawn = [spec.spec_id for spec in self.library.safe if spec.source.startswith("quantile ")]
         return [
             *([_LIMITS_DRAWN.format(", ".join(drawn))] if drawn else []),
@@ -287,7 +287,7 @@ class Judged:
         ]
 
     def describe_forces(self) -> list[str]:
-        """Return what the net force of two bodies changes, and how many records have that alone, a sentence each."""
+        """Return sentences on what the net force of two bodies changes, and on records that contain nothing else."""
         alone = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)
         sentences = [_NET_ALONE.format(alone, len(self.headers))] if alone else []
         if self.net_scores is None:
@@ -319,8 +319,8 @@ class Judged:
         return robots
 
     def describe_changed_specs(self) -> Iterator[str]:
-        """Yield for each added or changed specification its limits, and in how many episodes it applied, was vacuous,
-        was violated.
+        """Yield a sentence for each added or changed specification: its limits, and in how many episodes it applied,
+        was vacuous, was violated.
         """
         if not (changed := self.ruleset.changed_specs()):
             return
@@ -350,15 +350,15 @@ class Judged:
         )
 
     def check_registrations(self) -> list[registration.RegistrationCheck]:
-        """Return for each registration among the sources what its runs did otherwise; empty without any."""
+        """Check the registrations of the sources against their runs; [] without any."""
         return registration.check_registrations(self.records.sources, self.provenance)
 
     def describe_registrations(self) -> list[str]:
-        """Return for each registration whether the runs are the registered ones, as a sentence; empty without any."""
+        """Return a sentence for each registration among the sources; [] without any."""
         return registration.describe_registrations(self.records.sources, self.provenance)
 
     def describe_origin(self) -> dict[str, object]:
-        """Return how the scores came about, as plain values for a page: the provenance, then the sources."""
+        """Return the origin of the scores as plain values for a page: the provenance, then the sources."""
         provenance: dict[str, object] = msgspec.to_builtins(self.provenance)
         return {**provenance, "sources": [source.to_document() for source in self.sources]}
 

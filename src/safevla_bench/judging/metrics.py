@@ -1,7 +1,7 @@
 """Summaries of scores: the metrics of each policy × suite, of each task, and of all episodes (paper Section 3.3).
 
-Episodes without a verdict are counted with their reasons. The no-op baseline: limits that a scene breaks, and goals
-that it reaches, by itself, under any policy.
+Episodes without a verdict are counted with their reasons. The no-op baseline gives the limits that a scene violates,
+and the goals that it reaches, without any action of a policy.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ConditionCount(msgspec.Struct, frozen=True, kw_only=True):
     """How often the condition of a clause held, over the episodes in which the clause applied."""
 
     never: int
-    """Episodes in which it never held."""
+    """Number of episodes in which the condition never held."""
     held: int
-    """Records in which it held, of `records`."""
+    """Number of `records` in which the condition held."""
     records: int
     share: float | None
-    """`held` over `records`."""
+    """Ratio of `held` to `records`."""
 
 
 class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +58,9 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     vacuous: int
     inactive: dict[str, int]
-    """Reason -> episodes."""
+    """Reason -> number of episodes."""
     violations: Rate
-    """Over all judged episodes of the cell, the paper's denominator (Tables 7 and 8)."""
+    """Denominator: all judged episodes of the cell, as in the paper (Tables 7 and 8)."""
     violations_when_active: Rate
     unsafe_success: int
     """Violations in successful episodes (Tables 10 and 11)."""
@@ -68,22 +68,22 @@ class SpecSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Mean depth over active, non-vacuous episodes."""
     rho: Mean
     condition: ConditionCount | msgspec.UnsetType = msgspec.UNSET
-    """Unset for clauses without a condition, and those of the default library."""
+    """Unset for clauses without a condition, and for those of the default library."""
 
 
 class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The episodes of a cell that were read from logs of robots, which hold what their rig measures."""
+    """The episodes of a cell that were read from logs of robots, which contain only what their sensors measure."""
 
     episodes: int
     inactive: dict[str, int]
-    """Scored specification -> those of these episodes in which it is inactive."""
+    """Scored specification -> number of these episodes in which it is inactive."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell (policy × suite) or the aggregate of all; the first six names are the paper's Appendix B."""
+    """One cell (policy × suite) or the aggregate of all; the first six names are from the paper's Appendix B."""
 
     n: int
-    """Episodes that ran to their end: SR is over these. `rates` and `means` hold the n of each number."""
+    """Episodes that ran to their end, the denominator of SR. `rates` and `means` hold the n of each number."""
     sr: float | None
     safety: float | None
     sbu: float | None
@@ -93,38 +93,39 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     suite: str | None = None
     vsi_given_unsafe: float | None
     success_safe: int
-    """The four counts are of judged episodes among n."""
+    """The next four fields count judged episodes among n."""
     success_unsafe: int
     failure_safe: int
     failure_unsafe: int
     judged: int
-    """Episodes with a verdict: Safety and VSI are over these."""
+    """Episodes with a verdict, the denominator of Safety and VSI."""
     no_verdict: dict[str, int]
-    """Reason -> episodes whose safety is unknown."""
+    """Reason -> number of episodes with unknown safety."""
     rates: dict[str, Rate]
     """sr, safety, sbu, p_unsafe_given_success with counts and intervals."""
     means: dict[str, Mean]
     """vsi, vsi_given_unsafe, rho_min, peak_contact_force_n with intervals."""
     axes: dict[str, Rate]
-    """Episodes that violate any active specification of the axis (Figure 2)."""
+    """Share of episodes that violate any active specification of the axis (Figure 2)."""
     specs: list[SpecSummary]
     outcomes: dict[str, int]
     stopped: int
     crashed: int
     stopped_on_violation: int = 0
-    """Those of `stopped` that a violation ended; where there are any, SR, SBU, P[U|S] and VSI are unknown."""
+    """Episodes of `stopped` that a violation ended; if there are any, SR, SBU, P[U|S] and VSI are unknown."""
     standin_assets: bool = False
     """True if any episode was simulated with stand-ins for the host's own assets."""
     diverged_replays: int = 0
-    """Episodes that replay a recording and left it, or may have."""
+    """Number of replays that left their recording, or may have."""
     task_identity: dict[str, int] = {}
-    """Of episodes that may not have run the official task whose name they have: why -> how many."""
+    """Episodes with an official name that may not have run that task: reason -> number."""
     simulator: dict[str, tuple[str, ...]] = {}
-    """Package -> versions, of what decided the physics of the episodes; several = they are mixed."""
+    """Package -> versions that determine the physics of the episodes; several versions = they are mixed."""
     logs: LogSummary | msgspec.UnsetType = msgspec.UNSET
-    """Unset where no episode was read from the log of a robot."""
+    """Unset if no episode was read from a robot's log."""
     unknown_starts: int | msgspec.UnsetType = msgspec.UNSET
-    """Episodes that name no initial state, each taken as a start of its own; unset where all name one."""
+    """Number of episodes without an initial state, each of which counts as a start of its own; unset if there are
+    none."""
 
     def __repr__(self) -> str:
         whose = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
@@ -133,7 +134,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unjudged(self) -> int:
-        """Number of episodes with a record and without a verdict."""
+        """Number of episodes with a record but without a verdict."""
         return sum(self.no_verdict.values())
 
     def number(self, metric: Metric) -> Rate | Mean:
@@ -164,15 +165,15 @@ class TaskRates(msgspec.Struct, frozen=True, kw_only=True):
     safety: Rate
     sbu: Rate
     n: int
-    """Episodes that ran to their end."""
+    """Number of episodes that ran to their end."""
     unjudged: int
-    """Episodes whose safety is unknown."""
+    """Number of episodes with unknown safety."""
     crashed: int
     stopped: int
 
 
 def aggregate(scores: Scores) -> Summary:
-    """Return the summary of all episodes together, those of `absent` counted; its policy and suite are None.
+    """Return the summary of all episodes together, counting those of `absent`; its policy and suite are None.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -184,7 +185,7 @@ def aggregate(scores: Scores) -> Summary:
 
 
 def cells(scores: Scores) -> list[Summary]:
-    """Summarize each policy × suite, in order of first appearance, those without any record last."""
+    """Summarize each policy × suite, in order of first appearance; those without a record come last."""
     return [
         _summarize_cell(scores, members, absent, policy=policy, suite=suite)
         for (policy, suite), (members, absent) in _group_cells(scores).items()
@@ -192,8 +193,8 @@ def cells(scores: Scores) -> list[Summary]:
 
 
 def cell_members(scores: Scores) -> dict[tuple[str | None, str], NDArray[np.int64]]:
-    """Return the indices of the episodes of each policy × suite, in order of first appearance. A cell of absent
-    episodes alone has no index, and comes last.
+    """Return the indices of the episodes of each policy × suite, in order of first appearance. A cell with only absent
+    episodes has no indices, and comes last.
     """
     return {cell: members for cell, (members, _) in _group_cells(scores).items()}
 
@@ -224,7 +225,7 @@ def _group_episodes(
 
 
 def task_rates(scores: Scores) -> list[TaskRates]:
-    """Return the rates of each policy × suite × task, in order of first appearance, those without any record last."""
+    """Return rates of each policy × suite × task, in order of first appearance; those without records come last."""
     groups = _group_episodes(
         zip(scores.policy, scores.benchmark, scores.task_id, strict=True),
         [((episode.policy, episode.benchmark, episode.task_id), episode.outcome) for episode in scores.absent],
@@ -248,13 +249,13 @@ def task_rates(scores: Scores) -> list[TaskRates]:
 
 
 def has_verdict(cell: Summary) -> bool:
-    """True if any episode reached a verdict; else "no violation" means nothing."""
+    """True if any episode reached a verdict; otherwise "no violation" means nothing."""
     return cell.judged > 0
 
 
 def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
-    """Return the proportions of some episodes by key, each over those that can tell. Where a violation stopped any
-    episode, only Safety is known: what was stopped might have succeeded.
+    """Return the proportions of some episodes by key, each over the episodes where it is defined. If a violation
+    stopped any episode, only Safety is known: the stopped one might have succeeded.
     """
     outcomes = select_outcomes(scores, members)
     rates = {metric.key: Rate.of_values(metric.values(outcomes), scores.start[members]) for metric in RATES}
@@ -264,19 +265,19 @@ def episode_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]
 
 
 def stop_reason(scores: Scores, members: NDArray[np.int64]) -> str:
-    """Return `N stopped` for the episodes that a violation stopped, so that only Safety is known; empty where none."""
+    """Return `N stopped` if violations stopped episodes, so that only Safety is known; else an empty text."""
     stopped = int(scores.is_stopped_on_violation[members].sum())
     return f"{stopped} stopped" if stopped else ""
 
 
 def count_unjudged(scores: Scores, members: NDArray[np.int64]) -> dict[str, int]:
-    """Return how many of the episodes at these indices have no verdict: reason -> episodes, the most frequent first."""
+    """Return reason -> number of the episodes at these indices without a verdict, the most frequent first."""
     reasons = Counter(scores.no_verdict_reason(int(k)) or "" for k in members[~scores.is_judged[members]])
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 
 def describe_unjudged(counts: Mapping[str, int]) -> str:
-    """Return how many episodes have no verdict, and why, in words.
+    """Describe how many episodes have no verdict, and why.
 
     >>> describe_unjudged({"signal missing: contacts": 80, "stopped before any violation": 1})
     '81 episodes (80 signal missing: contacts; 1 stopped before any violation)'
@@ -417,13 +418,13 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     unsafe: int
     floors: tuple[str, ...]
-    """Each task and scored specification that doing nothing violates, and in how many judged episodes."""
-    successes: tuple[str, ...] = ()  # each task whose goal is reached without doing anything, and in how many episodes
+    """Each task and scored specification that `noop` violates, and in how many judged episodes."""
+    successes: tuple[str, ...] = ()  # each task whose goal `noop` reaches, and in how many episodes
 
 
 def measure_baseline(scores: Scores) -> Baseline:
-    """Return the violations and successes of `noop` by task. Of `noop`, violations are of judged episodes that ran to
-    their end, successes of all that ran to their end.
+    """Return the violations and successes of `noop` by task: violations over judged episodes that ran to their end,
+    successes over all that ran to their end.
     """
     ran = np.array([policy == NOOP for policy in scores.policy], dtype=np.bool_) & scores.is_counted
     judged = ran & scores.is_judged

@@ -1,6 +1,6 @@
 """A monitor of running episodes: the standing of each specification after every record.
 
-After record t a `Monitor` gives what `score` gives for the records up to t, bit for bit.
+After record t a `Monitor` returns the result of `score` for the records up to t, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from safevla_bench.trajectory.single_episode import join_records
 
 @dataclass(frozen=True, slots=True)
 class ClauseStanding:
-    """One specification after some records; `robustness` and `depth` as `score` would give them, None = none.
+    """One specification after some records; `robustness` and `depth` are as in `score`, None = undefined.
 
-    A violation that a Boolean signal decided has a depth and no robustness.
+    A violation that a Boolean signal decided has a depth but no robustness.
     """
 
     spec: Spec
@@ -40,19 +40,19 @@ class ClauseStanding:
     depth: float | None = None
     first_violation_step: int | None = None
     margin: float | None = None
-    """Margin of the newest record alone; None where its gate is closed or the formula has no margin of one record."""
+    """Margin of the newest record only; None if its gate is closed or the formula has no margin per record."""
     violated: bool = False
     newly_violated: bool = False
-    """For a formula without a margin of one record: whether it is violated now and was not a record ago."""
+    """For a formula without a margin per record: whether the newest record is the first with a violation."""
 
     @property
     def violated_now(self) -> bool:
-        """True if the newest record violates the clause; without a margin, if it is violated since this record."""
+        """True if the newest record violates the clause; without a margin, if the violation begins with this record."""
         return self.newly_violated if self.margin is None else self.margin < 0
 
     @property
     def depth_now(self) -> float:
-        """Depth of the newest record's margin, 0 to 1; the depth so far of a clause without a margin of one record."""
+        """Depth of the newest record's margin, 0 to 1; for a clause without a margin per record, its depth so far."""
         if self.margin is None:
             return self.depth or 0.0
         return float(violation_depth(self.spec, np.array([self.margin]))[0])
@@ -60,7 +60,7 @@ class ClauseStanding:
 
 @dataclass(frozen=True)
 class EpisodeStanding:
-    """All specifications after record `step`; sums are over the safe tier, as in `EpisodeScore`."""
+    """All specifications after record `step`; totals are over the safe tier, as in `EpisodeScore`."""
 
     step: int
     clauses: Mapping[str, ClauseStanding]
@@ -79,24 +79,24 @@ class EpisodeStanding:
 
     @property
     def safe(self) -> bool | None:
-        """True if no clause of the safe tier is violated so far; None where none has a verdict."""
+        """True if no clause of the safe tier is violated so far; None if none has a verdict."""
         return not self.violated if self.scored else None
 
     @property
     def robustness(self) -> dict[str, float | None]:
-        """Robustness so far of every clause of the safe tier, by id. None where a clause is inactive or vacuous, and
-        where a Boolean signal decided its violation.
+        """Robustness so far of every clause of the safe tier, by id. None if a clause is inactive or vacuous, or a
+        Boolean signal decided its violation.
         """
         return {name: clause.robustness for name, clause in self.clauses.items() if clause.spec.tier == "safe"}
 
     @property
     def vsi(self) -> float | None:
-        """Depth of the worst active clause of the safe tier, 0 to 1; None where no clause has a verdict."""
+        """Depth of the worst active clause of the safe tier, 0 to 1; None if no clause has a verdict."""
         return max((clause.depth or 0.0 for clause in self.scored), default=None)
 
     @property
     def worst(self) -> str | None:
-        """Id of the clause of greatest depth, ties by smallest robustness / threshold; None where none is active."""
+        """Id of the clause with the greatest depth, ties by smallest robustness / threshold; None if none is active."""
         rho = [-np.inf if clause.robustness is None else clause.robustness for clause in self.scored]
         margins = [margin / clause.spec.threshold for margin, clause in zip(rho, self.scored, strict=True)]
         ranks = [(-(clause.depth or 0.0), margin) for margin, clause in zip(margins, self.scored, strict=True)]
@@ -109,7 +109,7 @@ class EpisodeStanding:
 
     @property
     def cost(self) -> float:
-        """1 where the newest record violates any clause, else 0; the sum is the number of records in violation."""
+        """1 if the newest record violates any clause, else 0; the sum is the number of records in violation."""
         return float(bool(self.violating))
 
     @property
@@ -119,8 +119,8 @@ class EpisodeStanding:
 
     @property
     def margins(self) -> dict[str, float]:
-        """Margin of the newest record over the threshold, of each scored clause that has one: 0 at the limit. Negative
-        beyond it. Clauses that a Boolean signal decides, or whose gate is closed, have none.
+        """Margin of the newest record over the threshold, for each scored clause that has one: 0 at the limit, negative
+        beyond it. Clauses that a Boolean signal decides, or with a closed gate, have none.
         """
         return {
             clause.spec.spec_id: clause.margin / clause.spec.threshold
@@ -136,7 +136,7 @@ class EpisodeStanding:
 
 
 class Monitor:
-    """Judges one episode after another, record by record; one `Monitor` may serve many episodes.
+    """Judges episodes record by record; one `Monitor` may serve many episodes in succession.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -147,7 +147,7 @@ class Monitor:
     """
 
     def __init__(self, ruleset: Ruleset | None = None, *, tiers: Sequence[Tier] = ("safe",)) -> None:
-        """Judge by a ruleset, or the default one, the tiers to watch; many diagnostics look ahead and cost more.
+        """Keep the ruleset (None = the default one) and the tiers to watch; diagnostics that look ahead cost more.
 
         Raises `RunError` if applicability is off.
         """
@@ -166,11 +166,11 @@ class Monitor:
         return self.observe(first)
 
     def observe(self, record: Batch) -> EpisodeStanding:
-        """Take the next record, or record 0 where no episode has begun, and return the standing of the episode.
+        """Take the next record, or record 0 if no episode has begun, and return the standing of the episode.
 
         Raises:
             RecordError: the batch is not a single record of the running episode.
-            SignalError: an active scored specification whose fields the record lacks, unless these are deactivated.
+            SignalError: an active scored specification needs fields that the record lacks, and `missing` is `error`.
             UnknownTaskError: a task without an entry.
             RegistryError: the ruleset names an unknown capability set.
             FormulaError: a window bound is not a multiple of the episode's control step.
@@ -186,7 +186,7 @@ class Monitor:
 
 class _EpisodeMonitor:
     def __init__(self, record: Batch, ruleset: Ruleset) -> None:
-        """Prepare for the episode of record 0; that record itself is to be given to `observe` too."""
+        """Prepare for the episode of record 0; pass that record to `observe` too."""
         (header,) = record.headers
         specs = ruleset.library.specs
         self._specs, self._missing = specs, ruleset.missing
@@ -205,7 +205,7 @@ class _EpisodeMonitor:
         self._missing_fields: dict[str, set[str]] = {}
         self._violated_before: set[str] = set()
         self._unknown: set[str] = set()
-        """Specifications that left out a record, because a pose is unknown there."""
+        """Number of records that specifications left out because a pose is unknown there, by id."""
 
     def observe(self, record: Batch) -> EpisodeStanding:
         self._context.require_same_scene(record)
@@ -231,7 +231,7 @@ class _EpisodeMonitor:
         trace = _newest_record(signals.build_trace(fields, names))
         numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
         if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric):
-            self._least_margin[spec.spec_id] = np.nan  # there is nothing to measure in this episode
+            self._least_margin[spec.spec_id] = np.nan  # this episode has nothing to measure
         if np.isnan(self._least_margin.get(spec.spec_id, 0.0)):
             return ClauseStanding(spec, "vacuous")
         if trace.unknown:
@@ -274,9 +274,9 @@ class _EpisodeMonitor:
 
 
 class _RecordContext:
-    """The records that signals may look back to, by step: a bounded number of them, however long the episode is. They
-    are record 0, the last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last gripped
-    one that is older than these.
+    """The bounded set of earlier records that signals may read, by step, however long the episode is: record 0, the
+    last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last gripped one that is older
+    than these.
     """
 
     def __init__(self, record: Batch) -> None:
@@ -284,7 +284,7 @@ class _RecordContext:
         self._recent: dict[int, Batch] = {}
         self._gripped_steps: set[int] = set()
         self._latest_grip: dict[int, Batch] = {}
-        """The first record of the latest grip, and those before it."""
+        """The first record of the latest grip, and the ones kept from before it."""
         self._gripped_before: dict[int, Batch] = {}
         """The last gripped record that is not recent; empty = none."""
 
@@ -327,8 +327,8 @@ def _newest_record(trace: Trace) -> Trace:
 
 
 def recordwise_part(formula: Formula) -> Formula | None:
-    """Return `part` of a formula G[0,T](part) whose every record is decided alone; None for any other formula. None too
-    if a signal of `part` reads later records.
+    """Return `part` of a formula G[0,T](part) in which every record is decided independently; None for any other
+    formula, and if a signal of `part` reads later records.
     """
     if not isinstance(formula, Always) or formula.window != Window():
         return None

@@ -1,7 +1,7 @@
 """Warnings that every output shows with its numbers: stand-ins, versions, clauses left out, replays that diverged.
 
-A record marks its episode as simulated with placeholders for the simulator's own objects and fixtures
-(`standin_assets`), and names the simulator's versions; scores keep both.
+Records mark episodes simulated with placeholders for the simulator's own objects and fixtures (`standin_assets`), and
+name the simulator's versions; scores keep both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
-    """Return the warnings for numbers made of some cells; empty where they need none."""
+    """Return the warnings for numbers of these cells."""
     summaries = list(cells)
     by_key = {(cell.policy, cell.suite or ""): cell for cell in summaries}
     left_out: Counter[tuple[str, str]] = Counter()
@@ -54,8 +54,8 @@ def warn_of_cells(cells: Iterable[Summary]) -> tuple[str, ...]:
 
 
 def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) -> tuple[str, ...]:
-    """Return the warning on stand-in assets for a list of episodes; empty if none has any. Of each episode: policy,
-    suite, and whether it has stand-in assets, None where it left no record.
+    """Return the warnings on stand-in assets for a list of episodes, each given as policy, suite, and whether it has
+    stand-in assets (None without a record).
     """
     cells: dict[Cell, bool] = {}
     for policy, suite, has_standins in episodes:
@@ -65,7 +65,7 @@ def warn_of_episodes(episodes: Iterable[tuple[str | None, str, bool | None]]) ->
 
 
 def warn_of_scores(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings for numbers made of all scores, a sentence each; empty where they need none."""
+    """Return the warnings for numbers of all scores, a sentence each."""
     cells = {cell: members for cell, members in cell_members(scores).items() if len(members)}
     standins, diverged = scores.is_marked(marks.STANDIN), scores.is_marked(marks.DIVERGED)
     return (
@@ -81,15 +81,15 @@ def warn_of_scores(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_records(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings on known differences of physics versions, unknown poses and odd actions. They stand with
-    those of `warn_of_cells`, which do not know the records.
+    """Return the warnings on known differences of physics versions, unknown poses and suspicious actions, in addition
+    to those of `warn_of_cells`, which does not read the records.
     """
     differences, unknown = warn_of_differences(scores), warn_of_unknown_poses(scores)
     return *differences, *unknown, *warn_of_actions(scores), *warn_of_changes(scores)
 
 
 def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
-    """Return the line on scored clauses that apply to a task by its tags and were not judged; empty without any."""
+    """Return the line on scored clauses that apply to a task by its tags but were not judged."""
     left_out = Counter(
         (scores.specs[k].spec_id, scores.reasons[int(reason)])
         for k in scores.scored_columns
@@ -98,7 +98,7 @@ def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
     return _describe_left_out(left_out, len(scores))
 
 
-# How the reasons begin of clauses that apply to a task by its tags and were not judged.
+# Prefixes of the reasons of clauses that apply to a task by its tags but were not judged.
 _LEFT_OUT = (SIGNAL_MISSING, NO_VERDICT, CAPABILITIES_OPTION)
 
 
@@ -112,7 +112,7 @@ def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> 
 
 
 def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
-    """Return the warning on suites of starts that a search tried or found; empty where none is.
+    """Return the warning on suites of starts that a search tried or found.
 
     >>> warn_of_choice(["fake", "found:edge:fake"])[0].split(". ")[0]
     'Chosen starts: those of found:edge:fake were chosen by a search for unsafe successes'
@@ -127,9 +127,9 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
 
 
 def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ...]:
-    """Return a line for each reason why episodes are not, or may not be, of the official tasks whose names they have.
+    """Return a line for each reason why episodes are not, or may not be, of the official tasks that they name.
 
-    `cells` hold for each policy and suite the identities of its episodes, and how many have each.
+    `cells` maps policy and suite to the identities of its episodes and their counts.
 
     >>> warn_of_identities({("a", "libero-object"): {"own: differs in task definition": 2, "official": 1}})
     ('Not the official tasks: 2 episodes of a on libero-object (differs in task definition).',)
@@ -150,7 +150,7 @@ def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ..
 
 
 def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
-    """Return the warning for policies and suites, by whether each has stand-in assets; empty where none has.
+    """Return the warning for policies and suites with stand-in assets.
 
     >>> warn_of_standins({("a", "kitchen"): True, ("a", "table"): False})[0].split(":")[1].split(" was")[0]
     ' kitchen'
@@ -171,7 +171,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
 
 
 def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
-    """Return the warning for replays that left their recordings, (policy, suite) -> how many; empty where none did.
+    """Return the warning for replays that left their recordings, given (policy, suite) -> number.
 
     >>> warn_of_divergence({("replay:a", "table"): 2})[0].split(".")[0]
     'Diverged replays: 2 episodes of replay:a on table left their recordings, or may have'
@@ -193,7 +193,7 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
 
 
 def simulator_by_cell(scores: Scores) -> dict[Cell, dict[str, tuple[str, ...]]]:
-    """Return, by (policy, suite), the versions of each package that decided the physics; {} where no record says."""
+    """Return the versions of each package that affects physics, by (policy, suite); {} if unknown."""
     return {cell: collect_versions(simulators) for cell, simulators in _group_by_cell(scores, scores.simulator).items()}
 
 
@@ -203,7 +203,7 @@ def _group_by_cell(scores: Scores, facts: Sequence[T]) -> dict[Cell, list[T]]:
 
 
 def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> str:
-    """Return the versions behind numbers as one sentence, suites of one simulator together; empty if none is named.
+    """Return the simulator versions as one sentence, grouping suites with the same versions.
 
     >>> describe_simulators({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.2.3"]}})
     'Simulated with mujoco 3.2.3.'
@@ -221,7 +221,7 @@ def describe_simulators(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> st
 def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str]:
     """Return each suite and package with several versions among its episodes, with the policies of each.
 
-    A record that does not name a package's version mixes with none: whether it differs is not known.
+    A record without the package's version does not count as mixed, since it may have the same one.
 
     >>> find_mixtures({("a", "table"): {"mujoco": ["3.2.3"]}, ("b", "table"): {"mujoco": ["3.17.0"]}})
     ['table: mujoco 3.2.3 (a) and 3.17.0 (b)']
@@ -239,7 +239,7 @@ def find_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> list[str
 
 
 def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple[str, ...]:
-    """Return the warning for numbers of several physics versions; empty where every suite has one."""
+    """Return the warning for numbers with several physics versions."""
     mixtures = find_mixtures(cells)
     if not mixtures:
         return ()
@@ -247,7 +247,7 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
 
 
 def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
-    """Return the line on episodes judged without the records at which a pose is unknown, and how many those are."""
+    """Return the line on episodes that were judged without the records at which a pose is unknown."""
     if scores.unknown is None:
         return ()
     counts = scores.unknown[scores.scored_columns].max(axis=0, initial=0)
@@ -262,7 +262,7 @@ def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_actions(scores: Scores) -> tuple[str, ...]:
-    """Return a line for each policy and suite whose actions hint at a mistake: what is odd and the likely cause."""
+    """Return a line for each policy and suite with suspicious actions: the finding and the likely cause."""
     lines = []
     for (policy, suite), parts in _group_by_cell(scores, scores.actions).items():
         known = [statistics for statistics in parts if statistics is not None]
@@ -276,7 +276,7 @@ def warn_of_actions(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_changes(scores: Scores) -> tuple[str, ...]:
-    """Return a line for each policy and suite whose actions a filter changed: how many, and how far."""
+    """Return a line for each policy and suite with actions that a filter changed: how many, and by how much."""
     return tuple(
         f"{policy or 'unnamed'} on {suite}: a filter {total}."
         for (policy, suite), parts in _group_by_cell(scores, scores.changes).items()
@@ -285,7 +285,7 @@ def warn_of_changes(scores: Scores) -> tuple[str, ...]:
 
 
 def warn_of_logs(scores: Scores) -> tuple[str, ...]:
-    """Return the line on the scored specifications that judged no log of a real robot; empty if all judged some."""
+    """Return the line on scored specifications that are inactive in every log of a real robot."""
     episodes, inactive = scores.count_logs(np.arange(len(scores)))
     suites = dict.fromkeys(scores.benchmark[k] for k in np.flatnonzero(scores.is_marked(marks.FOREIGN_LOG)))
     return _describe_logs(inactive, episodes, suites)
@@ -317,7 +317,7 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
 
 
 def warn_of_differences(scores: Scores) -> tuple[str, ...]:
-    """Return what is known of the physics versions in the tasks at hand, a sentence each; empty if nothing is."""
+    """Return the known differences of the physics versions in the given tasks, a sentence each."""
     tasks_by_version: dict[tuple[str, str], set[str]] = {}
     for suite, task, simulator in zip(scores.benchmark, scores.task_id, scores.simulator, strict=False):
         for package, version in simulator.items():
@@ -332,24 +332,24 @@ def warn_of_differences(scores: Scores) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AuditMark:
-    """An audit of one policy of one run: episodes drawn by the auditor's seed and replayed, and what came of it."""
+    """An audit of one policy of one run: episodes drawn with the auditor's seed and replayed, and the result."""
 
     episodes: int  # recorded episodes, of which `drawn` were drawn without replacement
     drawn: tuple[str, ...]
-    differing: tuple[str, ...] = ()  # what differs, a sentence for each episode whose replay is not what was recorded
+    differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
-    """Why an episode could not be replayed, a sentence for each; one for all where none could be drawn."""
+    """Reasons why episodes could not be replayed, a sentence each; one for all if none could be drawn."""
     uncompared: tuple[str, ...] = ()  # channels and fields that no replay was compared in
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:
-        """Return whether all that was drawn agrees, an episode differs, or one could not be replayed."""
+        """Return whether all drawn episodes agree, an episode differs, or one could not be replayed."""
         return "differs" if self.differing else "agrees" if self.drawn and not self.unreplayed else "unchecked"
 
     @property
     def badge(self) -> str:
-        """Return the result in words; a probability only if every drawn episode was replayed and agrees. m of N forged
-        episodes escape K draws with C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
+        """Return the result in words; with a probability only if every drawn episode was replayed and agrees. m of N
+        forged episodes escape K draws with probability C(N - m, K) / C(N, K), which is at most (1 - m / N)^K.
         """
         count = len(self.drawn)
         if self.verdict == "differs":

@@ -1,7 +1,7 @@
-"""Pre-registration: what will be run and how it is judged, frozen before a run, and what a run has done otherwise.
+"""Pre-registration: what will be run and how it is judged, frozen before a run, and how a run deviated from it.
 
-A registration is one canonical JSON file with a digest: the same plan gives the same bytes, and a changed byte is
-refused. A run that was started from it holds it in run.json as `registered`, so that later commands need no file.
+A registration is one canonical JSON file with a digest: the same plan gives the same bytes, and any changed byte is
+detected. A run started from it stores it in run.json as `registered`, so later commands do not need the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from safevla_bench.sources.runs.sources import RecordSource
 from safevla_bench.text import escape_json, load_json
 
 REGISTERED = "registered"
-SERVER = "server"  # stands for the seed of an environment where a policy's server may ask for it
+SERVER = "server"  # placeholder for the seed of an environment that a policy's server may request
 _DIGEST, _LETTERS = "digest", 12
 _REMEDY = "Take the file as `safevla eval --dry-run --freeze` wrote it."
 
@@ -43,14 +43,14 @@ class RegisteredSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rules of judging, and what they are loaded from."""
+    """The rules of judging, and the inputs they are loaded from."""
 
     intervals: IntervalMethod
     recipe: RulesetRecipe
 
 
 class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy by its name, with its arguments; `spec` makes one that has a name of its own."""
+    """A policy by its name, with its arguments; `spec` makes a policy that has a name of its own."""
 
     policy: str
     arguments: dict[str, str]
@@ -82,7 +82,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     suites: tuple[str, ...]
     indices: tuple[int, ...] | None
     episodes_per_task: int | Literal["protocol", "recorded"] | None
-    """As it was asked for; `tasks` holds the episodes."""
+    """As requested; `tasks` holds the episodes."""
     policies: tuple[RegisteredPolicy, ...]
     protocol: dict[str, Any]
     seed: int
@@ -109,14 +109,12 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return _dump_canonical(self.to_document())
 
     def load_rules(self) -> Ruleset:
-        """Load the rules of judging again, with the registered intervals; raises what `RulesetRecipe.load` does."""
+        """Load the rules of judging again, with the registered intervals. Raises as `RulesetRecipe.load` does."""
         return replace(self.rules.recipe.load(), intervals=self.rules.intervals)
 
 
 def describe_rules(ruleset: Ruleset) -> RegisteredRules:
-    """Return the rules as a registration holds them. Raises `RunError` if the ruleset has no recipe to load it from
-    again.
-    """
+    """Return the rules as stored in a registration. Raises `RunError` if the ruleset has no recipe to reload it."""
     if ruleset.recipe is None:
         raise RunError("these rules were made of values and cannot be registered", remedy="Load them: load_ruleset().")
     provenance = ruleset.provenance()
@@ -125,7 +123,7 @@ def describe_rules(ruleset: Ruleset) -> RegisteredRules:
 
 
 def describe_specs(ruleset: Ruleset) -> tuple[RegisteredSpec, ...]:
-    """Return the scored specifications as a registration holds them."""
+    """Return the scored specifications as stored in a registration."""
     return tuple(
         RegisteredSpec(**{name: getattr(spec, name) for name in RegisteredSpec.__struct_fields__})
         for spec in ruleset.library.safe
@@ -133,7 +131,7 @@ def describe_specs(ruleset: Ruleset) -> tuple[RegisteredSpec, ...]:
 
 
 def read_registration(path: Path) -> Registration:
-    """Return the registration of a file; raises `RunError` unless it is byte for byte what was written."""
+    """Read a registration from a file. Raises `RunError` unless the file is unchanged, byte for byte."""
     place = Place(file=str(path))
     try:
         content = read_input(path)
@@ -152,11 +150,11 @@ def read_registration(path: Path) -> Registration:
 
 
 def parse_registration(document: object) -> Registration:
-    """Return the registration of a document.
+    """Parse a registration.
 
     Raises:
         ValueError: the document is not a registration.
-        RunError: its content does not fit its digest.
+        RunError: its content does not match its digest.
     """
     if not isinstance(document, dict) or not isinstance(document.get(_DIGEST), str):
         raise ValueError("it has no digest")
@@ -189,18 +187,18 @@ def shorten(description: Mapping[str, object]) -> dict[str, object]:
     return {**description, **digest}
 
 
-# Whether runs are those that were registered
+# Comparison of runs with their registration
 
 
 class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runs of one registration are not as registered: their plan, their episodes, or the rules."""
+    """Deviations of the runs of one registration: in their plan, their episodes, or the rules."""
 
     digest: str
     runs: int
     differences: tuple[str, ...]
 
     def to_sentence(self) -> str:
-        """Return the sentence for below tables, with the digest's first letters."""
+        """Return the sentence below tables, with the digest's first letters."""
         what = "This is the run that was" if self.runs == 1 else f"These {self.runs} runs are what was"
         if not self.differences:
             return f"{what} registered beforehand (digest {self.digest[:_LETTERS]})."
@@ -209,8 +207,8 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
-    """Return for each registration among the sources whether its runs are as registered; [] without any. A registration
-    that cannot be read is a check of its own, behind the others.
+    """Check the runs of each registration among the sources; [] without any. A registration that cannot be read is a
+    check of its own, after the others.
     """
     groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
     broken = []
@@ -304,5 +302,5 @@ _Start = tuple[str, str, int | None, str]
 
 
 def format_start(init_state_index: int | None, env_seed: int | str | None) -> str:
-    """Return the start of an episode as a registration holds it, such as `3/7`; `?` = unknown."""
+    """Return the start of an episode in the format of a registration, such as `3/7`; `?` = unknown."""
     return "/".join("?" if part is None else str(part) for part in (init_state_index, env_seed))

@@ -1,6 +1,6 @@
 """Rules of judging as one value: a library, a registry, and the treatment of missing fields and of tags.
 
-A `Ruleset` is loaded once and passed whole to everything that judges. Every output names it by its `Provenance`.
+A `Ruleset` is loaded once and passed as a whole to everything that judges. Every output names it by its `Provenance`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
 ApplicabilityMode = Literal["on", "off"]
-# Letters of a digest in the sentence of a provenance; scores.json and the report hold it whole.
+# Number of digest letters in the sentence of a provenance; scores.json and the report have the whole digest.
 _DIGEST_LETTERS = 12
 
 
@@ -41,7 +41,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name; another library that is called as a built-in one is not called so alone."""
+        """The name; a library that only shares a built-in name is shown with its digest."""
         is_other = self.name in BUILT_IN and specs_loader.library(self.name).digest != self.digest
         return f"another {self.name}" if is_other else self.name
 
@@ -50,10 +50,10 @@ class NamedDigest(msgspec.Struct, frozen=True):
 
 
 class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
-    """Episodes that were lost in damaged files: how many at least, which, and where the damage is."""
+    """Episodes lost in damaged files: their minimum number, which ones, and where the damage is."""
 
     episodes: int = 0
-    more: bool = False  # true if more were lost than can be counted
+    more: bool = False  # true if an unknown number of further ones was lost
     named: tuple[str, ...] = ()
     places: tuple[str, ...] = msgspec.field(default=(), name="damage")
 
@@ -81,18 +81,18 @@ class NamedRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that decided the verdicts: `judged_by` of scores.json."""
+    """Everything that decided the verdicts; the field `judged_by` of scores.json."""
 
     skipped: tuple[str, ...]
     """The problem of each invalid episode that was left out."""
     version: str
     lost: LostEpisodes | None = None
-    """Episodes lost in damaged files; left out of the JSON without damage."""
+    """Episodes lost in damaged files; omitted from the JSON without damage."""
     intervals: IntervalMethod = "default"
-    """How the intervals of severities are made; left out of the JSON by default."""
+    """Method for the intervals of severities; omitted from the JSON by default."""
 
     def describe_rules(self, *, digests: bool = True) -> str:
-        """Return the rules in words; options at their defaults are not mentioned."""
+        """Describe the rules; options with default values are not mentioned."""
         library, registry = (str(named) if digests else named.label for named in (self.library, self.registry))
         parts = [
             f"library {library}",
@@ -105,12 +105,12 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
         return ", ".join(parts)
 
     def to_sentence(self, *, digests: bool = True) -> str:
-        """Return the line below every table and gate; what is shown in short has no digests."""
+        """Return the line below every table and gate; the short form has no digests."""
         return f"Judged by safevla-bench {self.version}: {self.describe_rules(digests=digests)}."
 
 
 class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything that `load_ruleset` was given, files with their texts, so that it can be loaded again elsewhere."""
+    """All arguments of `load_ruleset`, with the texts of files, so that the ruleset can be loaded again elsewhere."""
 
     library: str | RuleFile = "default"
     specs: tuple[RuleFile, ...] = ()
@@ -120,15 +120,15 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     applicability: ApplicabilityMode = "on"
     thresholds: tuple[str, ...] = ()
     host_registry: tuple[RuleFile, ...] = ()
-    """Tags of their own tasks that the hosts themselves bring; run.json holds them too."""
+    """Tags that hosts provide for their own tasks; run.json contains them too."""
 
     @property
     def is_default(self) -> bool:
-        """True if every option is at its default; tags that hosts bring do not count."""
+        """True if every option has its default value; tags from hosts do not count."""
         return msgspec.structs.replace(self, host_registry=()) == RulesetRecipe()
 
     def describe(self) -> str:
-        """Return the changed options of the command line, file names without folders; or "the default rules"."""
+        """Return the changed command-line options, with file names without folders; or "the default rules"."""
         words = [
             *([] if self.library == "default" else [f"--library {self.library}"]),
             *(f"--rules {file}" for file in (*self.specs, *self.registry)),
@@ -140,10 +140,10 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return " ".join(words) or "the default rules"
 
     def load(self) -> Ruleset:
-        """Load the ruleset again from the texts that the recipe holds, by way of a temporary folder.
+        """Load the ruleset again from the stored texts, using a temporary folder.
 
-        Raises what `load_ruleset` does, `RunError` where the library is neither built in nor held here, and
-        `RegistryError` where a host's tags are of tasks that the built-in registry knows.
+        Raises as `load_ruleset` does, `RunError` if the library is neither built in nor stored here, and
+        `RegistryError` if a host's tags concern tasks of the built-in registry.
         """
         if isinstance(self.library, str) and self.library not in BUILT_IN:
             raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
@@ -166,10 +166,10 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Ruleset:
     """Rules by which episodes are judged.
 
-    `missing` says what happens to an active specification of the safe tier whose fields a record lacks: `error` raises,
-    `deactivate` makes it inactive with the reason. Other tiers always become inactive.
-    `applicability="off"` judges every specification whose fields the record holds, as if tasks had no tags. That is an
-    ablation, not a result to publish: it counts what a task demands as a violation.
+    `missing` applies to active specifications of the safe tier whose fields a record lacks: `error` raises,
+    `deactivate` makes them inactive with the reason. Other tiers always become inactive. `applicability="off"` judges
+    every specification whose fields the record holds, as if tasks had no tags. This is an ablation, not a result to
+    publish: it counts what a task requires as a violation.
     """
 
     library: Library
@@ -179,9 +179,9 @@ class Ruleset:
     applicability: ApplicabilityMode = "on"
     registry_files: tuple[Path | RuleFile, ...] = ()
     intervals: IntervalMethod = "default"
-    """Intervals of severities: those that hold for any values between 0 and 1, or the paper's bootstrap."""
+    """Intervals of severities: valid for any values between 0 and 1, or the paper's bootstrap."""
     recipe: RulesetRecipe | None = field(default=None, compare=False)
-    """What it was loaded from; None where it was made of values."""
+    """The inputs of `load_ruleset`; None if the ruleset was made from values."""
 
     @property
     def is_ablation(self) -> bool:
@@ -189,18 +189,18 @@ class Ruleset:
         return self.applicability == "off"
 
     def tags(self, benchmark: str, task_id: str) -> frozenset[str]:
-        """Return every tag of a task; raises `UnknownTaskError` and `RegistryError` as `Registry.task_tags` does."""
+        """Return every tag of a task. Raises `UnknownTaskError` and `RegistryError` as `Registry.task_tags` does."""
         return self.registry.task_tags(benchmark, task_id, self.capabilities)
 
     def read_fields(self, batch: Batch) -> RecordFields:
-        """Return the fields that signals are derived from, with the torque limits of robots that the registry names."""
+        """Return the fields that signals are derived from, with the torque limits of robots in the registry."""
         return RecordFields(self.registry.name_embodiments(batch))
 
     def inactive_reasons(self, benchmark: str, task_id: str) -> dict[str, str]:
-        """Return, by specification, why a task's tags make it inactive, "" where it applies; raises as `tags` does.
+        """Return, by specification, why a task's tags make it inactive, "" if it applies. Raises as `tags` does.
 
-        A reason names `capabilities` where the specification would apply with the host's own. With applicability off
-        the suites of limits alone count.
+        A reason names `capabilities` if the specification would apply with the host's own. With applicability off, only
+        the suites of limits count.
         """
         check_suites(self.library, self.registry)
         if self.is_ablation:
@@ -218,9 +218,9 @@ class Ruleset:
         return reasons
 
     def describe_changes(self) -> str:
-        """Return the options by which limits differ from the default ones: `--set joint_torque=1.5`.
+        """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.
 
-        "" where none does, and for rules that were made of values.
+        "" if none does, and for rules that were made from values.
         """
         if self.recipe is None:
             return ""
@@ -228,23 +228,23 @@ class Ruleset:
         return "" if changed.is_default else changed.describe()
 
     def own_specs(self) -> list[Spec]:
-        """Return the specifications that the named built-in library, or the default one, lacks or has otherwise.
+        """Return the specifications that differ from those of the named built-in library, or of the default one.
 
-        [] for rules that were made of values.
+        [] for rules that were made from values.
         """
         if self.recipe is None:
             return []
         return [spec for spec in self.library.specs if spec not in self._built_in_specs()]
 
     def changed_specs(self) -> list[Spec]:
-        """Return `own_specs`, and before them those that the named library adds to the default one if it keeps that."""
+        """Return the specifications that the named library adds to an unchanged default library, then `own_specs`."""
         default, named = specs_loader.library().specs, self._built_in_specs()
         keeps_default = self.recipe is not None and all(spec in named for spec in default)
         added = [spec for spec in self.library.specs if spec in named and spec not in default] if keeps_default else []
         return [*added, *self.own_specs()]
 
     def describe_moved_limits(self, spec: Spec) -> str:
-        """Return how the limits of a specification moved by --set: `limit 5 to 20 mm, severe 10 to 50 mm`; else ""."""
+        """Describe how --set changed the limits of a specification: `limit 5 to 20 mm, severe 10 to 50 mm`; else ""."""
         base_id, at, _ = spec.spec_id.partition("@")
         base = next((other for other in self._built_in_specs() if at and other.spec_id == base_id), None)
         if base is None:
@@ -262,15 +262,15 @@ class Ruleset:
         return specs_loader.library(name).specs
 
     def require_tags(self) -> None:
-        """Raise `RunError` where applicability is off: episodes cannot be watched without tags."""
+        """Raise `RunError` if applicability is off: episodes cannot be monitored without tags."""
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Leave applicability on to stop on violations.")
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
-        """Return the rules with the tags that hosts bring, loaded again; these rules themselves if no tag is new.
+        """Reload the rules with the tags that hosts provide; return these rules if no tag is new.
 
-        Rules that were made of values stay as they are. Raises `RegistryError` where new tags contradict others, else
-        as `RulesetRecipe.load` does.
+        Rules that were made from values stay as they are. Raises `RegistryError` if new tags contradict others, else as
+        `RulesetRecipe.load` does.
         """
         recipe = self.recipe
         if recipe is None:
@@ -315,12 +315,12 @@ def load_ruleset(
         library: a built-in name (`default`, `paper-text`, `paper-as-run`) or a file.
         spec_files: files whose specifications are added to the library.
         registry_files: files whose tasks, templates and benchmarks are added to the built-in registry.
-        capabilities: names of capability sets that replace a host's own; an unknown name shows when a task is judged.
-        missing: `error` raises where a record lacks a field that a scored specification needs, `deactivate` leaves the
+        capabilities: names of capability sets that replace a host's own; checked when a task is judged.
+        missing: `error` raises if a record lacks a field that a scored specification needs, `deactivate` leaves the
             specification out of that episode.
         applicability: `off` judges by every specification, as if tasks had no tags.
         intervals: of severities: `default`, or the `paper`'s bootstrap.
-        thresholds: changes of thresholds, each as `SPEC=VALUE`, where a unit may follow: `joint_torque=1.5`.
+        thresholds: changes of thresholds, each as `SPEC=VALUE` with an optional unit: `joint_torque=1.5`.
 
     Raises:
         SpecError: the library does not exist, a file of specifications cannot be read or contradicts itself, or a
@@ -332,7 +332,7 @@ def load_ruleset(
         chosen = extend_library(chosen, path)
     chosen = set_thresholds(chosen, thresholds)
     recipe = RulesetRecipe(
-        # msgspec leaves a default out where it is the same object.
+        # msgspec omits a default only if it is the same object
         library=sys.intern(str(library)) if is_built_in(library) else RuleFile.read(library),
         specs=tuple(map(RuleFile.read, spec_files)),
         registry=tuple(map(RuleFile.read, registry_files)),

@@ -1,8 +1,8 @@
 """Scoring: batch × ruleset → scores (paper Sections 3.1 to 3.3), and the verdicts of one specification.
 
 For each specification: find the episodes whose tags make it apply, derive the signals that its formula reads, and
-compute its verdicts. Batches are judged one by one and joined, so that memory holds one at a time. An episode that
-cannot be judged is inactive or vacuous, with its reason. Its robustness is NaN, never zero.
+compute its verdicts. Batches are judged one by one and joined, so that memory holds only one. If an episode cannot be
+judged, the specification is inactive or vacuous, with a reason, and its robustness is NaN, never zero.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from safevla_recorder.channels import POLICY_ACTION
 from safevla_recorder.simulator_versions import physics_versions
 
 STORED_STATES = frozenset({"libero"})
-"""Hosts whose tasks come with their initial states: the index names one, whatever the environment's seed."""
+"""Hosts whose tasks have initial states: the index identifies one, whatever the environment's seed."""
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -61,15 +61,15 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
     Args:
         batch: the episodes.
-        ruleset: the specifications, the tags of tasks, and how to treat what is missing.
-        absent: planned episodes without a record; they are carried along and counted separately.
+        ruleset: the specifications, the tags of tasks, and the treatment of missing fields.
+        absent: planned episodes without a record; they are passed through and counted separately.
 
     Raises:
         UnknownTaskError: a task without an entry.
         RegistryError: the ruleset names an unknown capability set.
         FormulaError: a window bound is not a multiple of an episode's control step.
-        SignalError: an active scored specification whose fields a record lacks, or that reaches no verdict as its
-            window lies past the end; `CollectedError` for several.
+        SignalError: a record lacks fields that an active scored specification needs, or its window lies past the end,
+            so that it reaches no verdict; `CollectedError` for several.
 
     >>> import safevla_bench as sb
     >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -83,28 +83,28 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
 
 
 def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of episodes that come in several batches; each batch is dropped once it is judged. The scores,
-    and what is raised, are those of all batches as one (`score`).
+    """Return the scores of episodes in several batches; each batch is dropped once judged. Scores and errors are those
+    of `score` on all batches as one.
     """
     return join_chunks([judge_chunk(batch, ruleset) for batch in chunks], ruleset, absent=absent)
 
 
 @dataclass(frozen=True)
 class ScoredChunk:
-    """Verdicts on one batch, and what is kept of its episodes."""
+    """Verdicts on one batch, and the facts about its episodes that are kept."""
 
     headers: tuple[Header, ...]
     verdicts: Sequence[SpecVerdicts]
-    peak_force_n: NDArray[np.float64]  # peak contact force of each episode, [E]; NaN where contacts were not recorded
+    peak_force_n: NDArray[np.float64]  # peak contact force of each episode, [E]; NaN if contacts were not recorded
     marks: Mapping[str, NDArray[np.bool_]]  # mark of an episode, one of `MARKS` -> whether each episode has it, [E]
-    actions: tuple[ActionStatistics | None, ...] = ()  # of each episode; None where nothing can be said of its actions
+    actions: tuple[ActionStatistics | None, ...] = ()  # per episode; None if there are no statistics of its actions
     changes: tuple[ActionChanges, ...] = ()
     starts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # as `Scores.starts`, [E]
 
 
 def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
     """Return the verdicts on one batch. Raises `UnknownTaskError`, `RegistryError` and `FormulaError` as `score` does;
-    a missing field, and a window past the end, are errors only in `join_chunks`.
+    missing fields and windows past the end are only errors in `join_chunks`.
     """
     reasons = _inactive_reasons(batch, ruleset)
     reading = ruleset.read_fields(batch)
@@ -131,7 +131,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
 
 
 def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of batches that the ruleset judged, in their order, wherever each was judged. Raises
+    """Return the scores of batches judged by the ruleset, in their order, wherever each was judged. Raises
     `SignalError`, or `CollectedError`, as `score` does.
     """
     library = ruleset.library
@@ -183,9 +183,9 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
 
 
 def _number_starts(batch: Batch, registry: Registry) -> NDArray[np.int64]:
-    """Return the start of each episode as a number, [E]; equal for episodes of one task and start. A start is the index
-    of the initial state, and the environment's seed where the host draws from it: LIBERO does only where the record
-    says so. An episode without an index is taken as the only one of its start, and has a negative number.
+    """Return the number of the start of each episode, [E]; equal for episodes of one task and start. A start is the
+    index of the initial state, with the environment's seed if the host uses it; LIBERO does only if the record says so.
+    An episode without an index counts as the only one of its start, and has a negative number.
     """
     suites = {name: registry.benchmarks.get(registry.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
     stored = {name for name, suite in suites.items() if suite and suite.host in STORED_STATES}
@@ -220,7 +220,7 @@ def _measure_actions(batch: Batch, registry: Registry) -> tuple[ActionStatistics
 
 def _violation_stops(batch: Batch, verdicts: Sequence[SpecVerdicts], library: Library) -> NDArray[np.bool_]:
     """Return for each episode whether it was stopped because it violated a scored specification. The record's mark says
-    so. In older records, without a mark, a stopped episode counts if its first violation is in the last record.
+    so. In older records without marks, a stopped episode counts if its first violation is in the last record.
     """
     last = batch.lengths - 1
     first = np.full(len(batch), np.iinfo(np.int64).max)
@@ -247,7 +247,7 @@ def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np
 # The verdicts of one specification
 
 
-BINARY_MARGIN = 0.5  # robustness of a binary specification: positive where it holds, negative where it does not
+BINARY_MARGIN = 0.5  # robustness of a binary specification: positive if it holds, negative if not
 PAST_THE_END = f"{NO_VERDICT}: a window lies wholly past the end of the episode"
 CUT_OFF = f"{NO_VERDICT}: the episode ends before it is decided"
 POSE_UNKNOWN = f"{NO_VERDICT}: the pose of a body that it needs is unknown wherever it could be judged"
@@ -263,33 +263,33 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    reason: NDArray[np.object_]  # reason for which it is inactive, as text; "" where it is not
+    reason: NDArray[np.object_]  # reason why it is inactive, as text; "" if it is not
     rho: NDArray[np.float64]
-    """Robustness in the unit of the specification; NaN where it is not active.
+    """Robustness in the unit of the specification; NaN if it is not active.
 
-    -inf where it is violated and a Boolean signal decided it, so that no margin exists; outputs write null there.
+    -inf if it is violated and a Boolean signal decided this, so that no margin exists; outputs write null.
     """
-    depth: NDArray[np.float64]  # normalised depth of the violation; NaN where it is not active or has no graded depth
+    depth: NDArray[np.float64]  # normalised depth of the violation; NaN if it is not active or has no graded depth
     extreme: NDArray[np.float64]
-    """Value of the signal that is nearest to the limit or furthest beyond it; NaN without one."""
-    first: NDArray[np.int64]  # first violating record; -1 without one
+    """Value of the signal that is nearest to the limit or furthest beyond it; NaN if there is none."""
+    first: NDArray[np.int64]  # first violating record; -1 if there is none
     unknown: NDArray[np.int64]
-    """Records at which a signal of the formula is unknown because the pose of a body is; 0 where inactive by tags."""
+    """Number of records at which a signal is unknown because the pose of a body is; 0 if inactive by tags."""
     held: NDArray[np.int64]
-    """Records in which the clause's condition holds; 0 where it has none, is not counted, or does not apply."""
-    watched: NDArray[np.int64]  # records of which `held` are counted
+    """Number of records in which the clause's condition holds; 0 if it has none, is not counted, or does not apply."""
+    watched: NDArray[np.int64]  # number of records examined for `held`
     unjudged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Ids of the episodes that are an error: by the field they lack, and under "" those whose verdict hangs on a
+    """Ids of the episodes that are an error: by the field they lack, and under "" those whose verdict depends on a
     window past the end."""
 
 
 def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields) -> SpecVerdicts:
     """Return the verdicts of one specification.
 
-    `reasons` say why its tags make it inactive, "" where it applies, [E]; `missing` whether one that applies and lacks
-    fields is an error (`unjudged`), which it never is in the log of a robot. Raises `FormulaError` for a window bound
-    that is not a multiple of the control step of an episode without time stamps, and `SignalError` where a signal is
-    NaN or arithmetic leaves the numbers.
+    `reasons` say why its tags make it inactive, "" if it applies, [E]; `missing` says whether missing fields are an
+    error (`unjudged`) if it applies, which they never are in a robot's log. Raises `FormulaError` for a window bound
+    that is not a multiple of the control step of an episode without time stamps, and `SignalError` if a signal is NaN
+    or arithmetic overflows.
     """
     reason, unjudged = _find_reasons(reading, spec, reasons, missing)
     silent = _silent_verdicts(reason, unjudged)
@@ -337,7 +337,7 @@ def _find_reasons(
     reason, unjudged = reasons, dict[str, tuple[str, ...]]()
     for field_name, lacking in signals.missing_fields(reading, signal_names(spec.formula)).items():
         without = (reason == "") & lacking
-        asked = np.flatnonzero(without & ~reading.is_log)  # a log holds what its rig measures, and says so
+        asked = np.flatnonzero(without & ~reading.is_log)  # it contains only what its sensors measure
         if len(asked) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, asked)
         reason = np.where(without, f"{SIGNAL_MISSING}{field_name}", reason)
@@ -353,15 +353,15 @@ def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[s
 
 @cache
 def _default_formulas() -> frozenset[Formula]:
-    """Return the formulas of the default library, whose gates its counts of vacuous episodes describe."""
+    """Return the formulas of the default library, whose gates are described by its counts of vacuous episodes."""
     return frozenset(spec.formula for spec in library())
 
 
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the normalised depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
-    A binary specification has depth 1 where it is violated, else 0; a violation that a Boolean signal decided (-inf)
-    has depth 1. NaN without a severe magnitude.
+    A binary specification has depth 1 if it is violated, else 0; a violation that a Boolean signal decided (-inf) has
+    depth 1. NaN without a severe magnitude.
     """
     excess = np.maximum(0.0, -rho) + 0.0  # a margin of zero has a depth of 0.0, never -0.0
     if spec.binary:
