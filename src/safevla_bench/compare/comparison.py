@@ -1,4 +1,4 @@
-"""Policies compared in SR, Safety and the metrics between them: differences, verdicts, and ranges of ranks.
+"""Policies compared in SR, Safety and related metrics: differences, verdicts, and ranges of ranks.
 
 One verdict is primary: Safety over all suites. All others are exploratory. Within one metric of one scope the p-values
 of each question are adjusted for the pairs of policies. Every output reads the `Difference` of a pair.
@@ -44,11 +44,11 @@ Ints = NDArray[np.int64]
 
 
 class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy in one metric: its value over the n episodes that can tell, with its interval.
+    """One policy in one metric: its value over the n episodes where it is defined, with its interval.
 
-    Independent episodes: those of the tasks that all policies ran, pooled. `ranks` are the best and the worst that the
-    policy may have: 1 + those shown to be better, to the number of policies less those shown to be worse; null for two
-    policies.
+    Unpaired policies are compared over the episodes of the tasks that all ran, pooled. `ranks` are the best and the
+    worst possible rank: 1 + the number of policies shown to be better, and the number of policies minus those shown to
+    be worse; null for two policies.
     """
 
     policy: str
@@ -59,7 +59,7 @@ class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric of one scope. Verdicts are exploratory unless it is the primary one."""
+    """One metric of one scope. Verdicts are exploratory except the primary one."""
 
     metric: str
     standings: tuple[PolicyStanding, ...]
@@ -68,16 +68,16 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SuiteComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One suite, or all pooled (suite null): pairs that all finished (null where unpaired), others, tasks, metrics.
+    """One suite, or all pooled (suite null): pairs that all finished (null if unpaired), others, tasks, metrics.
 
-    Where a policy has a suite without any verdict, SR is the only metric; where a violation stopped an episode, Safety.
+    If a suite of some policy has no verdict, SR is the only metric; if a violation stopped an episode, Safety is.
     """
 
     suite: str | None
     pairs: int | None
     left_out: int
     tasks: int
-    """Tasks that are compared."""
+    """Number of tasks compared."""
     metrics: tuple[MetricComparison, ...]
 
 
@@ -88,15 +88,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     paired: bool
     confidence: float
     allow_crashed: bool = False
-    """Verdicts leave out episodes without a value, whatever these could change."""
+    """Verdicts ignore episodes without a value, although these could change them."""
     across_seeds: bool = False
     """Pairs are initial states, each with the mean of its seeds."""
     scopes: tuple[SuiteComparison, ...]
     across_versions: tuple[str, ...] = ()
-    """The suites and packages of which episodes name several physics versions; empty = one simulator."""
+    """Suites and packages whose episodes have several physics versions; empty = one simulator."""
     warnings: tuple[str, ...] = ()
     interventions: tuple[Intervention, ...] = ()
-    """What filters did, beside the same episodes without them; of paired episodes alone."""
+    """Effects of filters, compared with the same episodes without them; only of paired episodes."""
 
 
 def compare_policies(
@@ -107,17 +107,17 @@ def compare_policies(
     across_seeds: bool = False,
     across_versions: bool = False,
 ) -> Comparison:
-    """Compare two policies or several, with names that differ, in each suite and over all suites pooled.
+    """Compare two or more policies with different names, in each suite and over all suites pooled.
 
     Args:
         results: of at least two policies.
         options: metrics, confidence; None = the defaults.
         paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
         across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
-        across_versions: compare episodes of several physics versions too, and mark the comparison.
+        across_versions: also compare episodes of several physics versions, and mark the comparison.
 
-    Raises `RunError` if they cannot be compared: nothing in common, nothing known, several simulators, or, where
-    paired, what `pair_episodes` raises; `KeyError` for a metric that is not in `METRICS`.
+    Raises `RunError` if they cannot be compared: no common tasks, no values, several simulators, or, if paired, the
+    errors of `pair_episodes`; `KeyError` for a metric that is not in `METRICS`.
     """
     options = options or ComparisonOptions()
     _require_comparable(results, paired=paired)
@@ -150,7 +150,7 @@ def compare_where_possible(
 ) -> tuple[Comparison, str]:
     """Return the comparison of paired episodes and "", else that of independent episodes and why they are not paired.
 
-    Episodes of several physics versions are compared too, and marked. If any of the sources' `protocols` differ,
+    Episodes of several physics versions are also compared, and marked. If any of the sources' `protocols` differ,
     episodes are not paired. Raises `RunError` if the policies cannot be compared as independent episodes either.
     """
     return pair_where_possible(
@@ -161,7 +161,7 @@ def compare_where_possible(
 def pair_where_possible(
     compare: Callable[[bool], Compared], protocols: Sequence[Mapping[str, object]]
 ) -> tuple[Compared, str]:
-    """Return `compare(paired)`, and why episodes are not paired; "" where they are."""
+    """Return `compare(paired)`, and why episodes are not paired; "" if they are."""
     if any(protocol != protocols[0] for protocol in protocols):
         return compare(False), "the sources were run under different protocols"
     try:
@@ -179,7 +179,7 @@ def require_one_simulator(results: Sequence[policy_results.PolicyResults]) -> No
 
 
 def _require_comparable(results: Sequence[policy_results.PolicyResults], *, paired: bool) -> None:
-    """Raise `RunError` for fewer than two policies, one without episodes, and, unpaired, without a common task."""
+    """Raise `RunError` for fewer than two policies, one without episodes, and, if unpaired, no common task."""
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
         remedy = "Name two sources, or one that holds several policies."
@@ -208,14 +208,14 @@ def _nothing_comparable(results: Sequence[policy_results.PolicyResults]) -> RunE
 
 @dataclass(frozen=True)
 class _Measured:
-    """Differences of R pairs, and their parts by task [R, K], and by initial state [R, N] where signs are flipped."""
+    """Differences of R pairs, and their parts by task [R, K], and by initial state [R, N] if signs are flipped."""
 
     differences: list[Difference]
     by_task: Floats
     by_state: Floats | None
 
     def put(self, rows: Ints, other: _Measured) -> _Measured:
-        """Return these with the other's in place of some rows."""
+        """Return a copy with some rows replaced by those of another."""
         differences, by_task = [*self.differences], self.by_task.copy()
         by_task[rows] = other.by_task
         by_state = None if self.by_state is None else self.by_state.copy()
@@ -228,7 +228,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Scope:
-    """The results of one suite, or of all where it is None, and their pairs; None = independent episodes."""
+    """The results of one suite (None = all), and their pairs; None = independent episodes."""
 
     suite: str | None
     members: tuple[policy_results.PolicyResults, ...]
@@ -236,7 +236,7 @@ class _Scope:
 
     @cached_property
     def shared_tasks(self) -> list[policy_results.TaskKey]:
-        """The tasks that every policy ran, or planned where episodes are paired."""
+        """The tasks that every policy ran, or planned if episodes are paired."""
         if self.pairs:
             return list(dict.fromkeys((key.suite, key.task_id) for key in self.pairs.keys))
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
@@ -245,7 +245,9 @@ class _Scope:
     def measure(
         self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
-        """Return the differences of pairs of policies [R, 2] in known values, or with `fill` for each one's unknown."""
+        """Return the differences of pairs of policies [R, 2] in known values, or with `fill` for each one's unknown
+        values.
+        """
         names = [(self.members[i].name, self.members[j].name) for i, j in numbers.tolist()]
         if self.pairs:
             gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)
@@ -261,7 +263,7 @@ class _Scope:
         return _Measured(*unpaired_differences(names, (first, second), self._planned_tasks, metric, options), None)
 
     def samples(self, k: int, metric: str, fill: float | None = None) -> TaskValues:
-        """Return policy k's values by task, `fill` for each unknown one."""
+        """Return policy k's values by task, with `fill` for each unknown one."""
         key = k, metric, fill
         if key not in self._samples:
             self._samples[key] = values_by_task(self.members[k], metric, fill)
@@ -306,8 +308,8 @@ def _split_scopes(results: Sequence[policy_results.PolicyResults], pairs: Paired
 
 
 def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
-    """Return the comparison of one scope in each metric that all its policies know. SR is left out where a violation
-    stopped an episode, Safety where a suite has no verdict, the others in either case.
+    """Return the comparison of one scope in each metric that is known for all its policies. Omits SR if a violation
+    stopped an episode, Safety if a suite has no verdict, and the other metrics in both cases.
     """
     judged = not any(result.suites_without_verdict for result in scope.members)
     ran = not any(result.suites_stopped_on_violation for result in scope.members)
@@ -332,7 +334,7 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
     pairs = np.array(list(combinations(numbers, 2)))
     known, unknown = scope.measure(pairs, metric, options), scope.count_unknown(pairs, _bound(metric))
     rows = np.flatnonzero(unknown)
-    # Of P[U|S] it is not known which episodes count, and there is no extreme.
+    # The episodes that count for P[U|S] are unknown, so it has no extremes.
     fills = ((0.0, 1.0), (1.0, 0.0)) if metric in BOUNDED and len(rows) else ()
     extremes = [known.put(rows, scope.measure(pairs[rows], metric, options, fill)) for fill in fills]
     differences = [
@@ -351,7 +353,7 @@ def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> M
 
 
 _MOST_TIPPING = 10
-"""Pairs of which the tipping point is computed: sentences name three."""
+"""Maximum number of pairs with a tipping point: sentences name three."""
 
 
 def _bound(metric: str) -> str:
@@ -371,7 +373,7 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
 
 
 def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
-    """Yield each policy's value over its episodes of the tasks of which all have a value; None without such."""
+    """Yield each policy's value over its episodes of the tasks in which all have a value; None without such tasks."""
     by_policy = [scope.samples(k, metric) for k in range(len(scope.members))]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
     for member, values in zip(scope.members, by_policy, strict=True):
@@ -403,7 +405,7 @@ _Adjusted = list[tuple[float, float]]
 
 def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
     """Return for each pair the adjusted p-values on these tasks, and for tasks like these. A pair without a p-value has
-    1, and does not count. Differences by task, and rates of pairs, are adjusted by the greatest of all pairs'
+    1, and does not count. Differences by task, and rates of pairs, are adjusted by the largest of all pairs'
     statistics; other p-values by Holm's rule.
     """
     alone, by_task = (
@@ -426,8 +428,8 @@ def _adjust(measured: _Measured, known: Sequence[Difference]) -> _Adjusted:
 
 
 def _decide(item: Difference, metric: str, p_values: _Adjusted, options: ComparisonOptions) -> Difference:
-    """Return the difference with its adjusted p-values and the better policy, or why it has no verdict. `p_values` are
-    those of the known values, then, if any are unknown, those at the extremes.
+    """Return the difference with its adjusted p-values and the better policy, or the reason for no verdict. `p_values`
+    are those of the known values, then, if any are unknown, those at the extremes.
     """
     if item.p_value is None:
         return item
@@ -455,7 +457,7 @@ def _decide(item: Difference, metric: str, p_values: _Adjusted, options: Compari
 def _find_tipping(
     scope: _Scope, pair: tuple[int, int], item: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
-    """Return the tipping point of a pair: see `Difference.tipping`; null for unpaired starts with several episodes."""
+    """Return the tipping point of a pair (`Difference.tipping`); null for unpaired starts with several episodes."""
     best = 1.0 if METRICS[metric].better == "high" else 0.0
     mine, theirs = pair if ((item.difference or 0.0) > 0) == (best == 1.0) else pair[::-1]
     if scope.pairs:
@@ -478,8 +480,8 @@ def _find_tipping(
 
 
 def _add_ranks(metric: MetricComparison) -> MetricComparison:
-    """Return the metric with ranges of ranks in its standings; unchanged with fewer than three policies. SBU alone has
-    none: it is not a merit, as who never succeeds has none of it.
+    """Return the metric with ranges of ranks; unchanged with fewer than three policies, and for SBU, which does not
+    rank policies: one that never succeeds has an SBU of 0.
     """
     if len(metric.standings) < 3 or metric.metric == SBU.key:
         return metric

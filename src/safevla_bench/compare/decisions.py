@@ -1,12 +1,12 @@
-"""What a comparison decides: the ranking under other thresholds, which policy to take, gates against another run.
+"""Decisions from a comparison: the ranking under other thresholds, the choice of a policy, gates against another run.
 
-The one to take is the best in one metric among those that satisfy conditions. The intervals of all candidates and
-metrics hold together (Bonferroni over exact ones), so that those of the chosen one hold however it was chosen. It is
-compared with the runner-up by the ordinary test, which needs no adjustment for the number of candidates (S. Gutmann and
-Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
+The chosen policy is the best in one metric among those that satisfy conditions. The intervals of all candidates and
+metrics hold simultaneously (Bonferroni over exact ones), so that those of the chosen one hold however it was chosen. It
+is compared with the runner-up by the ordinary test, which needs no adjustment for the number of candidates (S. Gutmann
+and Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
 
-Gates against another run are limits on the difference from it, on the same episodes. Their interval is that of these
-tasks: a benchmark is run again. Episodes without a value enter at their worst and at their best, unless left out.
+Gates against another run are limits on the difference from it, on the same episodes. Their interval is for these tasks,
+since a benchmark is run again. Episodes without a value enter with their worst and best value, unless left out.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
 
     variant: str
     order: tuple[str, ...]
-    """Policies of equal Safety stand in the order of the first variant."""
+    """Policies of equal Safety keep the order of the first variant."""
     differences: tuple[Difference, ...]
     reversed: tuple[tuple[str, str], ...]
-    """Pairs told apart the other way round than under the first variant: the safer one there, the safer one here."""
+    """Pairs that differ significantly in the opposite direction than under the first variant: the policy that is safer
+    there, the one that is safer here."""
 
 
 class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> tuple[VariantRanking, ...]:
-        """The variants under which some pair of policies is told apart the other way round."""
+        """The variants under which some pair of policies differs significantly in the opposite direction."""
         return tuple(ranking for ranking in self.variants if ranking.reversed)
 
 
@@ -103,9 +104,9 @@ def rank_under_variants(
         library: the specifications that judged.
         variants: the first is the reference.
         rescore: judges the same records with another library; needed if recorded extremes do not decide a variant.
-        protocols: of the sources that state one; if they differ, episodes are not paired.
+        protocols: of the sources that have one; if they differ, episodes are not paired.
 
-    Raises what `apply_variant` raises.
+    Raises as `apply_variant` does.
     """
     try:
         by_variant = [
@@ -151,11 +152,11 @@ def rank_under_variants(
     )
 
 
-# Which policy to take
+# Choice of a policy
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy: the metric that is to be great, and the outcome of each condition."""
+    """One policy: the metric to maximise, and the outcome of each condition."""
 
     policy: str
     value: GateOutcome
@@ -163,7 +164,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_met(self) -> bool:
-        """True if the estimates satisfy all conditions, unknown episodes at their worst, however uncertain they are."""
+        """True if the estimates, with unknown episodes at their worst, satisfy all conditions, whatever their
+        uncertainty.
+        """
         return self.value.worst is not None and all(
             row.gate is not None and row.worst is not None and row.gate.is_satisfied(row.worst)
             for row in self.conditions
@@ -176,22 +179,23 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidates, the best first, and the chosen one; None where no estimate satisfies all conditions.
+    """The candidates, the best first, and the chosen one; None if no estimate satisfies all conditions.
 
     `comparison` is that of the chosen one with the runner-up, the next best of those whose estimates satisfy all
-    conditions; null without one, or where the two cannot be compared. `unpaired` says why not by pairs. `episodes` of
-    each task and policy would show a difference for tasks like these in 80 % of cases if true rates were as measured.
+    conditions; null without one, or if the two cannot be compared. `unpaired` says why they are not paired. With this
+    many `episodes` per task and policy a difference for tasks like these is significant with 80 % probability if the
+    true rates equal the measured ones.
     """
 
     metric: GateMetric
     conditions: tuple[Gate, ...]
     confidence: float
-    """With which all intervals hold together."""
+    """Confidence with which all intervals hold simultaneously."""
     each_confidence: float
     candidates: tuple[Candidate, ...]
     chosen: str | None
     is_established: bool
-    """All conditions of the chosen one are established."""
+    """True if all conditions of the chosen one are established."""
     comparison: Comparison | None = None
     unpaired: str = ""
     episodes: int | None = None
@@ -217,8 +221,8 @@ def select_policy(
 ) -> Selection:
     """Choose the policy with the greatest `metric` among those whose estimates satisfy the conditions.
 
-    Estimates are those with every unknown episode at its worst. Equal ones are taken by the slack of the first
-    condition, then in the order of the scores.
+    Estimates count every unknown episode at its worst. Ties are resolved by the slack of the first condition, then by
+    the order of the scores.
 
     Args:
         scores: the verdicts of all policies.
@@ -226,8 +230,8 @@ def select_policy(
         results: the same by policy.
         metric: a metric of which more is better.
         conditions: limits of metrics.
-        confidence: with which all intervals hold together.
-        protocols: of the sources that state one; if any differ, episodes are not paired.
+        confidence: with which all intervals hold simultaneously.
+        protocols: of the sources that have one; if any differ, episodes are not paired.
 
     Raises `RunError` for fewer than two policies, or policies that ran different tasks.
     """
@@ -326,18 +330,18 @@ def check_against(
 ) -> GateReport:
     """Check the differences of policies from a baseline against gates that name it.
 
-    Each policy is held against the baseline's of its name, else against the only one.
+    Each policy is compared with the baseline's policy of its name, else with the only one.
 
     Args:
-        results: the policies that are gated.
+        results: the policies to gate.
         baselines: the policies of the other run, which planned the same episodes.
         gates: at least one, each with a `baseline`.
-        per: judge each policy with its suites pooled, or each suite apart.
-        confidence: of the intervals that decide, all together; None = the point estimate decides.
+        per: judge each policy with its suites pooled, or each suite separately.
+        confidence: joint confidence of the intervals; None = the point estimate decides.
         lost: further gaps in either run, each as one sentence.
-        allow_crashed: leave out episodes without a value, and pass over what is in `lost`.
+        allow_crashed: leave out episodes without a value, and ignore `lost`.
 
-    Raises what `check_gates` raises, and `RunError` for no baseline, other episodes, or another simulator.
+    Raises as `check_gates` does, and `RunError` for no baseline, other episodes, or another simulator.
     """
     require_valid(gates, confidence)
     scopes = [scope for result in results for scope in _split_suites(result, _find_baseline(result, baselines), per)]
@@ -392,7 +396,7 @@ def _decide(
     each: float | None,
     allow_crashed: bool,
 ) -> GateOutcome:
-    """Return the outcome of a gate, by the point estimate where `each` is None, else by the whole interval."""
+    """Return the outcome of a gate, by the point estimate if `each` is None, else by the whole interval."""
     names = (pairs.results[0].name, pairs.results[1].name)
 
     def measure(fill: tuple[float, float] | None = None) -> Difference:

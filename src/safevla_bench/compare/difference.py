@@ -32,13 +32,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _TIE = 1e-12
 _LEAST_EPISODES = 3
-"""Episodes of each policy and task that the score test needs where tasks have different numbers of them."""
+"""Episodes of each policy and task that the score test needs if tasks have different numbers of them."""
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a comparison.
 
-    `allow_crashed`: verdicts stand even if episodes without a value could change them.
+    `allow_crashed`: verdicts ignore that episodes without a value could change them.
     """
 
     metrics: tuple[str, ...] = COMPARED
@@ -46,7 +46,7 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_crashed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `SafevlaError` if the confidence is not a share."""
+        """Raise `SafevlaError` if the confidence is not a fraction between 0 and 1."""
         if not 0 < self.confidence < 1:
             remedy = "Give a share between 0 and 1, such as 0.95; on the command line in percent."
             raise SafevlaError(f"no interval has the confidence {self.confidence:g}", remedy=remedy)
@@ -55,36 +55,36 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """First minus second in one metric, with the answers to two questions.
 
-    `p_value`, `ci` and `better` are of these tasks: would equal policies differ so much if the same tasks were run
-    again? Those `by_task` are of tasks like these, from the difference of each task, and are tested only where the
-    policies differ on these tasks. Each question has its own error of 1 - confidence over all pairs of policies.
+    `p_value`, `ci` and `better` are for these tasks: would equal policies differ so much if the same tasks were run
+    again? The fields `by_task` are for tasks like these, based on the difference of each task, and are only tested if
+    the policies differ on these tasks. Each question has its own error of 1 - confidence over all pairs of policies.
     The two counts are of pairs, null for means and for independent episodes.
     """
 
     first: str
     second: str
     difference: float | None = None
-    """Over initial states of equal weight; of independent episodes over tasks of equal weight."""
+    """Over initial states of equal weight; for independent episodes, over tasks of equal weight."""
     ci: Bounds | None = None
     excludes_zero: bool = False
-    """Whether `ci` excludes 0, as `p_value` is significant; an end of 0 is then open."""
+    """True if `ci` excludes 0, as `p_value` is significant; an end of 0 is then open."""
     ci_by_task: Bounds | None = None
     pairs: int | None = None
-    """Pairs that both policies finished and that have a value; null where episodes are independent."""
+    """Pairs that both policies finished and that have a value; null if episodes are independent."""
     unknown: int = 0
     """Planned episodes of the two without a value: crashed, cut short or without a verdict."""
     extremes: Bounds | None = None
     """The difference if every unknown value were the worst for the first, and the best; null if all are known."""
     p_at_extremes: float | None = None
-    """The greater `p_value` at these extremes, 1 if they disagree on the sign; null if all are known."""
+    """The larger `p_value` at these extremes, 1 if they disagree on the sign; null if all are known."""
     p_by_task_at_extremes: float | None = None
-    """The same of `p_by_task`."""
+    """The larger `p_by_task` at these extremes, in the same way."""
     tipping: int | None = None
-    """The most episodes without a value that may count against the policy that looks better, whichever these are, if
-    all of the other's count for it (of several policies at the error divided by the pairs); null where not even none
-    may, and where that is not computed."""
+    """The largest number of episodes without a value, whichever they are, that may count against the better-looking
+    policy while all of the other's count for it (for several policies, at the error divided by the number of pairs).
+    Null if even zero is too many, and if not computed."""
     tasks: int = 0
-    """Tasks that both ran."""
+    """Number of tasks that both ran."""
     only_first: int | None = None
     only_second: int | None = None
     test: str
@@ -94,25 +94,25 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     p_adjusted: float | None = None
     """`p_value`, adjusted for the pairs of policies that are compared in this metric and scope."""
     p_by_task_adjusted: float | None = None
-    """The greater of `p_by_task`, adjusted likewise, and `p_adjusted`."""
+    """The larger of `p_by_task`, adjusted in the same way, and `p_adjusted`."""
     better: str | None = None
     """The policy that is better on these tasks."""
     better_by_task: str | None = None
     """The policy that is better for tasks like these."""
     undecided: bool = False
-    """One would be better on these tasks, but episodes without a value could change that."""
+    """True if one would be better on these tasks, but episodes without a value could change that."""
     undecided_by_task: bool = False
     """The same for tasks like these."""
     no_verdict: str = ""
-    """Why there is no verdict on these tasks whatever the p-value."""
+    """Reason for no verdict on these tasks whatever the p-value."""
     tasks_needed: int | None = None
-    """The fewest tasks with which the test by task can reject, if these are fewer."""
+    """The smallest number of tasks with which the test by task can reject, if there are fewer."""
     identical: bool = False
-    """Every pair has the same value on both sides."""
+    """True if every pair has the same value on both sides."""
     leave_one_out: Bounds | None = None
-    """The least and the greatest difference without one task; null with one task."""
+    """The smallest and the largest difference without one task; null with one task."""
     depends_on: str | None = None
-    """The task without which the difference has another sign, or these tasks would show none."""
+    """The task without which the difference has another sign, or is not significant on these tasks."""
 
 
 class TaskSample(NamedTuple):
@@ -128,8 +128,8 @@ TaskValues = Mapping[TaskKey, TaskSample]
 def values_by_task(results: PolicyResults, metric: str, fill: float | None = None) -> TaskValues:
     """Return a metric of a policy's episodes, tasks in order of first appearance.
 
-    `fill` stands for each unknown value, those of lost episodes included; without it they are left out, and so are
-    tasks of which no value is known.
+    `fill` replaces each unknown value, including those of lost episodes; without it they are left out, as are tasks
+    without a known value.
     """
     values, tasks, starts = METRICS[metric].values(results), results.tasks, results.starts
     if fill is not None:
@@ -158,8 +158,8 @@ def paired_difference(
     options: ComparisonOptions,
     fill: tuple[float, float] | None = None,
 ) -> Difference:
-    """Return the difference of two policies (by number) over the initial states of all parts: see
-    `paired_differences`; `fill` as of `PairedResults.state_gaps`.
+    """Return the difference of two policies (by number) over the initial states of all parts, see `paired_differences`;
+    `fill` as in `PairedResults.state_gaps`.
     """
     gaps, is_single = zip(*(part.state_gaps(np.array([pair]), metric, fill) for part in parts), strict=True)
     tasks, places = number_distinct(part.tasks[k] for part in parts for k in part.task_places)
@@ -178,12 +178,12 @@ def paired_differences(
 ) -> list[Difference]:
     """Return the differences of R pairs of policies over initial states, each with the mean of its seeds.
 
-    Rates of states with one episode each: McNemar's mid-p test and Tango's interval, reconciled with it. Rates of
-    states with several: sign flips of the pairs, and no counts. VSI: Gaffke's interval, and the test that it inverts.
-    `ci_by_task` and `p_by_task` from two tasks on. Without a state, no difference and no p-value.
+    Rates of states with one episode each: McNemar's mid-p test and Tango's interval, made consistent. Rates of states
+    with several: sign flips of the pairs, without counts. VSI: Gaffke's interval, and the test that it inverts.
+    `ci_by_task` and `p_by_task` need at least two tasks. Without a state there is no difference and no p-value.
 
-    `gaps` are first minus second in each state, NaN where one is not known, [R, N]; `places` those of each state's task
-    among `tasks`, [N]; `is_single`: each policy has one episode of each state, [R].
+    `gaps` are first minus second in each state, NaN if one is unknown, [R, N]; `places` are the indices of each state's
+    task in `tasks`, [N]; `is_single`: each policy has one episode of each state, [R].
     """
     known, filled = ~np.isnan(gaps), np.nan_to_num(gaps)
     member = np.equal.outer(places, np.arange(len(tasks))).astype(np.float64)
@@ -235,7 +235,7 @@ def _row_by_row(test: Callable[[int], significance.MeanTest]) -> Callable[[Ints]
 
 
 def _join_rows(*groups: tuple[Ints, Callable[[Ints], significance.MeanTest]]) -> significance.MeanTest:
-    """Return the test of all rows, of groups of which each has its own."""
+    """Concatenate groups of rows, each with its own test."""
     filled = [(rows, test(rows)) for rows, test in groups if len(rows)]
     order = np.argsort(np.concatenate([rows for rows, _ in filled] or [np.zeros(0, dtype=np.int64)]))
     joined = significance.join_tests([test for _, test in filled])
@@ -255,12 +255,13 @@ def unpaired_differences(
     options: ComparisonOptions,
 ) -> tuple[list[Difference], Floats]:
     """Return the differences of R pairs of policies over independent episodes of the tasks that both ran, and those of
-    each task [R, K], 0 where one did not run it. Each task has equal weight.
+    each task [R, K], 0 if one did not run it. Tasks have equal weight.
 
-    Rates: the stratified score test and its interval, on one task Barnard's test and Newcombe's interval, reconciled.
-    VSI, and rates of starts with several episodes: Gaffke's interval of each policy's mean, and their difference
-    (MOVER). From two tasks on, `ci_by_task` and `p_by_task` speak of tasks like these. Without a common task, no
-    difference and no p-value; `test` then says why. `sides` are the values of the first and the second of each, [R].
+    Rates: the stratified score test and its interval, on one task Barnard's test and Newcombe's interval, made
+    consistent. VSI, and rates of starts with several episodes: Gaffke's interval of each policy's mean, and their
+    difference (MOVER). `ci_by_task` and `p_by_task`, for tasks like these, need at least two tasks. Without a common
+    task there is no difference and no p-value, and `test` says why. `sides` are the values of the first and the second
+    of each pair, [R].
     """
     summed = {id(values): _sum_up(values, tasks) for side in sides for values in side}
     (first, n, mine), (second, m, theirs) = (
@@ -333,7 +334,7 @@ def _test_tasks(
     options: ComparisonOptions,
 ) -> list[Difference]:
     """Return `measured` [R] with the tests on these tasks, without one, and for tasks like these. `parts` are the
-    tasks' sums and weights, [R, K] each; tasks without weight do not count, and a row without any stays as it is.
+    tasks' sums and weights, [R, K] each; tasks without weight do not count, and rows without any are unchanged.
     """
     rows = np.flatnonzero(parts[1].any(axis=1))
     if not len(rows):
@@ -385,7 +386,7 @@ _NO_INTERVAL = Interval(np.nan, np.nan)
 
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
-    """Return p-values and the two ends for tasks like these, [3, R]; NaN for one task, and where there is no end."""
+    """Return p-values and the two ends for tasks like these, [3, R]; NaN for one task, and if there is no end."""
     flipped = np.full((3, len(sums)), np.nan)
     masks, numbers = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):
@@ -401,7 +402,9 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return why two policies have no verdict on these tasks: too few episodes of a task, or weights turn the order."""
+    """Return why two policies have no verdict on these tasks: a task has too few episodes, or weights reverse the
+    order.
+    """
     if len(tasks) < 2:
         return ""
     uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1
@@ -428,10 +431,10 @@ def _mean_gap(totals: Sequence[tuple[Floats, Ints]]) -> float:
 
 
 def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown: int) -> Difference:
-    """Return the difference with what `unknown` episodes, at least one, could make of it.
+    """Return the difference with the possible effects of `unknown` episodes, at least one.
 
-    `extremes`: the same with every unknown value the worst for the first policy, and the best; empty if they cannot be
-    known, as for P[U|S]: then no verdict stands.
+    `extremes`: the difference with every unknown value the worst for the first policy, and the best; empty if they
+    cannot be known, as for P[U|S]: then there is no verdict.
     """
     ends = [item.difference for item in extremes if item.difference is not None]
     agree = all((item.difference or 0.0) * (difference.difference or 0.0) > 0 for item in extremes)
@@ -449,7 +452,7 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
 
 
 def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: bool) -> bool:
-    """Return whether a policy is better by units (good, unknown, n, the other's good, the other's n) of episodes."""
+    """Return whether a policy is better, given units (good, unknown, n, the other's good, the other's n) of episodes."""
     good, _, n, others, m = np.array(units).T
     gaps = good / n - others / m
     if not paired and len(units) == 1:
@@ -467,7 +470,7 @@ _LADDER = np.linspace(0.0, 4.4, 23)
 
 
 class _BoundedMeans:
-    """Gaffke's intervals of policies' means over tasks of equal weight, and differences of two by them (MOVER)."""
+    """Gaffke's intervals of policies' means over tasks of equal weight, and differences of two of them (MOVER)."""
 
     def __init__(self, tasks: Sequence[TaskKey]) -> None:
         self._tasks, self._known = tasks, dict[tuple[int, bytes, bool], Floats]()
@@ -478,7 +481,7 @@ class _BoundedMeans:
         """Return the test of pairs [Q] over the tasks that are kept, [Q, K].
 
         The p-value is the error at which the interval ends at 0: its normal quantile is interpolated between those of
-        24 intervals. `only_side`: it is only on its side of the level.
+        24 intervals. `only_side`: compute only on which side of the level it is.
         """
         z = normal_quantile(confidence)
         steps = np.array([z]) if only_side else np.unique(np.append(_LADDER, z))
@@ -523,13 +526,13 @@ class _BoundedMeans:
 
 
 def least_tasks(confidence: float) -> int:
-    """Return the fewest tasks with which sign flips can reach significance at this confidence: 6 at 95 %."""
+    """Return the smallest number of tasks with which sign flips can be significant at this confidence: 6 at 95 %."""
     level = 1 - confidence + 1e-12
     return next(k for k in count(2) if 2.0 ** (1 - k) <= level)
 
 
 def interval_bounds(interval: Interval | None) -> Bounds | None:
-    """Return the two ends of an interval; None for None, and for equal ends: no spread proves nothing."""
+    """Return the two ends of an interval; None for None, and for equal ends, since zero spread proves nothing."""
     if interval is None or interval.low == interval.high or np.isnan(interval.low):
         return None
     return float(interval.low), float(interval.high)

@@ -32,7 +32,7 @@ _UNPAIRED = "Or pass --unpaired, which takes the episodes as independent and nee
 
 
 class PairKey(NamedTuple):
-    """Key by which episodes of different policies are paired; without its seed, an initial state."""
+    """Key by which episodes of different policies are paired; without the seed, an initial state."""
 
     suite: str
     task_id: str
@@ -41,7 +41,7 @@ class PairKey(NamedTuple):
 
     @property
     def state(self) -> PairKey:
-        """The initial state alone: what episodes of different policies share, whatever their seeds."""
+        """Only the initial state, which episodes of different policies share whatever their seeds."""
         return self._replace(seed=None)
 
     def __str__(self) -> str:
@@ -54,22 +54,22 @@ class PairKey(NamedTuple):
 class PairedResults:
     """Results of P policies on the same planned episodes.
 
-    Each pair of policies is compared where both of these finished, whatever happened to others.
+    Two policies are compared on the episodes that both finished, whatever others did.
     """
 
     results: tuple[PolicyResults, ...]
     keys: tuple[PairKey, ...]
-    """The planned episodes, [K]: those that some policy finished in the order of the first that did, then the lost."""
+    """The planned episodes, [K]: those that some policy finished, in the order of the first that did, then the lost."""
     places: NDArray[np.int64]
-    """Place of each in the results of each policy, -1 = not finished there, [P, K]."""
+    """Index of each in the results of each policy, -1 = not finished there, [P, K]."""
     is_planned: NDArray[np.bool_]
-    """True where the policy planned it; all do unless initial states are paired, [P, K]."""
+    """True if the policy planned it; always true unless initial states are paired, [P, K]."""
     by_state: bool
-    """Seeds differ between the policies, so that initial states are paired and not episodes."""
+    """True if seeds differ between the policies, so that initial states are paired instead of episodes."""
 
     @cached_property
     def _state_numbers(self) -> NDArray[np.int64]:
-        """The initial state of each episode, numbered in the order of their keys, [K]."""
+        """Number of each episode's initial state, in the order of their keys, [K]."""
         states = {state: k for k, state in enumerate(_sort_keys({key.state for key in self.keys}))}
         return np.array([states[key.state] for key in self.keys], dtype=np.int64)
 
@@ -84,7 +84,7 @@ class PairedResults:
 
     @property
     def task_places(self) -> NDArray[np.int64]:
-        """The task of each of all N states, in the order of their keys, as its place among `tasks`."""
+        """Index in `tasks` of the task of each of all N states, in the order of their keys."""
         return self._tasks[1]
 
     @cached_property
@@ -94,7 +94,7 @@ class PairedResults:
     def mark_finished(self, policies: Sequence[int] | None = None) -> NDArray[np.bool_]:
         """Return which episodes all of these policies (by number; None = every one) finished, [K].
 
-        Where initial states are paired, one finished episode of a state marks all of it.
+        If initial states are paired, one finished episode of a state marks all of its episodes.
         """
         finished = self.places[list(range(len(self.results)) if policies is None else policies)] >= 0
         if self.by_state:
@@ -102,11 +102,11 @@ class PairedResults:
         return np.asarray(finished.all(axis=0))
 
     def count_pairs(self, chosen: NDArray[np.bool_]) -> int:
-        """Return how many pairs the chosen [K] are: episodes, or initial states where those are paired."""
+        """Return the number of pairs among the chosen [K]: episodes, or initial states if those are paired."""
         return len(np.unique(self._state_numbers[chosen])) if self.by_state else int(chosen.sum())
 
     def select_suite(self, suite: str | None) -> PairedResults:
-        """Return the planned episodes of one suite alone (None = all); `results` still hold all suites."""
+        """Return the planned episodes of one suite (None = all); `results` still hold all suites."""
         chosen = [k for k, key in enumerate(self.keys) if suite in (None, key.suite)]
         return replace(
             self,
@@ -118,7 +118,7 @@ class PairedResults:
     def metric_values(self, policies: Sequence[int], metric: str) -> NDArray[np.float64]:
         """Return a metric of each of these policies (by number) and planned episode, [P, K].
 
-        NaN where the episode is not finished or lacks a value.
+        NaN if the episode is not finished or lacks a value.
         """
         if metric not in self._tables:
             table = self._tables[metric] = np.full(self.places.shape, np.nan)
@@ -131,8 +131,9 @@ class PairedResults:
         return int((np.isnan(self.metric_values(policies, metric)) & self.is_planned[list(policies)]).sum())
 
     def count_outcomes(self, policies: tuple[int, int], metric: str, best: float) -> list[tuple[float, ...]]:
-        """Return for each initial state of two policies (by number) the first's episodes with the best value, how many
-        of these are unknown, all, then the second's with the best value and all; unknown ones are taken as the best.
+        """Return counts for each initial state of two policies (by number): the first's episodes with the best value,
+        how many of these are unknown, all; then the second's with the best value and all. Unknown ones count as the
+        best.
         """
         values = self.metric_values(policies, metric)
         is_unknown = np.isnan(values) & self.is_planned[list(policies)]
@@ -144,8 +145,8 @@ class PairedResults:
         return [tuple(unit) for unit in counts[:, (counts[[2, 4]] > 0).all(axis=0)].T.tolist()]
 
     def state_means(self, policies: tuple[int, int], metric: str) -> tuple[NDArray[np.float64], bool]:
-        """Return the first policy's means over the seeds of each initial state where both (by number) have a value, and
-        whether every such state has one episode of each. Where episodes are paired, only seeds of both count.
+        """Return the first policy's means over the seeds of each initial state in which both (by number) have a value,
+        and whether every such state has one episode of each. If episodes are paired, only seeds of both count.
         """
         values = self.metric_values(policies, metric)
         if not self.by_state:
@@ -157,8 +158,8 @@ class PairedResults:
     def state_gaps(
         self, pairs: NDArray[np.int64], metric: str, fill: tuple[float, float] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return for R pairs of policies (by number, [R, 2]) first minus second in the means of `state_means`, [R, N],
-        NaN where one has none, and whether every state has one episode of each, [R]. `fill` stands for each one's
+        """Return, for R pairs of policies (by number, [R, 2]), first minus second in the means of `state_means`, [R,
+        N], NaN if one has none, and whether every state has one episode of each, [R]. `fill` replaces each one's
         unknown values: crashed episodes, stopped ones and those without a verdict.
         """
         sides = [self._fill(metric, end) for end in fill or (None, None)]
@@ -171,7 +172,7 @@ class PairedResults:
         return first - second, np.asarray(most <= 1)
 
     def _fill(self, metric: str, end: float | None) -> NDArray[np.float64]:
-        """Return a metric of each policy and planned episode [P, K], with `end` for unknown values if it is given."""
+        """Return a metric of each policy and planned episode [P, K], with `end` for unknown values if given."""
         values = self.metric_values(range(len(self.results)), metric)
         return values if end is None else np.where(np.isnan(values) & self.is_planned, end, values)
 
@@ -198,12 +199,12 @@ def number_distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], NDArray[np
 def pair_episodes(
     results: Sequence[PolicyResults], *, across_seeds: bool = False, across_tasks: bool = False
 ) -> PairedResults:
-    """Pair the episodes of policies, with names that differ, that planned the same ones; lost ones count as planned.
+    """Pair the episodes of policies with different names that planned the same ones; lost ones count as planned.
 
     `across_seeds`: pair initial states whatever the seeds, of which each state may have several. `across_tasks`: pair
-    episodes of tasks that differ in `TASK_FIELDS`. Raises `RunError` for what makes them no pairs: initial states that
-    were not recorded, an episode twice, episodes that one policy planned and another did not, and starts, tasks or
-    protocols that differ.
+    episodes of tasks that differ in `TASK_FIELDS`. Raises `RunError` if episodes cannot be paired: initial states were
+    not recorded, an episode occurs twice, one policy planned episodes that another did not, or starts, tasks or
+    protocols differ.
     """
     results = name_kitchens(results)
     indices = [_index_by_key(result) for result in results]
@@ -263,7 +264,7 @@ def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
 
 def _require_same_starts(paired: PairedResults) -> None:
     """Raise `RunError` if two policies started an episode differently, or ran under different protocols. Episodes that
-    either did not finish are not checked. Where initial states are paired, the starts of each state are compared.
+    either did not finish are not checked. If initial states are paired, the starts of each state are compared.
     """
     remedy = f"{_ONE_PROTOCOL} {_UNPAIRED}"
     for name, names, episodes in _find_differences(paired, _STARTS):
@@ -305,13 +306,13 @@ _STARTS: Mapping[str, Callable[[PolicyResults, Header], object]] = {
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }
-"""What fixes an episode's start beside the initial state, and how it is read."""
+"""Fields that fix an episode's start in addition to the initial state, and how they are read."""
 TASK_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "target object": lambda header: header.target_object or "none",
     "instruction": lambda header: header.instruction or "",
     **IDENTITY_FIELDS,
 }
-"""What says which task an episode ran, and how it is read; "" = unknown, which differs from nothing."""
+"""Fields that say which task an episode ran, and how they are read; "" = unknown, which differs from nothing."""
 
 
 def _ignore_results(read: Callable[[Header], object]) -> Callable[[PolicyResults, Header], object]:
@@ -332,7 +333,7 @@ def _values_by_start(
 
 
 def _differing_rules(first: PolicyResults, other: PolicyResults) -> list[str]:
-    """Return the names of the protocols' rules that differ; if one is a loop of somebody's own, of how it begins."""
+    """Return the names of the protocols' rules that differ; for a user's own loop, only those on how it begins."""
     if first.protocol is None or other.protocol is None or first.protocol == other.protocol:
         return []
     mine, theirs = first.protocol, other.protocol
@@ -343,7 +344,7 @@ def _differing_rules(first: PolicyResults, other: PolicyResults) -> list[str]:
 
 
 def _start_rules(protocol: Mapping[str, object], suites: Collection[str]) -> Mapping[str, object]:
-    """Return the three rules by which a loop of somebody's own can be compared with a rollout."""
+    """Return the three rules by which a user's own loop can be compared with a rollout."""
     waited, by_suite = protocol.get("wait_steps"), protocol.get("wait_steps_by_suite")
     of_suite = by_suite if isinstance(by_suite, Mapping) else {}
     steps = set(waited) if isinstance(waited, list | tuple) else {of_suite.get(suite, waited) for suite in suites}

@@ -1,8 +1,8 @@
-"""What changes of a suite do to a policy, and what filters of its actions do: each episode beside its unchanged like.
+"""Effects of changes of a suite on a policy, and of filters of its actions, each paired with the unchanged episodes.
 
-A suite `SUITE-CHANGE`, such as LIBERO-PRO's `libero-goal-swap`, is the suite `SUITE` with something changed. A suite
-that was run twice is the control: nothing was changed, and what differs is noise. Of filters: how often and how far
-they changed actions, and what became of the same episodes without them.
+A suite `SUITE-CHANGE`, such as LIBERO-PRO's `libero-goal-swap`, is the suite `SUITE` with one change. A suite that was
+run twice is the control: nothing was changed, so any difference is noise. For filters: how often and how much they
+changed actions, and how the same episodes went without them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     change: str
     suites: tuple[str, ...]
     left_out: int
-    """Episodes of either side without their like on the other."""
+    """Episodes of either side without a counterpart on the other."""
     unknown: int
     """Paired episodes that crashed, were cut short or have no verdict; the differences leave them out."""
     differing: tuple[str, ...]
-    """What of `TASK_FIELDS` differs between the paired episodes."""
+    """The fields of `TASK_FIELDS` that differ between the paired episodes."""
     differences: dict[str, Difference]
-    """Metric -> the difference; its `ci` holds together with all others of the report."""
+    """Metric -> the difference; its `ci` holds simultaneously with all others of the report."""
 
 
 class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +56,9 @@ def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFID
     """Compare changed suites with unchanged ones, policy by policy, on the same tasks, initial states and seeds.
 
     `sources` are the results of each source and policy, not joined. The first source of a suite is compared; a second
-    is the control, whose initial states are paired whatever their seeds. All intervals hold together with `confidence`
-    (Bonferroni). Raises `RunError` if no suite has a changed one beside it or was run twice, or pairs did not start
-    alike.
+    is the control, whose initial states are paired whatever their seeds. All intervals hold simultaneously with
+    `confidence` (Bonferroni). Raises `RunError` if no suite has a changed counterpart or was run twice, or pairs had
+    different starts.
     """
     arms = [
         (policy, change, sides)
@@ -124,11 +124,13 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
     return replace(first, name="unchanged"), replace(second, name="changed")
 
 
-# What filters did
+# Effects of filters
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with a filter beside one without; counts are of `pairs` that both finished, names of the former's."""
+    """A policy with a filter and the same without; counts are of `pairs` that both finished, names of the filtered
+    one's.
+    """
 
     policy: str
     without: str
@@ -139,14 +141,14 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
     """Mean norm of the change over changed actions, in the action's own units."""
     pairs: int
     violations: int
-    """Pairs that are unsafe without the filter, of those with a verdict on both sides."""
+    """Pairs that are unsafe without the filter, among those with a verdict on both sides."""
     violations_made: int
     successes: int
     successes_gained: int
     clean: tuple[int, int]
     """Clean successes without the filter, and with it."""
     extra_steps: float | None
-    """Mean over pairs in which both succeeded; None without any."""
+    """Mean over pairs in which both succeeded; None if there are none."""
     saved: tuple[str, ...]
     """Episodes that are unsafe without the filter, and safe with it."""
     spoiled: tuple[str, ...]
@@ -154,9 +156,9 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_interventions(pairs: PairedResults) -> Iterator[Intervention]:
-    """Yield for each policy whose actions were changed what that did, beside the unchanged one of the nearest name.
+    """Yield the effect of each filter that changed actions, compared with the unfiltered policy of the nearest name.
 
-    Nothing where every policy has changes, or initial states are paired and not episodes.
+    Yields nothing if every policy has changes, or initial states are paired instead of episodes.
     """
     changes = [join_changes(result.changes) for result in pairs.results]
     unchanged = [k for k, total in enumerate(changes) if not total.changed]

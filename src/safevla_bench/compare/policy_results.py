@@ -1,4 +1,4 @@
-"""Results of one policy of one source: what a comparison needs of its episodes, and what a reader must know of them."""
+"""Results of one policy of one source: the facts about its episodes that a comparison and its readers need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TaskKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class PolicyResults:
-    """One policy's episodes that can tell something, [n].
+    """One policy's episodes with a value, [n].
 
     `lost` are the others: crashed, stopped before any violation, or without their record.
     """
@@ -43,11 +43,11 @@ class PolicyResults:
     unsafe: NDArray[np.bool_]
     vsi: NDArray[np.float64]
     is_counted: NDArray[np.bool_]
-    """True where the episode ran to its end; elsewhere `success` means nothing."""
+    """True if the episode ran to its end; otherwise `success` is undefined."""
     is_judged: NDArray[np.bool_]
-    """True where there is a verdict; elsewhere safety is unknown."""
+    """True if there is a verdict; otherwise safety is unknown."""
     stopped_on_violation: NDArray[np.bool_]
-    """True where a violation stopped the episode: it leaves all but Safety of its suite unknown."""
+    """True if a violation stopped the episode: then only Safety of its suite is known."""
     starts: NDArray[np.int64]
     """Equal for episodes of one task and start."""
     lost: tuple[AbsentEpisode, ...] = ()
@@ -56,15 +56,15 @@ class PolicyResults:
     protocol: Mapping[str, object] | None = None
     privileged: bool = False
     standin_suites: tuple[str, ...] = ()
-    """The suites that were simulated with stand-ins for the host's own assets."""
+    """Suites simulated with stand-ins for the host's own assets."""
     earlier_resets: Mapping[EpisodeKey, int] = field(default_factory=dict)
-    """The resets before an episode's own since its environment was seeded; none of those that are not here."""
+    """Number of resets before an episode's own since its environment was seeded; only of episodes in these results."""
     kitchens: Mapping[EpisodeKey, Kitchen] = field(default_factory=dict)
-    """What fixes the start of each RoboCasa episode that says it."""
+    """The values that fix the start of each RoboCasa episode that records them."""
     left_out_clauses: tuple[str, ...] = ()
     """The lines on clauses that were left out of these episodes, on request or because no log holds what they need."""
     changes: tuple[ActionChanges, ...] = ()
-    """What a filter changed in each episode, [n]; empty = not known."""
+    """Changes by a filter in each episode, [n]; empty = unknown."""
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -76,13 +76,13 @@ class PolicyResults:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Package -> the version that the records name; several versions are sorted and joined with `and`."""
+        """Package -> the version in the records; several versions are sorted and joined with `and`."""
         versions = collect_versions(header.versions or {} for header in self.headers)
         return {package: " and ".join(numbers) for package, numbers in versions.items()}
 
     @property
     def simulator_by_suite(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Suite -> package -> the versions that decided the physics of its episodes."""
+        """Suite -> package -> the versions that affect the physics of its episodes."""
         suites = dict.fromkeys(header.benchmark for header in self.headers)
         return {
             suite: collect_versions(
@@ -93,7 +93,7 @@ class PolicyResults:
 
     @property
     def suites_without_verdict(self) -> list[str]:
-        """The suites in which no specification reached a verdict, so that safety there is unknown."""
+        """The suites in which no specification reached a verdict, so that safety is unknown there."""
         judged = {self.headers[k].benchmark for k in np.flatnonzero(self.is_judged)}
         return [suite for suite in dict.fromkeys(header.benchmark for header in self.headers) if suite not in judged]
 
@@ -108,12 +108,12 @@ class PolicyResults:
         return [(episode.benchmark, episode.task_id) for episode in self.lost]
 
     def select(self, keep: Callable[[Header | AbsentEpisode], bool]) -> PolicyResults:
-        """Return the results of the episodes, lost ones too, that `keep` accepts."""
+        """Return the results of the episodes, including lost ones, that `keep` accepts."""
         index = np.array([k for k, header in enumerate(self.headers) if keep(header)], dtype=np.int64)
         return replace(self.select_episodes(index), lost=tuple(filter(keep, self.lost)))
 
     def select_suite(self, suite: str | None) -> PolicyResults:
-        """Return the results of one suite, lost episodes included; None = all."""
+        """Return the results of one suite, including lost episodes; None = all."""
         return self if suite is None else self.select(lambda episode: episode.benchmark == suite)
 
     def rename_suites(self, names: Mapping[str, str]) -> PolicyResults:
@@ -123,10 +123,7 @@ class PolicyResults:
         return replace(self, headers=tuple(headers), lost=tuple(lost))
 
     def select_episodes(self, index: NDArray[np.int64]) -> PolicyResults:
-        """Return the results of the episodes at these indices, in this order.
-
-        Lost episodes and marks stay as they are.
-        """
+        """Return the results of the episodes at these indices, in this order; lost episodes and marks are unchanged."""
         return replace(
             self,
             headers=tuple(self.headers[k] for k in index),
@@ -148,12 +145,13 @@ def split_by_policy(
     privileged: Sequence[str | None] = (),
     left_out: Sequence[str] = (),
 ) -> list[PolicyResults]:
-    """Split the scores of one source by policy, in order of first appearance; policies with lost episodes alone last.
+    """Split the scores of one source by policy, in order of first appearance; policies with only lost episodes come
+    last.
 
-    `headers` are of the same episodes, in the same order, [E]. Episodes without a policy make the result `(unnamed)`.
-    `source` tells two of one name apart; `privileged` policies saw state which no real robot has; `left_out` are
-    episodes that are not among the scores, each kind as one sentence without its full stop. `earlier_resets` and
-    `kitchens` are left empty.
+    `headers` are of the same episodes, in the same order, [E]. Results of episodes without a policy are named
+    `(unnamed)`. `source` distinguishes two policies with one name; `privileged` policies saw state which no real robot
+    has; `left_out` are episodes that are not among the scores, each kind as one sentence without its full stop.
+    `earlier_resets` and `kitchens` are left empty.
     """
     is_known = scores.is_counted | scores.is_judged
     results = []
@@ -188,16 +186,16 @@ def split_by_policy(
 
 
 def _stopped_episode(header: Header) -> AbsentEpisode:
-    """Return, as an absent episode, an episode that has a record but did not run to its end and has no verdict."""
+    """Return, as an absent episode, one that has a record but did not run to its end and has no verdict."""
     names = ("episode_id", "benchmark", "task_id", "policy", "init_state_index", "seed")
     return AbsentEpisode(outcome=header.outcome_label, **{name: getattr(header, name) for name in names})
 
 
 def join_sources(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Join the sources of a policy where they have no suite in common, such as its runs on two hosts.
+    """Join the sources of a policy if they have no suite in common, such as its runs on two hosts.
 
-    All sources of a policy stay apart if any two share a suite, lost episodes included, protocols differ, or a search
-    chose the starts of some alone. Policies stand in order of first appearance.
+    All sources of a policy stay separate if any two share a suite, including lost episodes, protocols differ, or a
+    search chose the starts of only some. Policies keep the order of first appearance.
     """
     by_name: dict[str, list[PolicyResults]] = {}
     for result in results:
@@ -229,7 +227,7 @@ def _join(results: Sequence[PolicyResults]) -> PolicyResults:
 def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Return the results with unique names: an equal name becomes `NAME (SOURCE)`, and if that is not unique `... #K`.
 
-    K is the place among all results, from 1. Unique names stay.
+    K is the index among all results, from 1. Names that are unique stay.
     """
     for pattern in ("{name} ({source})", "{name} #{k}"):
         counts = Counter(result.name for result in results)
@@ -248,8 +246,8 @@ def make_names_unique(results: Sequence[PolicyResults]) -> list[PolicyResults]:
 def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     """Return the results with an index and an environment seed for each episode whose record fixes its kitchen.
 
-    An episode that has an index stays; that of a loop of somebody's own has none. Where a rollout of that task began in
-    the same kitchen, the episode takes the rollout's index and seed. Elsewhere the kitchen's seed stands for both, so
+    An episode with an index stays unchanged; those of a user's own loop have none. If a rollout of that task began in
+    the same kitchen, the episode gets the rollout's index and seed. Otherwise the kitchen's seed is used for both, so
     that two loops can be paired.
     """
     starts = {
@@ -271,11 +269,11 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
     ]
 
 
-# Caveats: what was left out, what differs between the policies beside their numbers
+# Caveats: what was left out, and differences between the policies besides their numbers
 
 
 def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, paired: bool) -> Iterator[str]:
-    """Yield what a reader must know beside the numbers, each as a sentence, in the order to print.
+    """Yield the caveats of a comparison, each as a sentence, in the order to print.
 
     `left_out` counts the pairs that some policy did not finish. `paired`: whether episodes were paired; else the tasks
     that some policy did not run are named.
@@ -341,8 +339,8 @@ def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:
-    """Return (policy, suite) -> package -> the versions that decided the physics of the policy's episodes there, and
-    the results-versions of this project.
+    """Return (policy, suite) -> package -> the versions that affect the physics of the policy's episodes there, and the
+    results-versions of this project.
     """
     cells: dict[provenance_marks.Cell, dict[str, tuple[str, ...]]] = {}
     for result in results:
@@ -353,7 +351,7 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
 
 
 def _name_simulator_code(header: Header) -> str:
-    """Return one text for all official simulator code: several distributions hold the same tasks."""
+    """Return one text for all official simulator code, since several distributions hold the same tasks."""
     return "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
 
 
@@ -362,7 +360,7 @@ IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
     "initial states": lambda header: (header.init_states_sha256 or "")[:12],
     "simulator code": _name_simulator_code,
 }
-"""What proves which task an episode ran, and how it is read; "" = unknown."""
+"""Fields that prove which task an episode ran, and how they are read; "" = unknown."""
 
 
 SAME_TASKS = "Roll both out on the same tasks. `compare --changes` compares a suite with the same suite changed."
@@ -398,7 +396,7 @@ def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list
 
 
 def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, Counter[str]]:
-    """Return (policy, suite) -> identity of a task -> how many of the policy's episodes there have it."""
+    """Return (policy, suite) -> identity of a task -> number of the policy's episodes there that have it."""
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:

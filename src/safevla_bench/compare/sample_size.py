@@ -1,4 +1,4 @@
-"""Sample size of a comparison: the episodes that its verdict takes."""
+"""Sample size of a comparison: the number of episodes that its verdict needs."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from safevla_bench.statistics.intervals import CONFIDENCE, POWER, binomial_pmf, 
 from safevla_bench.text import count_noun, format_compact, format_fixed
 
 LEAST_DIFFERENCE = 1e-6
-"""The smallest difference of rates that is planned for: any number of episodes for less has no meaning."""
+"""The smallest difference of rates that can be planned for; a smaller one has no practical meaning."""
 _FLIPS = "Sign flips of the tasks' differences"
 _ENDLESS = 10**9
-"""Episodes of a task that leave no chance in it."""
+"""Number of episodes of a task at which the sampling error within the task is negligible."""
 
 
 class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference of rates to detect: from a baseline, as shares, with a power, at a confidence."""
+    """A difference of rates to detect: from a baseline, as fractions, with a power, at a confidence."""
 
     difference: float
     baseline: float = 0.8
     power: float = 0.8
     confidence: float = CONFIDENCE
     discordant: float | None = None
-    """Share of pairs in which the policies differ; None = as if outcomes were unrelated, or episodes not paired."""
+    """Share of pairs in which the policies differ; None = as if outcomes were independent, or episodes not paired."""
     tasks: int = 10
     task_spread: float = 0.0
-    """Standard deviation between tasks of the true difference of the rates, as a share; 0 = the same in each task."""
+    """Standard deviation between tasks of the true difference of the rates, as a fraction; 0 = the same in each
+    task."""
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan for the verdict that `compare` gives for tasks like these: sign flips of tasks, or McNemar's test.
 
-    `episodes` of each policy and task detect the difference with the power asked for; null where no number does.
-    `least_tasks` are the fewest on which enough episodes have that power; null where a million have not.
+    `episodes` of each policy and task detect the difference with the requested power; null if no number does.
+    `least_tasks` is the smallest number of tasks on which enough episodes have that power; null if a million do not.
     """
 
     rates: tuple[float, float]
@@ -52,7 +53,7 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Spread between tasks, 0, 0.1 and 0.2 -> the same number with it; empty for one task, or if a spread is given."""
 
     def to_text(self) -> str:
-        """Return the plan in sentences, one a line: the answer, and what it assumes."""
+        """Return the plan in sentences, one per line: the answer, and its assumptions."""
         return "\n".join(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
@@ -89,7 +90,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 
     Raises:
         SafevlaError: the difference is not above 0 or too small to plan for, the other rate would leave 0 to 1, a
-            smaller share of pairs differs than the rates do, or a number is no share.
+            smaller share of pairs differs than the rates do, or a number is not a fraction from 0 to 1.
     """
     _check_request(request)
     base, difference = request.baseline, request.difference
@@ -113,7 +114,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
 
 
 def _plan_tasks(request: SampleSizeRequest, discordant: float, spread: float) -> tuple[int | None, int | None]:
-    """Return the episodes of each task, and the fewest tasks, that reach the power with a spread between tasks."""
+    """Return the episodes of each task, and the smallest number of tasks, with the power at a spread between tasks."""
     tasks, difference, confidence = request.tasks, request.difference, request.confidence
     if tasks == 1:
         found = least_number(lambda n: paired_power(n, difference, discordant, confidence), request.power)
@@ -152,7 +153,7 @@ def _percent(share: float) -> str:
 
 
 _SIMULATED_TASKS = 12
-"""Greatest number of tasks for which the power of sign flips is simulated; with more it is that of a t test."""
+"""Maximum number of tasks for which the power of sign flips is simulated; above, a t test's power is used."""
 _REPLICATES = 2000
 
 
@@ -161,8 +162,8 @@ def flip_power(
 ) -> float:
     """Return the power of sign flips of the differences of at least 2 tasks, by exact p-values (`flip_task_means`).
 
-    Up to twelve tasks by simulation of normal sums rounded to whole episodes, the same for the same arguments; with
-    more tasks that of a t test. `episodes` are of each policy and task, `variance` that of the difference in one
+    Up to twelve tasks by simulation of normal sums rounded to whole episodes, deterministic in the arguments; with more
+    tasks, the power of a t test. `episodes` are of each policy and task, `variance` that of the difference in one
     episode of each policy on one task, `spread` the standard deviation of the true difference between tasks.
     """
     deviation = sqrt(episodes**2 * spread**2 + episodes * variance)
@@ -187,7 +188,7 @@ def _normal_draws(tasks: int) -> NDArray[np.float64]:
 def paired_power(n: int, difference: float, discordant: float, confidence: float = CONFIDENCE) -> float:
     """Return the power of McNemar's test by mid-p-values over n pairs of which a share is `discordant`.
 
-    Exact: summed over the binomial number of discordant pairs, and how many of them the first policy wins.
+    Exact: summed over the binomial number of discordant pairs, and the number of them that the first policy wins.
     """
     from scipy.special import bdtr, bdtrik
 
@@ -195,7 +196,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     spread = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - spread)), min(n, int(n * discordant + spread))
     many: NDArray[np.int64] = np.arange(low, high + 1)
-    # The largest minority that is still significant among that many; -1 = none is.
+    # The largest significant minority among that many; -1 = none.
     fewest = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, many, 0.5)))
     mid_p = 2 * bdtr(fewest, many, 0.5) - binomial_pmf(fewest.astype(np.int64), many, 0.5)
     fewest = np.where(mid_p <= 1 - confidence + 1e-12, fewest, fewest - 1)
@@ -204,9 +205,9 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
 
 
 def least_number(power_of: Callable[[int], float], power: float = POWER, most: int = 1_000_000) -> int | None:
-    """Return a number n with the power while n - 1 has not; None if it is over about `most`.
+    """Return a number n that has the power while n - 1 does not; None if it is over about `most`.
 
-    Power may rise in steps, so that a slightly greater number may fall just short again.
+    Power may rise in steps, so that a slightly larger number may fall just short again.
     """
     low, high = 0, 1
     while power_of(high) < power:

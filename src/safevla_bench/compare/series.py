@@ -1,6 +1,6 @@
-"""Runs in the order of a number in their names, such as training steps: four numbers of each, and its gains.
+"""Runs ordered by a number in their names, such as training steps: four metrics of each, and its gains.
 
-A gain is a run's SR or Safety minus that of the first run of its series, on the same episodes where both ran them.
+A gain is a run's SR or Safety minus that of the first run of its series, on the same episodes if both ran them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AFTER = re.compile(rf"^[^a-z0-9]*{_TRAINING}(?:$|[^a-z])", re.IGNORECASE)
 NUMBERS = (SR, SAFETY, SBU, VSI)
 """The metrics of each run."""
 GAINS = (SR, SAFETY)
-"""Those that are compared with the first run of the series."""
+"""The metrics that are compared with the first run of the series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,14 @@ class SeriesLabel:
 
     @property
     def series(self) -> str:
-        """The name of the series: the run's name with dots for the number.
-
-        Empty for a name that is the number alone.
+        """The name of the series: the run's name with dots in place of the number; empty if the name is only the
+        number.
         """
         return f"{self.before}…{self.after}" if self.before or self.after else ""
 
     @property
     def is_training(self) -> bool:
-        """True if the name is a number alone, or says that it counts training, as in `careful-step-1000`."""
+        """True if the name is only a number, or says that it counts training, as in `careful-step-1000`."""
         return not self.series or bool(_BEFORE.search(self.before) or _AFTER.search(self.after))
 
 
@@ -88,9 +87,9 @@ def _parse_number(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesPoint:
-    """One run: its `NUMBERS`, each with its 95 % interval alone, and its gains over the first run.
+    """One run: its `NUMBERS`, each with its own 95 % interval, and its gains over the first run.
 
-    The intervals of gains hold for all gains of their curve together.
+    The intervals of gains hold simultaneously for all gains of their curve.
     """
 
     label: float
@@ -99,11 +98,11 @@ class SeriesPoint:
     """Episodes that ran to their end."""
     numbers: Mapping[Metric, Rate | Mean]
     gains: Mapping[Metric, Difference]
-    """Of SR and Safety; none of the first run, and none where the two cannot be compared."""
+    """Gains of SR and Safety; none for the first run, and none if the two cannot be compared."""
 
     @property
     def name(self) -> str:
-        """The label as it is printed."""
+        """The label as printed."""
         return format_compact(self.label)
 
 
@@ -115,31 +114,33 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     correlation: float
     """The mean over states of Spearman's rank correlation with the order: above 0 if the metric rises."""
     p_adjusted: float
-    """Two-sided; of SR and Safety together (Holm)."""
+    """Two-sided; for SR and Safety together (Holm)."""
     unknown: int = 0
-    """Planned episodes without a value; the states where any checkpoint has one are left out."""
+    """Planned episodes without a value; states in which any checkpoint has one are left out."""
     p_at_worst: float | None = None
-    """`p_adjusted` if each of these counted against the trend, 1 if that turned it; null if all are known."""
+    """`p_adjusted` if each of these counted against the trend, 1 if that reversed it; null if all are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesCurve:
-    """The runs of one series in one suite, or in all pooled (None), by rising label."""
+    """The runs of one series in one suite, or in all pooled (None), by ascending label."""
 
     series: str
     suite: str | None
     points: tuple[SeriesPoint, ...]
     paired: bool = True
-    """True if every gain is of the same episodes on both sides."""
+    """True if every gain compares the same episodes on both sides."""
     confidence: float = CONFIDENCE
     """Of the interval of each gain."""
     trends: tuple[Trend, ...] = ()
-    """Of `GAINS`; none where episodes are not paired."""
+    """Trends of `GAINS`; none if episodes are not paired."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesComparison:
-    """Curves by suite, then of all suites pooled for a series that has several; `warnings` are sentences beside."""
+    """Curves by suite, then of all suites pooled for a series that has several; `warnings` are sentences to show with
+    them.
+    """
 
     curves: tuple[SeriesCurve, ...]
     warnings: tuple[str, ...] = ()
@@ -151,7 +152,7 @@ class SeriesComparison:
 
     @property
     def suites(self) -> tuple[str | None, ...]:
-        """The suites, then None for all pooled where some series has several."""
+        """The suites, then None for all pooled if some series has several."""
         return tuple(dict.fromkeys(curve.suite for curve in self.curves))
 
     def select_suite(self, suite: str | None) -> list[SeriesCurve]:
@@ -160,15 +161,15 @@ class SeriesComparison:
 
     @property
     def pooled(self) -> SeriesComparison:
-        """The comparison with the last curve of each series alone: that of all its suites, or of its only suite."""
+        """The comparison with only the last curve of each series: that of all its suites, or of its only suite."""
         return replace(self, curves=tuple({curve.series: curve for curve in self.curves}.values()))
 
 
 def find_series(results: Sequence[PolicyResults]) -> list[PolicyResults]:
-    """Return, in order, the results named as checkpoints of a training of which there are two or more; [] if none.
+    """Return, in order, the results named as checkpoints of a training with at least two checkpoints; [] if none.
 
-    A name counts if it is a number alone, or the number counts training (`step-1000`). What another number means, such
-    as a version's, nobody can tell.
+    A name counts if it is only a number, or the number counts training (`step-1000`). Other numbers may mean anything,
+    such as a version.
     """
     labels = [read_label(result.name) for result in results]
     sizes = Counter(label.series for label in labels if label and label.is_training)
@@ -187,9 +188,9 @@ def compare_series(
 ) -> SeriesComparison:
     """Order runs by the numbers in their names, and compare each with the first of its series.
 
-    The text around the number tells series apart. `intervals` are those of mean severities. If any of the sources'
-    `protocols` differ, no episodes are paired. Raises `RunError` for a name without a number, a series of one run, one
-    label twice, or no run of a series that shares a task with its first.
+    The text around the number identifies the series. `intervals` are those of mean severities. If any of the sources'
+    `protocols` differ, no episodes are paired. Raises `RunError` for a name without a number, a series of one run, a
+    duplicate label, or a series in which no run shares a task with its first.
     """
     groups = _group_by_series(results)
     suites = {name: list(dict.fromkeys(suite for _, result in members for suite, _ in result.tasks))
@@ -262,7 +263,7 @@ def _make_curve(
 def measure_trends(results: Sequence[PolicyResults], protocols: Sequence[Mapping[str, object]] = ()) -> Iterator[Trend]:
     """Yield the trends of SR and Safety over runs in their order; none for fewer than three, or without pairs.
 
-    Seeds of an initial state are averaged. Episodes without a value are left out, and taken at their worst: in the
+    Seeds of an initial state are averaged. Episodes without a value are left out, and then set to their worst: in the
     later half of the checkpoints as bad if the metric rises, in the others as good.
     """
     if len(results) < 3 or any(protocol != protocols[0] for protocol in protocols):

@@ -1,8 +1,8 @@
-"""Agreement of our verdicts with others' safety labels: the costs that a simulator gave its own steps.
+"""Agreement of our verdicts with external safety labels: the costs that a simulator gave its own steps.
 
-A label calls an episode unsafe if its cost was above 0 at some step. It calls it safe if the cost was 0 at every step
-of an episode that was not cut short; the last step may have none, as LIBERO-Safety gives none with success. Nothing
-here enters Safety, SBU or VSI.
+A label is unsafe if its cost was above 0 at some step. It is safe if the cost was 0 at every step of an episode that
+was not cut short; the last step may have no cost, since LIBERO-Safety gives none with success. These labels do not
+affect Safety, SBU or VSI.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ class CostLabel(NamedTuple):
     has_gaps: bool = False
 
 
-Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode by name, [E]; {} where its record has none
+Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode by name, [E]; {} if its record has none
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """One label against one clause, or `ANY_CLAUSE`, over all episodes.
 
-    `counts` [2, 2] are of episodes that both can tell: theirs safe, unsafe × ours safe, unsafe.
+    `counts` [2, 2] are of episodes decided by both: label safe, unsafe × ours safe, unsafe.
     """
 
     label: str
     clause: str
     counts: NDArray[np.int64]
-    unlabelled: int  # episodes that the label cannot tell
-    undecided: int  # the other episodes that the clause cannot tell, or does not apply to
+    unlabelled: int  # episodes that the label does not decide
+    undecided: int  # the other episodes that the clause does not decide, or does not apply to
 
     @property
     def n(self) -> int:
-        """Episodes that both can tell."""
+        """Number of episodes decided by both."""
         return int(self.counts.sum())
 
 
 class Disagreement(NamedTuple):
-    """An episode, by its index, that a label and our verdict call differently."""
+    """An episode, by its index, with different results of a label and our verdict."""
 
     episode: int
     label: str
@@ -84,7 +84,7 @@ def _label_cost(costs: NDArray[np.float64]) -> CostLabel:
 
 
 def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], list[Disagreement]]:
-    """Return rows for each label, of any clause and of each that applies, and the episodes of disagreement."""
+    """Return rows for each label, with any clause and with each that applies, and the episodes of disagreement."""
     rows, differing = [], []
     is_cut = np.isin(scores.outcome, CUT_SHORT)
     ours = dict(_clause_verdicts(scores, is_cut))
@@ -121,10 +121,10 @@ def _clause_verdicts(scores: Scores, is_cut: NDArray[np.bool_]) -> Iterator[tupl
 
 
 def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return Cohen's kappa of tables [..., 2, 2] of counts or shares, [...]: 1 = they agree in all, 0 = as by chance.
+    """Return Cohen's kappa of tables [..., 2, 2] of counts or shares, [...]: 1 = they always agree, 0 = as by chance.
 
-    NaN where chance alone agrees always: both gave one and the same label to all episodes, or there are none.
-    J. Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
+    NaN if both gave one and the same label to all episodes, so that chance alone always agrees, or there are none. J.
+    Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
 
     >>> cohen_kappa(np.array([[20, 5], [10, 15]])).round(6)
     np.float64(0.4)
@@ -139,8 +139,8 @@ def cohen_kappa(counts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.f
 def kappa_interval(counts: NDArray[np.int64]) -> Interval | None:
     """Return the 95 % credible interval of kappa of a table [2, 2] of counts, by Jeffreys' prior; None without kappa.
 
-    Shares are drawn from the Dirichlet distribution of the counts plus a half. It keeps its coverage with ten episodes,
-    and where all agree, where the usual standard error is 0.
+    Shares are drawn from the Dirichlet distribution of the counts plus a half. The interval keeps its coverage with ten
+    episodes, and with full agreement, when the usual standard error is 0.
     """
     if np.isnan(cohen_kappa(counts)):
         return None

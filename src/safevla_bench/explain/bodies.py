@@ -1,10 +1,10 @@
 """The bodies behind a signal's value in one record, those of every violation, and the kinds of bodies.
 
-A kind says what a body of a violation is to the task, by its role, its name and the task's goal. The vocabulary is
-closed. The role and the position are the record's.
+A kind says how a body of a violation relates to the task, by its role, its name and the task's goal. The vocabulary is
+fixed. Role and position come from the record.
 
-A clause over the largest force, or the largest displacement, is violated if any body or pair breaks its limit: each of
-them is named here, not only the worst. Nothing here enters Safety, SBU or VSI.
+A clause on the largest force, or the largest displacement, is violated if any body or pair exceeds its limit: all of
+them are named here, not only the worst. They do not affect Safety, SBU or VSI.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class Contributors:
     what: str
     names: tuple[str, ...]
     amount: str = ""
-    kinds: tuple[BodyKind, ...] = ()  # one a body; empty where `names` holds a joint
+    kinds: tuple[BodyKind, ...] = ()  # one per body; empty if `names` holds a joint
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Each name with its kind behind it, such as `plate_1 (goal receptacle)`; the names alone without kinds."""
+        """Each name followed by its kind, such as `plate_1 (goal receptacle)`; only the names if there are no kinds."""
         if not self.kinds:
             return self.names
         return tuple(f"{name} ({kind})" for name, kind in zip(self.names, self.kinds, strict=True))
@@ -101,7 +101,7 @@ class Contributors:
 
 def find_contributors(reading: RecordFields, signal: str, record: int, registry: Registry) -> Contributors | None:
     """Return the bodies behind a signal's value in one record of the only episode; None if no body can be named. For
-    signals of torque that is `joint K`, the joint nearest to its limit, from 1, without kinds; None without joints.
+    signals of torque this is `joint K`, the joint nearest to its limit, from 1, without kinds; None without joints.
     """
     batch, behind, amount = reading.batch, SIGNALS[signal].bodies if signal in SIGNALS else None, ""
     if behind is None:
@@ -144,8 +144,8 @@ def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArra
 
 
 def displacements(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the watched bodies of the only episode, [W], and their distances from record 0 in metres, [n, W]. A
-    distance is NaN where the body's pose is unknown, or was in record 0.
+    """Return the watched bodies of the only episode, [W], and their distances from record 0 in metres, [n, W]. NaN if
+    the body's pose is unknown, or was in record 0.
     """
     body, xyz = batch.body_pos_m.episode_poses(0)
     role = batch.body_role[body]
@@ -175,13 +175,13 @@ def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributor
 
 @dataclass(frozen=True, slots=True)
 class BodyViolation:
-    """A body, or two in contact, that breaks the limit of a scored specification in one episode."""
+    """A body, or two in contact, that exceeds the limit of a scored specification in one episode."""
 
-    number: int  # of the episode: its place in the scores, from 1
+    number: int  # of the episode: its number in the scores, from 1
     spec_id: str
     bodies: tuple[str, ...]  # its name, or those of a pair, in the order of `kinds`
     kinds: tuple[BodyKind, ...]
-    worst: float  # its own largest value where the limit is broken, in the unit of the specification; 1 for a touch
+    worst: float  # its own largest value while it exceeds the limit, in the unit of the specification; 1 for a touch
     unit: str
     first_violation_step: int
 
@@ -190,7 +190,7 @@ def find_bodies(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> It
     """Yield the bodies of the violations, by episode, then in library order, then the worst first.
 
     `chunks` hold the episodes of the scores in their order; the ruleset's registry knows the bodies of the goals.
-    Specifications that the ruleset's library lacks are passed over.
+    Specifications that the ruleset's library lacks are skipped.
     """
     columns = [k for k in scores.scored_columns.tolist() if scores.specs[k].spec_id in ruleset.library]
     first = 0
@@ -229,7 +229,7 @@ def _find_in_episode(
             )
 
 
-# Bodies of the table -> their worst value and the first record in which they break the limit.
+# Bodies of the table -> their worst value and the first record in which they exceed the limit.
 _Broken = dict[tuple[int, ...], tuple[float, int]]
 
 

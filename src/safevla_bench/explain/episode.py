@@ -1,4 +1,4 @@
-"""The explanation of an episode: which specifications broke or held, when, by how much, and which bodies; the worst."""
+"""The explanation of an episode: which specifications are violated or hold, when, by how much, and which bodies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrace:
-    """One specification with a verdict; `rho` is -inf where a Boolean signal decided a violation, without a margin."""
+    """One specification with a verdict; `rho` is -inf if a Boolean signal decided a violation, without a margin."""
 
     spec: SpecColumn
     formula: str
@@ -45,9 +45,9 @@ class SpecTrace:
     rho: float
     depth: float
     violated: bool
-    first: Moment | None  # the first record that breaks it, None where it holds
+    first: Moment | None  # the first record that violates it, None if it holds
     worst: Moment
-    why: Cause | None = None  # how its violation came about, as far as contacts and poses show it
+    why: Cause | None = None  # the cause of its violation, inferred from contacts and poses
 
     @property
     def first_step(self) -> int:
@@ -79,7 +79,7 @@ class Explanation:
 
     @property
     def violated_clauses(self) -> tuple[SpecTrace, ...]:
-        """Return the broken clauses, deepest first."""
+        """Return the violated clauses, deepest first."""
         return tuple(clause for clause in self.clauses if clause.violated)
 
     @property
@@ -116,9 +116,9 @@ def explain_episode(
 def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> dict[int, str]:
     """Return episode number, from 1 -> the sentence on its first violation.
 
-    Left out are episodes without a violation, without a known cause, or whose first broken specification the library
-    lacks. `chunks` hold the episodes of the scores, in their order. Of specifications that break first together, the
-    sentence is about the specification that `Scores.first_violation` names.
+    Leaves out episodes without a violation, without a known cause, or whose first violated specification the library
+    lacks. `chunks` hold the episodes of the scores, in their order. If several specifications are violated first
+    together, the sentence is about the one that `Scores.first_violation` names.
     """
     steps, columns = scores.first_violation
     sentences: dict[int, str] = {}
@@ -154,7 +154,7 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
 
 def to_document(explanation: Explanation) -> dict[str, object]:
     """Return the explanation in plain values for JSON: the episode's row of scores.json and the clauses behind it.
-    Numbers that are not finite, and what does not apply, are None.
+    Numbers that are not finite or do not apply are None.
     """
     return {
         "number": explanation.number,
@@ -246,8 +246,8 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
 def select_worst(scores: Scores, max_count: int = 6) -> list[int]:
     """Return the indices of at most `max_count` worst episodes: unsafe ones, deepest first, ties by smallest margin.
 
-    Cells (policy and benchmark) take turns. If no episode is unsafe, these are the judged episodes nearest to a limit;
-    [] if none is judged.
+    Cells (policy and benchmark) take turns. If no episode is unsafe, returns the judged episodes nearest to a limit; []
+    if none is judged.
     """
     pool = scores.unsafe if scores.unsafe.any() else scores.is_judged
     deepest = [k for k in rank_by_severity(scores) if pool[k]]

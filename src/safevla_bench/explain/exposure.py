@@ -1,11 +1,11 @@
 """Exposure: how long violations last and when they begin; time to violation, and near misses.
 
-A record stands for one control step: what it shows is counted as lasting dt, or by time stamps until the next record.
-Nothing here enters Safety, SBU or VSI.
+A record represents one control step: its state counts as lasting dt, or until the next record if there are time stamps.
+Exposure does not affect Safety, SBU or VSI.
 
-Time to violation: the share of episodes that have violated a limit by a time, beside those that ended without. An
-episode ends for a specification with its first violation, or without one: in success or in failure. One that was cut
-short without a violation is censored there.
+Time to violation: the share of episodes that have violated a limit by a time, and of those that ended without. For a
+specification an episode ends with its first violation, or without one: in success or in failure. An episode that was
+cut short without a violation is censored there.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Exposure:
-    """E episodes and the K specifications of the safe tier; NaN = there is nothing to say.
+    """E episodes and the K specifications of the safe tier; NaN = undefined.
 
-    A specification that is inactive or vacuous in an episode, or is no G and no conjunction of Gs (so that no single
-    record violates it), has no time in violation there. `any_s` is NaN where no specification reached a verdict, and
-    where a specification was violated that is neither.
+    A specification has no time in violation if it is inactive or vacuous in an episode, or if its formula is neither a
+    G nor a conjunction of Gs, so that no single record violates it. `any_s` is NaN if no specification reached a
+    verdict, and if a specification with such a formula was violated.
     """
 
     specs: tuple[SpecColumn, ...]
     violation_s: Floats  # time in violation of each specification, [K, E]
     any_s: Floats  # time in violation of any, [E]
-    first_s: Floats  # time of the first violation of each specification, [K, E]; NaN where there is none
-    longest_s: Floats  # the longest that each episode may last, by its horizon, [E]
+    first_s: Floats  # time of the first violation of each specification, [K, E]; NaN if there is none
+    longest_s: Floats  # the maximum duration of each episode, by its horizon, [E]
 
 
 def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure how long each episode broke its limits, and when first.
+    """Measure how long each episode violated its limits, and from when.
 
     `scores` are the verdicts on the episodes of the batch, in the same order, by the ruleset.
 
@@ -82,7 +82,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
 
 
 def measure_chunks(chunks: Iterable[Batch], scores: Scores, ruleset: Ruleset) -> Exposure:
-    """Measure the exposure of the episodes of `scores`, which `chunks` hold in their order; without chunks of none."""
+    """Measure the exposure of the episodes of `scores`, which `chunks` hold in their order; none without chunks."""
     parts, first = [], 0
     for batch in chunks:
         chunk_scores = scores.select_episodes(np.arange(first, first + len(batch)))
@@ -115,7 +115,7 @@ def _violating_records(reading: RecordFields, scores: Scores, library: Library) 
             continue
         formula = library[scores.specs[k].spec_id].formula
         trace = signals.build_trace(reading, signal_names(formula))
-        broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of any other violates it
+        broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of another episode violates it
         records = violating_records(formula, trace.select_episodes(broken))
         if records is None:
             is_timed[row] = False
@@ -148,7 +148,7 @@ class CellExposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize_exposure(exposure: Exposure, scores: Scores) -> list[CellExposure]:
-    """Summarize each policy × suite, in order of first appearance: its judged episodes that ran to their end.
+    """Summarize each policy × suite, in order of first appearance, over its judged episodes that ran to their end.
 
     A cell without such an episode has n = 0, and no mean, median or rate. `exposure` and `scores` hold the same
     episodes in the same order.
@@ -189,15 +189,15 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 
 VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)
 """The ends of an episode for a specification: violated, and success or failure without a violation."""
-CENSORED = -1  # the cause of an observation that was cut short before any end
+CENSORED = -1  # the cause of an observation that was censored
 NEAR = 0.1  # a margin above 0 and below this share of the limit is a near miss; exactly 0 is an actuator at its clamp
 
 
 @dataclass(frozen=True, slots=True)
 class Incidence:
-    """Shares of n observations that have ended by each cause, as steps at `times` [k], the first at 0, rising.
+    """Shares of n observations that have ended by each cause, as steps at `times` [k], the first at 0, ascending.
 
-    `low` and `high` [k] are the interval of the first cause's share at each time alone.
+    `low` and `high` [k] are the pointwise interval of the first cause's share.
     """
 
     n: int
@@ -208,7 +208,7 @@ class Incidence:
     high: Floats
 
     def at(self, time: float) -> int:
-        """Return the index of the step that holds at a time of 0 or later."""
+        """Return the index of the step that contains a time of 0 or later."""
         return int(np.searchsorted(self.times, time, side="right")) - 1
 
 
@@ -216,7 +216,7 @@ class Incidence:
 class SpecOnset:
     """One scored specification, or `ANY_LIMIT`, over the episodes of a group in which it applies.
 
-    Near misses are of those that were not cut short; binary specifications have none.
+    Near misses are counted among episodes that were not cut short; binary specifications have none.
     """
 
     spec_id: str
@@ -226,7 +226,7 @@ class SpecOnset:
 
 @dataclass(frozen=True, slots=True)
 class CellOnset:
-    """One policy × suite: its scored specifications that apply, in library order, and last any of them."""
+    """One policy × suite: its scored specifications that apply, in library order, then `ANY_LIMIT`."""
 
     policy: str | None
     suite: str
@@ -239,7 +239,7 @@ def measure_onsets(
 ) -> list[CellOnset]:
     """Return the time to violation of each policy × suite with an episode, in order of first appearance.
 
-    `dt_s` is the control step [s] of each episode, `lengths` its number of records, [E] each; `stamps_s` are those of
+    `dt_s` is the control step [s] of each episode, `lengths` its number of records, [E] each; `stamps_s` is that of
     `Batch`.
     """
     seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
@@ -288,9 +288,9 @@ def _find_near_misses(scores: Scores) -> Bools:
 def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
     """Return the cumulative incidence of each cause, and pointwise 95 % intervals of the first one's.
 
-    O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance of J. J. Gaynor et
-    al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's of the number of
-    observations that would have that variance; without censoring this is their number, as for any proportion.
+    O. O. Aalen and S. Johansen, Scandinavian Journal of Statistics 5 (1978) 141-150; the variance is that of J. J.
+    Gaynor et al., Journal of the American Statistical Association 88 (1993) 400-409. The interval is Wilson's for the
+    number of observations that would have that variance; without censoring this is their number, as for any proportion.
 
     Args:
         times: end of each observation, from 0 on, [n].
@@ -314,7 +314,7 @@ def cumulative_incidence(times: Floats, causes: Ints, count: int) -> Incidence:
 def _first_variance(share: Floats, before: Floats, ends: Ints, any_end: Ints, at_risk: Floats) -> Floats:
     """Return the variance of the first cause's share at each step, [k]: sums over the steps j up to each."""
     left = at_risk - any_end
-    hazard = np.divide(any_end, at_risk * left, out=np.zeros_like(at_risk), where=left > 0)  # else nothing comes later
+    hazard = np.divide(any_end, at_risk * left, out=np.zeros_like(at_risk), where=left > 0)  # otherwise nothing follows
     mixed = np.divide(before * ends, at_risk**2, out=np.zeros_like(at_risk), where=at_risk > 0)
     own = np.divide(before * mixed * (at_risk - ends), at_risk, out=np.zeros_like(at_risk), where=at_risk > 0)
     squares = share**2 * np.cumsum(hazard) - 2 * share * np.cumsum(hazard * share) + np.cumsum(hazard * share**2)

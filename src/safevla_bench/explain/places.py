@@ -1,4 +1,4 @@
-"""The bodies that the places of formulas match in each suite, and what the records hold of them."""
+"""The bodies that the places of formulas match in each suite, and the channels that the records hold for them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from safevla_bench.specs.spec import Spec
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
-# Field of a place -> what it gives a body.
+# Field of a place -> the fact that it gives about a body.
 _HELD_FACTS = {"body_pos_m": "pose", "body_quat_wxyz": "rotation", "body_shapes": "shape", "opening": "opening"}
 _MOST_BODIES, _TRACKED = 12, "tracked "
 
 
 class BodyFacts(NamedTuple):
-    """What the records of a suite hold of a body."""
+    """The role and the recorded channels of a body in a suite."""
 
     roles: frozenset[str]
-    facts: frozenset[str]  # some of the words of `_HELD_FACTS`; those that every record with the body has
+    facts: frozenset[str]  # a subset of the words of `_HELD_FACTS`: those of every record with the body
 
     def describe(self) -> str:
-        """Return role, and what is recorded and what is not, such as `bystander; pose, no rotation, no shape`."""
+        """Describe roles, recorded and missing channels, such as `bystander; pose, no rotation, no shape`."""
         words = [name if name in self.facts else f"no {name}" for name in _HELD_FACTS.values()]
         words = [word for word in words if word != "no opening"]  # few bodies open
         return f"{'/'.join(sorted(self.roles))}; {', '.join(words)}"
 
 
-SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # suite -> body -> what is recorded of it
+SuiteBodies = Mapping[str, Mapping[str, BodyFacts]]  # suite -> body -> its facts
 
 
 def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
@@ -51,8 +51,8 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
 
 
 def list_places(specs: Iterable[Spec]) -> tuple[str, ...]:
-    """Return the roles, names and patterns of bodies that the formulas name, in order of first appearance. A role of
-    which a form finds tracked bodies alone is `tracked ROLE`.
+    """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role in a form
+    that only considers tracked bodies is `tracked ROLE`.
     """
     places = list[str]()
     for behind in (SIGNALS[name].bodies for spec in specs for name in sorted(spec.signals)):
@@ -65,7 +65,7 @@ def list_places(specs: Iterable[Spec]) -> tuple[str, ...]:
 
 
 def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
-    """Yield for each place and suite the bodies that it matches, with what is recorded, or the closest names."""
+    """Yield for each place and suite the bodies that it matches, with recorded channels, or the closest names."""
     for place in places:
         role = place.removeprefix(_TRACKED)
         for suite, bodies in suites.items():

@@ -25,7 +25,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
-Decision = tuple[Verdict, str | None]  # a verdict, and why there is none or why it is vacuous
+Decision = tuple[Verdict, str | None]  # a verdict, and the reason if there is none or it is vacuous
 _CUT_OFF: Decision = ("no verdict", CUT_OFF.removeprefix(f"{NO_VERDICT}: "))
 _POSE_UNKNOWN: Decision = ("no verdict", POSE_UNKNOWN.removeprefix(f"{NO_VERDICT}: "))
 
@@ -33,11 +33,11 @@ _POSE_UNKNOWN: Decision = ("no verdict", POSE_UNKNOWN.removeprefix(f"{NO_VERDICT
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a formula in one episode.
 
-    `rho` is None where there is no verdict and where it is infinite: under `vacuous`, and where only Boolean signals
-    decide. `step` is the record that `stl.deciding_records` returns, and `signals` the values in that record.
+    `rho` is None if there is no verdict, and if it is infinite: for `vacuous`, and if only Boolean signals decide.
+    `step` is the record that `stl.deciding_records` returns, and `signals` the values in that record.
     """
 
-    number: int  # its place in the sources, from 1; episodes without a record come last
+    number: int  # its number in the sources, from 1; episodes without a record come last
     episode_id: str
     policy: str | None
     verdict: Verdict
@@ -45,10 +45,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     time_s: float | None = None
     signals: dict[str, float | bool | None] = {}
-    reason: str | None = None  # why there is no verdict, or why it is vacuous
+    reason: str | None = None  # reason if there is no verdict, or it is vacuous
     benchmark: str = ""
     standin_assets: bool | None = None
-    """True if it was simulated with stand-ins for the host's own assets; None where it left no record."""
+    """True if it was simulated with stand-ins for the host's own assets; None without a record."""
 
 
 def parse_query(text: str) -> Formula:
@@ -64,9 +64,9 @@ def parse_query(text: str) -> Formula:
 def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]:
     """Return one answer for each episode, in order, numbered from `first` + 1.
 
-    If a signal is missing or undefined in an episode, the answer says so in place of a verdict, `signal missing` before
-    `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step, and
-    `SignalError` if arithmetic leaves the numbers.
+    If a signal is missing or undefined in an episode, the answer says so instead of giving a verdict, `signal missing`
+    before `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
+    and `SignalError` if arithmetic overflows.
     """
     reading = RecordFields(registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))
@@ -105,7 +105,7 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Return the answers of `answer_query` chunk by chunk, numbered through; each chunk can be freed once answered."""
+    """Yield the answers of `answer_query` chunk by chunk, numbered consecutively; each chunk can be freed afterwards."""
     answers: list[Answer] = []
     for batch in chunks:
         answers += answer_query(formula, batch, len(answers))

@@ -1,4 +1,4 @@
-"""A signal against the limit of a formula, record by record, and the description of its chart."""
+"""A signal compared with the limit of a formula, record by record, and the data of its chart."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MARGIN = "margin"  # the signal's name in a trace of a formula's own robustness
 
 @dataclass(frozen=True, slots=True)
 class SignalTrace:
-    """One value a record against a limit: values [n], gate [n] or None, failing [n]; `upper`: the limit is a ceiling.
+    """One value per record and a limit: values [n], gate [n] or None, failing [n]; `upper`: the limit is a ceiling.
 
-    `failing` marks the records that break the specification. `worst` is the record nearest to the limit, or furthest
+    `failing` marks the records that violate the specification. `worst` is the record nearest to the limit, or furthest
     beyond it, while the gate is open.
     """
 
@@ -56,7 +56,9 @@ class TraceChart(SignalTrace):
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
-        """Return an interval that holds 0, the limit and all finite values, widened by `room`, a share, beyond 0."""
+        """Return an interval with 0, the limit and all finite values; ends other than 0 are widened by the fraction
+        `room`.
+        """
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)
@@ -89,8 +91,8 @@ def describe_chart(trace: SignalTrace, dt_s: float, first: int = -1, times_s: Fl
 
 
 def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace:
-    """Return the signal against its limit for G(signal < limit) and G(gate -> signal < limit), `>` too. Of any other
-    formula it is the margin against 0, under G that of the inner formula. `reading` holds one episode.
+    """Return the signal and its limit for G(signal < limit) and G(gate -> signal < limit), also with `>`. For any other
+    formula, return its margin and the limit 0, under G that of the inner formula. `reading` holds one episode.
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
