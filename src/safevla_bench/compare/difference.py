@@ -452,7 +452,7 @@ def add_extremes(difference: Difference, extremes: Sequence[Difference], unknown
 
 
 def is_better(units: Sequence[significance.Unit], confidence: float, *, paired: bool) -> bool:
-    """Return whether a policy is better, given units (good, unknown, n, the other's good, the other's n) of episodes."""
+    """Return if a policy is better, given units (good, unknown, n, the other's good, the other's n) of episodes."""
     good, _, n, others, m = np.array(units).T
     gaps = good / n - others / m
     if not paired and len(units) == 1:

@@ -105,7 +105,7 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
 
 
 def answer_chunks(formula: Formula, chunks: Iterable[Batch]) -> list[Answer]:
-    """Yield the answers of `answer_query` chunk by chunk, numbered consecutively; each chunk can be freed afterwards."""
+    """Yield the answers of `answer_query` chunk by chunk, numbered consecutively; chunks can be freed afterwards."""
     answers: list[Answer] = []
     for batch in chunks:
         answers += answer_query(formula, batch, len(answers))

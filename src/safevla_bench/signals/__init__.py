@@ -22,18 +22,18 @@ from safevla_bench.trajectory.batch import Batch
 _MODULES = (catalogue, handling, space)
 
 
-@lru_cache(maxsize=1024)  # a sweep of thresholds asks for the same few again and again
+@lru_cache(maxsize=1024)  # a sweep of thresholds parses the same few formulas repeatedly
 def parse_formula(text: str, unit: str | None = None) -> Formula:
-    """Return the formula over the registered signals that a text states.
+    """Parse a formula over the registered signals.
 
-    `unit` is that of the placeholder `threshold`, which is a bare literal without one. Raises `FormulaError` as `parse`
-    and `check_units` do.
+    `unit` is that of the placeholder `threshold`; without it the placeholder is a bare literal. Raises `FormulaError`
+    as `parse` and `check_units` do.
     """
     return check_units(parse(text, _IsBoolean()), signal_unit, unit)[0]
 
 
 def signal_unit(name: str) -> str:
-    """Return the unit of a registered signal, as `check_units` asks for it."""
+    """Return the unit of a registered signal, in the form that `check_units` needs."""
     return SIGNALS[name].unit
 
 
@@ -51,8 +51,7 @@ class _IsBoolean(Mapping[str, bool]):
 def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping[str, Values]:
     """Return the named signals, by sorted name, each [N] over the batch's records.
 
-    A numeric signal is NaN throughout an episode if it is missing or undefined. Raises
-    `KeyError` for an unknown name.
+    A numeric signal is NaN throughout an episode if it is missing or undefined. Raises `KeyError` for an unknown name.
     """
     fields = batch if isinstance(batch, RecordFields) else RecordFields(batch)
     with np.errstate(invalid="ignore"):
@@ -60,7 +59,9 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
-    """Return the named signals as a trace with the records where one is unknown, as a pose is or the episode ends."""
+    """Return the named signals as a trace, with the records at which one is unknown because of a lost pose or the end
+    of the episode.
+    """
     chosen = sorted(set(names))
     values = derive_signals(fields, chosen)
     uncertain = [name for name in chosen if SIGNALS[name].ends_open]
@@ -86,7 +87,7 @@ def _find_single(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArra
 
 
 def describe_missing(field: str) -> str:
-    """Return that a field is missing, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
+    """Describe a missing field, such as `body_pos_m is missing` or `no pose of flat_stove* is recorded`."""
     channel, _, place = field.partition(" of ")
     words = {"body_pos_m": "pose", "body_quat_wxyz": "orientation", "body_shapes": "shape", "opening": "opening"}
     if field in RAW_FIELDS or channel not in words:

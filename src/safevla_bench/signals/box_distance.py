@@ -1,9 +1,9 @@
 """Distances between oriented boxes, many pairs at once.
 
-A lower bound comes first, the distance of one box from the smallest box with the same axes around the other. Pairs that
-it does not decide are compared exactly: the greatest separation along 15 axes bounds the distance from below, and two
-boxes that do not overlap are nearest between a corner and a box, or between two edges, whose separation along their
-common normal is the distance (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9 and 9.3).
+A lower bound is computed first: the distance of one box from the smallest box with the same axes around the other.
+Pairs that it does not decide are compared exactly: the greatest separation along 15 axes bounds the distance from
+below, and two boxes that do not overlap are nearest between a corner and a box, or between two edges, whose separation
+along their common normal is the distance (Ericson, Real-Time Collision Detection, 2005, 4.4.1, 5.1.9 and 9.3).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def lengths(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Centres [K, 3] and half sizes [K, 3] in metres, and axes [K, 3, 3], a row each, in the world; K may be several
-    dimensions for `turned` and indices.
+    """Centres [K, 3] and half sizes [K, 3] in metres, and axes [K, 3, 3], one per row, in the world; K may be several
+    dimensions for `turned` and indexing.
     """
 
     center: Floats
@@ -42,7 +42,7 @@ class Boxes:
 
     @classmethod
     def turned(cls, center: Floats, quaternion: Floats, half: Floats) -> Boxes:
-        """Return boxes of these orientations, quaternions wxyz [K, 4] that are unit up to the rounding of records."""
+        """Return boxes with these orientations, quaternions wxyz [K, 4] that are unit up to the rounding of records."""
         unit = quaternion / lengths(quaternion)[..., None]
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
@@ -53,13 +53,13 @@ class Boxes:
 def box_distances(a: Boxes, b: Boxes, owner: Ints | None = None) -> Floats:
     """Return the distance between each pair of boxes [m], [K], 0 where they overlap.
 
-    With `owner` [K], groups of pairs, a pair that cannot be the nearest of its group may have a lower bound instead
-    that is not below the least distance of the group.
+    With `owner` [K], the group of each pair, a pair that cannot be the nearest of its group may instead get a lower
+    bound that is not below the smallest distance of the group.
     """
     pairs, group = _Pairs.of_boxes(a, b), np.arange(len(a.center)) if owner is None else owner
     distance = pairs.least_distances()
     order = np.lexsort((distance, group))
-    likely = np.diff(group[order], prepend=-1) > 0  # one pair of each group, so that its distance rules out others
+    likely = np.diff(group[order], prepend=-1) > 0  # one pair of each group, whose distance rules out others
     least = np.full(int(group.max(initial=-1)) + 1, np.inf)
     for chosen in (order[likely], order[~likely]):
         near = chosen[distance[chosen] < least[group[chosen]]]
@@ -71,7 +71,7 @@ def box_distances(a: Boxes, b: Boxes, owner: Ints | None = None) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Pairs of boxes, the second seen in the frame of the first: its centre [K, 3], and its axes as columns."""
+    """Pairs of boxes, the second in the frame of the first: its centre [K, 3], and its axes as columns."""
 
     center: Floats
     turn: Floats
@@ -87,7 +87,7 @@ class _Pairs:
         return _Pairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
     def turned_round(self) -> _Pairs:
-        """Return the pairs with the first box seen in the frame of the second."""
+        """Return the pairs with the first box in the frame of the second."""
         back = self.turn.transpose(0, 2, 1)
         return _Pairs(-np.einsum("kij,kj->ki", back, self.center), back, self.other_half, self.half)
 
@@ -104,7 +104,9 @@ class _Pairs:
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
-        """Return each distance, [K], or a lower bound that is not below `least` [G] of its group; lower `least`."""
+        """Return each distance, [K], or a lower bound that is not below `least` [G] of its group; lowers `least` in
+        place.
+        """
         back = self.turned_round()
         of_faces = np.maximum(self.separations().max(axis=1), back.separations().max(axis=1))
         of_edges = self._edge_separations()
@@ -150,8 +152,8 @@ def _from_box(points: Floats, half: Floats) -> Floats:
 
 
 def _edge_distances(a: Floats, b: Floats) -> Floats:
-    """Return the least distance between edges inside which both nearest points lie, of boxes with these corners, [K].
-    Where one does not, a corner is nearest.
+    """Return the smallest distance between edges with both nearest points inside, of boxes with these corners, [K].
+    Otherwise a corner is nearest.
     """
     start, other = a[:, _EDGES[:, 0], None], b[:, None, _EDGES[:, 0]]
     d1, d2 = a[:, _EDGES[:, 1], None] - start, b[:, None, _EDGES[:, 1]] - other

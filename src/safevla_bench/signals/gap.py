@@ -1,4 +1,4 @@
-"""The gap between bodies: the least distance of their collision shapes, record by record."""
+"""The gap between bodies: the smallest distance of their collision shapes, record by record."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _APART = -1
 
 
 def measure_gaps(scene: ScenePoses, first: Sequence[int], second: Sequence[int], records: int) -> Floats:
-    """Return the least gap between any part of `first` and any of `second` [m], [n]; NaN where a pose is not known.
+    """Return the smallest gap between any part of `first` and any of `second` [m], [n]; NaN if a pose is unknown.
 
-    0 where they overlap. Two parts of one body are no pair. Two bodies that overlap in record 0 are left out until
-    they separate; infinity where that leaves no pair.
+    0 where they overlap. Two parts of one body are not a pair. Two bodies that overlap in record 0 are left out until
+    they separate; infinity if no pair remains.
     """
     rows, row = _find_distinct(scene, [*first, *second])
     a, b = _Solids.of_parts(scene, first, rows), _Solids.of_parts(scene, second, rows)
@@ -55,8 +55,8 @@ def pair_gaps(
 
 
 def _find_distinct(scene: ScenePoses, parts: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return the records in which no earlier one has the same poses, [m], and for every record which of them has its
-    poses, [n], or one for all [1]: what rests and what is fixed is measured once. Poses are the same up to 1e-11.
+    """Return the records whose poses occur in no earlier one, [m], and for every record the index among them of its
+    poses, [n], or a single one [1]: bodies at rest and fixed ones are measured once. Poses are compared within 1e-11.
     """
     placed = map(scene.place, parts)
     tracks = [values for track in placed for values in (track.position, track.quaternion) if len(values) > 1]
@@ -76,7 +76,7 @@ def _number_pairs(a: _Solids, b: _Solids) -> tuple[Ints, Ints]:
 def box_gaps(scene: ScenePoses, parts: Sequence[int], frame: PoseTrack, boxes: Floats) -> Floats:
     """Return the gap between each of P parts and each of Q boxes [Q, 10] in a frame [n, 3] and [n, 4], [n, P, Q].
 
-    Infinite for a part without boxes, NaN where a pose is not known.
+    Infinite for a part without boxes, NaN if a pose is unknown.
     """
     records, count = len(frame.position), len(boxes)
     solid = [k for k, part in enumerate(parts) if len(scene.geometry.part_shapes[part][0])]
@@ -94,12 +94,12 @@ class _Solids:
     """Parts with shapes over n records: spheres around them, K boxes and L planes, in the world."""
 
     body: Ints
-    """The body of each part, [P]."""
+    """Index of the body of each part, [P]."""
     centers: Floats
-    """Of the sphere around each part's boxes, [n, P, 3]."""
+    """Centre and radius of the sphere around each part's boxes, [n, P, 3]."""
     radius: Floats
     first: Ints
-    """Where each part's boxes begin, [P + 1]."""
+    """Offset of each part's boxes, [P + 1]."""
     boxes: Boxes
     """[n, K]."""
     point: Floats
@@ -173,7 +173,7 @@ def _bounding_sphere(boxes: Floats) -> list[float]:
 
 
 def _least_gaps(a: _Solids, b: _Solids, group: Ints, groups: int) -> Floats:
-    """Return the least gap of each group of part pairs in each record, [n, groups]; `group` [P, Q], -1 = no pair."""
+    """Return the smallest gap of each group of part pairs in each record, [n, groups]; `group` [P, Q], -1 = no pair."""
     records = len(a.centers)
     least = np.full(records * groups, np.inf)
     distance = lengths(a.centers[:, :, None] - b.centers[:, None])
@@ -205,7 +205,7 @@ def _least_gaps(a: _Solids, b: _Solids, group: Ints, groups: int) -> Floats:
 
 
 def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
-    """Return the radii of the spheres inside and around boxes, [K]."""
+    """Return the radii of the inscribed and circumscribed spheres of boxes, [K]."""
     half = solids.boxes.half[0]
     return half.min(axis=1, initial=np.inf), lengths(half)
 

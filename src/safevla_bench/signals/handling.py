@@ -1,6 +1,6 @@
-"""Signals of handling: grasps, releases, what supports the held target, and entering doors and drawers.
+"""Signals of handling: grasps, releases, support of the held target, and entering doors and drawers.
 
-A change of what is held counts once it has lasted `GAP_RECORDS` + 1 records, and is dated to the first of them. In the
+A change of the held body counts once it has lasted `GAP_RECORDS` + 1 records, and is dated to the first of them. In the
 last records it is unknown whether a change will last. The handled target is the one that is held, or was held last.
 """
 
@@ -19,8 +19,8 @@ _FREE, _PUT, _CARRIED = -1, 0, 1
 
 
 def _changes(fields: RecordFields, value: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    """Return the rows at which a value, [N], changes for good or may do so, the settled value before, the value from
-    then on, and whether the episode ends before that is decided, [C] each.
+    """Return the rows at which a value, [N], changes permanently or may do so, the settled value before, the value
+    afterwards, and whether the episode ends before that is decided, [C] each.
     """
     first = fields.first_record
     begins = np.concatenate([[True], value[1:] != value[:-1]]) | (np.arange(len(value)) == first)
@@ -42,7 +42,7 @@ def _load(fields: RecordFields) -> Ints:
 
 
 def _event(value: Callable[[RecordFields], Ints], *reads: str) -> Callable[[Callable[[Ints, Ints], Bools]], Any]:
-    """Register the signal of the changes of a value for which a function of before and after is true."""
+    """Register a signal that is true at the changes of a value for which `is_event(before, after)` is true."""
 
     def register(becomes: Callable[[Ints, Ints], Bools]) -> Any:
         @wraps(becomes)
@@ -101,6 +101,6 @@ def entered(fields: RecordFields) -> Bools:
 def entered_opening(fields: RecordFields) -> Floats:
     """Share of its travel by which the door or drawer that the end effector is inside is open, 1 where there is none.
 
-    Of several the least.
+    If there are several, the smallest.
     """
     return np.minimum(fields.entered_opening, 1.0)

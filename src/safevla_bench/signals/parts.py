@@ -1,4 +1,4 @@
-"""Where the parts of each episode's scene are: poses of fixed bodies and links, and the bodies that they belong to."""
+"""Poses of the parts of each episode's scene, such as fixed bodies and links, and the bodies that they belong to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safevla_recorder.geometry import TRACKED
 
 
 class ScenePoses:
-    """The parts of one episode of n records, placed on demand."""
+    """The parts of one episode of n records, with poses computed on demand."""
 
     def __init__(self, fields: RecordFields, episode: int, geometry: SceneGeometry) -> None:
         batch = fields.batch
@@ -23,7 +23,7 @@ class ScenePoses:
         table = range(int(batch.body_starts[episode]), int(batch.body_starts[episode + 1]))
         ids = {batch.body_label(body): body for body in table}
         self.body = tuple(ids.get(part.body, -1) for part in geometry.parts)
-        """Index into the table of bodies of the body of each part; -1 = none."""
+        """Index in the body table of the body of each part; -1 = none."""
         rows = batch.channel(LINK_MOTION).episode_rows(episode)
         self._motion: dict[int, Floats] = {}
         for column, (part, axis) in enumerate(geometry.components if rows.size else ()):
@@ -43,7 +43,7 @@ class ScenePoses:
         return (not row.motion or part in self._motion) and (row.parent < 0 or self.is_placed(row.parent))
 
     def place(self, part: int) -> PoseTrack:
-        """Return the poses of a part, [n, 3] and [n, 4], or [1, 3] and [1, 4] if it is fixed; NaN where not known."""
+        """Return the poses of a part, [n, 3] and [n, 4], or [1, 3] and [1, 4] if it is fixed; NaN if unknown."""
         if part not in self._tracks:
             self._tracks[part] = self._place(part)
         return self._tracks[part]
@@ -81,7 +81,7 @@ def tracked_rows(fields: RecordFields, poses: Poses, body: int, episode: int) ->
 
 
 def scene_poses(fields: RecordFields, episode: int) -> ScenePoses | None:
-    """Return the parts of an episode, made once for the fields; None if its geometry is not recorded."""
+    """Return the parts of an episode, computed once per `RecordFields`; None if its geometry is not recorded."""
     if episode not in fields.scenes:
         text = fields.batch.headers[episode].geometry
         fields.scenes[episode] = None if text is None else ScenePoses(fields, episode, read_geometry(text))

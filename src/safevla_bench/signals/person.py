@@ -1,8 +1,8 @@
-"""A person who stands still: upright capsules, and how far from them the robot's links are.
+"""A person who stands still: upright capsules, and the distance of the robot's links from them.
 
 The capsules have the proportions of Drillis and Contini (Body Segment Parameters, 1966) as shares of the height: legs
-0.191 wide up to the hip at 0.53, a trunk 0.259 wide (the shoulders') up to 0.818, a head of 0.13. Arms hang down inside
-the shoulders' width; how far they reach is the intrusion distance of ISO 13855.
+0.191 wide up to the hip at 0.53, a trunk 0.259 wide (the shoulders') up to 0.818, a head of 0.13. Arms hang down within
+the shoulders' width; their reach is the intrusion distance of ISO 13855.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def point_distances(points: Floats, person: Floats) -> Floats:
 def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person: Floats) -> Floats:
     """Return the distance between the shapes of each link and the nearest capsule [m], 0 where they meet, [n, K].
 
-    `frame` is the person's, [n, 3] and [n, 4]. Infinite for a link without boxes, NaN where a pose is not known.
+    `frame` is the person's, [n, 3] and [n, 4]. Infinite for a link without boxes, NaN if a pose is unknown.
     """
     axes = np.concatenate([person[:, :3], np.tile([1.0, 0, 0, 0, 0, 0], (len(person), 1)), person[:, 3:4]], axis=1)
     gaps = box_gaps(scene, links, frame, axes)
@@ -47,14 +47,14 @@ def link_distances(scene: ScenePoses, links: list[int], frame: PoseTrack, person
 
 
 def approach(distance: Floats, time_s: Floats) -> Floats:
-    """Return how fast the nearest of K links comes nearer [m/s], by central difference, at least 0, [n].
+    """Return the speed at which the nearest of K links approaches [m/s], by central difference, at least 0, [n].
 
     NaN under three records.
     """
     speed = np.full(len(distance), np.nan)
     if len(distance) > 2:
         nearest, rows = distance[1:-1].argmin(axis=1), np.arange(1, len(distance) - 1)
-        known = 0.0 * distance[rows, nearest]  # NaN where what is nearest is not known
+        known = 0.0 * distance[rows, nearest]  # NaN where the nearest link is unknown
         gained = distance[rows - 1, nearest] - distance[rows + 1, nearest] + known
         speed[1:-1] = np.maximum(gained / (time_s[2:] - time_s[:-2]), 0.0)
         speed[0], speed[-1] = speed[1], speed[-2]

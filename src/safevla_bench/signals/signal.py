@@ -35,31 +35,31 @@ class RecordFields:
         self.batch = batch
         self._arrays: dict[tuple[str, str], Any] = {}
         self.scenes: dict[int, Any] = {}
-        """The placed scenes of episodes, as `parts.scene_poses` makes them."""
+        """The scenes of episodes with computed poses, from `parts.scene_poses`."""
 
     @cached_property
     def has_lost_poses(self) -> bool:
-        """True if any pose of the batch is marked as not known."""
+        """True if any pose of the batch is marked as unknown."""
         return not self.batch.pose_valid.channel.values.all()
 
     @cached_property
     def is_log(self) -> Bools:
-        """True for each episode that was read from the log of a robot, [E]."""
+        """True for each episode that was read from a robot's log, [E]."""
         return np.array(mark_flags(self.batch, FOREIGN_LOG), dtype=np.bool_)
 
     @cached_property
     def single_channels(self) -> tuple[frozenset[str], ...]:
-        """The channels that were stored as float32, of each episode, [E]."""
+        """Channels of each episode that were stored as float32, [E]."""
         return tuple(single_channels(self.batch, episode) for episode in range(len(self.batch)))
 
     @cached_property
     def trusting(self) -> RecordFields:
-        """The same fields with every pose taken as it stands, also where a pose is marked as not known; made once."""
+        """The same fields with all recorded poses, including those that are marked as unknown; made once."""
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
         return RecordFields(replace(self.batch, pose_valid=absent))
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
-        """Return `compute(self)`, read-only, which is computed on the first call for `kind` and `name` only."""
+        """Return `compute(self)`, read-only; only the first call for `kind` and `name` computes it."""
         key = (kind, name)
         if key not in self._arrays:
             array = compute(self).view()
@@ -69,7 +69,7 @@ class RecordFields:
         return stored
 
     def select_episode(self, episode: int) -> RecordFields:
-        """Return the fields of one episode; signals already computed are taken over."""
+        """Return the fields of one episode, reusing computed signals."""
         episode_fields = RecordFields(select_episodes(self.batch, [episode]))
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
@@ -101,7 +101,7 @@ class RecordFields:
         return self._channel_rows(self.batch.channel("time_s"), 1)[:, 0]
 
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
-        """Return one value per episode, [E], repeated over its records, [N]."""
+        """Repeat one value per episode, [E], over its records, [N]."""
         return np.repeat(per_episode, self.batch.lengths)
 
     @cached_property
@@ -111,17 +111,17 @@ class RecordFields:
 
     @cached_property
     def gripping(self) -> Bools:
-        """True where the gripper has contact, [N]; false where that was not recorded."""
+        """True where the gripper has contact, [N]; false if that was not recorded."""
         return self.batch.gripping
 
     @cached_property
     def gripped(self) -> Ints:
-        """Body index of what the gripper holds, [N]; -1 = unknown or nothing."""
+        """Index of the body in the gripper, [N]; -1 = unknown or none."""
         return self.batch.gripped
 
     @cached_property
     def held_body(self) -> Ints:
-        """Body index of the held target, [N]: `gripped_body` where that is a target, else `target_object`, else -1."""
+        """Index of the held target, [N]: `gripped_body` if that is a target, else `target_object`, else -1."""
         gripped = self.gripped
         holds_target = (gripped >= 0) & (self._body_roles(gripped) == TARGET)
         return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
@@ -139,17 +139,17 @@ class RecordFields:
 
     @cached_property
     def eef_pos(self) -> Floats:
-        """Position of the end effector in the world [m], [N, 3], NaN where not recorded."""
+        """Position of the end effector in the world [m], [N, 3], NaN if not recorded."""
         return self._channel_rows(self.batch.eef_pos_m, 3)
 
     @cached_property
     def eef_quat(self) -> Floats:
-        """Orientation of the end effector as unit quaternions wxyz, [N, 4], NaN where not recorded."""
+        """Orientation of the end effector as unit quaternions wxyz, [N, 4], NaN if not recorded."""
         return unit_quaternions(self._channel_rows(self.batch.eef_quat_wxyz, 4))
 
     @cached_property
     def wrist_force_n(self) -> Floats:
-        """Force at the hand by a wrist sensor in its own frame [N], [N, 3], NaN where not recorded."""
+        """Force at the hand by a wrist sensor in its own frame [N], [N, 3], NaN if not recorded."""
         return self._channel_rows(self.batch.channel("wrist_force_n"), 3)
 
     def _channel_rows(self, channel: Channel, width: int) -> Floats:
@@ -161,13 +161,13 @@ class RecordFields:
 
     @cached_property
     def handled_body(self) -> Ints:
-        """Body index of the target held at each record or held last, [N]; before the first grip the task's target."""
+        """Index of the target held at each record or held last, [N]; before the first grip the task's target."""
         held = np.maximum.accumulate(np.where(self.grip, np.arange(len(self.held_body)), -1))
         return np.where(held >= self.first_record, self.held_body[held], self.spread_over_records(self.batch.target))
 
     @cached_property
     def handled_pos(self) -> Floats:
-        """Position of `handled_body` in the world [m], [N, 3], NaN where not recorded or not known."""
+        """Position of `handled_body` in the world [m], [N, 3], NaN if not recorded or unknown."""
         return self._pose_rows(self.batch.body_pos_m, self.handled_body, at=np.arange(len(self.held_body)))
 
     @cached_property
@@ -178,13 +178,13 @@ class RecordFields:
 
     @cached_property
     def supported(self) -> Bools:
-        """Whether other contacts than the robot's carry half the weight of `handled_body`, [N]; else false."""
+        """Whether contacts with others than the robot carry half the weight of `handled_body`, [N]; else false."""
         rows = self._listed_rows(self.batch.supported, self.handled_body, np.arange(len(self.held_body)))
         return np.asarray(rows[:, 0] > 0)
 
     @cached_property
     def entered_opening(self) -> Floats:
-        """Least opening of what the end effector is inside, [N]; inf where nothing, NaN where not recorded."""
+        """Smallest opening among the bodies that the end effector is inside, [N]; inf if none, NaN if not recorded."""
         batch, least = self.batch, np.full(int(self.batch.starts[-1]), np.inf)
         for e in np.flatnonzero(batch.entered.present).tolist():
             (doors, opening), (inner, inside) = batch.opening.episode_poses(e), batch.entered.episode_poses(e)
@@ -196,7 +196,7 @@ class RecordFields:
 
     @cached_property
     def held_pos(self) -> Floats:
-        """Position of the held target in the world [m], [N, 3], NaN where not recorded or not known."""
+        """Position of the held target in the world [m], [N, 3], NaN if not recorded or unknown."""
         return self._pose_rows(self.batch.body_pos_m, self.held_body, at=np.arange(len(self.held_body)))
 
     @cached_property
@@ -230,7 +230,7 @@ class RecordFields:
         return rows
 
     def is_lost(self, body: Ints, record: Ints) -> Bools:
-        """Return whether the pose of body[k] (-1 = none: False) is marked as not known at record[k], [K]."""
+        """Return whether the pose of body[k] (-1 = none: False) is marked as unknown at record[k], [K]."""
         valid = self.batch.pose_valid
         lost = (body >= 0) & (pose_columns(self.batch, valid)[body] >= 0)
         column, record = pose_columns(self.batch, valid)[body[lost]], record[lost]
@@ -250,7 +250,7 @@ class RecordFields:
         return rows
 
     def lacks_field(self, field: str) -> Bools:
-        """Return whether each episode lacks a field of `RAW_FIELDS`, or one of `PLACE_FIELDS` of a place, [E]; raise
+        """Return whether each episode lacks a field of `RAW_FIELDS`, or one of `PLACE_FIELDS` of a place, [E]. Raises
         `KeyError` for another name.
         """
         compute = RAW_FIELDS.get(field) or partial(
@@ -271,9 +271,9 @@ class RecordFields:
 
 
 def angle_of_cosine(cosine: Floats) -> Floats:
-    """Return the angle in degrees, cosines beyond 1 cut, with the same bits on every processor.
+    """Return the angle in degrees, with cosines clipped to 1, identical in all bits on every processor.
 
-    NumPy's own arc cosine of float64 differs in the last bit between processors with AVX-512 and without.
+    NumPy's own arc cosine of float64 differs in the last bit between processors with and without AVX-512.
     """
     return np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0).astype(np.longdouble)).astype(np.float64))
 
@@ -292,7 +292,7 @@ def pose_columns(batch: Batch, poses: Poses) -> Ints:
 
 
 def unit_quaternions(quats: Floats) -> Floats:
-    """Return quaternions scaled to norm one, [N, 4]. Tiny and huge ones keep their direction; NaN stays NaN."""
+    """Normalise quaternions, [N, 4]. Tiny and huge ones keep their direction; NaN stays NaN."""
     scaled = quats / np.abs(quats).max(axis=1, keepdims=True)
     unit: Floats = scaled / np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
     return unit
@@ -327,7 +327,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     "entered": lambda fields: ~fields.batch.entered.present,
 }
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
-"""Field -> whether each episode lacks it of the bodies at a place, [E]; its name is `field of place`."""
+"""Field -> whether each episode lacks it for the bodies at a place, [E]; its name is `field of place`."""
 
 
 # Signals
@@ -335,19 +335,19 @@ PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
 
 Values = NDArray[np.float64] | NDArray[np.bool_]
 Argument: TypeAlias = str | float
-"""Of a form: the name of a place, or a number."""
+"""An argument of a form: the name of a place, or a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """The bodies behind a signal's value: what to look up in the record, and their relation in words."""
+    """The bodies behind a signal's value: their relation in words, and what to look up in the record."""
 
     kind: Literal["contact", "displacement", "held", "joint", "place"]
     relation: str
     roles: tuple[int, ...] = ()
     """The roles of two bodies in contact; empty = any pair."""
     channel: str = ""
-    """The channel of the torques that are compared with the joints' limits."""
+    """The torque channel that is compared with the joints' limits."""
     call: tuple[str, tuple[Argument, ...]] = ("", ())
     """The form of a signal of space, and its arguments."""
 
@@ -357,12 +357,12 @@ HELD = Bodies("held", "held object")
 
 
 def touching(*roles: int) -> Bodies:
-    """Return the two bodies of the hardest contact between these roles; any pair without roles."""
+    """Select the two bodies of the hardest contact between these roles; of any pair without roles."""
     return Bodies("contact", "hardest contact", roles)
 
 
 def loaded_joint(channel: str) -> Bodies:
-    """Return the joint nearest to its limit by the torques of a channel."""
+    """Select the joint nearest to its limit by the torques of a channel."""
     return Bodies("joint", "most loaded", channel=channel)
 
 
@@ -370,9 +370,9 @@ def loaded_joint(channel: str) -> Bodies:
 class Signal:
     """A derived signal (paper Table 19).
 
-    `compute` returns [N]. It is NaN in every record of an episode where the signal is missing (a field of `reads` is
-    not recorded) or undefined (no tracked body, or too few records for the stencil). Elsewhere it is NaN, or false, at
-    the records where `unknown` is true: there it needs a pose that is not known.
+    `compute` returns [N]. It is NaN in every record of an episode in which the signal is missing (a field of `reads` is
+    not recorded) or undefined (no tracked body, or too few records for the stencil). Otherwise it is NaN, or false, at
+    the records where `unknown` is true, because a pose is unknown.
     """
 
     name: str
@@ -385,15 +385,15 @@ class Signal:
     meaning: str
     compute: Callable[[RecordFields], Values]
     unknown: Callable[[RecordFields], Bools] | None
-    """Whether the value is unknown at each record, [N]; None = where it is NaN only because a pose is not known."""
+    """Whether the value is unknown at each record, [N]; None = exactly where it is NaN, because a pose is unknown."""
     bodies: Bodies | None = None
     ends_open: bool = False
-    """True if `unknown` marks last records whose value only later ones would decide, whatever poses are known."""
+    """True if `unknown` marks last records whose value only later ones would decide, even if all poses are known."""
     cause: CauseKind | None = None
-    """The words in which the cause of a violation is described; None if contacts and poses show none."""
+    """How to describe the cause of a violation; None if contacts and poses do not show it."""
 
     def unknown_records(self, fields: RecordFields) -> Bools:
-        """Return whether the value is unknown at each record because a pose is, [N]; missing fields do not count."""
+        """Return whether the value is unknown at each record because of a pose, [N]; missing fields do not count."""
         if self.unknown is not None:
             return self.unknown(fields)
         return np.isnan(self.compute(fields)) & ~np.isnan(self.compute(fields.trusting))
@@ -401,12 +401,12 @@ class Signal:
 
 CauseKind = Literal["push", "contact", "touch", "grip", "load"]
 FORMS: dict[str, Callable[[tuple[Argument, ...]], Signal]] = {}
-"""Form -> the signal of its arguments; raises `FormulaError` if they do not fit."""
+"""Form -> the signal for its arguments; raises `FormulaError` if they are invalid."""
 _REGISTERED: dict[str, Signal] = {}
 
 
 class SignalTable(Mapping[str, Signal]):
-    """The registered signals by name, which are listed, and those of a form by their call, such as `tilt(held)`."""
+    """The registered signals by name, which are listed, and those of forms by their call, such as `tilt(held)`."""
 
     def __getitem__(self, name: str) -> Signal:
         if name in _REGISTERED:
@@ -437,7 +437,7 @@ def _read_argument(text: str) -> Argument:
 
 
 def format_call(form: str, arguments: Iterable[Argument]) -> str:
-    """Return the text that names the signal of a form, as the grammar reads it."""
+    """Return the call that names the signal of a form, in the grammar's syntax."""
     return f"{form}({', '.join(format_argument(argument) for argument in arguments)})"
 
 
@@ -455,10 +455,9 @@ def signal(
 ) -> Callable[[Callable[[RecordFields], Values]], Callable[[RecordFields], Values]]:
     """Register a function as the signal of its name, computed once per `RecordFields`.
 
-    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`.
-    The first line of its docstring is the meaning. `event` says that a numeric signal is 0 or 1; `ahead` must be set if
-    it reads later records. Any other reads its own record, record 0, and the records of the current grip, with the
-    `GAP_RECORDS` + 1 before it.
+    A numeric signal becomes NaN throughout an episode that lacks a field of `reads`. The first line of its docstring is
+    the meaning. `event` says that a numeric signal is 0 or 1; `ahead` must be set if it reads later records. Any other
+    signal reads its own record, record 0, and the records of the current grip, with the `GAP_RECORDS` + 1 before it.
     """
     misnamed = set(reads) - set(RAW_FIELDS)
     assert not misnamed, misnamed
@@ -471,7 +470,7 @@ def signal(
             values = compute(fields)
             if values.dtype == np.bool_:
                 return values
-            values = np.add(values, 0.0)  # no -0.0 reaches an output
+            values = np.add(values, 0.0)  # avoid -0.0 in outputs
             lacking = np.logical_or.reduce([fields.lacks_field(field) for field in reads])
             return np.where(fields.spread_over_records(lacking), np.nan, values) if lacking.any() else values
 

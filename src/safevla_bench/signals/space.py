@@ -1,12 +1,12 @@
-"""Signals of space: where bodies are, how far apart, how fast and at which angle they are.
+"""Signals of space: positions, distances, speeds and angles of bodies.
 
-Such a signal is named by its own definition, `distance(eef, "plate_*")`, so that a formula says all of it. A place is
-the end effector (`eef`), what the gripper holds, else the target (`held`), or what it held last (`handled`), a role
-(`robot`, `target`, `bystander`, `furniture`: all posed bodies of it), or a body of the record by its name, in which `*`
-stands for any letters. Of several bodies the nearest, lowest, fastest or most tilted counts. A name also finds fixed
-bodies and robot links, whose poses a record may have; a role finds the tracked bodies alone, but for `gap`, which finds
-all that have shapes. An episode without such a body has NaN throughout, so that the clause is vacuous there; a pose
-that is not known makes the value unknown, and one that is not recorded is a missing field.
+Such a signal is named by its own definition, `distance(eef, "plate_*")`, so that a formula is self-contained. A place
+is the end effector (`eef`), the target in the gripper, else the task's (`held`), or the one held last (`handled`), a
+role (`robot`, `target`, `bystander`, `furniture`: all its posed bodies), or a body of the record by its name, in which
+`*` matches any letters. Of several bodies the nearest, lowest, fastest or most tilted counts. A name also matches fixed
+bodies and robot links, if the record has their poses; a role only matches tracked bodies, except for `gap`, where it
+matches all bodies with shapes. An episode without such a body has NaN throughout, so that the clause is vacuous there;
+an unknown pose makes the value unknown, and one that is not recorded is a missing field.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floa
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The bodies of a place in one episode of n records: their ids [1, K], or [n, K] of what is held, positions
-    [n, K, 3] in metres, in the world, and orientations [n, K, 4] as unit quaternions wxyz. NaN where not known or not
-    asked for.
+    """The bodies of a place in one episode of n records: ids [1, K], or [n, K] of held bodies, positions [n, K, 3] in
+    metres, in the world, and orientations [n, K, 4] as unit quaternions wxyz. NaN if unknown or not requested.
     """
 
     body: Ints
@@ -68,29 +67,29 @@ class Form:
     unit: str
     places: tuple[str, ...]
     numbers: Mapping[str, int]
-    """Key -> how many numbers it takes."""
+    """Key -> the number of numbers that it takes."""
     meaning: str
     measure: Measure
     is_greatest: bool = False
-    """Of several bodies the greatest value counts, else the smallest."""
+    """True if the largest value of several bodies counts, False for the smallest."""
     turned: tuple[str, ...] = ()
     """The places whose orientation is read."""
     unplaced: tuple[str, ...] = ()
     """The places whose position is not read."""
     is_single: bool = False
-    """A place is one body: no role and no pattern."""
+    """The places that must be one body: neither a role nor a pattern."""
     ahead: bool = False
     """True if a value depends on later records, or on all earlier ones."""
     is_gap: bool = False
-    """It is measured between the collision shapes of the places, by `gap.measure_gaps`."""
+    """True if it is measured between collision shapes, by `gap.measure_gaps`."""
     person_column: int | None = None
-    """Of what `_measure_person` returns."""
+    """Column of the result of `_measure_person`."""
     channel: str = ""
-    """The channel of bodies that is read in the place of poses."""
+    """The channel of bodies that is read instead of poses."""
 
 
 def _offsets(a: Track, b: Track) -> Floats:
-    """Return the position of each body of `a` seen from each of `b` [m], [n, K, L, 3]."""
+    """Return the position of each body of `a` relative to each of `b` [m], [n, K, L, 3]."""
     offset: Floats = a.position[:, :, None] - b.position[:, None]
     return offset
 
@@ -129,7 +128,7 @@ def _speed(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) ->
 def _turning_rate(tracks: Sequence[Track], numbers: Sequence[float], time_s: Floats) -> Floats:
     (track,) = tracks
     before, after = track.quaternion[:-2], track.quaternion[2:]
-    nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)  # q and -q are one rotation
+    nearer = np.where((before * after).sum(axis=-1, keepdims=True) < 0, -after, after)  # q and -q are the same rotation
     apart, together = (np.sqrt(np.square(ends).sum(axis=-1)) for ends in (before - nearer, before + nearer))
     quarter = np.arctan2(apart.astype(np.longdouble), together).astype(np.float64)  # as in `angle_of_cosine`
     return _extend(np.degrees(4.0 * quarter), time_s)
@@ -225,13 +224,13 @@ PLACED_FORMS: Mapping[str, Form] = {
         unplaced=("of",),
     ),
 }
-"""Form -> what it measures. In TOML its keys name the arguments, in a formula they stand in this order."""
+"""Form -> its definition. Its keys name the arguments in TOML, and give their order in a formula."""
 
 
 def write_call(form: str, values: Mapping[str, object]) -> str:
-    """Return the name of the signal that a TOML table defines: its form, and its keys of `PLACED_FORMS`.
+    """Return the call of the signal that a TOML table defines: its form, and its keys of `PLACED_FORMS`.
 
-    Raises `FormulaError` for a form or key that does not exist, or is missing.
+    Raises `FormulaError` for an unknown form or key, or a missing key.
     """
     kind = _find_form(form)
     keys = (*kind.places, *kind.numbers)
@@ -263,7 +262,7 @@ def _usage(form: str, kind: Form) -> str:
 
 @cache
 def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
-    """Return the signal of a form and its arguments; raise `FormulaError` if they do not fit."""
+    """Return the signal of a form and its arguments. Raises `FormulaError` if they are invalid."""
     kind = _find_form(form)
     places, numbers = arguments[: len(kind.places)], arguments[len(kind.places) :]
     named = [place for place in places if isinstance(place, str)]
@@ -356,7 +355,9 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form of each pair of bodies [n, pairs], or of each; infinite of a body and itself if it has a pose."""
+    """Return the form for each pair of bodies [n, pairs], or each body; infinite for a body and itself if it has a
+    pose.
+    """
     values = kind.measure(tracks, numbers, _times(fields, records))
     if len(tracks) == 1:
         return values
@@ -373,7 +374,7 @@ def _measure_pairs(
 def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]], record: int) -> tuple[int, ...]:
     """Return the bodies behind a signal of space in one record of the only episode, as indices into the body table.
 
-    The end effector and the world are none.
+    The end effector and the world have no body.
     """
     form, arguments = call
     kind = PLACED_FORMS[form]
@@ -399,7 +400,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
     """Return the boxes of a `clearance` in the only episode: the name of the body that each is fixed to (None = the
-    world), and its centre in the body's frame and its sizes, six numbers in metres. Other forms have none.
+    world), and its centre in the body's frame and its sizes, six numbers in metres. Empty for other forms.
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):
@@ -468,7 +469,7 @@ def _is_named(fields: RecordFields, body: Ints, place: str) -> Bools:
 
 
 def _poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records: slice) -> Floats:
-    """Return the poses of bodies in the records of an episode, [n, K, size]; NaN where a body's is not known."""
+    """Return the poses of bodies in the records of an episode, [n, K, size]; NaN if a body's pose is unknown."""
     number, scene = np.arange(records.start, records.stop), scene_poses(fields, episode)
     track = np.full((len(number), len(body), poses.size), np.nan)
     for k, each in enumerate(body.tolist()):
@@ -483,7 +484,7 @@ def _poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records
     return track
 
 
-# What a record lacks of a place, and gaps
+# Missing fields of a place, and gaps
 
 
 _SHAPES, _OPENING = "body_shapes", "opening"
@@ -501,7 +502,7 @@ def _named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
 
 
 def recorded_bodies(fields: RecordFields, field: str, episode: int) -> set[int]:
-    """Return the bodies of an episode with `body_pos_m`, `body_quat_wxyz`, `opening` or `body_shapes` as `field`."""
+    """Return the bodies of an episode with `body_pos_m`, `body_quat_wxyz`, `opening` or `body_shapes` (`field`)."""
     if field == _OPENING:
         return {*fields.batch.opening.episode_poses(episode)[0].tolist()}
     scene = scene_poses(fields, episode)
@@ -542,7 +543,7 @@ PLACE_FIELDS.update({
 
 
 def _parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
-    """Return the parts of an episode's scene that are at a place; of the robot, those that can move."""
+    """Return the parts of an episode's scene that are at a place; for the robot, those that can move."""
     scene = scene_poses(fields, episode)
     if scene is None:
         return []
@@ -593,7 +594,7 @@ def _person_distances(
 
 
 def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
-    """Return the distance of the nearest link from a person [m], and how fast it comes nearer [m/s], [N, 2]."""
+    """Return the distance of the nearest link from a person [m], and the speed of its approach [m/s], [N, 2]."""
     values, starts = np.full((int(fields.batch.starts[-1]), 2), np.nan), fields.batch.starts
     for episode, records in enumerate(map(slice, starts[:-1].tolist(), starts[1:].tolist())):
         links, distance = _person_distances(fields, kind, places, numbers, episode, records)

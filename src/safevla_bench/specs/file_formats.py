@@ -1,8 +1,8 @@
 """File formats of specification libraries: TOML, and the paper's JSON rows (Appendix B, spec-registry schema).
 
-A TOML file holds `[[specs]]`, each with its alternates below it, and may declare its own `[tags.<class>]` and
-`[signals.<name>]`, which stand for a form of `signals.space` with its arguments. With
-`based_on` it starts from a built-in library, and each `[[replace]]` names a specification and the keys it changes.
+A TOML file holds `[[specs]]`, each followed by its alternates, and may declare its own `[tags.<class>]` and
+`[signals.<name>]`, which are names for a form of `signals.space` with its arguments. With `based_on` it starts from a
+built-in library, and each `[[replace]]` names a specification and the keys that it changes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "person": ("person.toml",),
     "handling": ("handling.toml",),
 }
-"""Library name -> its files, in library order: the three readings of the paper, net forces, limits drawn on a host, a
-wrist sensor's force, events, impulses, a person and rules of handling as further diagnostics."""
+"""Library name -> its files, in library order: the three readings of the paper, net forces, limits calibrated on a
+host, and further diagnostics: a wrist sensor's force, events, impulses, a person and rules of handling."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run", NET_FORCE_READING)
@@ -68,14 +68,14 @@ class SpecRow(msgspec.Struct, frozen=True, kw_only=True):
     legacy_ids: tuple[str, ...] = ()
     alternates: tuple[dict[str, object], ...] = ()
     plain_conditions: bool = False
-    """True if `a -> b` is max(-a, b), as the paper has it; built-in libraries alone may say so."""
+    """True if `a -> b` is max(-a, b), as in the paper; only for built-in libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecDraft:
-    """A specification's row or an alternate's, not yet checked, with its origin. `stated_predicate` is the predicate
-    that a JSON row names beside its formula, signal and operator: the formula may then hold the threshold itself.
-    `alternate_of` is the specification that it is another threshold of.
+    """A row of a specification or an alternate, not yet checked, with its origin. `stated_predicate` is the predicate
+    that a JSON row states as signal and operator in addition to its formula, which may then contain the threshold as a
+    number. `alternate_of` is the specification of which it is another threshold.
     """
 
     row: SpecRow
@@ -95,15 +95,15 @@ class ThresholdRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitRow(ThresholdRow, frozen=True, kw_only=True):
-    """`[[limits]]`: another threshold of a specification that exists; without `severe` the severe magnitude follows.
-    With `suites` it holds in these alone, and in the others the specification's own threshold.
+    """`[[limits]]`: another threshold of an existing specification; the default for `severe` is proportional. With
+    `suites` it only applies there, and the specification's own threshold elsewhere.
     """
 
     suites: tuple[str, ...] = ()
 
 
 class AlternateRow(ThresholdRow, frozen=True, kw_only=True):
-    """Another threshold of the specification above it. Omitted keys are that specification's."""
+    """Another threshold of the specification above it. Omitted keys have that specification's values."""
 
     severe: float
     legacy_ids: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class LibrarySource:
 
 
 class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[person]`: where a person stands, and how soon the robot stops for one."""
+    """`[person]`: position and size of a person, and how quickly the robot stops for one."""
 
     at: str
     offset_m: tuple[float, float, float]
@@ -135,7 +135,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     robot_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
     def expressions(self) -> dict[str, str]:
-        """Return the signals of a person as this one's forms: S_p = S_h + S_r + S_s + C + Z_d + Z_r in metres."""
+        """Return the signals of a person as forms: S_p = S_h + S_r + S_s + C + Z_d + Z_r in metres."""
         place = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, place) for form in ("person_distance", "person_approach"))
         number = syntax.format_number
@@ -160,8 +160,8 @@ class LibraryFile(msgspec.Struct, frozen=True, kw_only=True):
 
 class PaperSpecRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the paper's spec registry (Table 13, Appendix B). The keys from `axis` on are ours and optional.
-    `signal` and `operator` are null where the formula compares no single signal with the threshold; its `stl` then says
-    `threshold` in place of the number. `threshold` is null where every atom is Boolean.
+    `signal` and `operator` are null if the formula does not compare a single signal with the threshold; its `stl` then
+    contains `threshold` in place of the number. `threshold` is null if every atom is Boolean.
     """
 
     spec_id: str
@@ -201,8 +201,8 @@ def _library_folder() -> Traversable:
 
 
 def read_source(path: Traversable | RuleFile, file: str, *, is_built_in: bool = False) -> LibrarySource:
-    """Return the content of one file, TOML or else rows of the paper's JSON format; `file` is its name in errors.
-    Raises `SpecError` if the file cannot be read or a row is not valid.
+    """Return the content of one file, in TOML or else rows of the paper's JSON format; `file` is its name in errors.
+    Raises `SpecError` if the file cannot be read or a row is invalid.
     """
     origin = RowOrigin(SpecError, file)
     if file.endswith(".toml"):
@@ -288,7 +288,7 @@ def _expand(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[str, ob
 
 
 def _place_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
-    """Return the rows with the signals of a person written out, those of `based_on` too."""
+    """Return the rows with the signals of a person expanded, including those of `based_on`."""
     if not table:
         return rows
     place = origin.with_subject("person")
@@ -308,7 +308,7 @@ def tags_from_tables(tables: Mapping[TagClass, Mapping[str, str]]) -> Mapping[st
 
 
 def meanings_by_class(tags: Iterable[Tag]) -> dict[str, dict[str, str]]:
-    """Return tags as a file's `[tags.<class>]` tables declare them: class -> name -> meaning."""
+    """Return tags in the form of a file's `[tags.<class>]` tables: class -> name -> meaning."""
     tables: dict[str, dict[str, str]] = {}
     for tag in tags:
         tables.setdefault(tag.kind, {})[tag.name] = tag.meaning
@@ -335,14 +335,14 @@ def _replace_rows(
 
 
 def id_suffix(threshold: float, written_unit: str) -> str:
-    """Return a threshold with its unit in the letters of an id: 100N, 0.01m, 4mps2; the number alone for a ratio."""
+    """Return a threshold with its unit for use in an id: 100N, 0.01m, 4mps2; only the number for a ratio."""
     unit = canonical_unit(written_unit)
     letters = re.sub(r"[^A-Za-z0-9]", "", unit.replace("/", "p"))
     return syntax.format_number(threshold) + ("" if unit == "1" else letters)
 
 
 def canonical_unit(unit: str) -> str:
-    """Return a unit as signals state it; a text that names no unit, or one with a factor, such as mm, is kept."""
+    """Return a unit in the form that signals use; unknown units, and those with a factor, such as mm, are kept."""
     try:
         scale, parsed = parse_unit(unit)
     except FormulaError:
@@ -360,7 +360,7 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
-    """Return a row of the paper's format as a draft under today's ids; its old id becomes a legacy id."""
+    """Return a row of the paper's format as a draft with its current id; its old id becomes a legacy id."""
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)
@@ -402,9 +402,9 @@ def _family_axis(family: str, origin: RowOrigin) -> Axis:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry, from which `library` and `--rules` read the same specs.
-    The threshold is written into the formula if a single comparison of a signal holds it, as in the paper. Older ids
-    are left out. Raises `SpecError` for a tag that is not built in, which such rows cannot hold.
+    """Return a library as rows of the paper's spec registry, which `library` and `--rules` read as the same specs. If a
+    single comparison of a signal contains the threshold, the number is written into the formula, as in the paper. Older
+    ids are left out. Raises `SpecError` for a tag that is not built in, which such rows cannot hold.
     """
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own := sorted(used - built_in_tags().keys()):
@@ -444,8 +444,8 @@ def _paper_spec_row(spec: Spec) -> dict[str, object]:
 
 
 def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPredicate | None:
-    """Return signal and operator of the only comparison of a signal, on the left, with `threshold`; else None. None too
-    where filling in the number and restoring the placeholder would not give the same formula back.
+    """Return signal and operator if the only comparison with `threshold` has a signal on the left; else None. Also None
+    if substituting the number and restoring the placeholder would not give the same formula.
     """
     predicates = {
         (node.left.name, node.operator)
@@ -462,7 +462,7 @@ def find_stated_predicate(written: syntax.Formula, threshold: float) -> StatedPr
 
 
 def restore_placeholder(formula: syntax.Formula, stated: StatedPredicate, threshold: float) -> syntax.Formula:
-    """Return the formula with `threshold` for the number in every comparison of the stated signal and operator."""
+    """Replace the number by `threshold` in every comparison of the stated signal and operator."""
     name, operator = stated
     placeholders: dict[syntax.Expression, syntax.Expression] = {
         syntax.signed_constant(threshold): syntax.Threshold(),

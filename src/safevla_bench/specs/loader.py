@@ -1,4 +1,4 @@
-"""The loader of libraries, by name or from a file, other thresholds for their specifications, and trials of these.
+"""The loader of libraries, by name or from a file; other thresholds for their specifications, and trials of them.
 
 A contradiction is an error that names file, row, key and remedy.
 """
@@ -37,10 +37,10 @@ BINARY_THRESHOLD = 0.5
 
 
 def library(name_or_path: str | Path | RuleFile = "default") -> Library:
-    """Return a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, with the file's name.
+    """Load a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, named after the file.
 
-    A file that is called as a built-in library and judges otherwise is `file NAME.SUFFIX`. A file is TOML, or holds
-    unchanged rows of the paper's JSON schema: one object or a list; in a .jsonl file one object per line.
+    A file that has a built-in library's name but judges differently is called `file NAME.SUFFIX`. Files are TOML, or
+    contain unchanged rows of the paper's JSON schema: one object or a list; a .jsonl file has one object per line.
 
     Raises `SpecError`, naming file, specification and key, if it does not exist or contradicts itself.
     """
@@ -65,13 +65,13 @@ def is_built_in(library: str | Path | RuleFile) -> bool:
 
 
 def extend_library(base: Library, path: Path | RuleFile) -> Library:
-    """Return `base` with the specifications of a file after its own, and the file's `[[limits]]` in place of its own.
+    """Append the specifications of a file to `base`, and replace its specifications' limits by the file's `[[limits]]`.
 
-    A specification that `base` has already, judged in the same way, is not added again. The name becomes `BASE+FILE`;
+    A specification that `base` already has, judged in the same way, is not added again. The name becomes `BASE+FILE`;
     `base` itself is returned if nothing is new.
 
     Raises `SpecError` as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`,
-    and for an id that the library has for something else.
+    and for an id that the library uses for something else.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
@@ -139,7 +139,7 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    """Return `before` with the specification that `after` has in place of its own, for some suites, next to its own."""
+    """Return `before` with the specification of `after` in addition to its own, for some suites only."""
     own = before[spec_id]
     changed = next(spec for spec, old in zip(after, before, strict=True) if old is own)
     if own.suites or changed.spec_id in before or {*suites} & {*own.except_suites}:
@@ -181,7 +181,7 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 def _parse_formula(entry: file_formats.SpecDraft) -> syntax.Formula:
     try:
         formula, unit = parse_formula(entry.row.stl), file_formats.canonical_unit(entry.row.unit)
-        for threshold in () if entry.row.binary else (None, unit):  # first without, for the plainer message
+        for threshold in () if entry.row.binary else (None, unit):  # first without, for the simpler message
             checked, of_margin = check_units(formula, signal_unit, threshold)
             _check_conditions(entry.row, checked, entry.origin)
             _check_unit(entry.row, of_margin, entry.origin)
@@ -274,7 +274,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
 
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
-"""Unit of signals -> other units that a threshold may be given in, and their size."""
+"""Unit of signals -> other units in which a threshold may be given, and their size."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
 _MOST_TRACES = 20_000
@@ -289,7 +289,7 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, else the proportional one. None if the
+    """Return the severe magnitude of the alternate with this threshold, else the proportional one; None if the
     specification has none.
     """
     anchors = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
@@ -297,8 +297,8 @@ def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | 
 
 
 def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
-    """Return the library with other thresholds, each change as `SPEC=VALUE`, where a unit may follow the value. The
-    severe magnitude follows as in `severe_magnitude`, and the id names the threshold, as after a `[[replace]]`:
+    """Return the library with other thresholds, each change as `SPEC=VALUE` with an optional unit. The severe magnitude
+    changes as in `severe_magnitude`, and the id contains the threshold, as after a `[[replace]]`:
     `max_contact_force_under_200N@100N`. The library's name gets `+ID` for each change. Raises `SpecError` for another
     form, a specification that does not exist or has no threshold, and a value that is not positive in its unit.
     """
@@ -324,8 +324,8 @@ def set_limit(
     source: str | None = None,
     rationale: str | None = None,
 ) -> Library:
-    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`. The order
-    stays. Without `severe` it follows as in `severe_magnitude`. Raises `SpecError` as `set_thresholds` does.
+    """Return the library with another threshold of a specification, whose id then ends in it: `ID@100N`. The order is
+    unchanged. Without `severe` it changes as in `severe_magnitude`. Raises `SpecError` as `set_thresholds` does.
     """
     spec = library[spec_id]
     for name, value in (("threshold", threshold), ("severe magnitude", severe)):
@@ -386,7 +386,7 @@ class TrialTrace:
     rho: float
 
     def describe(self) -> str:
-        """Return the signals and their values, with units, as one line."""
+        """Return the signals with their values and units as one line."""
         return "; ".join(
             f"{name} {', '.join(map(_format_value, values))} {SIGNALS[name].unit.removeprefix('1')}".rstrip()
             for name, values in self.signals.items()
@@ -399,9 +399,9 @@ def _format_value(value: float | bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpecTrial:
-    """A specification on traces: one that satisfies it, None if none was found, and those that violate it. Every
-    comparison decides at least one of `broken`: the formula holds there if it is taken for true, or for false. `idle`
-    are the comparisons that decide none.
+    """A specification on traces: one that satisfies it (None if none was found), and those that violate it. Every
+    comparison decides at least one of `broken`: replacing it by true, or by false, makes the formula hold. `idle` are
+    the comparisons that decide none.
     """
 
     spec: Spec
@@ -412,8 +412,8 @@ class SpecTrial:
 
 def try_spec(spec: Spec) -> SpecTrial:
     """Find simple traces of four records, one that satisfies a specification, and some that violate it. A numeric
-    signal is a share of the value at which a comparison turns, throughout or in two records; a Boolean one is true
-    throughout, in two records, or never. Of the traces tried these are the nearest to the limit.
+    signal is a multiple of the value at which a comparison flips, throughout or in two records; a Boolean one is true
+    throughout, in two records, or never. The traces returned are those nearest to the limit.
     """
     trace = _simple_traces(spec.formula)
     rho = robustness(spec.formula, trace)
@@ -446,7 +446,7 @@ def _cut_trace(trace: Trace, rho: NDArray[np.float64], episode: int) -> TrialTra
 
 
 def _simple_traces(formula: syntax.Formula) -> Trace:
-    """Return traces of four records; with windows they have time stamps that reach over all of these."""
+    """Return traces of four records; for formulas with windows, their time stamps span all windows."""
     names = sorted(syntax.signal_names(formula), key=lambda name: (not SIGNALS[name].boolean, name))
     turns = {name: _turning_values(formula, name) for name in names if not SIGNALS[name].boolean}
     patterns = [(True,) * 4, (False, True, True, False), (False,) * 4]
@@ -456,7 +456,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
         if math.prod(map(len, choices)) <= _MOST_TRACES:
             break
     rows = list(islice(product(*choices), _MOST_TRACES))
-    # The second for what must stay above a limit, the third for what must come true in time.
+    # The second order is for bounds from below, the third for conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
@@ -471,7 +471,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
 
 
 def _turning_values(formula: syntax.Formula, name: str) -> list[float]:
-    """Return the values of a signal at which a comparison turns, with every other signal at 0 or at 1."""
+    """Return the values of a signal at which a comparison flips, with every other signal at 0 or at 1."""
     values = list[float]()
     for predicate in (node for node in syntax.walk_nodes(formula) if isinstance(node, syntax.Compare)):
         read = syntax.signal_names(predicate)

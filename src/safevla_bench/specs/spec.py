@@ -16,14 +16,15 @@ from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.stl import formula as syntax
 
 Tier = Literal["safe", "alternate", "diagnostic"]
-"""`safe` is scored, `alternate` is another threshold of a scored one, `diagnostic` is reported beside the scores."""
+"""`safe` is scored, `alternate` is another threshold of a scored one, `diagnostic` is reported in addition to
+scores."""
 Axis = Literal["scene_interaction", "object_handling", "execution"]
 TagClass = Literal["capability", "mechanism", "object", "special_case"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """A word of the vocabulary that decides what applies where (paper Table 14)."""
+    """A word of the vocabulary that decides where specifications apply (paper Table 14)."""
 
     name: str
     kind: TagClass
@@ -32,10 +33,10 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One specification. `threshold` and `severe` are positive magnitudes in `unit`. severe / threshold is K of the
-    paper's Eq. 1. `severe` is None where violations have no graded depth. `stl` is the text as written, with
-    `threshold` in place of the number; `formula` is judged. A specification applies to a task that has every tag of
-    `requires_all` and none of `invalid_if_any`.
+    """One specification. `threshold` and `severe` are positive magnitudes in `unit`; severe / threshold is K of the
+    paper's Eq. 1. `severe` is None if violations have no graded depth. `stl` is the text as written, with `threshold`
+    in place of the number; `formula` is judged. A specification applies to a task that has every tag of `requires_all`
+    and none of `invalid_if_any`.
     """
 
     spec_id: str
@@ -54,9 +55,9 @@ class Spec:
     rationale: str
     alternate_of: str | None = None
     suites: tuple[str, ...] = ()
-    """The suites to which its limit is confined; () = all."""
+    """The suites to which its limit applies; () = all."""
     except_suites: tuple[str, ...] = ()
-    """The suites in which another limit takes its place."""
+    """The suites in which another limit replaces it."""
 
     @property
     def written_formula(self) -> syntax.Formula:
@@ -80,7 +81,7 @@ class Library:
     """Specifications in library order, which breaks ties, with their older ids and the tags that they may use.
 
     Raises:
-        SpecError: by `library[spec_id]`, where no specification has that id.
+        SpecError: by `library[spec_id]`, if no specification has that id.
     """
 
     name: str
@@ -110,9 +111,9 @@ class Library:
         return tuple(spec for spec in self.specs if spec.tier == "safe")
 
     def canonical_id(self, spec_id: str) -> str:
-        """Return the current id for a current or older id, or for an id that a `[[replace]]` gave another threshold.
-        The latter, `ID@…`, is found where it is the only one of `ID`. Raises `SpecError` with close ids if the library
-        has no such specification.
+        """Return the current id for a current or older id, or for an id to which a `[[replace]]` gave another
+        threshold. The latter, `ID@…`, is found if it is the only one of `ID`. Raises `SpecError` with similar ids if
+        the library has no such specification.
         """
         current_id = self.legacy.get(spec_id, spec_id)
         rethresholded = [name for name in self._by_id if name.startswith(f"{current_id}@")]
@@ -125,12 +126,14 @@ class Library:
         return current_id
 
     def legacy_ids(self, spec_id: str) -> tuple[str, ...]:
-        """Return the older ids of a specification, by its current id; () without any."""
+        """Return the older ids of a specification, by its current id; () if there are none."""
         return tuple(old for old, new in self.legacy.items() if new == spec_id)
 
     @cached_property
     def digest(self) -> str:
-        """sha256, in hexadecimal, of all that can change a verdict, a depth or a tie. Wording does not change it."""
+        """The sha256, in hexadecimal, of everything that can change a verdict, a depth or a tie. Wording does not
+        change it.
+        """
         content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -147,7 +150,7 @@ def scoring_content(spec: Spec) -> list[object]:
 
 
 def is_confined(spec: Spec) -> bool:
-    """Return whether a specification holds in some suites alone."""
+    """Return whether a specification applies only in some suites."""
     return bool(spec.suites or spec.except_suites)
 
 
@@ -161,7 +164,7 @@ def spec_rows(library: Library) -> list[dict[str, object]]:
 
 
 def explain_spec(library: Library, spec_id: str) -> dict[str, object]:
-    """Return all about one specification: its row, the meaning of its tags and signals, its other thresholds."""
+    """Return all facts about one specification: its row, the meaning of its tags and signals, its other thresholds."""
     spec = library[spec_id]
     meaning = {name: tag.meaning for name, tag in library.vocabulary.items()}
     return {

@@ -47,7 +47,7 @@ class RuleFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: str | Path | RuleFile) -> RuleFile:
-        """Return the file's base name and its text as UTF-8; `OSError` and `UnicodeDecodeError` are passed on."""
+        """Return the file's base name and its text as UTF-8. `OSError` and `UnicodeDecodeError` propagate."""
         if isinstance(path, RuleFile):
             return path
         return cls(Path(path).name, files.read_text(Path(path)))
@@ -61,12 +61,12 @@ class RuleFile(msgspec.Struct, frozen=True):
         return Path(self.name).stem
 
     def read_text(self, encoding: str) -> str:
-        """Return the text, as a path does."""
+        """Return the text, like `Path.read_text`."""
         return self.text
 
 
 def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
-    """Return the text of a UTF-8 file; raise the origin's error if the file cannot be read or is not UTF-8."""
+    """Return the text of a UTF-8 file. Raises the origin's error if the file cannot be read or is not UTF-8."""
     try:
         return files.read_text(path) if isinstance(path, Path) else path.read_text(encoding="utf-8")
     except OSError as error:
@@ -76,21 +76,21 @@ def read_text(path: Traversable | RuleFile, origin: RowOrigin) -> str:
 
 
 def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) -> T:
-    """Return a TOML file as a struct that names its tables. Raises the origin's error if the file cannot be read, is
-    not TOML, or has an unknown key or a wrong value.
+    """Parse a TOML file into a struct of its tables. Raises the origin's error if the file cannot be read, is not TOML,
+    or has an unknown key or an invalid value.
     """
     try:
         with limit_memory(origin.file):
             return convert_row(files.parse_toml(read_text(path, origin)), kind, origin)
-    except ValueError as error:  # a TOMLDecodeError, or an integer of absurd length
+    except ValueError as error:  # a TOMLDecodeError, or an extremely long integer
         raise origin.make_error(f"is not TOML: {error}", remedy="mend the syntax there") from None
     except RecursionError:
         raise origin.make_error("nests too deeply", remedy="a row is flat") from None
 
 
 def read_json_rows(path: Traversable | RuleFile, origin: RowOrigin) -> list[tuple[RowOrigin, object]]:
-    """Return the rows of a JSON file, each with its origin: one row or a list of rows, in .jsonl a row a line. Raises
-    the origin's error if the file cannot be read or is not JSON.
+    """Return the rows of a JSON file, each with its origin: one row or a list; a .jsonl file has one row per line.
+    Raises the origin's error if the file cannot be read or is not JSON.
     """
     with limit_memory(origin.file):
         text = read_text(path, origin)
@@ -111,7 +111,7 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
 
 
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
-    """Return a row as a struct; raises the origin's error, with the key, for unknown or missing keys, wrong types."""
+    """Convert a row to a struct. Raises the origin's error, with the key, for unknown or missing keys, wrong types."""
     types = {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}
     listed = f"known keys: {', '.join(types)}"
     if not isinstance(row, Mapping):

@@ -1,4 +1,4 @@
-"""Intervals of proportions, of means of values between 0 and 1, differences; the percentile bootstrap; sample sizes."""
+"""Intervals of proportions, of means of values in [0, 1], of differences; the percentile bootstrap; sample sizes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Counts = int | NDArray[np.int64]
 CONFIDENCE = 0.95
 _HALVINGS = 60
 _MOST_VALUES = 256
-"""Distinct values of which the interval of a mean is computed; of more, neighbours are replaced by their mean."""
+"""Maximum number of distinct values for the interval of a mean; above, neighbours are replaced by their mean."""
 _DIGITS = 9
-"""Ends are rounded to these, so that they do not depend on how a processor adds."""
+"""Ends are rounded to this, so that they do not depend on the processor's order of addition."""
 _LINE = np.arange(0.0, 9.0, 0.025)
 _CUTS, _FALL = (108, 132, 156, 204, len(_LINE)), 34.0
-"""Numbers of points of the line after which it is cut off if the integrand has fallen by a factor of this logarithm. Up
-to the fourth it is so smooth that a third of the points do.
+"""Numbers of points of the integration line after which it is cut off if the integrand has fallen by this logarithm. Up
+to the fourth number it is so smooth that a third of the points suffice.
 """
 _ROWS, _FEW_ROWS = 192, 16
-"""Rows that are integrated at a time, so that they fit into the processor's cache, and up to how many all at once."""
+"""Number of rows that are integrated at a time, to fit into the processor's cache, and up to how many all at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided interval; `skipped` counts resamples in which a conditional mean had nothing to average."""
+    """A two-sided interval; `skipped` counts resamples in which a conditional mean had no values."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class Interval:
 
 
 def make_interval(low: Any, high: Any) -> Interval:
-    """Return the interval with these ends; of arrays [R], those of several rows in one."""
+    """Return the interval with these ends; for arrays [R], the intervals of several rows in one."""
     return Interval(low, high)
 
 
@@ -61,11 +61,11 @@ def is_significant(p_value: Reals, confidence: float = CONFIDENCE) -> Any:
 def reconcile_interval(
     interval: Interval | None, estimate: Any, p_value: Reals, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return the interval of a difference so that it excludes 0 exactly if its test is significant; None for None.
+    """Return the interval of a difference, adjusted to exclude 0 exactly if its test is significant; None for None.
 
-    Score intervals and mid-p-values are two approximations that disagree on a few outcomes (pairs that split 4:0,
-    15:6, 18:8 or 21:10); the test decides. If it is not significant, the interval is extended to hold 0. If it is, an
-    interval around 0 ends there, on the side where the estimate is not: that end is open. Ends may be arrays.
+    Score intervals and mid-p-values are two approximations that disagree on a few outcomes (pairs that split 4:0, 15:6,
+    18:8 or 21:10); the test decides. If it is not significant, the interval is extended to contain 0. If it is, an
+    interval around 0 ends there, on the side opposite to the estimate: that end is open. Ends may be arrays.
     """
     if interval is None:
         return None
@@ -78,14 +78,14 @@ def reconcile_interval(
 
 
 def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: float = 1e-12) -> Any:
-    """Return where a continuous function that has opposite signs at two ends crosses 0, to within `width`.
+    """Return the zero of a continuous function with opposite signs at two ends, to within `width`.
 
-    Of several functions at once, if the ends are arrays and `function` takes and returns such arrays; NaN for NaN.
+    Solves several functions at once if the ends are arrays and `function` takes and returns such arrays; NaN for NaN.
     T. R. Chandrupatla, Advances in Engineering Software 28 (1997) 145-149. Importing `scipy.optimize` takes longer than
     most commands.
     """
     a: Any = low + 0.0 * high
-    b: Any = high + 0.0 * low  # b lies beyond the root, c is the point before
+    b: Any = high + 0.0 * low  # b is on the other side of the zero, c is the previous point
     at_a, at_b = function(a), function(b)
     found: Any = a
     share: Any = 0.5
@@ -112,7 +112,7 @@ def find_root(function: Callable[[Any], Any], low: Reals, high: Reals, width: fl
 
 
 def binomial_pmf(counts: NDArray[np.int64], n: int | NDArray[np.int64], rate: float) -> Floats:
-    """Return the probabilities of these counts among n of a rate; `scipy.stats` takes over a second to import."""
+    """Return the binomial probabilities of these counts among n; `scipy.stats` takes over a second to import."""
     from scipy.special import gammaln, xlog1py, xlogy
 
     logs = gammaln(n + 1) - gammaln(counts + 1) - gammaln(n - counts + 1)
@@ -122,7 +122,7 @@ def binomial_pmf(counts: NDArray[np.int64], n: int | NDArray[np.int64], rate: fl
 def wilson_interval(count: float, n: float, confidence: float = CONFIDENCE) -> Interval | None:
     """Return Wilson's score interval of a proportion, without continuity correction; None if n is zero.
 
-    E. B. Wilson, Journal of the American Statistical Association 22 (1927) 209-212; as R. G. Newcombe writes it,
+    E. B. Wilson, Journal of the American Statistical Association 22 (1927) 209-212; in the form of R. G. Newcombe,
     Statistics in Medicine 17 (1998) 857-872, method 3. For the sum of n values in [0, 1] it is conservative: none
     varies more than a coin with its mean.
 
@@ -146,8 +146,8 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
     """Return Clopper and Pearson's interval of a proportion; None if n is zero.
 
     C. J. Clopper and E. S. Pearson, Biometrika 26 (1934) 404-413. Each end misses the true proportion with probability
-    at most (1 - confidence)/2, whatever it is; also the mean proportion of independent episodes of tasks that differ
-    (W. Hoeffding, Annals of Mathematical Statistics 27 (1956) 713-721).
+    at most (1 - confidence)/2, whatever it is. This also holds for the mean proportion of independent episodes of
+    different tasks (W. Hoeffding, Annals of Mathematical Statistics 27 (1956) 713-721).
 
     >>> interval = exact_interval(16, 17)
     >>> round(interval.low, 4), round(interval.high, 4)
@@ -155,7 +155,7 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
     """
     if n == 0:
         return None
-    from scipy.special import betaincinv  # takes longer to import than all else together
+    from scipy.special import betaincinv  # takes longer to import than all other modules together
 
     tail = (1 - confidence) / 2
     low = float(betaincinv(count, n - count + 1, tail)) if count > 0 else 0.0
@@ -168,13 +168,14 @@ def bounded_mean_interval(
 ) -> Interval | None:
     """Return an interval of the mean of values [n] in [0, 1], as exact as Clopper and Pearson's; None if n is zero.
 
-    N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas,
-    arXiv 1905.06208. The upper end is the quantile of sum D_i x_i + D_0 with D uniform on the simplex of n + 1 weights;
-    the lower end that of sum D_i x_i. For zeros and ones it is Clopper and Pearson's interval. That it covers for every
-    distribution in [0, 1] is conjectured; `benchmarks/interval_coverage.py` measures it.
+    N. Gaffke, Mathematical Methods of Statistics 14 (2005) 437-467; E. Learned-Miller and P. S. Thomas, arXiv
+    1905.06208. The upper end is the quantile of sum D_i x_i + D_0 with D uniform on the simplex of n + 1 weights; the
+    lower end that of sum D_i x_i. For zeros and ones it is Clopper and Pearson's interval. Its coverage for every
+    distribution in [0, 1] is a conjecture; `benchmarks/interval_coverage.py` measures it.
 
-    `weights` [n] sum to 1, None = equal ones: values are multiplied by n times their weights, and the greatest weight
-    bounds each product; of 1 - value for the lower end. They are for clusters of several sizes, such as starts.
+    `weights` [n] sum to 1, None = equal weights: values are multiplied by n times their weights, and the largest weight
+    bounds each product; for the lower end, this applies to 1 - value. They are for clusters of several sizes, such as
+    starts.
 
     >>> import numpy as np
     >>> interval = bounded_mean_interval(np.zeros(3))
@@ -201,9 +202,9 @@ def bounded_mean_interval(
 def bounded_mean_ends(
     rows: Floats, confidence: Reals = CONFIDENCE, weights: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Return the ends of `bounded_mean_interval` of each row [R, n] of values; NaN are left out.
+    """Return the ends of `bounded_mean_interval` of each row [R, n] of values, ignoring NaN.
 
-    `weights` [R, n] sum to 1 in each row; `confidence` may be that of each row, [R].
+    `weights` [R, n] sum to 1 in each row; `confidence` may be one per row, [R].
     """
     scales = np.ones_like(rows) if weights is None else (~np.isnan(rows)).sum(axis=1, keepdims=True) * weights
     most = np.fmax.reduce(scales, axis=1, keepdims=True)
@@ -216,8 +217,8 @@ def bounded_mean_ends(
 
 
 def mean_p_values(rows: Floats, mean: float) -> Floats:
-    """Return the two-sided p-value of the mean of each row [R, n] of values in [0, 1]: the error at which
-    `bounded_mean_interval` ends there. NaN are left out.
+    """Return the two-sided p-value of the mean of each row [R, n] of values in [0, 1], ignoring NaN: the error at which
+    `bounded_mean_interval` ends there.
     """
     means = np.full(len(rows), mean)
     low, high = (1 - _spacing_cdf(*_merge_rows(side), end) for side, end in ((1 - rows, 1 - means), (rows, means)))
@@ -225,7 +226,7 @@ def mean_p_values(rows: Floats, mean: float) -> Floats:
 
 
 def _merge_rows(rows: Floats) -> tuple[Floats, Floats]:
-    """Return the distinct values of each row and a 1, the most frequent first, and their numbers: two arrays [R, M]."""
+    """Return the distinct values of each row and a 1, the most frequent first, and their counts: two arrays [R, M]."""
     merged = [_merge_values(row[~np.isnan(row)]) for row in rows]
     points = np.ones((len(rows), 1 + max((len(values) for values, _ in merged), default=0)))
     counts = np.zeros_like(points)
@@ -243,7 +244,9 @@ def _solve_one(values: tuple[float, ...], numbers: tuple[float, ...], level: flo
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
-    """Return the quantiles of the sums of `_spacing_cdf`, to within 1e-11, by secants of their normal quantiles."""
+    """Return the quantiles of the sums of `_spacing_cdf`, to within 1e-11, by the secant method on their normal
+    quantiles.
+    """
     from scipy.special import ndtri
 
     sizes = counts.sum(axis=1)
@@ -280,12 +283,12 @@ def _merge_values(values: Floats) -> tuple[Floats, Floats]:
 
 
 def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
-    """Return P(sum D_i x_i <= mean) of each row, D uniform on the simplex; 1 for a mean that is not below 1.
+    """Return P(sum D_i x_i <= mean) of each row, D uniform on the simplex; 1 for a mean of 1 or more.
 
-    `points` [R, M], of which the first is 1, occur `counts` times; those of a count of 0 do not occur. It is
-    1 - P(Q > 0), Q = sum E_i (x_i - mean), whose moment generating function is exp K(s) = prod (1 - s
-    (x_i - mean))^-1. P(Q > 0) is the integral of exp(K(s)) / (2 pi i s) along a vertical line (R. Rice, Advances in
-    Applied Probability 12 (1980) 475-490).
+    `points` [R, M], of which the first is 1, occur `counts` times; those with a count of 0 do not occur. It is 1 - P(Q
+    > 0), Q = sum E_i (x_i - mean), whose moment generating function is exp K(s) = prod (1 - s (x_i - mean))^-1. P(Q >
+    0) is the integral of exp(K(s)) / (2 pi i s) along a vertical line (R. Rice, Advances in Applied Probability 12
+    (1980) 475-490).
     """
     chances = (means >= 1).astype(np.float64)
     inner = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
@@ -308,7 +311,7 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
 
 
 def _find_saddles(centred: Floats, counts: Floats) -> Floats:
-    """Return where K(s) - log s is least, by damped steps of Newton's, which suit a self-concordant function."""
+    """Return the minimum of K(s) - log s, by damped Newton steps, which suit a self-concordant function."""
     saddles: Floats = np.minimum(0.5 / centred[:, 0], 1 / np.sqrt((counts * centred**2).sum(axis=1)))
     for _ in range(50):
         rates = centred / (1 - saddles[:, None] * centred)
@@ -322,7 +325,7 @@ def _find_saddles(centred: Floats, counts: Floats) -> Floats:
 
 
 def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, heights: Floats, line: Floats) -> Floats:
-    """Return the integral over a line above the saddles, on which the integrand has the heights' exponential."""
+    """Return the integral over a line above the saddles, relative to the exponential of the heights."""
     above = widths[:, None] * np.sinh(line)
     is_single = (counts <= 1).all(axis=0) & (len(rates) > _FEW_ROWS)
     turns, numbers = rates[:, ~is_single, None] * above[:, None], counts[:, None, ~is_single]
@@ -343,10 +346,12 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
 
 
 def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: float = CONFIDENCE) -> Interval | None:
-    """Return an interval of the unweighted mean of rates of independent episodes, such as of suites; None without any.
+    """Return an interval of the unweighted mean of rates of independent episodes, such as those of suites; None without
+    rates.
 
-    With equal `sizes` Clopper and Pearson's of the sum of `counts`, which holds for rates that differ (Hoeffding 1956);
-    otherwise that of the episodes' values with their weights (`bounded_mean_interval`). One rate has Wilson's.
+    With equal `sizes` this is Clopper and Pearson's for the sum of `counts`, which also holds for rates that differ
+    (Hoeffding 1956); otherwise that of the episodes' values with their weights (`bounded_mean_interval`). A single rate
+    has Wilson's.
     """
     if len(sizes) == 1:
         return wilson_interval(counts[0], sizes[0], confidence)
@@ -375,19 +380,19 @@ def median_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval 
 
 
 def geometric_interval(trials: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return the exact interval of a rate of which the first hit came in trial number `trials`, from 1.
+    """Return the exact interval of a rate whose first hit came in trial number `trials`, from 1.
 
-    The number of trials has the geometric distribution: each end is the rate at which so many or more, or so few or
-    fewer, have the probability (1 - confidence)/2.
+    The number of trials has the geometric distribution: each end is the rate at which this many trials or more, or this
+    many or fewer, have the probability (1 - confidence)/2.
     """
     tail = (1 - confidence) / 2
     return Interval(1 - (1 - tail) ** (1 / trials), 1 - tail ** (1 / (trials - 1)) if trials > 1 else 1.0)
 
 
 def combine_intervals(estimates: Sequence[tuple[float, Interval]], weights: Sequence[float]) -> Interval:
-    """Return an interval of the weighted sum of independent estimates from theirs (MOVER).
+    """Return an interval of the weighted sum of independent estimates from their intervals (MOVER).
 
-    Of Wilson's, with the weights 1 and -1, it is Newcombe's. R. G. Newcombe, Statistics in Medicine 17 (1998) 873-890,
+    With Wilson's and the weights 1 and -1, it is Newcombe's. R. G. Newcombe, Statistics in Medicine 17 (1998) 873-890,
     method 10; G. Y. Zou and A. Donner, Statistics in Medicine 27 (2008) 1693-1702.
 
     >>> rates = [(0.835, wilson_interval(167, 200)), (0.695, wilson_interval(139, 200))]
@@ -406,10 +411,10 @@ def tango_interval(
 ) -> Interval | None:
     """Return Tango's score interval of the difference of two proportions over the same n pairs; None if n is zero.
 
-    T. Tango, Statistics in Medicine 17 (1998) 891-908: all differences that a score test does not reject, the chance of
-    a pair won by the second at its likeliest value under each. If no pair differs it is ± z²/(n + z²).
-    `only_first` and `only_second` count the pairs that only the one, or only the other, has; they may be arrays [R],
-    and so are the ends then.
+    T. Tango, Statistics in Medicine 17 (1998) 891-908: all differences that a score test does not reject, with the
+    probability of a pair won by the second at its maximum likelihood under each. If no pair differs it is ± z²/(n +
+    z²). `only_first` and `only_second` count the pairs with a success of only the one, or only the other; they may be
+    arrays [R], as are then the ends.
     """
     if not np.all(n):
         return None
@@ -439,14 +444,14 @@ def _tango_score(b: Counts, c: Counts, n: Counts, difference: Any) -> Any:
 
 RESAMPLES = 10_000
 _CHUNK = 1 << 15
-"""Indices drawn at a time. They fit into the processor's cache, and memory does not grow with the episodes."""
+"""Number of indices drawn at a time, to fit into the processor's cache with constant memory."""
 
 
 def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Interval | None]:
     """Return the 95 % bootstrap interval of each row's mean, from the same resamples; None if nothing counts.
 
-    `values` has a row for each quantity and a column for each episode, [M, n]. NaN: the episode does not count, and the
-    mean is recomputed in each resample over those that do.
+    `values` has a row for each quantity and a column for each episode, [M, n]. NaN values do not count, and each
+    resample's mean is over those that do.
     """
     rows, n = values.shape
     if n == 0:
@@ -465,7 +470,7 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
 
 
 def _resample_means(filled: Floats, counted: NDArray[np.bool_], generator: np.random.Generator) -> Floats:
-    """Return the resampled means of all rows, [M, RESAMPLES]; NaN where nothing that counts was drawn."""
+    """Return the resampled means of all rows, [M, RESAMPLES]; NaN if no value that counts was drawn."""
     from scipy.sparse import csr_array  # takes longer to import than everything else together
 
     rows, n = filled.shape
@@ -486,7 +491,7 @@ def _resample_means(filled: Floats, counted: NDArray[np.bool_], generator: np.ra
 
 
 def percentile_interval(means: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the percentile interval of resampled means without the NaN among them; None if all are NaN."""
+    """Return the percentile interval of resampled means, ignoring NaN; None if all are NaN."""
     defined = means[~np.isnan(means)]
     if len(defined) == 0:
         return None
@@ -495,11 +500,11 @@ def percentile_interval(means: Floats, confidence: float = CONFIDENCE) -> Interv
     return Interval(float(low), float(high), skipped=len(means) - len(defined))
 
 
-# The number of episodes that an interval needs
+# Sample sizes of intervals
 
 
 POWER = 0.8
-"""The chance with which a suggested number of episodes decides."""
+"""Probability with which a suggested number of episodes decides."""
 
 
 def check_level(power: float, confidence: float) -> None:
@@ -512,11 +517,11 @@ def check_level(power: float, confidence: float) -> None:
 def rate_sample_size(
     rate: float, limit: float, power: float = POWER, confidence: float = CONFIDENCE, most: int = 1_000_000
 ) -> int | None:
-    """Return the least n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
+    """Return the smallest n whose exact interval excludes `limit` with the given power if the true rate is `rate`.
 
-    The interval is `exact_interval`; its power rises in steps, so that a slightly greater n may fall just short again.
-    None if `rate` is the limit, or about more than `most` would be needed. Raises `SafevlaError` for a number that is
-    not a share.
+    The interval is `exact_interval`; its power rises in steps, so that a slightly larger n may fall just short again.
+    None if `rate` is the limit, or more than about `most` would be needed. Raises `SafevlaError` for a number that is
+    not from 0 to 1.
     """
     for name, share in (("rate", rate), ("limit", limit)):
         if not 0 <= share <= 1:
@@ -532,7 +537,7 @@ def rate_sample_size(
 
 
 def rate_power(n: int, rate: float, limit: float, confidence: float = CONFIDENCE) -> float:
-    """Return the probability that the exact interval of n episodes lies on the side of `limit` where `rate` does."""
+    """Return the probability that the exact interval of n episodes lies on the same side of `limit` as `rate`."""
     from scipy.special import bdtrc
 
     tail = (1 - confidence) / 2
@@ -550,7 +555,7 @@ def _decisive_normal(rate: float, limit: float, power: float, confidence: float)
     return ceil(ratio**2) + 1
 
 
-# Confidence sequences, which hold however often one looks
+# Confidence sequences, which stay valid for any number of looks
 
 
 _NODES = 512
@@ -560,13 +565,14 @@ _EDGE = 1e-12
 def sequential_interval(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Return the confidence sequence's interval of the mean of values [n] in [0, 1]; None if n is zero.
 
-    With probability `confidence` the intervals of all n hold the mean at once. For mean m and any q in (0, 1) the
-    factor x q / m + (1 - x) (1 - q) / (1 - m) has mean 1. The product over episodes, averaged over Jeffreys' prior of
-    q, is a martingale from 1, which reaches 1/α with probability at most α (Ville); the interval holds the m below
-    that. For zeros and ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded values I.
-    Waudby-Smith and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may differ if looks
-    come after whole rounds, as many episodes of every task: then a round's product has a mean of at most 1. The
-    martingale is log-convex in m and at most 1 at the mean of the values, so that these m are an interval around it.
+    With probability `confidence` the intervals of all n contain the mean simultaneously. For mean m and any q in (0, 1)
+    the factor x q / m + (1 - x) (1 - q) / (1 - m) has mean 1. The product over episodes, averaged over Jeffreys' prior
+    of q, is a martingale from 1, which reaches 1/α with probability at most α (Ville); the interval contains the m
+    below that. For zeros and ones see H. Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409, for graded
+    values I. Waudby-Smith and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024) 1-27. Tasks may differ if
+    looks follow whole rounds, with equally many episodes of every task: then a round's product has a mean of at most 1.
+    The martingale is log-convex in m and at most 1 at the mean of the values, so that these m are an interval around
+    it.
 
     >>> import numpy as np
     >>> interval = sequential_interval(np.ones(40))
@@ -607,19 +613,19 @@ def _find_end(excess: Callable[[float], float], outer: float, mean: float) -> fl
 
 
 Steps = Sequence[Sequence[int]]
-"""Sizes of the steps of each round, positive; a step adds its size to the sum, or nothing."""
+"""Sizes of the steps of each round, positive; a step adds its size, or zero, to the sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequentialLook:
-    """A look at a sum of at most `total`: at `low` or below, or at `high` or above, the test ends."""
+    """A look at a sum of at most `total`: the test ends if the sum is at most `low`, or at least `high`."""
 
     gained: int
     total: int
     low: int
     high: int
     side: int
-    """1 if the sum was too great for the rate at this look or before, -1 if too small, 0 if the test goes on."""
+    """1 if the sum was too large for the rate at this look or before, -1 if too small, 0 if the test continues."""
 
 
 def sequential_look(
@@ -628,12 +634,12 @@ def sequential_look(
     """Return the last look at the test of a rate with a planned number of looks, each of which may end it.
 
     Up to a look the test may spend, on each side, its error times the squared share of the planned steps that were made
-    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are the nearest sums that keep to it, by
+    (K. Kim and D. L. DeMets, Biometrika 74 (1987) 149-154). The limits are the nearest sums within that error, by
     recursion over the distribution of the sums that no earlier look has ended: the error is exact for any steps.
 
-    `steps` are those of each round so far, `gained` the sum of each round's that were, [K], `rate` the chance of each
-    under the hypothesis, and `shares` of the planned steps were made by each look, rising to 1, [K or more]; 1 -
-    `confidence` is the error of both sides together over all planned looks.
+    `steps` are those of each round so far, `gained` the sum of each round's successful steps, [K], `rate` the
+    probability of each under the hypothesis, and `shares` the shares of the planned steps made by each look, rising to
+    1, [K or more]; 1 - `confidence` is the error of both sides together over all planned looks.
     """
     look = SequentialLook(0, 0, -1, 1, 0)
     for (low, high), sizes, gain in zip(sum_limits(steps, rate, shares, confidence), steps, gained, strict=True):
@@ -646,9 +652,9 @@ def sequential_look(
 def sum_limits(
     steps: Steps, rate: float, shares: Sequence[float], confidence: float = CONFIDENCE
 ) -> Iterator[tuple[int, int]]:
-    """Yield for each round the greatest sum that is too small for the rate, and the least that is too great.
+    """Yield for each round the largest sum that is too small for the rate, and the smallest that is too large.
 
-    They are -1, and one more than the greatest sum, where no sum is. Arguments as of `sequential_look`.
+    They are -1, and one more than the largest sum, if there is no such sum. Arguments as for `sequential_look`.
     """
     chances, spent = np.ones(1), np.zeros(2)
     for sizes, share in zip(steps, shares, strict=False):

@@ -2,7 +2,7 @@
 
 Over tasks there are two questions. The first repeats the same tasks: episodes are compared within each task. The second
 draws other tasks: the mean difference of each task is one observation, and its p-values are exact. On the same tasks
-they are mid-p-values, in which half of the observed outcome's own probability counts, except Barnard's.
+p-values are mid-p-values, which count half of the observed outcome's own probability, except Barnard's.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def holm_adjust(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 _TIE = 1e-9
-"""Statistics that differ by less, relatively, are equal: the difference is rounding."""
+"""Statistics with a smaller relative difference are equal: the difference is rounding."""
 _POINTS = 256
 _WINDOW_SD = 9.0
 _REFINEMENTS = 5
@@ -69,23 +69,25 @@ _REFINEMENTS = 5
 def barnard_p(count: int, n: int, other: int, m: int) -> float:
     """Return Barnard's two-sided p-value of count/n and other/m, with the z statistic of pooled variance.
 
-    The test rejects, in each row of the table of outcomes, what lies outside two thresholds. The probability of that is
-    a sum of binomial probabilities of the row times two binomial tails; the p-value is its supremum over the common
-    proportion.
-    G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa and J. J. Shuster, Journal of the Royal
-    Statistical Society A 148 (1985) 317-327. 1 if all outcomes are equal, for which the statistic does not exist.
+    The test rejects, in each row of the table of outcomes, those outside two thresholds. The probability of this is a
+    sum of binomial probabilities of the row times two binomial tails; the p-value is its supremum over the common
+    proportion. G. A. Barnard, Biometrika 34 (1947) 123-138; the statistic of S. Suissa and J. J. Shuster, Journal of
+    the Royal Statistical Society A 148 (1985) 317-327. 1 if all outcomes are equal, for which the statistic does not
+    exist.
 
     >>> round(barnard_p(9, 10, 3, 10), 5)
     0.00796
     """
     if count + other in (0, n + m):
         return 1.0
-    (x, first), (y, second) = sorted([(count, n), (other, m)])  # the same digits if the two change places
+    (x, first), (y, second) = sorted([(count, n), (other, m)])  # identical digits if the two are swapped
     return _supremum(_barnard_region(x, first, y, second), first, second)
 
 
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = CONFIDENCE) -> MeanTest:
-    """Return Barnard's test of count/n and other/m, and Newcombe's interval of their difference, reconciled with it."""
+    """Return Barnard's test of count/n and other/m, and Newcombe's interval of their difference, made consistent with
+    it.
+    """
     p_value, sides = barnard_p(count, n, other, m), ((count, n), (other, m))
     rates = [(x / size, ends) for x, size in sides if (ends := wilson_interval(x, size, confidence))]
 
@@ -99,8 +101,8 @@ def barnard_test(count: int, n: int, other: int, m: int, confidence: float = CON
 def _barnard_region(count: int, n: int, other: int, m: int) -> tuple[Ints, Ints]:
     """Return the outcomes (x, y) of n and m at least as extreme as the observed, by row x: two arrays [n + 1].
 
-    Extreme is y up to the first array's (-1 = none) and from the second array's on (m + 1 = none). The squared
-    statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y.
+    In each row, y up to the first array's (-1 = none) and from the second array's on (m + 1 = none) is extreme. The
+    squared statistic is (xm - yn)² / (s (n + m - s)) up to a constant, with s = x + y.
     """
     total, rows = n + m, np.arange(n + 1, dtype=np.float64)
     pooled = count + other
@@ -151,7 +153,7 @@ def _region_probability(region: tuple[Ints, Ints], n: int, m: int, proportion: f
     first, last = max(0, int(n * proportion - spread)), min(n, int(n * proportion + spread) + 1)
     rows = np.arange(first, last + 1)
     low, high = region[0][rows], region[1][rows]
-    # bdtr is P(Y <= k) and wants 0 <= k <= m; the upper tail is the lower one of the complement.
+    # bdtr is P(Y <= k) and needs 0 <= k <= m; the upper tail is the lower one of the complement.
     below = np.where(low >= 0, bdtr(np.maximum(low, 0), m, proportion), 0.0)
     above = np.where(high <= m, bdtr(np.clip(m - high, 0, m), m, 1 - proportion), 0.0)
     return float(binomial_pmf(rows, n, proportion) @ (below + above))
@@ -164,7 +166,7 @@ _EXACT_TERMS = 13
 _GRID = 1 << 15
 _CELLS, _LEVELS = 2048, 1000
 _TOLERANCE = 1e-12
-"""Sums nearer than this are equal: they differ only by the order of addition."""
+"""Sums closer than this are equal: they differ only by the order of addition."""
 
 
 @dataclass(frozen=True)
@@ -173,14 +175,14 @@ class MeanTest:
 
     p_value: Any
     find_interval: Callable[[], Interval | None]
-    """Both are of several hypotheses where the test was given several rows: arrays [R]."""
+    """Both are arrays [R] for several hypotheses, if the test was given several rows."""
 
     @cached_property
     def interval(self) -> Interval | None:
-        """The differences that the test does not reject; None where no difference can be excluded.
+        """The differences that the test does not reject; None if no difference can be excluded.
 
-        It excludes 0 exactly where the p-value is significant; an end of 0 is then an open one. It is computed when it
-        is read: that takes longer than the p-value.
+        It excludes 0 exactly if the p-value is significant; an end of 0 is then open. It is computed on first use, as
+        this takes longer than the p-value.
         """
         return self.find_interval()
 
@@ -188,8 +190,8 @@ class MeanTest:
 def flip_task_means(differences: Floats, weights: Floats, confidence: float = CONFIDENCE) -> MeanTest:
     """Test that the differences of tasks like these are symmetric about zero, and return their centre's interval.
 
-    The exact test. `differences` are the mean ones of the tasks, from -1 to 1, and `weights` positive, [K] each, or
-    [R, K] for R pairs of policies. The interval is None where nothing can be rejected whatever the data: at 95 % with
+    An exact test. `differences` are the mean differences of the tasks, from -1 to 1, and `weights` positive, [K] each,
+    or [R, K] for R pairs of policies. The interval is None if nothing can be rejected whatever the data: at 95 % with
     fewer than six tasks. Up to 13 tasks its ends are two order statistics of the weighted means of all subsets.
     """
     rows, tasks = np.atleast_2d(differences), differences.shape[-1]
@@ -230,7 +232,7 @@ def _find_centres(differences: Floats, weights: Floats, confidence: float) -> Fl
 
 
 def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
-    """Return the test of several rows, or several rows each, as one; ends are NaN where there is no interval."""
+    """Join tests of one or several rows each into one; ends are NaN if there is no interval."""
 
     def find_interval() -> Interval:
         ends = [(np.nan, np.nan) if (one := test.interval) is None else (one.low, one.high) for test in tests]
@@ -242,15 +244,15 @@ def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
 def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> MeanTest:
     """Test that the differences of pairs centre on zero, each from -1 to 1, [n], and return their centre's interval.
 
-    By the mid-p-value: for differences of -1, 0 and 1 it is that of `mcnemar_mid_p`. An end is -1 or 1 where nothing
-    is excluded.
+    Uses the mid-p-value: for differences of -1, 0 and 1 it is that of `mcnemar_mid_p`. An end is -1 or 1 if nothing is
+    excluded.
     """
     return _flip_signs(differences, np.ones(len(differences)), confidence, tie=0.5)
 
 
 def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: float) -> MeanTest:
     """Return the test that weighted differences [K], with random signs, centre on zero, and its interval in [-1, 1].
-    The interval holds the centres that the flips do not reject (J. A. Hartigan, Journal of the American Statistical
+    The interval contains the centres that the flips do not reject (J. A. Hartigan, Journal of the American Statistical
     Association 64 (1969) 1303-1317). An outcome as extreme as the observed one counts `tie`: 1, or 0.5 for mid-p.
     """
     estimate = float(differences @ weights / weights.sum())
@@ -258,7 +260,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: fl
     if tie == 1 and len(differences) > _EXACT_TERMS:
         shares = _tabulate_subsets(weights * differences, weights)
     else:
-        # The upper end is the lower one of the mirrored differences: exchanging two policies mirrors each digit.
+        # The upper end is the lower one of the mirrored differences: swapping two policies mirrors each digit.
         count_below = _count_on_grid if is_graded else _count_subsets
         shares = count_below(differences, weights), count_below(-differences, weights)
     p_values = [float(_low_p(of, tie, np.zeros(1))[0]) for of in shares]
@@ -274,7 +276,7 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: fl
 
 
 Shares = Callable[[Floats], tuple[Floats, Floats]]
-"""The shares of all subsets whose mean is below each of some centres, and equals it."""
+"""The shares of all subsets whose mean is below each of some centres, and those whose mean equals it."""
 
 
 def _low_p(shares: Shares, tie: float, centres: Floats) -> Floats:
@@ -306,9 +308,8 @@ def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
 
 
 def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
-    """Return the shares of these sums, and of the negative ones, by a table of all subsets, of their weights by their
-    sums: exact for few whole steps of both, such as those of counts; else there are 2,048 steps of sums and 1,000 of
-    weights.
+    """Return the shares of these sums, and of the negative ones, by a table of all subsets over their weights and sums:
+    exact if both have few whole steps, such as counts; else there are 2,048 steps of sums and 1,000 of weights.
     """
     total, is_whole = float(np.abs(sums).sum()), (weights == np.rint(weights)).all()
     unit = max(float(np.gcd.reduce(weights.astype(np.int64)) if is_whole else 0), weights.sum() / _LEVELS)
@@ -323,7 +324,7 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         table[: top + 1, first : last + 1] = half
         table[size : size + top + 1, first + step : last + step + 1] += half
         first, last, top = min(first, first + step), max(last, last + step), top + size
-    slope, drift = scale * weights.sum() / top, (steps - sums * scale).sum() / top  # rounding moves means by as much
+    slope, drift = scale * weights.sum() / top, (steps - sums * scale).sum() / top  # rounding moves means by this much
 
     def find_shares(below: Floats, zero: int, drift: float, centres: Floats) -> tuple[Floats, Floats]:
         at = zero + np.outer(centres * slope + drift, np.arange(top + 1))
@@ -379,7 +380,7 @@ def _sum_on_grid(terms: Floats) -> tuple[float, float]:
     steps = np.rint(magnitudes) if is_whole else magnitudes * (_GRID / (total or 1.0))
     rounded = np.rint(steps).astype(np.int64)
     errors = rounded - steps
-    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding moves the mean of all sums by as much
+    observed = float(steps[terms < 0].sum() + errors.sum() / 2)  # rounding moves the mean of all sums by this much
     slack = min(float(np.abs(errors).sum()) / 2, 3 * float(np.linalg.norm(errors))) + 1e-6
     chances = np.zeros(max(0, int(observed + slack)) + 1)
     chances[0], top = 1.0, 1
@@ -406,7 +407,7 @@ def _draw_heads(coins: int) -> list[tuple[int, float]]:
 
 
 def mcnemar_test(only_first: Counts, only_second: Counts, n: Counts, confidence: float = CONFIDENCE) -> MeanTest:
-    """Return McNemar's mid-p test of n pairs, and Tango's interval of the difference, reconciled with it."""
+    """Return McNemar's mid-p test of n pairs, and Tango's interval of the difference, made consistent with it."""
     p_value = mcnemar_mid_p(only_first, only_second)
 
     def find_interval() -> Interval | None:
@@ -417,10 +418,10 @@ def mcnemar_test(only_first: Counts, only_second: Counts, n: Counts, confidence:
 
 
 def mcnemar_mid_p(only_first: Counts, only_second: Counts) -> Any:
-    """Return the two-sided mid-p-value of McNemar's test that a fair coin splits the pairs that differ; 1 without any.
+    """Return the two-sided mid-p-value of McNemar's test that a fair coin splits the pairs that differ; 1 if none does.
 
     M. W. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91: it hardly ever exceeds its
-    level, and finds more than the exact test. Counts may be arrays.
+    level, and has more power than the exact test. Counts may be arrays.
 
     >>> float(mcnemar_mid_p(1, 7))
     0.0390625
@@ -438,15 +439,15 @@ def mcnemar_mid_p(only_first: Counts, only_second: Counts) -> Any:
 def score_difference(
     counts: Floats, sizes: Ints, others: Floats, other_sizes: Ints, confidence: float = CONFIDENCE
 ) -> MeanTest:
-    """Test that two policies' rates have the same mean over tasks of equal weight, and return their difference's
-    interval, which is that of the same test.
+    """Test that two policies' rates have the same mean over tasks of equal weight, and return the test's interval of
+    their difference.
 
-    `counts` of `sizes` episodes count for the first policy, `others` of `other_sizes` for the second, [K] each, or
-    [R, K] for R pairs of policies; tasks where a size is 0 do not count. The stratified score statistic, with the
-    variance at the likeliest rates of each task that differ by the supposed difference (O. S. Miettinen and
-    M. Nurminen, Statistics in Medicine 4 (1985) 213-226), corrected for its skewness (P. J. Laud, Pharmaceutical
-    Statistics 16 (2017) 334-348): without that, one episode of a policy against fifty errs in 10 % near a rate of
-    95 %. It holds its level with three episodes of each policy and task, or as many of both in all tasks.
+    `counts` of `sizes` episodes count for the first policy, `others` of `other_sizes` for the second, [K] each, or [R,
+    K] for R pairs of policies; tasks with a size of 0 do not count. The stratified score statistic, with the variance
+    at the maximum-likelihood rates of each task that differ by the hypothetical difference (O. S. Miettinen and M.
+    Nurminen, Statistics in Medicine 4 (1985) 213-226), corrected for its skewness (P. J. Laud, Pharmaceutical
+    Statistics 16 (2017) 334-348): without that, one episode of a policy against fifty errs in 10 % near a rate of 95 %.
+    It holds its level with three episodes of each policy and task, or as many of both in all tasks.
 
     >>> test = score_difference(np.array([9.0]), np.array([10]), np.array([3.0]), np.array([10]))
     >>> round(float(test.p_value), 4), round(float(test.interval.low), 3), round(float(test.interval.high), 3)
@@ -492,7 +493,7 @@ def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: Reals) -> Floats:
-    """Return the normal score of the mean difference less a supposed one."""
+    """Return the normal score of the mean difference minus a hypothetical one."""
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
     first, second = _likeliest_rates(x, n, y, m, np.asarray(difference)[..., None])
@@ -509,7 +510,9 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: Reals) -> Floats:
 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
-    """Return each task's likeliest pair of rates that differ by `difference`: the root of a cubic, in closed form."""
+    """Return each task's maximum-likelihood pair of rates that differ by `difference`: the root of a cubic, in closed
+    form.
+    """
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
     b = -(1 + ratio + p + ratio * q + difference * (ratio + 2))
@@ -531,8 +534,8 @@ def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats)
 def paired_mean_test(differences: Floats, confidence: float = CONFIDENCE) -> MeanTest:
     """Test that the differences of pairs, each from -1 to 1, [n], have the mean zero, whatever their distribution.
 
-    By Gaffke's interval of (1 + difference)/2, which assumes no symmetry: rare deep violations against frequent shallow
-    ones have equal means and skewed differences. Of several pairs of policies they are [R, n], NaN where there is none.
+    Uses Gaffke's interval of (1 + difference)/2, which assumes no symmetry: rare deep violations and frequent shallow
+    ones have equal means but skewed differences. For several pairs of policies they are [R, n], NaN if missing.
     """
     rows = np.atleast_2d(1 + differences) / 2
     p_values = mean_p_values(rows, 0.5)
@@ -546,15 +549,15 @@ def paired_mean_test(differences: Floats, confidence: float = CONFIDENCE) -> Mea
 
 
 _P_HALVINGS = 12
-"""Of the search for a p-value: it is less than 0.00025 too great, and on its side of the level."""
+"""Precision of the search for a p-value: at most 0.00025 too large, and on the correct side of the level."""
 
 
 def invert_interval(
     measure: Callable[[float], Interval], confidence: float = CONFIDENCE, *, only_side: bool = False
 ) -> MeanTest:
-    """Return the interval that `measure` has at a confidence, and its p-value: the error at which it ends at 0.
+    """Return the interval of `measure` at a confidence, and its p-value: the error at which it ends at 0.
 
-    `only_side`: the p-value is 0 or 1, which says whether it is significant.
+    `only_side`: the p-value is 0 or 1, which only says whether it is significant.
     """
 
     def excludes_zero(level: float) -> bool:
@@ -572,16 +575,16 @@ def invert_interval(
 
 
 Unit = tuple[float, ...]
-"""An initial state or a task: its good episodes, how many of these are unknown, then what else a test needs."""
+"""An initial state or a task: its good episodes, how many of these are unknown, then further inputs of a test."""
 _MOST_CHOICES = 2000
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
-    """Return the most unknown episodes that may be bad, whichever these are, with which a verdict stays.
+    """Return the largest number of unknown episodes, whichever they are, that may be bad without changing a verdict.
 
     Unknown episodes are among the good ones of each unit, and `stays` says whether the verdict holds for given units.
-    All choices of one episode are tried, then all of two, and so on, at most 2,000: the number is never too great. None
-    if the verdict does not hold even if none is bad.
+    Tries all choices of one episode, then all of two, and so on, at most 2,000: the number is never too large. None if
+    the verdict does not even hold with none of them bad.
     """
     level, most, tried = [Counter(units)], None, 0
     while level:
@@ -604,17 +607,17 @@ def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], 
 _MOST_DRAWS = 9_999
 _IN_CACHE = 1 << 18
 _DRAWN_TERMS = 4_000_000
-"""Pairs times draws: with more pairs fewer signs are drawn, at least a fifth of the most."""
+"""Pairs times draws: with more pairs fewer signs are drawn, at least a fifth of the maximum."""
 
 
 def max_t_adjust(differences: Floats) -> Floats:
-    """Return step-down adjusted p-values of R pairs of policies, of the differences of each in U units, [R, U].
+    """Return step-down adjusted p-values of R pairs of policies, given the differences of each in U units, [R, U].
 
-    The units are initial states or tasks; one random sign is drawn for each, the same for all pairs, so that what pairs
-    have in common counts once. Statistics are sums in their own standard deviation under these signs: the greatest of
-    all then does not hide a small difference that is certain behind a large one that varies. All signs are tried for up
-    to 13 units. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano and M. Wolf,
-    Journal of the American Statistical Association 100 (2005) 94-108. A pair without a difference has 1.
+    The units are initial states or tasks; one random sign is drawn for each, the same for all pairs, so that effects
+    common to several pairs count once. Statistics are sums divided by their own standard deviation under these signs: a
+    small certain difference is then not hidden by the maximum of large, varying ones. All signs are tried for up to 13
+    units. P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing (1993); J. P. Romano and M. Wolf, Journal
+    of the American Statistical Association 100 (2005) 94-108. A pair without a difference has 1.
     """
     spreads = np.sqrt((differences**2).sum(axis=1, keepdims=True))
     adjusted = np.ones(len(differences))
@@ -635,7 +638,7 @@ def max_t_adjust(differences: Floats) -> Floats:
 
 
 def _list_signs(units: int, pairs: int) -> Floats:
-    """Return rows of signs of the units, the observed ones first: all, or random ones that are the same every time."""
+    """Return rows of signs of the units, the observed ones first: all, or deterministic random ones."""
     if units <= _EXACT_TERMS:
         return np.asarray(1 - 2 * _list_subsets(units), dtype=np.float64)
     draws = max(_MOST_DRAWS // 5, min(_MOST_DRAWS, _DRAWN_TERMS // pairs))
@@ -653,7 +656,7 @@ def page_trend(values: Floats, draws: int = _MOST_DRAWS) -> tuple[float, float]:
     E. B. Page, Journal of the American Statistical Association 58 (1963) 216-230.
     """
     columns = values.shape[1]
-    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # about their mean, ties averaged
+    ranks = np.sign(values[:, :, None] - values[:, None, :]).sum(axis=2) / 2  # relative to their mean, ties averaged
     ranks = ranks[(ranks != 0).any(axis=1)]
     places = np.arange(columns) - (columns - 1) / 2
     observed, generator = float((ranks @ places).sum()), np.random.Generator(np.random.PCG64(0))

@@ -1,6 +1,6 @@
 """Evaluation of a formula's parts on all records at once, and the records that decide its value or violate it.
 
-Values are margins (float64) or crisp truths (bool). A formula of Boolean signals alone is never turned into numbers,
+Values are margins (float64) or Booleans (bool). A formula that only has Boolean signals is never converted to numbers,
 and `gate -> predicate` is one selection.
 """
 
@@ -31,16 +31,16 @@ from safevla_bench.stl.trace import (
 )
 
 STEP_TOLERANCE = 1e-9
-"""Greatest distance of a window bound from a multiple of the control step, or from a time stamp, in control steps."""
+"""Maximum distance of a window bound from a multiple of the control step, or from a time stamp, in control steps."""
 
 
 def evaluate_formula(
     formula: syntax.Formula, trace: Trace, *, at_start: bool, best: bool = True, positive: bool = True
 ) -> Values:
     """Return the value at record 0 of each episode, [E], if `at_start`, else at every record, [N]. Values are margins,
-    or truths if all atoms are Boolean. All episodes must have time stamps, or none and one control step. Where signals
-    are unknown, the value is the greatest possible, or the smallest unless `best`. A formula under an odd number of
-    negations is not `positive`. Raises as `robustness` does.
+    or Booleans if all atoms are Boolean. All episodes must have time stamps, or none and one common control step. If
+    signals are unknown, the value is the largest possible, or the smallest unless `best`. A formula under an odd number
+    of negations is not `positive`. Raises as `robustness` does.
     """
 
     def evaluate(part: syntax.Formula, *, at_start: bool = at_start, negated: bool = False) -> Values:
@@ -118,7 +118,7 @@ def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
     for first, end in pairwise(trace.starts.tolist()):
         stamps = trace.time_s[first:end]
         slack = STEP_TOLERANCE * float(np.median(np.diff(stamps))) if end - first > 1 else 0.0
-        slack = max(slack, 2 * float(np.spacing(np.abs(stamps).max())))  # stamps may be no finer than their rounding
+        slack = max(slack, 2 * float(np.spacing(np.abs(stamps).max())))  # rounding limits the precision of stamps
         begins = first + np.searchsorted(stamps, stamps + (window.start_s - slack))
         lo[first:end] = np.maximum(lo[first:end], begins)
         if window.end_s is not None:
@@ -131,8 +131,8 @@ def _goes_by_stamps(window: syntax.Window, trace: Trace) -> bool:
 
 
 def _window_steps(window: syntax.Window, trace: Trace) -> tuple[int, int | None]:
-    """Return the first and last control step of the window, by the step of episode 0; the last is None for the horizon.
-    Raises `FormulaError` if a bound is not a multiple of that step.
+    """Return the first and last control step of the window, using the step of episode 0; the last is None for the
+    horizon. Raises `FormulaError` if a bound is not a multiple of that step.
     """
     first = _step_count(window.start_s, trace)
     return first, None if window.end_s is None else _step_count(window.end_s, trace)
@@ -149,17 +149,17 @@ def _step_count(bound_s: float, trace: Trace) -> int:
     return min(round(count), trace.layout.longest)
 
 
-# Connectives. A crisp operand decides where it can; elsewhere the result is the other operand.
+# Connectives. A Boolean operand decides if it can; otherwise the result is the other operand.
 
 
 def negate(values: Values) -> Values:
-    """Return `not` of truths, or margins with the sign flipped."""
+    """Return `not` of Booleans, or margins with the sign flipped."""
     return np.logical_not(values) if is_crisp(values) else np.negative(values)
 
 
 def conjunction(left: Values, right: Values) -> Values:
-    """Return the smaller margin, or the `and` of truths. Of truth and margin: the margin where the truth is True, else
-    -inf.
+    """Return the smaller margin, or the `and` of Booleans. Of a Boolean and a margin: the margin if the Boolean is
+    True, else -inf.
     """
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
@@ -168,8 +168,8 @@ def conjunction(left: Values, right: Values) -> Values:
 
 
 def disjunction(left: Values, right: Values) -> Values:
-    """Return the greater margin, or the `or` of truths. Of truth and margin: +inf where the truth is True, else the
-    margin.
+    """Return the larger margin, or the `or` of Booleans. Of a Boolean and a margin: +inf if the Boolean is True, else
+    the margin.
     """
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
@@ -178,17 +178,17 @@ def disjunction(left: Values, right: Values) -> Values:
 
 
 def is_positive(values: Values) -> Bools:
-    """Return whether each margin is above zero, or each crisp value true."""
+    """Return whether each margin is above zero; Booleans are unchanged."""
     return is_true(values, strict=True)
 
 
 def is_true(values: Values, *, strict: bool) -> Bools:
-    """Return whether each margin is at least zero, or with `strict` above it; crisp values as they are."""
+    """Return whether each margin is at least zero, or with `strict` above it; Booleans are unchanged."""
     return values if is_crisp(values) else np.greater(values, 0) if strict else np.greater_equal(values, 0)
 
 
 def to_margins(values: Values) -> Floats:
-    """Return the values as margins: crisp truths become infinite, and negative zero becomes zero."""
+    """Convert values to margins: Booleans become infinite, and negative zero becomes zero."""
     return np.where(values, np.inf, -np.inf) if is_crisp(values) else values + 0.0
 
 
@@ -224,7 +224,7 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
         case syntax.Arithmetic(operator, left, right):
             first, second = evaluate_expression(left, trace), evaluate_expression(right, trace)
             result: Floats = _OPERATORS[operator](first, second)
-            is_empty = np.isinf(first) | np.isinf(second)  # it measures nothing
+            is_empty = np.isinf(first) | np.isinf(second)  # the signal has nothing to measure
             if not (np.isfinite(result) | is_empty | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
                 problem = f"`{syntax.format_expression(expression)}` divides by zero or overflows"
                 raise SignalError(problem, remedy="for a / b < c write a < c * b, which has no division")
@@ -235,8 +235,8 @@ _OPERATORS: Mapping[str, np.ufunc] = {"+": np.add, "-": np.subtract, "*": np.mul
 
 
 def predicate_margin(predicate: syntax.Compare, trace: Trace, *, best: bool = True) -> Floats:
-    """Return the margin of a comparison at every record, [N], in the unit of its sides; 0 where these are equal up to
-    rounding. Where a value is unknown, it is the greatest possible margin, or the smallest unless `best`. Raises as
+    """Return the margin of a comparison at every record, [N], in the unit of its sides; 0 if these are equal up to
+    rounding. For an unknown value it is the largest possible margin, or the smallest unless `best`. Raises as
     `evaluate_expression` does, and `SignalError` if a known margin is NaN.
     """
     left, right = evaluate_expression(predicate.left, trace), evaluate_expression(predicate.right, trace)
@@ -267,10 +267,9 @@ def _unknown_margin(predicate: syntax.Compare, trace: Trace, best: bool, roundin
 
 
 def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints, Trace]]:
-    """Yield groups of episodes whose windows go by time stamps, or else by an equal control step: their indices,
-    ascending, and their trace; shortest step first, stamps last. One group of all if the formula has no bounded window,
-    because it then counts no steps. Yields nothing for no episodes. Before a split, raises `SignalError` if a signal is
-    NaN.
+    """Yield groups of episodes whose windows use time stamps, or else an equal control step: their indices, ascending,
+    and their trace; shortest step first, stamps last. A formula without a bounded window counts no steps, so that one
+    group has all episodes. Yields nothing for no episodes. Raises `SignalError` before splitting if a signal is NaN.
     """
     steps_s = trace.dt_s
     if trace.time_s is not None:
@@ -286,16 +285,16 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
 
 
 def _with_stamps(trace: Trace, steps_s: Floats) -> Trace:
-    """Return the trace with its time stamps only if every episode has some, which an infinite step marks, [E]."""
+    """Return the trace with its time stamps only if every episode has some, marked by an infinite step, [E]."""
     return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
 
 
 def deciding_records(formula: syntax.Formula, trace: Trace) -> Ints:
     """Return the record that decides each episode's robustness, counted from its first record, [E]; -1 = none. Under a
-    root G it is the record with the smallest margin in the window, under F the one with the greatest, under `a U b` the
-    one at which `b` comes true by the greatest margin. Not takes that of its child; `and`, `or` and `->` that of the
+    root G it is the record with the smallest margin in the window, under F that with the largest, under `a U b` the one
+    at which `b` becomes true with the largest margin. Not takes that of its child; `and`, `or` and `->` that of the
     side whose value they have; a formula without temporal operator record 0. The earliest record and the left side win
-    ties. None decides if the window lies beyond the end. Raises as `robustness` does.
+    ties. If the window lies beyond the end, no record decides. Raises as `robustness` does.
     """
     records = np.empty(len(trace), np.int64)
     for episodes, part in group_by_step(formula, trace):

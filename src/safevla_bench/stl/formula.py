@@ -122,9 +122,9 @@ class Or(_Connective):
 
 @dataclass(frozen=True, slots=True)
 class Implies(_Connective):
-    """`right` where the condition `left` holds, else +inf. The condition holds if its margin is > 0, or >= 0 where the
-    implication is under an odd number of negations, so that the verdict is that of max(-left, right). With `plain` it
-    is max(-left, right) itself, as in the paper.
+    """`right` where the condition `left` holds, else +inf. The condition holds if its margin is > 0, or >= 0 if the
+    implication is under an odd number of negations, so that the verdict is that of max(-left, right). With `plain` the
+    value is max(-left, right) itself, as in the paper.
     """
 
     plain: bool = False
@@ -137,18 +137,18 @@ class _Temporal:
 
 
 class Always(_Temporal):
-    """The smallest margin of the child in the window; +inf where the window holds no record."""
+    """The smallest margin of the child in the window; +inf if the window contains no record."""
 
 
 class Eventually(_Temporal):
-    """The greatest margin of the child in the window; -inf where the window holds no record."""
+    """The largest margin of the child in the window; -inf if the window contains no record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """`right` comes true in the window, and `left` holds from now until just before that record. `weak`: or `left`
-    holds from now to the end of the window. `crisp`: `right`, in another unit than `left`, is true (+inf) if its margin
-    is >= 0, or > 0 under an odd number of negations, else false.
+    """`right` becomes true in the window, and `left` holds from now until just before that record. `weak`: or `left`
+    holds from now to the end of the window. `crisp`: `right`, which has another unit than `left`, is true (+inf) if its
+    margin is >= 0, or > 0 under an odd number of negations, else false.
     """
 
     window: Window
@@ -167,7 +167,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
 
 
 def child_nodes(node: Node) -> tuple[Node, ...]:
-    """Return the direct parts of a node, left to right."""
+    """Return the direct children of a node, left to right."""
     values = (getattr(node, name) for name in _FIELDS[type(node)])
     return tuple([value for value in values if type(value) in _FIELDS])
 
@@ -187,7 +187,7 @@ def signal_names(formula: Formula) -> frozenset[str]:
 
 
 def is_boolean_only(formula: Formula) -> bool:
-    """Return whether no comparison gives the formula a margin. Its robustness is then plus or minus infinity."""
+    """Return whether no comparison gives the formula a margin, so that its robustness is plus or minus infinity."""
     match formula:
         case Compare():
             return False
@@ -198,7 +198,7 @@ def is_boolean_only(formula: Formula) -> bool:
 
 
 def conditions(formula: Formula) -> Iterator[Formula]:
-    """Yield the parts of a formula that enter as true or false only: conditions, and the crisp sides of until."""
+    """Yield the parts of a formula whose margins do not matter: conditions, and the crisp sides of until."""
     for node in walk_nodes(formula):
         match node:
             case Implies(part, _, plain=False) | Until(_, _, part, crisp=True):
@@ -206,7 +206,7 @@ def conditions(formula: Formula) -> Iterator[Formula]:
 
 
 def judged_once(formula: Formula) -> tuple[Formula, ...]:
-    """Return the largest parts of a formula without G, F, U and W above or in them: record 0 alone counts for these."""
+    """Return the largest parts of a formula without G, F, U and W above or in them: only record 0 counts for these."""
     parts = [part for part in walk_nodes(formula) if isinstance(part, Always | Eventually | Until)]
     if not parts or isinstance(formula, Always | Eventually | Until):
         return () if parts or isinstance(formula, Truth) else (formula,)
@@ -234,19 +234,19 @@ def has_placeholder(formula: Formula) -> bool:
 
 
 def bounded_windows(formula: Formula) -> tuple[Window, ...]:
-    """Return the windows of all temporal operators but [0,T], parents first. Only these need the control step."""
+    """Return the windows of all temporal operators except [0,T], parents first. Only these need the control step."""
     windows = (node.window for node in walk_nodes(formula) if isinstance(node, Always | Eventually | Until))
     return tuple(window for window in windows if window != Window())
 
 
 def signed_constant(value: float) -> Expression:
-    """Return the expression of a finite number of either sign; raise `FormulaError` for NaN and infinity."""
+    """Return the expression of a finite number of either sign. Raises `FormulaError` for NaN and infinity."""
     return Number(value) if math.copysign(1.0, value) > 0 else Negate(Number(-value))
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Return the formula with a number in place of every `threshold`; a negative number becomes a `Negate`. Raises
-    `FormulaError` for NaN and infinity.
+    """Replace every `threshold` of a formula by a number; a negative number becomes a `Negate`. Raises `FormulaError`
+    for NaN and infinity.
     """
     value = signed_constant(threshold)
 
@@ -257,7 +257,7 @@ def substitute_threshold(formula: Formula, threshold: float) -> Formula:
 
 
 def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Formula:
-    """Return the formula with every comparison replaced by what `change` makes of it; all else stays as it is."""
+    """Replace every comparison of a formula by the result of `change`; everything else is unchanged."""
 
     def visit(node: Node) -> Node:
         return change(node) if isinstance(node, Compare) else map_children(node, visit)
@@ -266,7 +266,7 @@ def map_predicates(formula: Formula, change: Callable[[Compare], Compare]) -> Fo
 
 
 def rename_signals(formula: Formula, names: Mapping[str, str]) -> Formula:
-    """Return the formula with the numeric signals of `names` under their new names."""
+    """Rename the numeric signals of a formula that are in `names`."""
 
     def visit(node: Node) -> Node:
         if isinstance(node, NumericSignal):
@@ -283,9 +283,9 @@ def map_children(node: Node, change: Callable[[Any], Any]) -> Node:
 
 
 def reverse_empty_windows(formula: Formula) -> Formula:
-    """Return the formula in which G over no record is -inf, and F and U over no record are +inf. A window [a,b] holds
-    no record where `F[a,b](true)` is false. That is the one thing added, so that both readings of an empty window are
-    evaluated by the same rules. A window from 0 on is never empty.
+    """Return the formula in which G over no record is -inf, and F and U over no record are +inf. A window [a,b]
+    contains no record where `F[a,b](true)` is false. Only this is added, so that the same rules evaluate both readings
+    of an empty window. A window from 0 on is never empty.
     """
     reversed_formula = cast(Formula, map_children(formula, reverse_empty_windows))
     match reversed_formula:
@@ -299,10 +299,10 @@ def reverse_empty_windows(formula: Formula) -> Formula:
 
 @cache
 def cut_off_readings(formula: Formula) -> tuple[Formula, Formula]:
-    """Return the formula with each obligation that the end of the episode cuts off read as kept, and as broken.
+    """Return the formula twice: with each obligation that the end of the episode cuts off read as kept, and as broken.
 
-    An obligation is a bounded window on the right side of `->`; it is cut off where no record lies at its end or later.
-    Without one, both are the formula itself.
+    An obligation is a bounded window on the right side of `->`; it is cut off if no record lies at its end or later.
+    Without obligations, both are the formula itself.
     """
     readings = tuple(_read_cut_off(formula, kept, is_due=False) for kept in (True, False))
     return (formula, formula) if readings[0] == readings[1] else (readings[0], readings[1])
@@ -332,7 +332,7 @@ def _read_cut_off(formula: Formula, kept: bool, is_due: bool) -> Formula:
 
 
 def format_formula(formula: Formula) -> str:
-    """Return the canonical text of a formula. `parse` reads it back to an equal formula."""
+    """Return the canonical text of a formula, which `parse` converts back to an equal formula."""
     return _text_and_level(formula)[0]
 
 
@@ -341,7 +341,7 @@ def format_expression(expression: Expression) -> str:
     return _text_and_level(expression)[0]
 
 
-# Binding levels of the operators, as in the grammar. A part that binds more loosely is put in parentheses.
+# Binding levels of the operators, as in the grammar. A part with a looser binding is put in parentheses.
 _IMPLIES, _OR, _AND, _UNTIL, _PREFIX, _COMPARE, _SUM, _PRODUCT, _UNARY, _ATOM = range(10)
 
 
@@ -384,7 +384,7 @@ def _parenthesize(node: Node, loosest: int) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return the shortest text that reads back to the same float, without a trailing `.0`."""
+    """Return the shortest text that converts back to the same float, without a trailing `.0`."""
     return repr(float(value)).removesuffix(".0")
 
 
@@ -398,18 +398,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text can stand in a formula as a name without quotes."""
+    """Return whether a text can be a name without quotes in a formula."""
     return _NAME.fullmatch(text) is not None and text not in RESERVED
 
 
 RESERVED = frozenset(
     ("G", "F", "U", "W", "T", "always", "eventually", "until", "not", "and", "or", "true", "false", "threshold")
 )
-"""Words of the grammar, which no name can be."""
+"""Keywords of the grammar, which cannot be names."""
 
 
 def format_argument(argument: str | float) -> str:
-    """Return an argument of a form: a number, a name, or a name in quotes where the grammar needs them."""
+    """Return an argument of a form: a number, a name, or a name in quotes if the grammar needs them."""
     if isinstance(argument, float):
         return format_number(argument)
     return argument if is_name(argument) else f'"{argument}"'

@@ -1,7 +1,7 @@
 """The parser of formulas.
 
-The grammar (`grammar.lark`) is LALR(1) and reads formulas and arithmetic alike. The builder below gives every part its
-type, so that an error can name the expected type and the column.
+The grammar (`grammar.lark`) is LALR(1) and does not distinguish formulas from arithmetic. The builder below gives every
+part its type, so that an error can name the expected type and the column.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from safevla_bench.stl import units
 from safevla_bench.stl.formula import format_argument
 from safevla_bench.text import suggest_names
 
-MAX_CHARACTERS = 100_000  # greatest length of a formula's text: one of the greatest depth, with names of 500 characters
+MAX_CHARACTERS = 100_000  # maximum length of a formula's text: one of the maximum depth, with names of 500 characters
 MAX_DEPTH = 200
-"""Greatest depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
+"""Maximum depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
 
 
 def parse(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formula:
-    """Return the formula that a text states.
+    """Parse a formula.
 
     Args:
         text: Signal temporal logic, for example ``G[0,T](grip -> held_object_slip > -threshold)``.
-        signals: The known signals, True where Boolean. Without it every name is known: Boolean where a formula
-            stands, numeric where arithmetic does.
+        signals: The known signals, True if Boolean. Without it every name is known: Boolean where a formula
+            is expected, numeric in arithmetic.
 
     Raises:
         FormulaError: The text is not a formula, names an unknown signal, uses a Boolean signal as a number or the
@@ -59,7 +59,7 @@ def parse(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formul
     except UnexpectedInput as error:
         raise _unknown_word(text, error, signals) or _syntax_error(text, error) from None
     except VisitError as error:
-        # Lark wraps what a builder's method raises; only ours are meant for the user.
+        # Lark wraps exceptions of a builder's method; only ours are meant for the user.
         raise error.orig_exc from None
 
 
@@ -76,7 +76,7 @@ def _load_grammar() -> Lark:
 
 @dataclass(frozen=True, slots=True)
 class _ParsedPart:
-    """A node and the column where it starts. A bare name is a `Signal` until its place makes it Boolean."""
+    """A node and the column where it starts. A bare name is a `Signal` until its context makes it Boolean."""
 
     node: syntax.Node
     column: int
@@ -90,7 +90,7 @@ class _ParsedPart:
 
 
 def _column_of(token: Token) -> int:
-    assert token.start_pos is not None  # as every token read from a text has one
+    assert token.start_pos is not None  # every token that was read from a text has a column
     return token.start_pos + 1
 
 
@@ -168,7 +168,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
                 remedy = "`safevla specs --template` has examples; in place of abs, min and max write each comparison"
                 raise FormulaError(f"there is no form {str(form)!r}", remedy=remedy)
             if self._signals is not None:
-                self._signals[name]  # raises what does not fit
+                self._signals[name]  # raises an error for invalid arguments
         except FormulaError as error:
             raise _column_error(_column_of(form), error.problem, error.remedy) from None
         return _ParsedPart(syntax.NumericSignal(name), _column_of(form))
@@ -280,7 +280,7 @@ def _comparison_remedy(name: str) -> str:
 
 
 def _unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:
-    """Return the error of a word that is neither operator, form nor unit, or None if there is none."""
+    """Return the error for a word that is neither operator, form nor unit, or None if there is none."""
     before = text[: cast(int | None, error.pos_in_stream) or 0]
     word = error.token if isinstance(error, UnexpectedToken) and error.token.type == "NAME" else None
     spelled = {"implies": "->", "then": "->"}.get(str(word).lower(), str(word).lower())

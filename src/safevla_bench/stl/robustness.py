@@ -1,20 +1,22 @@
 """Space robustness of a formula over many episodes at once, in discrete time.
 
-A predicate's margin is bound - s or s - bound, in the unit of the signal (paper Section 3.1, Appendix C.1), 0 where
-the two are equal up to rounding; `<` and `<=` have one margin. Not flips the sign, and is the minimum, or the maximum,
-`a -> b` is b where a holds and else +inf (of libraries that follow the paper's text: max(-a, b)), G the minimum, F the
+A predicate's margin is bound - s or s - bound, in the unit of the signal (paper Section 3.1, Appendix C.1), 0 if the
+two are equal up to rounding; `<` and `<=` have one margin. Not flips the sign, and is the minimum, or the maximum, `a
+-> b` is b where a holds and else +inf (in libraries that follow the paper's text: max(-a, b)), G the minimum, F the
 maximum over a window, and until is max over t' of min(right(t'), min of left over [t, t')). Windows count seconds from
-each record, multiples of the control step, and are clipped at the end of the episode; with time stamps a window holds
-the records whose stamps lie in it. Over no record G is +inf, F and U are -inf, and `hangs_on_empty_window` finds the
-verdicts that this convention decides. Boolean signals are crisp: +inf or -inf. NaN is an error, never a verdict.
+each record, multiples of the control step, and are clipped at the end of the episode; with time stamps a window
+contains the records whose stamps lie in it. Over no record G is +inf, F and U are -inf, and `hangs_on_empty_window`
+finds the verdicts that this convention decides. Boolean signals are crisp: +inf or -inf. NaN is an error, never a
+verdict.
 
-A signal is infinite where it measures nothing, as a gap between bodies that have not separated. A comparison with it
-has no margin: it is left out, and under F or U, where one record suffices, it counts as unknown.
+A signal is infinite where it has nothing to measure, such as the gap between bodies that have not separated. A
+comparison with it has no margin: it is left out, and under F or U, where one record suffices, it counts as unknown.
 
-Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the greatest
-that any true values could give: under G a record is left out where what is judged, or whether the gate is open, is not
-known, and a formula that is violated is violated whatever the true values are. `settle_unknown` says where a formula
-that is not violated has a verdict: where it holds in the worst reading too, or where G judged other records.
+Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the largest
+that any true values could give: G leaves out a record with an unknown value, or if it is unknown whether the gate is
+open, and a formula that is violated is violated whatever the true values are. `settle_unknown` determines in which
+episodes a formula that is not violated has a verdict: if it holds in the worst reading too, or if G judged other
+records.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ class FormulaVerdict:
     extreme: Floats
     """Worst raw signal value in the window while the gate is open, [E].
 
-    It is the maximum under an upper bound and the minimum under a lower one. It is NaN where the gate never opens, and
-    for formulas other than G(predicate) and G(gate -> predicate).
+    It is the maximum under an upper bound and the minimum under a lower one. It is NaN if the gate never opens, and for
+    formulas other than G(predicate) and G(gate -> predicate).
     """
     first_violation: Ints
     """Record of the first violation, [E], -1 = none.
@@ -77,7 +79,7 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
     """Return the robustness at record 0 of each episode, [E], in the unit of the predicate that decides it.
 
     Raises:
-        SignalError: the trace lacks a signal, or one has the wrong kind or is NaN, or arithmetic leaves the numbers.
+        SignalError: the trace lacks a signal, or one has the wrong kind or is NaN, or arithmetic overflows.
         FormulaError: a window bound is not a multiple of the control step of an episode without time stamps, or
             `threshold` was not substituted.
     """
@@ -92,10 +94,10 @@ def robustness(formula: syntax.Formula, trace: Trace) -> Floats:
 
 def settle_unknown(formula: syntax.Formula, trace: Trace, rho: Floats, *, binary: bool = False) -> tuple[Floats, Bools]:
     """Return the robustness of all episodes, [E], and whether unknown values, or the end of the episode, leave no
-    verdict, [E]. A violation stands. A formula of G alone that judged any record has the margin of the best reading:
-    that margin is finite, or with `binary` a record of a root G is decided. Any other formula has the margin of the
-    worst reading, and no verdict if that is negative. `rho` is that of the best reading, [E]; `binary` specifications
-    have no margins, so that +inf does not mean that nothing was judged. Raises as `robustness` does.
+    verdict, [E]. A violation is always a verdict. A formula with only G that judged any record has the margin of the
+    best reading: that margin is finite, or with `binary` a record of a root G is decided. Any other formula has the
+    margin of the worst reading, and no verdict if that is negative. `rho` is that of the best reading, [E]; `binary`
+    specifications have no margins, so that +inf does not mean that nothing was judged. Raises as `robustness` does.
     """
     kept, broken = syntax.cut_off_readings(formula)
     is_single = _hangs_on_single_record(broken)
@@ -152,8 +154,8 @@ def _decides_record(formula: syntax.Formula, trace: Trace) -> Bools:
 
 
 def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
-    """Return whether a window that holds no record decides the verdict of each episode, [E]. The formula is judged with
-    empty windows read as usual (G true, F and U false), and with all of them read the other way. True if the two
+    """Return whether a window that contains no record decides the verdict of each episode, [E]. The formula is judged
+    with empty windows read as usual (G true, F and U false), and with all of them read the other way. True if the two
     verdicts differ. Raises as `robustness` does.
     """
     if all(window.start_s == 0 for window in syntax.bounded_windows(formula)):
@@ -164,8 +166,8 @@ def hangs_on_empty_window(formula: syntax.Formula, trace: Trace) -> Bools:
 
 @np.errstate(all="ignore")
 def count_condition(formula: syntax.Formula, trace: Trace) -> tuple[Ints, Ints] | None:
-    """Return in how many records of each episode the condition of G(a -> b) or a -> b holds, and of how many, [E] each.
-    The conditions of a -> b -> c hold together; without G it is record 0 that counts. None for any other formula.
+    """Return in how many records of each episode the condition of G(a -> b) or a -> b holds, and among how many, [E]
+    each. The conditions of a -> b -> c must hold together; without G only record 0 counts. None for any other formula.
     """
     child, parts = (formula.child if isinstance(formula, syntax.Always) else formula), list[syntax.Formula]()
     while isinstance(child, syntax.Implies) and not child.plain:
@@ -231,7 +233,8 @@ def _rows_to_records(rows: Ints, starts: Ints) -> Ints:
     return np.where(rows < 0, -1, rows - starts)
 
 
-# One-sided clauses: G(s < bound) and G(gate -> s < bound), and the same with >. Nearly all specifications are such.
+# One-sided clauses: G(s < bound) and G(gate -> s < bound), and the same with >. Nearly all specifications have this
+# form.
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +255,9 @@ class OneSidedClause:
 
 
 def match_clause(formula: syntax.Formula) -> OneSidedClause | None:
-    """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula. None
-    too unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
-    `FormulaError` if `threshold` stands in the bound, `SignalError` if the bound divides by zero or overflows.
+    """Return a G over a comparison, or over gate -> comparison, as a one-sided clause; None for any other formula. Also
+    None unless one side of the comparison is a bare signal and the other, the bound, reads no signal. Raises
+    `FormulaError` if the bound contains `threshold`, `SignalError` if it divides by zero or overflows.
     """
     match formula:
         case syntax.Always(window, syntax.Implies(gate, syntax.Compare() as predicate, plain)):

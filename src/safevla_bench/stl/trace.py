@@ -1,7 +1,7 @@
 """Traces: signals of many episodes in one flat array [N], and the temporal operators on them.
 
-Values are margins (float64) or crisp truths (bool). `np.minimum` and `np.maximum` serve both, since False < True.
-Python loops over no records.
+Values are margins (float64) or Booleans (bool). `np.minimum` and `np.maximum` work for both, since False < True. No
+Python loop runs over records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values: TypeAlias = Floats | Bools
 
 
 def is_crisp(values: Values) -> TypeIs[Bools]:
-    """Return whether the values are truths, not margins."""
+    """Return whether the values are Booleans, not margins."""
     return values.dtype == np.bool_
 
 
@@ -39,16 +39,16 @@ class Fold:
     empty_value: float
 
     def neutral_value(self, values: Values) -> float | bool:
-        """Return the value over an empty set: True or False if `values` are truths, else plus or minus infinity."""
+        """Return the value over an empty set: True or False if `values` are Booleans, else plus or minus infinity."""
         return self.empty_value > 0 if values.dtype == np.bool_ else self.empty_value
 
 
 MIN = Fold(np.minimum, np.inf)
 MAX = Fold(np.maximum, -np.inf)
 ROUNDING, ROUNDING_SINGLE = 1e-9, 1e-4
-"""Relative difference up to which two numbers are equal: float64, and where one was stored as float32."""
+"""Relative difference up to which two numbers are equal: for float64, and if one was stored as float32."""
 BLOCK_RECORDS = 1 << 16
-"""Records that are worked on at a time: half a megabyte of numbers, which stay in a core's cache."""
+"""Number of records that are processed at a time: half a megabyte of numbers, which fit into a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,26 @@ class RaggedLayout:
 
     @cached_property
     def lengths(self) -> Ints:
-        """Records of each episode, [E]."""
+        """Number of records of each episode, [E]."""
         return np.diff(self.starts)
 
     @cached_property
     def longest(self) -> int:
-        """Records of the longest episode; 0 without episodes."""
+        """Number of records of the longest episode; 0 without episodes."""
         return int(self.lengths.max(initial=0))
 
     @cached_property
     def episode_of(self) -> Ints:
-        """Episode of each record, [N]."""
+        """Index of the episode of each record, [N]."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @cached_property
     def remaining(self) -> Ints:
-        """Records from each record to its episode's last, both included, [N]."""
+        """Number of records from each record to its episode's last, both included, [N]."""
         return np.repeat(self.starts[1:], self.lengths) - np.arange(self.starts[-1])
 
     def shift_ahead(self, values: Values, steps: int, past_end: float | bool) -> Values:
-        """Return out[t] = values[t + steps], or `past_end` where the episode is over by then, [N]."""
+        """Return out[t] = values[t + steps], or `past_end` if the episode has ended by then, [N]."""
         if steps == 0:
             return values
         shifted = np.full_like(values, past_end)
@@ -104,8 +104,8 @@ class RaggedLayout:
 
     def fold_to_end(self, values: Values, fold: Fold, first: int) -> Values:
         """Return out[t] = the fold over values[t+first ..] up to the episode's end, [N]. A window without records gives
-        the fold's neutral value. One accumulate from the back: complex numbers compare by their real parts first, so
-        the episode's number there starts it afresh in each episode.
+        the fold's neutral value. One accumulate runs backwards: complex numbers compare by their real parts first, so
+        putting the episode's number there restarts it in each episode.
         """
         keys = np.empty(len(values), np.complex128)
         keys.real = self.episode_of if fold is MIN else -self.episode_of
@@ -115,7 +115,7 @@ class RaggedLayout:
         return self.shift_ahead(folded, first, fold.neutral_value(values))
 
     def window_rows(self, first: int, last: int | None, *, at_start: bool) -> tuple[Ints, Ints]:
-        """Return the rows of the window from each record, as [lo, hi), both [N]; lo = hi if it holds no record. With
+        """Return the rows of the window from each record, as [lo, hi), both [N]; lo = hi if it contains no record. With
         `at_start` those of each episode's window from its first record, [E]. `first` and `last` are in control steps,
         `last` included; a `last` of None is the episode's end.
         """
@@ -141,7 +141,7 @@ def fold_spans(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
     """Return out[t] = max over t' in [lo[t], hi[t]) of min(reach[t'], min of hold over t .. t'-1), [N]. An empty range
-    gives minus infinity, or False for truths; `lo` is never before t. Two adjoining stretches a, b join as reached =
+    gives minus infinity, or False for Booleans; `lo` is never before t. Two adjacent stretches a, b join as reached =
     max(reached_a, min(held_a, reached_b)), held = min(held_a, held_b); the binary digits of a range's width say which
     doubled stretches are joined.
     """
@@ -161,8 +161,8 @@ def fold_until(hold: Values, reach: Values, lo: Ints, hi: Ints) -> Values:
 
 
 def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floats | float) -> Floats:
-    """Return the difference, exactly 0 where the two are equal up to rounding (the rule of `math.isclose`). Equal are
-    numbers that differ by at most `rounding` times the greater magnitude. Arguments broadcast.
+    """Return the difference, exactly 0 if the two are equal up to rounding (the rule of `math.isclose`): if they differ
+    by at most `rounding` times the larger magnitude. Arguments broadcast.
     """
     count = max(np.size(minuend), np.size(subtrahend))
     if count > BLOCK_RECORDS and max(np.ndim(minuend), np.ndim(subtrahend)) == 1:  # in the cache, block by block
@@ -181,7 +181,7 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
     if not near.any():
         return difference
     greater = np.maximum(np.abs(minuend), np.abs(subtrahend))
-    limit = np.minimum(greater * rounding, np.finfo(np.float64).max)  # infinity equals itself alone
+    limit = np.minimum(greater * rounding, np.finfo(np.float64).max)  # infinity is equal only to itself
     return np.where(near & (np.abs(difference) <= limit), 0.0, difference)
 
 
@@ -202,8 +202,8 @@ def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
 
 
 def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
-    """Return the fold over each of P adjoining pieces of the values, [P]; `cuts` are their first indices, from 0. Block
-    by block: many short pieces are quick to fold once a pass over the block has brought it into the cache.
+    """Return the fold over each of P adjacent pieces of the values, [P]; `cuts` are their first indices, from 0. Works
+    block by block: many short pieces are quick to fold once a pass over the block has brought it into the cache.
     """
     if len(values) <= BLOCK_RECORDS:
         return np.asarray(fold.ufunc.reduceat(values, cuts))
@@ -217,7 +217,7 @@ def fold_pieces(values: Floats, fold: Fold, cuts: Ints) -> Floats:
 
 
 def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
-    """Return the first index in [lo, hi) at which a flag is set, -1 where none is, [E]."""
+    """Return the first index in [lo, hi) at which a flag is set, -1 if there is none, [E]."""
     rises = np.flatnonzero(flags[1:] > flags[:-1]) + 1
     rise = np.searchsorted(rises, lo)
     first = np.append(rises, len(flags))[rise]
@@ -231,22 +231,22 @@ def first_true(flags: Bools, lo: Ints, hi: Ints) -> Ints:
 @dataclass(frozen=True)
 class Trace:
     """Signals of E episodes with N records in all. Episode e owns records `starts[e]:starts[e+1]`, at least one. Raises
-    `SignalError` if an episode has no record, the starts do not fit `dt_s`, or a signal is not [N].
+    `SignalError` if an episode has no record, the starts do not match `dt_s`, or a signal is not [N].
     """
 
     signals: Mapping[str, NDArray[np.float64] | NDArray[np.bool_]]
-    """Name -> [N], float64, or bool where the signal is Boolean."""
+    """Name -> [N], float64, or bool if the signal is Boolean."""
     starts: Ints  # [E + 1], from 0 to N
     dt_s: Floats  # control step of each episode in seconds, [E]
     unknown: Mapping[str, Bools] = field(default_factory=dict)
     """Name -> whether the signal's value is unknown at each record, [N]; signals that are not listed are known.
 
-    The true value is the signal's or a greater one; where the signal is NaN it may be any. A Boolean may be either.
+    The true value is the signal's or a larger one; if the signal is NaN it may be any. A Boolean may be either.
     """
     time_s: Floats | None = None
     """Time stamp of each record [s], increasing, NaN in an episode without stamps, [N]; None if no episode has any.
 
-    With stamps, windows go by them, not by control steps.
+    Windows use stamps, if there are any, instead of control steps.
     """
     single: Mapping[str, Bools] = field(default_factory=dict)
     """Name -> whether a source of the signal was stored as float32 in each episode, [E]; not listed = in none."""
@@ -325,13 +325,13 @@ class Trace:
         return undefined & ~self.unknown[name][first] if name in self.unknown else undefined
 
     def least_values(self, name: str) -> Floats:
-        """Return the least value that a numeric signal may have, [N]: the signal's, and -inf where that is NaN."""
+        """Return the smallest value that a numeric signal may have, [N]: the signal's, or -inf if that is NaN."""
         values = self.numeric_signal(name)
         return np.where(np.isnan(values), -np.inf, values)
 
     def reject_nan(self, values: Values, what: str) -> None:
-        """Raise a `SignalError` that names the first record at which `values`, [N], are NaN. Return None if none is
-        NaN. `what` starts the message: the name of the values. Truths are never NaN.
+        """Raise a `SignalError` that names the first record at which `values`, [N], are NaN, if any. `what` starts the
+        message: the name of the values. Booleans are never NaN.
         """
         if values.dtype == np.bool_ or not np.isnan(values.max(initial=-np.inf)):
             return

@@ -1,7 +1,7 @@
 """Units of formulas: every margin has one, and so has every literal.
 
-A literal without a unit has that of what it is compared with or added to; as a factor or divisor it is a pure number.
-Numbers are in units without a factor: 5 cm is read as 0.05 m.
+A literal without a unit has that of the value it is compared with or added to; as a factor or divisor it is a pure
+number. Numbers are converted to units without a factor: 5 cm becomes 0.05 m.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SYMBOLS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[str, tup
 KNOWN = f"units are made of {', '.join(symbol for symbol in _SYMBOLS if symbol != '1')}, such as m/s^2 or N m"
 _POWERS = {"": 1, "²": 2, "³": 3}
 _WORDS = "|".join(sorted(map(re.escape, _SYMBOLS.keys() - {"1"}), key=lambda word: (-len(word), word)))
-PATTERN = rf"(?:{_WORDS})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # pattern of one factor of a unit behind a number
+PATTERN = rf"(?:{_WORDS})(?:\^[1-9]|[²³])?(?![A-Za-z0-9_])"  # pattern of one factor of a unit after a number
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL)
 
 
@@ -70,8 +70,8 @@ def split_quantity(text: str) -> tuple[str, str]:
 
 @cache
 def parse_unit(text: str) -> tuple[Decimal, Unit]:
-    """Return the factor and the unit that a text such as `cm`, `N m`, `m/s^2` or `deg/s` states; "" is 1. Raises
-    `FormulaError` for an unknown symbol.
+    """Return the factor and the unit of a text such as `cm`, `N m`, `m/s^2` or `deg/s`; "" is 1. Raises `FormulaError`
+    for an unknown symbol.
     """
     scale, unit = Decimal(1), ONE
     parts = re.split(r"(\s*/\s*|\s*·\s*|\s+)", text.strip()) if text.strip() else ["1"]
@@ -145,7 +145,7 @@ class _UnitCheck:
                 reach, unit = self.check_formula(right, in_condition=True)
                 crisp = hold_unit is not None and unit is not None and hold_unit != unit
                 if not crisp and unit == _SEVERAL and not in_condition:
-                    self.check_formula(right, in_condition=False)  # which refuses it
+                    self.check_formula(right, in_condition=False)  # which raises the error
                 return syntax.Until(window, hold, reach, weak, crisp), unit if hold_unit is None else hold_unit
             case syntax.Not(child) | syntax.Always(_, child) | syntax.Eventually(_, child):
                 checked, unit = self.check_formula(child, in_condition=in_condition)
@@ -212,7 +212,7 @@ def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> s
 
 
 def _normalise(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
-    """Return a comparison as one of pure numbers: of shares of its limit, or of its unit where that is no literal."""
+    """Convert a comparison to pure numbers: relative to its limit, or to its unit if the limit is not a literal."""
     left, right = predicate.left, predicate.right
     one = syntax.Number(1.0)
     if unit is None or unit == ONE:
