@@ -63,12 +63,28 @@ def test_a_column_without_any_value_vanishes_and_a_note_names_it(shipped: list[T
         assert all(any(cell.text not in ("", "—") for cell in column) for column in columns)
 
 
+LONG = replace(NARROW, rows=NARROW.rows * 200, notes=("a note " * 40,))
+
+
+def test_a_long_table_keeps_every_row_in_parts_of_a_page_under_one_number():
+    parts = render_latex(LONG).split(r"\begin{table}")[1:]
+    rows = [part.count("mine &") for part in parts]
+    assert sum(rows) == 200
+    assert max(rows) <= 36
+    assert [r"\addtocounter{table}{-1}" in part for part in parts] == [False, *[True] * (len(parts) - 1)]
+    assert [" (continued)}" in part for part in parts] == [False, *[True] * (len(parts) - 1)]
+    assert [r"\footnotesize" in part for part in parts] == [*[False] * (len(parts) - 1), True]
+    wrapped = render_latex(replace(LONG, rows=((Cell("a_policy " * 9), Cell("90.0", 90.0)),) * 40))
+    assert wrapped.count(r"\begin{table}") > render_latex(replace(LONG, rows=LONG.rows[:40])).count(r"\begin{table}")
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex, booktabs and graphicx")
 def test_tex_sets_every_shipped_table_within_its_columns(shipped: list[Table], tmp_path: Path):
-    tables = "\\clearpage\n".join(render_latex(table) for table in [NARROW, *shipped])
+    tables = "\\clearpage\n".join(render_latex(table) for table in [NARROW, LONG, *shipped])
     (tmp_path / "paper.tex").write_text(f"{PREAMBLE}{tables}\\end{{document}}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
     assert result.returncode == 0, result.stdout[-2000:]
     assert re.findall(r"Overfull \\hbox.*", result.stdout) == []
+    assert "Float too large" not in result.stdout  # TeX cuts off what is below the page
     assert (tmp_path / "paper.pdf").is_file()

@@ -1,6 +1,6 @@
 """Tables as LaTeX, for a document that loads `booktabs` and `graphicx`.
 
-A table takes a column of a two-column page, or both (`table*`) where it is long. What is still too wide is shrunk.
+A table takes a column of a two-column page, or both (`table*`) where it is wide. What is still too wide is shrunk.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 from safevla_bench.report.render.text import wrap_line
 from safevla_bench.report.tables.columns import drop_empty_columns
@@ -20,17 +21,22 @@ _HEAD_WIDTH = 14
 _COLUMN_WIDTH = 50
 # Longest cell of text in one line, in characters; a column with a longer one is wrapped.
 _TEXT_WIDTH = 40
+# Lines of rows and notes that a page holds, below a caption and a head.
+_PAGE_LINES = 36
+# Parts that wait for a page at a time; older versions of LaTeX have room for 18.
+_WAITING_PARTS = 8
 _SHRINK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 
 
 def render_latex(table: Table) -> str:
-    r"""Return a `table` environment, or a `table*` for a long table, with its caption and notes.
+    r"""Return a `table` environment, or a `table*` for a wide table, with its caption and notes. A table that is longer
+    than a page is several of them, under one number.
 
     Columns without a value are left out. The document must load `booktabs` and `graphicx`. Letters outside Latin
     and Greek need XeLaTeX or LuaLaTeX.
     """
     table = drop_empty_columns(table)
-    environment = "table*" if _table_width(table) > _COLUMN_WIDTH else "table"
+    environment, width = ("table*", 80) if _table_width(table) > _COLUMN_WIDTH else ("table", 40)
     texts = [k for k, column in enumerate(table.columns) if not column.numeric]
     longest = {
         k: max((len(part) for row in table.rows for part in (row[k].text, row[k].below)), default=0) for k in texts
@@ -38,25 +44,53 @@ def render_latex(table: Table) -> str:
     wrapped = [k for k in texts if longest[k] > _TEXT_WIDTH]
     types = ["r" if column.numeric else "l" for column in table.columns]
     types = [r"p{0.35\linewidth}" if k in wrapped else kind for k, kind in enumerate(types)]
-    lines = [
-        rf"\begin{{{environment}}}",
-        r"\centering",
-        rf"\caption{{{_escape_latex(table.title)}}}",
-        r"\smallskip",
-        r"\setlength{\tabcolsep}{4pt}",
-        rf"{_SHRINK}{{\begin{{tabular}}{{{''.join(types)}}}",
-        r"\toprule",
-        *_group_lines(table.columns),
-        _join_cells(map(_column_head, table.columns)),
-        r"\midrule",
-        *(_join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row)) for row in table.rows),
-        r"\bottomrule",
-        r"\end{tabular}}",
-        *([r"\par\smallskip"] if table.footnotes else []),
-        *(rf"{{\footnotesize\raggedright {_escape_latex(note)}\par}}" for note in table.footnotes),
-        rf"\end{{{environment}}}",
+    heights = [
+        max([1, *(_count_lines(row[k].text + row[k].below, 0.4 * width) for k in wrapped)]) for row in table.rows
     ]
+    parts = _split_rows(heights, sum(_count_lines(note, width) for note in table.footnotes))
+    lines = list[str]()
+    for number, rows in enumerate(parts):
+        notes = table.footnotes if number == len(parts) - 1 else ()
+        lines += [
+            *([r"\clearpage"] if number and number % _WAITING_PARTS == 0 else []),
+            rf"\begin{{{environment}}}",
+            *([r"\addtocounter{table}{-1}"] if number else []),
+            r"\centering",
+            rf"\caption{{{_escape_latex(table.title)}{' (continued)' if number else ''}}}",
+            r"\smallskip",
+            r"\setlength{\tabcolsep}{4pt}",
+            rf"{_SHRINK}{{\begin{{tabular}}{{{''.join(types)}}}",
+            r"\toprule",
+            *_group_lines(table.columns),
+            _join_cells(map(_column_head, table.columns)),
+            r"\midrule",
+            *(
+                _join_cells(_wrap_cell(_latex_cell(cell), k in wrapped) for k, cell in enumerate(row))
+                for row in table.rows[rows]
+            ),
+            r"\bottomrule",
+            r"\end{tabular}}",
+            *([r"\par\smallskip"] if notes else []),
+            *(rf"{{\footnotesize\raggedright {_escape_latex(note)}\par}}" for note in notes),
+            rf"\end{{{environment}}}",
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _count_lines(text: str, width: float) -> int:
+    return ceil(len(text) / width)
+
+
+def _split_rows(heights: Sequence[int], notes: int) -> list[slice]:
+    """Return the rows of each part by their heights in lines; `notes` more lines are below the last part."""
+    starts, used = [0], 0
+    for k, height in enumerate(heights):
+        rest = notes if k == len(heights) - 1 else 0
+        if used and used + height + rest > _PAGE_LINES:
+            starts.append(k)
+            used = 0
+        used += height
+    return list(map(slice, starts, [*starts[1:], len(heights)]))
 
 
 def _table_width(table: Table) -> int:
