@@ -1,7 +1,7 @@
 # safevla-bench in a container, for a user without root. `make image TARGET=libero` builds it with buildah, podman or docker:
 #   core     judges records        libero     rolls out LIBERO        robocasa   rolls out RoboCasa and robosuite
 #   develop  what `make test` needs of a system, for .devcontainer
-# Images render on Mesa's CPU renderer; with an NVIDIA GPU and its container toolkit, on that.   docs/clusters.md
+# Images render on Mesa's CPU renderer; with an NVIDIA GPU and its container toolkit, on that.   docs/howto/clusters.md
 # BASE=debian@sha256:DIGEST fixes the base too.
 ARG BASE=debian:bookworm-slim
 

@@ -51,7 +51,7 @@ demo: check $(VENV)/.libero-stamp ## roll out two built-in policies on real LIBE
 robocasa: $(ROBOCASA)/.stamp ## install RoboCasa into an environment of its own
 	@echo "RoboCasa is in $(ROBOCASA). Next: its assets, about 10 GB, unless SAFEVLA_ROBOCASA_ASSETS names a folder of them:"
 	@echo "  $(ROBOCASA)/bin/python -m robocasa.scripts.download_kitchen_assets --type all"
-	@echo "then $(ROBOCASA)/bin/safevla eval --host robocasa --suite robocasa-365 ...   (docs/robocasa.md)"
+	@echo "then $(ROBOCASA)/bin/safevla eval --host robocasa --suite robocasa-365 ...   (docs/howto/robocasa.md)"
 
 .PHONY: test-robocasa
 test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the hosts robocasa and robosuite, in their environment
@@ -60,7 +60,7 @@ test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the hosts robocasa and rob
 .PHONY: metaworld
 metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its own
 	@echo "Meta-World is in $(METAWORLD). Next:"
-	@echo "  $(METAWORLD)/bin/safevla eval --host metaworld --suite mt10 --policy metaworld:expert --episodes 1 --out runs/mt10   (docs/metaworld.md)"
+	@echo "  $(METAWORLD)/bin/safevla eval --host metaworld --suite mt10 --policy metaworld:expert --episodes 1 --out runs/mt10   (docs/howto/metaworld.md)"
 
 .PHONY: test-metaworld
 test-metaworld: $(METAWORLD)/.stamp ## run the tests of the host metaworld, in its environment
@@ -69,7 +69,7 @@ test-metaworld: $(METAWORLD)/.stamp ## run the tests of the host metaworld, in i
 .PHONY: maniskill
 maniskill: $(MANISKILL)/.stamp ## install ManiSkill into an environment of its own
 	@echo "ManiSkill is in $(MANISKILL). Next:"
-	@echo "  $(MANISKILL)/bin/safevla eval --host maniskill --suite maniskill --policy noop --episodes 1 --out runs/maniskill   (docs/maniskill.md)"
+	@echo "  $(MANISKILL)/bin/safevla eval --host maniskill --suite maniskill --policy noop --episodes 1 --out runs/maniskill   (docs/howto/maniskill.md)"
 
 .PHONY: test-maniskill
 test-maniskill: $(MANISKILL)/.stamp ## run the tests of the host maniskill, in its environment
@@ -101,11 +101,11 @@ test-recorder-core: ## the same without LIBERO
 	.ci/test_recorder
 
 .PHONY: measure
-measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/measured.md; KEEP=--keep goes on
+measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/evidence/measured.md; KEEP=--keep goes on
 	nice -n 5 $(BIN)/python -W ignore docs/tools/measure.py $(KEEP)
 
 .PHONY: drift
-drift: check $(VENV)/.libero-stamp ## measure LIBERO under several MuJoCos (hours), write docs/simulator-versions.md; goes on where it stopped
+drift: check $(VENV)/.libero-stamp ## measure LIBERO under several MuJoCos (hours), write docs/evidence/simulator-versions.md; goes on where it stopped
 	nice -n 5 $(BIN)/python -W ignore docs/tools/drift.py
 
 .PHONY: docs
@@ -146,8 +146,8 @@ imports: $(VENV)/.tools-stamp ## check that imports point one way
 	$(BIN)/lint-imports
 
 .PHONY: bench
-bench: $(VENV)/.dev-stamp ## ratios of the judge's speed, to docs/benchmarks.md; what recording adds to LIBERO, minutes
-	$(BIN)/python benchmarks/speed.py --write docs/benchmarks.md
+bench: $(VENV)/.dev-stamp ## ratios of the judge's speed, to docs/evidence/benchmarks.md; what recording adds to LIBERO, minutes
+	$(BIN)/python benchmarks/speed.py --write docs/evidence/benchmarks.md
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/client_latency.py
 
@@ -176,7 +176,7 @@ image: ## build TARGET (core, libero, robocasa, develop) of the Dockerfile with 
 
 .PHONY: clean
 clean: ## remove the environments, builds and caches; runs/ stays
-	rm -rf $(VENV) $(ROBOCASA) $(METAWORLD) $(MANISKILL) $(LEARNED) build docs/reference dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ROBOCASA) $(METAWORLD) $(MANISKILL) $(LEARNED) build dist recorder/dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .PHONY: check
 check: ## name what this machine lacks

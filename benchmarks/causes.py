@@ -1,8 +1,8 @@
 """How many causes that are planted on LIBERO the chains of `--why` name, and whether without them a violation vanishes.
 
 The closed hand is led through places of the task `put the cream cheese in the bowl`, so that one contact is the cause
-of the first violation: it presses on the table, pushes a thing, or pushes a thing against another. docs/firmness.md has
-the sums of what this prints, in two minutes of CPU time:
+of the first violation: it presses on the table, pushes a thing, or pushes a thing against another.
+docs/howto/firmness.md has the sums of what this prints, in two minutes of CPU time:
 
     python benchmarks/causes.py
 

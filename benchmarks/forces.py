@@ -1,9 +1,9 @@
 """Is a newton a newton? Known forces on MuJoCo, PyBullet and SAPIEN, as the recorders of this project record them.
 
 A box at rest, pushed and squeezed, and a dropped ball, by time step, solver and contact model. The tables stand in
-docs/forces.md:
+docs/evidence/forces.md:
 
-    python benchmarks/forces.py --write docs/forces.md
+    python benchmarks/forces.py --write docs/evidence/forces.md
 
 Without --write they are printed. An engine that is not installed is left out, and a line says so: for all three
 `pip install pybullet sapien`. The same versions give the same tables, in about a minute of CPU time.

@@ -1,8 +1,8 @@
 """How often the claims that are printed are wrong, what they find, and how often intervals miss, by simulation.
 
-The table stands in docs/statistics.md:
+The table stands in docs/evidence/statistics.md:
 
-    python benchmarks/interval_coverage.py --write docs/statistics.md
+    python benchmarks/interval_coverage.py --write docs/evidence/statistics.md
 
 Without --write it is printed. With 3,000 runs a row, whose standard error is at most 0.4 points, and the laws of 5,000
 random designs it takes about fifteen minutes on one core; --runs takes fewer. The exit code is 1 if a law breaks or a

@@ -2,9 +2,9 @@
 
 On the fake host a planted policy places the block and on its way presses into the table, by a force that depends on the
 start; where it exceeds 200 N, a success is unsafe. On LIBERO a hasty hand pushes towards a box, which only at the
-edge of its region stands within reach. docs/searching.md has the table, and what is printed of LIBERO:
+edge of its region stands within reach. docs/howto/searching.md has the table, and what is printed of LIBERO:
 
-    python benchmarks/search.py --write docs/searching.md
+    python benchmarks/search.py --write docs/howto/searching.md
     python benchmarks/search.py --libero
 
 They take three minutes and eight of CPU time, and need the extra `search`. With `--whole`, every start on LIBERO is

@@ -1,7 +1,7 @@
 """How fast the judge is: python benchmarks/speed.py [--write FILE] [--only NAME]
 
 Every figure is a ratio of two CPU times (or two peaks of memory) of one run, measured in turn, the least of several; so
-that it says something on any machine, and on a busy one. Absolute times are in docs/scaling.md.
+that it says something on any machine, and on a busy one. Absolute times are in docs/howto/scaling.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One plan as an array of jobs, then one job that joins the shards and judges them (docs/clusters.md):
+# One plan as an array of jobs, then one job that joins the shards and judges them (docs/howto/clusters.md):
 #
 #   array=$(sbatch --parsable --array=1-8 --cpus-per-task=4 --time=4:00:00 --requeue examples/slurm.sh)
 #   sbatch --dependency=afterok:"$array" examples/slurm.sh
@@ -12,7 +12,7 @@
 set -euo pipefail
 
 SHARDS=${SHARDS:-8}                     # as many as the array has jobs
-CONFIG=${CONFIG:-examples/eval.toml}    # what to run: docs/running.md
+CONFIG=${CONFIG:-examples/eval.toml}    # what to run: docs/howto/running.md
 OUT=${OUT:-runs/array}                  # where every job can write
 SAFEVLA=${SAFEVLA:-safevla}             # or: apptainer run --nv safevla.sif
 

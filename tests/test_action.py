@@ -79,7 +79,7 @@ def test_every_option_in_it_and_in_its_page_is_one_of_the_command():
     for name, command in COMMANDS.items():
         (options,) = re.findall(rf"safevla {name} (.*)", STEPS[name]["run"])
         assert set(re.findall(r"--[a-z-]+", options)) <= names_of(command)
-    page = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "comparing.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^ +gate: (.*)$", page, re.MULTILINE)
     outputs = ACTION["inputs"]["gate"]["description"] + example
     assert "--min-safety" in outputs
@@ -183,7 +183,7 @@ def test_a_source_is_never_an_option(workspace, step, sources):
 
 def read_workflow():
     """Return the workflow of the page on comparing."""
-    page = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "comparing.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(name: .*?)```", page, re.DOTALL)
     return yaml.safe_load(text)
 

@@ -1,4 +1,4 @@
-"""Writes the outputs that docs/comparing.md shows, by running the commands it shows: python docs/tools/compare.py
+"""Writes the outputs that docs/howto/comparing.md shows, by running the commands it shows: python docs/tools/compare.py
 
 With --check nothing is written: the exit code is 1 where the page is out of date.
 """
@@ -18,7 +18,7 @@ from made_page import run_script
 
 from safevla_bench import cli
 
-PAGE = Path(__file__).parents[1] / "comparing.md"
+PAGE = Path(__file__).parents[1] / "howto" / "comparing.md"
 SHOWN = re.compile(r"(```sh\n(safevla [^\n]*)\n```\n```text\n)(.*?)(\n```)", re.DOTALL)
 WIDTH = "100"
 """Columns of the terminal that the page shows."""

@@ -28,7 +28,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "pyproject.toml"
-PAGE, FACTS = ROOT / "docs" / "dependencies.md", ROOT / "docs" / "tools" / "dependencies.toml"
+PAGE, FACTS = ROOT / "docs" / "reference" / "dependencies.md", ROOT / "docs" / "tools" / "dependencies.toml"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.M)
 COPYLEFT = re.compile(r"GPL|MPL|Mozilla")
 INTRODUCTION = """\

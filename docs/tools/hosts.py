@@ -1,4 +1,4 @@
-"""Writes docs/hosts.md, what each host supports, from the hosts' declarations: python docs/tools/hosts.py
+"""Writes docs/reference/hosts.md, what each host supports, from the hosts' declarations: python docs/tools/hosts.py
 
 With --check nothing is written: the exit code is 1 where the page is out of date.
 """
@@ -15,7 +15,7 @@ from safevla_bench.hosts import make_host
 from safevla_bench.interface.environment import HostSupport
 from safevla_bench.interface.task import PhysicsChange
 
-PAGE = Path(__file__).parents[1] / "hosts.md"
+PAGE = Path(__file__).parents[1] / "reference" / "hosts.md"
 HOSTS = ("libero", "robocasa", "robosuite", "metaworld", "maniskill", "fake")
 NONE = "—"
 ALL = {field.name for field in fields(PhysicsChange)}
@@ -25,11 +25,11 @@ INTRODUCTION = """\
 
 Made by `python docs/tools/hosts.py` from what the hosts declare in `supports`; do not edit. Conformance
 tests compare the declarations with the hosts. A run that needs more than its host supports is refused before its first
-episode, and in `--dry-run`. A [host of yours](adding-a-host.md) that declares nothing supports nothing on this page.
+episode, and in `--dry-run`. A [host of yours](../howto/adding-a-host.md) that declares nothing supports nothing here.
 """
 
 NOTES = """
-- [Search](searching.md) of chosen places needs a host that can place objects; on the others a seed draws the start.
+- [Search](../howto/searching.md) of chosen places needs a host that places objects; elsewhere a seed draws the start.
 - `scripted:NAME`, `--filter distance-barrier` and policies that read `observation.privileged` need the poses of bodies.
 - `safevla sensitivity --physics`, `show --without contact:A,B` and `body:NAME` need changed physics; `slow` and `hold`
   change the actions alone and work on every host. Changes are named as in `safevla_bench.interface.task.PhysicsChange`.

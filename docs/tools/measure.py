@@ -1,4 +1,4 @@
-"""Measures the scripted policies on LIBERO and writes docs/measured.md: python docs/tools/measure.py [--keep] [--page]
+"""Measures scripted policies on LIBERO and writes evidence/measured.md: python docs/tools/measure.py [--keep] [--page]
 
 With --perturbed it measures them and noop on the sixteen suites of LIBERO-PRO, an episode a task, in run folders
 SUITE/POLICY, and renews that section alone.
@@ -38,7 +38,7 @@ from safevla_bench.sources.runs.sources import open_source
 from safevla_bench.statistics.intervals import Interval, combine_intervals
 from safevla_bench.text import format_interval, format_percent
 
-PAGE = Path(__file__).parents[1] / "measured.md"
+PAGE = Path(__file__).parents[1] / "evidence" / "measured.md"
 HOST = "libero"
 SUITES = ("libero-object", "libero-spatial", "libero-goal", "libero-10")
 POLICIES = ("scripted:careful", "scripted:hasty")

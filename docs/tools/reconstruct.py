@@ -1,4 +1,4 @@
-"""Writes docs/reconstruction.md from the published tables and the task registry: python docs/tools/reconstruct.py
+"""Writes evidence/reconstruction.md from the published tables and the task registry: python docs/tools/reconstruct.py
 
 With --check nothing is written: the exit code is 1 where the page is out of date.
 """
@@ -21,7 +21,7 @@ from safevla_bench.tasks import loader
 from safevla_bench.text import format_fixed
 from safevla_bench.trajectory.header import find_robot
 
-PAGE = Path(__file__).parents[1] / "reconstruction.md"
+PAGE = Path(__file__).parents[1] / "evidence" / "reconstruction.md"
 V1 = load_published(PAPER)
 LIBERO = [cell for cell in V1.cells if cell.benchmark.startswith("libero") and cell.violations]
 ROBOCASA = [cell for cell in V1.cells if cell.benchmark == "robocasa-365"]
@@ -190,7 +190,7 @@ INTRODUCTION = """\
 # What the published numbers tell about the authors' code
 
 The authors' code is not public; their tables are. Some numbers need code that did what the text does not say. No
-published number is called wrong. Our choices are in [fidelity](fidelity.md); `safevla
+published number is called wrong. Our choices are in [fidelity](../explanation/fidelity.md); `safevla
 sensitivity --readings` judges your runs by the readings named here.
 
 Made by `python docs/tools/reconstruct.py`; do not edit.

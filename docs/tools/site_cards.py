@@ -190,7 +190,7 @@ def _frequency_remark(full: bool) -> str:
 
 def _measured_remark(spec: Spec) -> str:
     """Return the counts of measured.md, which has five episodes of each task of LIBERO."""
-    text = (DOCS / "measured.md").read_text(encoding="utf-8")
+    text = (DOCS / "evidence" / "measured.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (libero-\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     counts: dict[str, int] = {}
     for policy, violated in re.findall(
@@ -204,17 +204,17 @@ def _measured_remark(spec: Spec) -> str:
     said = " and ".join(
         f"`{policy}` breaks it in {counts.get(policy, 0)} of {totals[policy]}" for policy in sorted(totals)
     )
-    page = "[What the scripted policies reach](../../measured.md)"
+    page = "[What the scripted policies reach](../../evidence/measured.md)"
     return f"{page} has five initial states of each task: {said} episodes. {_noop_remark()}"
 
 
 def _noop_remark() -> str:
     """Return what simulator-versions.md has of `noop` under the pinned MuJoCo, if that is nothing."""
-    text = (DOCS / "simulator-versions.md").read_text(encoding="utf-8")
+    text = (DOCS / "evidence" / "simulator-versions.md").read_text(encoding="utf-8")
     row = re.search(rf"^\| {re.escape(PINNED_MUJOCO)} \|.*\| 0 of (\d+) states \|", text, re.M)
     if row is None:
-        return "What `noop` breaks: [LIBERO under other versions of MuJoCo](../../simulator-versions.md)."
+        return "What `noop` breaks: [LIBERO under other versions of MuJoCo](../../evidence/simulator-versions.md)."
     return (
         f"`noop`, which stands still, breaks no scored specification in {row[1]} initial states of the same tasks "
-        "([LIBERO under other versions of MuJoCo](../../simulator-versions.md))."
+        "([LIBERO under other versions of MuJoCo](../../evidence/simulator-versions.md))."
     )

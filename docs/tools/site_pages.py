@@ -23,8 +23,27 @@ from sphinx.application import Sphinx
 
 DOCS, ROOT = Path(__file__).parents[1], Path(__file__).parents[2]
 STATIC = ROOT / "build" / "docs-static"
-OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+OUTSIDE = {
+    "CONTRIBUTING.md": "howto/contributing.md",
+    "CHANGELOG.md": "reference/changelog.md",
+    "README.md": "index.md",
+}
 """Pages that lie in the repository's root -> the page of the site that shows them."""
+MOVED = {
+    "howto": "adding-a-host another-engine board clusters comparing contributing figures filters firmness frames "
+    "handling install learned maniskill metaworld monitor own-records own-specifications person python real-robots "
+    "recording replay report robocasa robosuite running scaling searching servers tasks training verify",
+    "reference": "changelog citing dependencies glossary hosts limits log-formats policy-contract protocols "
+    "specifications tables which-command",
+    "explanation": "architecture faq fidelity trust",
+    "evidence": "benchmarks forces measured reconstruction simulator-versions statistics",
+}
+"""Folder -> the pages in it that had an address without a folder up to version 0.1."""
+REDIRECT = """<!doctype html><meta charset="utf-8"><title>This page has moved</title>
+<script>location.replace("{target}" + location.search + location.hash)</script>
+<meta http-equiv="refresh" content="1; url={target}"><link rel="canonical" href="{target}">
+<p><a href="{target}">This page has moved.</a>
+"""
 SHELL = "%%sh\n"
 """First line of a cell that is run by the shell; readers see the commands alone."""
 WRITE_FILE = "%%writefile "
@@ -81,7 +100,7 @@ def write_reference(_: Sphinx) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-    for path in set((DOCS / "reference").rglob("*.md")) - set(pages):
+    for path in set((DOCS / "reference").glob("*/**/*.md")) - set(pages):
         path.unlink()
 
 
@@ -92,22 +111,21 @@ def redirect_links(_: Sphinx, page: str, source: list[str]) -> None:
         source[0] = source[0].replace(f"]({up}../{name}", f"]({up}{target}")
 
 
+def keep_old_addresses(app: Sphinx, error: Exception | None) -> None:
+    """Write a page at each address that the site had before pages were sorted into folders: it leads to the new one."""
+    for folder, names in {} if error else MOVED.items():
+        for name in names.split():
+            Path(app.outdir, f"{name}.html").write_text(
+                REDIRECT.format(target=f"{folder}/{name}.html"), encoding="utf-8"
+            )
+
+
 def write_ipython_profile(folder: Path) -> None:
     """Write the profile of the IPython that runs cells: our `%%sh`, and no warnings of its own."""
     startup = folder / "profile_default" / "startup"
     startup.mkdir(parents=True, exist_ok=True)
     (startup / "shell.py").write_text(STARTUP)
     (startup.parent / "ipython_kernel_config.py").write_text(QUIET)
-
-
-def list_further_pages(_: Sphinx, page: str, source: list[str]) -> None:
-    """Add the pages that index.md does not name to its navigation, so that a new page is never lost."""
-    if page != "index":
-        return
-    names = set(source[0].split())
-    rest = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in names | {"index"})
-    if rest:
-        source[0] += "\n```{toctree}\n:caption: More\n:hidden:\n\n" + "\n".join(rest) + "\n```\n"
 
 
 def mend_docstring(_: Sphinx, kind: str, name: str, value: object, options: object, lines: list[str]) -> None:
@@ -133,7 +151,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_demo_report)
     app.connect("builder-inited", write_reference)
     app.connect("source-read", redirect_links)
-    app.connect("source-read", list_further_pages)
     app.connect("autodoc-process-docstring", mend_docstring)
     app.connect("doctree-read", show_cells)
+    app.connect("build-finished", keep_old_addresses)
     return {"parallel_read_safe": True}

@@ -74,7 +74,7 @@ def _command_index() -> str:
     return "\n".join(
         ["# Commands", "", _help_markdown(group.help or ""), "",
          "Every command prints this with `--help-all`. What a command's exit code means: [exit codes](exit-codes.md). "
-         "The Tab key completes all of them: [running](../running.md#completion-in-the-shell).", "",
+         "The Tab key completes all of them: [running](../howto/running.md#completion-in-the-shell).", "",
          "\n\n".join(tables), "",
          f"```{{toctree}}\n:hidden:\n\n{tree}\n```", ""]
     )  # fmt: skip
@@ -134,7 +134,7 @@ def api_page() -> str:
     rest = tuple(name for name in safevla_bench.__all__ if name not in listed | {"__version__"})
     parts = [
         "# Python API",
-        "All names are imported from `safevla_bench`. [From Python](../python.md) shows how they go together.",
+        "All names are imported from `safevla_bench`. [From Python](../howto/python.md) shows how they go together.",
     ]
     for heading, names in (*API.items(), *([("More", rest)] if rest else [])):
         blocks = "\n".join(_directive(name, getattr(safevla_bench, name)) for name in names)

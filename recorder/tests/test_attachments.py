@@ -189,7 +189,7 @@ def test_what_nobody_knows_is_refused_with_the_group_the_page_and_the_attachment
     with pytest.raises(HostError, match="object cannot be recorded") as caught:
         find_recordable(object())
     assert ENVIRONMENTS in caught.value.remedy
-    assert "docs/another-engine.md" in caught.value.remedy
+    assert "docs/howto/another-engine.md" in caught.value.remedy
     assert "broken of broken failed: ModuleNotFoundError: No module named 'nothing_of_that_name'" in str(caught.value)
     assert "odd of odd failed: TypeError: it returned int" in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Known forces on MuJoCo come out of the recorder; docs/forces.md has them on other engines too."""
+"""Known forces on MuJoCo come out of the recorder; docs/evidence/forces.md has them on other engines too."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def test_a_cell_is_one_number_where_all_steps_agree_and_a_dash_where_nothing_tou
 
 
 def test_the_page_names_every_row(forces):
-    page = (Path(__file__).parents[2] / "docs" / "forces.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "evidence" / "forces.md").read_text(encoding="utf-8")
     assert all(page.count(f"| {forces.row_name(row)} |") == 3 for row in forces.ROWS)

@@ -102,7 +102,7 @@ def test_no_table_explains_a_dagger_that_it_does_not_bear():
 def test_every_table_that_the_page_names_is_one(safevla):
     from safevla_bench.report.tables.catalog import KINDS
 
-    tables = re.findall(r"^\| `(\w+)` \|", (DOCS / "tables.md").read_text(encoding="utf-8"), re.MULTILINE)
+    tables = re.findall(r"^\| `(\w+)` \|", (DOCS / "reference" / "tables.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert {kind.name for kind in KINDS} <= set(tables)
 
 
@@ -149,14 +149,14 @@ def test_the_command_that_installs_an_extra_is_that_of_this_installation(monkeyp
 
 def test_pages_install_from_the_checkout_as_the_readme_does():
     """Neither distribution is on an index: a line that names it without an address would fail."""
-    for path in [Path("README.md"), *DOCS.glob("*.md")]:
+    for path in [Path("README.md"), *DOCS.rglob("*.md")]:
         assert not re.search(r"pip install [\"']?safevla-bench(?!\S* @ git)", path.read_text(encoding="utf-8")), path
 
 
 def test_the_page_on_monitoring_shows_an_environment_that_runs():
     """Its example for Gymnasium, with the host that needs no simulator."""
     pytest.importorskip("gymnasium")
-    page = (DOCS / "monitor.md").read_text(encoding="utf-8")
+    page = (DOCS / "howto" / "monitor.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(import gymnasium\n.*?)```", page, re.DOTALL)
     code = example
     for printed, replacement in {'"libero"': '"fake"', '"libero-goal"': '"fake"', '"task": 3': '"task": 0'}.items():

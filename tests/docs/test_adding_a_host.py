@@ -1,4 +1,4 @@
-"""The hosts of docs/adding-a-host.md and another-engine.md keep every rule, are found, and are shown as they are."""
+"""The hosts of howto/adding-a-host.md and another-engine.md keep every rule, are found, and are shown as they are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def name(request) -> str:
 
 @pytest.fixture
 def page(request, name) -> str:
-    return (request.config.rootpath / "docs" / f"{EXAMPLES[name][0]}.md").read_text(encoding="utf-8")
+    return (request.config.rootpath / "docs" / "howto" / f"{EXAMPLES[name][0]}.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def require_engine(name: str) -> None:
 
 
 def test_the_page_shows_every_file_of_the_example(name, page, example):
-    files_shown = re.findall(r"```\{literalinclude\} \.\./examples/(\S+)\n", page)
+    files_shown = re.findall(r"```\{literalinclude\} \.\./\.\./examples/(\S+)\n", page)
     files = [path.relative_to(example) for path in example.rglob("*") if path.is_file()]
     assert sorted(files_shown) == sorted(f"{name}/{file.as_posix()}" for file in files if "dist-info" not in str(file))
 
@@ -105,14 +105,14 @@ def test_a_host_on_another_engine_takes_at_most_150_lines(request):
 
 @pytest.mark.parametrize(
     ("name", "package", "count", "violated"),
-    [("another-engine", "numpy", 10, []), ("howto/mujoco-loop", "mujoco", 3, ["non_target_max_disp_5mm"])],
+    [("another-engine", "numpy", 10, []), ("mujoco-loop", "mujoco", 3, ["non_target_max_disp_5mm"])],
 )
 def test_the_loop_of_the_page_is_recorded_by_the_recorder_alone_and_judged(
     request, tmp_path, monkeypatch, name, package, count, violated
 ):
     pytest.importorskip(package)
     root = request.config.rootpath
-    page = (root / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "howto" / f"{name}.md").read_text(encoding="utf-8")
     loop, rules = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)[0] for kind in ("python", "toml"))
     (tmp_path / "push.toml").write_text(rules)
     code = f"import sys; sys.modules['safevla_bench'] = None\n{loop}"
@@ -175,7 +175,7 @@ sys.modules["torch"].stack, sys.modules["torch"].ones_like = np.stack, np.ones_l
 
 def test_the_loop_over_many_worlds_of_the_page_is_recorded_and_judged(request, tmp_path, monkeypatch):
     root = request.config.rootpath
-    page = (root / "docs" / "another-engine.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "howto" / "another-engine.md").read_text(encoding="utf-8")
     loop = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1]
     (tmp_path / "push.toml").write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
     environment = {**os.environ, "PYTHONPATH": str(root / "recorder" / "src")}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 PACKAGES = (ROOT / "src" / "safevla_bench", ROOT / "recorder" / "src" / "safevla_recorder")
 TREE = re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL)[1]
 CODE = [text for text in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)) if " " not in text]

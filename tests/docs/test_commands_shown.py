@@ -16,7 +16,7 @@ from safevla_bench.cli import safevla
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("docs/*.md", "docs/*/*.md", "docs/tutorials/*.ipynb", "examples/*.sh", "README.md", "CONTRIBUTING.md",
             ".github/ISSUE_TEMPLATE/*.yml")  # fmt: skip
-PAGES = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern)) if "reference" not in path.parts]
+PAGES = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 
 
 def read_text(page: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ def test_a_form_is_one_that_github_takes_and_requires_what_doctor_says_of_the_ma
     (doctor,) = [field for field in form["body"] if field["id"] == "doctor"]
     assert "safevla doctor --format json" in doctor["attributes"]["description"]
     assert doctor["validations"] == {"required": True}
-
-
-def test_pages_that_forms_name_exist():
-    for path in FORMS:
-        for page in re.findall(r"docs/[\w-]+\.md", path.read_text(encoding="utf-8")):
-            assert (ROOT / page).exists(), page
 
 
 def test_pre_commit_runs_the_tools_of_make_from_its_environment():

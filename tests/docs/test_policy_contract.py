@@ -1,4 +1,4 @@
-"""docs/policy-contract.md: its policy runs, and its images, states and grippers are what servers are sent."""
+"""docs/reference/policy-contract.md: its policy runs, and its images, states and grippers are what servers are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safevla_bench.policies.python import ORIENTATIONS, adopt_object, libero_sta
 from safevla_bench.policies.servers.dialects import load_dialect
 from safevla_bench.policies.servers.transforms import SWITCHES
 
-PAGE = Path("docs/policy-contract.md").read_text(encoding="utf-8")
+PAGE = Path("docs/reference/policy-contract.md").read_text(encoding="utf-8")
 CODE = re.search(r"```python\n(# my_policy\.py\n.*?)```", PAGE, re.S)[1]
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 

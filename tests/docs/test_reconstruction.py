@@ -62,7 +62,7 @@ def test_another_printed_number_makes_another_page(page, monkeypatch):
 
 def test_what_the_page_finds_stands_beside_the_published_numbers(page):
     """The board shows `incomparable`; the page is named there, and each finding about some cells stands with them."""
-    assert any("docs/reconstruction.md" in reason for reason in V1.source.incomparable)
+    assert any("docs/evidence/reconstruction.md" in reason for reason in V1.source.incomparable)
     for cell in V1.cells:
         rates = cell.violations or {}
         reasons = " ".join(cell.incomparable)
@@ -72,4 +72,4 @@ def test_what_the_page_finds_stands_beside_the_published_numbers(page):
         assert ("arm-furniture" in reasons) == silent_arm
         assert ("static contact" in reasons) == (cell.vsi == 1)
     section = next(iter(published_sections()))
-    assert any("docs/reconstruction.md" in reason for reason in section.source.incomparable)
+    assert any("docs/evidence/reconstruction.md" in reason for reason in section.source.incomparable)

@@ -1,4 +1,4 @@
-"""docs/servers.md and docs/protocols.md name every server, argument, protocol and entry; the example is a policy."""
+"""howto/servers.md and reference/protocols.md name every server, argument, protocol and entry; the example runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from safevla_bench.policies import GROUP, make_policy
 from safevla_bench.policies.servers import KINDS, entries
 
 DOCS = Path(__file__).parents[2] / "docs"
-SERVERS, PROTOCOLS = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("servers", "protocols"))
+SERVERS, PROTOCOLS = (
+    (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("howto/servers", "reference/protocols")
+)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

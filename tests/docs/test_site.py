@@ -17,7 +17,14 @@ PAGES = (
     *("index", "reference/commands", "reference/commands/eval", "reference/api", "reference/files"),
     *("reference/run-folder", "reference/cards/held_object_tilt_world_15deg", "reference/gallery"),
     *("explanation/one-episode", "tutorials/judge", "tutorials/record", "tutorials/evaluate", "howto/symptoms"),
-    *("faq", "specifications", "fidelity", "comparing", "servers", "glossary"),
+    *(
+        "explanation/faq",
+        "reference/specifications",
+        "explanation/fidelity",
+        "howto/comparing",
+        "howto/servers",
+        "reference/glossary",
+    ),
 )
 WIDTHS = (390, 1280)
 

@@ -1,4 +1,4 @@
-"""Whether a record is one, by the rules in docs/recording.md, in plain Python over the JSON: no code of the package."""
+"""Whether a record is one, by the rules in howto/recording.md, in plain Python over JSON: no code of the package."""
 
 from __future__ import annotations
 

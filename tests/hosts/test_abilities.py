@@ -1,5 +1,5 @@
-"""The table "ability × host" of docs/hosts.md, run for real: what a host declares works, and what it does not declare
-is refused before the run. Each host's column runs where its simulator is: `make test`, `make test-robocasa` and so on.
+"""The table "ability × host" of docs/reference/hosts.md, run for real: what a host declares works, and what it does not
+declare is refused before the run. Each host's column runs where its simulator is: `make test`, `make test-robocasa`.
 """
 
 from __future__ import annotations
@@ -258,8 +258,8 @@ def test_pictures_and_films(column):
 
 
 def test_every_row_of_the_table_has_a_test():
-    """A row that is added to docs/hosts.md gets a test above, and its name a line here."""
-    page = Path(__file__).parents[2] / "docs/hosts.md"
+    """A row that is added to docs/reference/hosts.md gets a test above, and its name a line here."""
+    page = Path(__file__).parents[2] / "docs/reference/hosts.md"
     rows = [
         line.split(" | ")[0].strip("| ")
         for line in page.read_text(encoding="utf-8").splitlines()

@@ -13,7 +13,7 @@ import pytest
 from safevla_bench.sources.runs.episode_index import read_sources
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "recording.md"
+PAGE = ROOT / "docs" / "howto" / "recording.md"
 
 
 def example(name: str):
@@ -115,7 +115,7 @@ def test_the_lines_that_the_page_adds_to_upstream_s_loop_are_those_of_the_exampl
 
 def test_the_page_names_every_example():
     page = PAGE.read_text()
-    assert all(f"](../examples/{path.name})" in page for path in (ROOT / "examples").glob("record_*.py"))
+    assert all(f"](../../examples/{path.name})" in page for path in (ROOT / "examples").glob("record_*.py"))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("record_*.py")), ids=lambda path: path.stem)

@@ -14,7 +14,7 @@ import safevla_bench as sb
 from safevla_bench.errors import CollectedError, RecordError
 
 ROOT = Path(__file__).parents[2]
-PAGE, EXAMPLE = ROOT / "docs" / "own-records.md", ROOT / "examples" / "export_records.py"
+PAGE, EXAMPLE = ROOT / "docs" / "howto" / "own-records.md", ROOT / "examples" / "export_records.py"
 
 
 def example():
@@ -65,7 +65,7 @@ def test_the_exporter_s_records_are_valid_and_judged_by_what_they_hold(tmp_path)
 def test_the_page_names_the_example_and_shows_its_tags_as_they_are_and_it_is_short():
     lines = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
     assert len(lines) <= 45
-    assert f"](../examples/{EXAMPLE.name})" in PAGE.read_text()
+    assert f"](../../examples/{EXAMPLE.name})" in PAGE.read_text()
     (registry,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert registry in (ROOT / "examples" / "my_lab.toml").read_text()
 

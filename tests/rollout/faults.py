@@ -1,6 +1,6 @@
 """The matrix of faults: what strikes a run, how it ends, and what then goes on. `test_faults.py` holds it to this.
 
-The table in docs/trust.md is written anew, after a change that is meant to move it, by
+The table in docs/explanation/trust.md is written anew, after a change that is meant to move it, by
 
 .venv/bin/python tests/rollout/faults.py
 """
@@ -37,7 +37,7 @@ from safevla_bench.sources.runs.folder import EpisodeRow, read_description
 from safevla_bench.sources.runs.parts import episode_rows, has_raw, read_raw
 from scenes import anyone_in, install_plugin
 
-HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "trust.md"
+HERE, PAGE = Path(__file__).parent, Path(__file__).parents[2] / "docs" / "explanation" / "trust.md"
 BEGIN, END = "<!-- made by python tests/rollout/faults.py -->\n", "<!-- end of what is made -->\n"
 WATCHDOG_S = 180
 ENGINES: Mapping[str, ExecutionOptions] = {

@@ -1,6 +1,6 @@
 """Whatever strikes a run, nothing is lost, doubled or taken for what it is not, and it can be completed to the byte.
 
-`pytest -s` shows the table; docs/trust.md holds it.
+`pytest -s` shows the table; docs/explanation/trust.md holds it.
 """
 
 from __future__ import annotations

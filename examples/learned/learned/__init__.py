@@ -1,1 +1,1 @@
-"""A small policy from pixels, learned from scripted demonstrations, recorded, judged and compared: docs/learned.md."""
+"""A small policy from pixels, learned from demonstrations, recorded, judged and compared: docs/howto/learned.md."""

@@ -1,6 +1,6 @@
 """Contacts of some substeps, from any simulator: peaks and impulses, the gripped body, and the contact filter.
 
-Resting and mechanical contacts are left out (docs/fidelity.md, static contacts).
+Resting and mechanical contacts are left out (docs/explanation/fidelity.md, static contacts).
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def read_scene(domain: BDDLBaseDomain) -> recorder.Scene:
     """Return names and roles of the domain's current model; every reset makes a new one.
 
     Movable objects use their BDDL name for all their bodies, everything else MuJoCo's body names. Links of articulated
-    fixtures are tracked unless the goal moves the fixture (docs/fidelity.md, bystanders).
+    fixtures are tracked unless the goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
     model = domain.sim.model._model
     objects = {name: int(domain.obj_body_id[name]) for name in domain.objects_dict}
@@ -263,7 +263,7 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
         if ports:
             series = ".".join(version.split(".")[:2])
             problem = f"LIBERO is read on robosuite 1.4; {' and '.join(ports)}, on {series}, is not supported"
-            remedy = "Record its episodes with safevla_recorder.EpisodeRecorder: docs/another-engine.md."
+            remedy = "Record its episodes with safevla_recorder.EpisodeRecorder: docs/howto/another-engine.md."
         else:
             problem = f"robosuite {version} is installed, LIBERO runs on {_ROBOSUITE}x only"
             remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."

@@ -312,7 +312,7 @@ def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
     remedy = (
         "Pass the simulator's own environment, env.unwrapped, or a wrapper that holds it; import the simulator before. "
         f"record() knows libero, robocasa and what entry points of {ENVIRONMENTS} know; "
-        "any other simulator is recorded by docs/another-engine.md."
+        "any other simulator is recorded by docs/howto/another-engine.md."
     )
     return HostError("\n  ".join([problem, *failures]), remedy=remedy)
 

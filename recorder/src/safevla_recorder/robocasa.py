@@ -279,7 +279,7 @@ def read_scene(kitchen: Kitchen, target: str | None, moved_fixture: str | None) 
 
     Objects use RoboCasa's names for all their bodies; all else uses MuJoCo's body names, as furniture. A body fixed to
     a moving link, such as a door's handle, has the link's name. Links of articulated fixtures are tracked unless the
-    goal moves the fixture (docs/fidelity.md, bystanders).
+    goal moves the fixture (docs/explanation/fidelity.md, bystanders).
     """
     model = kitchen.sim.model._model
     objects = _find_objects(kitchen, target)

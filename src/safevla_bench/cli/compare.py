@@ -212,11 +212,11 @@ def sensitivity_command(
     last table says whether their ranking by Safety changes.
 
     With --readings every record is judged by each of the libraries default, paper-text, paper-as-run and net-force, and
-    with the depth of the paper's prose: docs/fidelity.md.
+    with the depth of the paper's prose: docs/explanation/fidelity.md.
 
     With --physics the recorded actions are played again in the simulator, under the recorded physics, which must give
-    the record bit for bit, and then under small changes of it: docs/firmness.md. The same command goes on where it was
-    broken off.
+    the record bit for bit, and then under small changes of it: docs/howto/firmness.md. The same command goes on where
+    it was broken off.
 
     \b
     For instance:

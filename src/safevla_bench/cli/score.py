@@ -52,7 +52,7 @@ def score_command(
     Nothing is written where any episode is bad, unless --set invalid=skip is given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that says which feature or
-    topic is what: docs/real-robots.md.
+    topic is what: docs/howto/real-robots.md.
 
     Results of other tools that hold successes alone (LeRobot's eval_info.json, a recording of vla-evaluation-harness
     or its output folder) are printed as SR with intervals. Safety, SBU and VSI are unknown there, never zero.

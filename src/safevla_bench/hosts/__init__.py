@@ -114,11 +114,11 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
         )
     if seed.placed and (has_state or not supports.placed):
         problem = f"{name} cannot start with {seed.placed[0][0]} at a chosen place"
-        raise HostError(problem, remedy="Use a host whose starts can be placed: docs/hosts.md.")
+        raise HostError(problem, remedy="Use a host whose starts can be placed: docs/reference/hosts.md.")
     changed = seed.change.changed - supports.changeable if seed.change else ()
     if changed:
         problem = f"{name} cannot change its physics ({', '.join(sorted(changed))})"
-        raise HostError(problem, remedy="Use a host that can: docs/hosts.md.")
+        raise HostError(problem, remedy="Use a host that can: docs/reference/hosts.md.")
     if seed.drawn and task.init_states and not supports.drawn:
         problem = f"{name} starts from its initial states alone"
         raise HostError(problem, remedy="Use a protocol whose init_state is not drawn.")

@@ -104,7 +104,7 @@ class _Replays:
         setting, shifts = ReplaySetting.read(run), VARIATIONS.items()
         if not any(_offers(setting, change) for _, change in shifts):
             problem = f"the host {setting.host.name} cannot change its physics"
-            raise HostError(problem, remedy="The hosts that can are listed in docs/hosts.md.")
+            raise HostError(problem, remedy="The hosts that can are listed in docs/reference/hosts.md.")
         head = firmness.PhysicsFile(
             archive_sha256=archive_digest(run),
             judged_by=msgspec.convert(msgspec.to_builtins(judged.provenance), NamedRules),

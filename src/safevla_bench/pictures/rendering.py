@@ -317,7 +317,7 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 def require_pictures(host: Host) -> None:
     """Raise `HostError` unless the host can show what it recorded."""
     if not host.supports.pictures:
-        remedy = "A host that can declares `pictures` and has a method `stage`: docs/frames.md."
+        remedy = "A host that can declares `pictures` and has a method `stage`: docs/howto/frames.md."
         raise HostError(f"the host {host.name!r} cannot show what it recorded", remedy=remedy)
 
 

@@ -2,12 +2,12 @@
 
 `python:module:factory`: the factory is a class or a function that is given the `--policy-arg` values as text, or a
 finished object. What it makes needs `act(observation)`, which returns an action [A] or a chunk [H, A]; `wants`,
-`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional: docs/policy-contract.md. Modules are
-looked for in the current folder first.
+`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional: docs/reference/policy-contract.md.
+Modules are looked for in the current folder first.
 
 `lerobot:PATH`: a saved policy, through its own pre- and post-processors and `select_action`. LeRobot wants an
 environment of its own: install this package there without a simulator, `safevla serve` it, and ask it from the
-simulator's environment as `openpi:` (docs/servers.md).
+simulator's environment as `openpi:` (docs/howto/servers.md).
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
     except ImportError as error:
-        remedy = "Use an environment with lerobot and safevla-bench, and serve it from there: docs/servers.md."
+        remedy = "Use an environment with lerobot and safevla-bench, and serve it from there: docs/howto/servers.md."
         raise PolicyError(f"LeRobot cannot be imported: {error}", remedy=remedy) from error
     remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
     with blame_foreign(f"LeRobot cannot load {path}", remedy):

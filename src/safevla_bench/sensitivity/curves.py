@@ -4,8 +4,8 @@ The thresholds are the variants of the paper's Table 9, which are data, or a gri
 G(signal < bound), or one behind a crisp gate, is decided by the worst value that its signal took, whatever the bound;
 so another threshold needs that value only, not the records. Clauses of another shape are judged anew.
 
-The paper's text leaves a clause open in places, and its tables seem to have run another one (docs/fidelity.md). Each
-built-in library is one reading of it.
+The paper leaves clauses open in places, and its tables seem to have run others (docs/explanation/fidelity.md).
+Each built-in library is one reading of it.
 """
 
 from __future__ import annotations

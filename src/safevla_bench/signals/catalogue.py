@@ -41,8 +41,9 @@ LIFTED_M = 0.05
 GAP_RECORDS, REACH_M = 2, 0.04
 """A grip continues across this many records without contact if the body stays this close to its place in the gripper.
 
-These values were measured on LIBERO (docs/fidelity.md): flicker lasts one to three records, a release 44 and more. The
-distance is half of the Panda's opening; a released body falls farther within two records at LIBERO's 20 Hz.
+These values were measured on LIBERO (docs/explanation/fidelity.md): flicker lasts one to three records, a release 44
+and more. The distance is half of the Panda's opening; a released body falls farther within two records at LIBERO's 20
+Hz.
 """
 
 

@@ -1,4 +1,4 @@
-"""Whether an episode ran an official task. Its record must show that; a name does not prove it (docs/trust.md)."""
+"""Whether an episode ran an official task; its record must show that, not a name (docs/explanation/trust.md)."""
 
 from __future__ import annotations
 

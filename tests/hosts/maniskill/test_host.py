@@ -204,7 +204,7 @@ def test_a_replay_is_played_under_the_recorded_control(tmp_path):
 
 @simulated
 def test_the_page_about_many_worlds_works_with_one(tmp_path, monkeypatch):
-    page = Path(__file__).parents[3] / "docs/another-engine.md"
+    page = Path(__file__).parents[3] / "docs/howto/another-engine.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     (code,) = (block for block in blocks if "BatchRecorder(scene" in block)
     code = code.replace("worlds = 64", "worlds = 1").replace('"gpu"', '"cpu", render_backend="none"')

@@ -178,7 +178,7 @@ def test_means_are_of_exact_values_and_count_the_cells_without_a_value():
 def test_the_paper_s_suites_that_a_mean_lacks_are_named():
     notes = tabulate(cell("libero-goal", 2), cell("libero-long", 2)).notes
     assert "LIBERO: without libero-spatial, libero-object, which the paper's means hold." in notes
-    assert any("docs/reconstruction.md" in note for note in notes)
+    assert any("docs/evidence/reconstruction.md" in note for note in notes)
 
 
 def test_the_paper_prints_a_row_for_each_variant_of_each_host_under_its_name():

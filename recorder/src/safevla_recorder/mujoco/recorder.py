@@ -54,7 +54,7 @@ class Scene:
     arm_dofs: tuple[int, ...] = ()
     """Velocity addresses of the arm's joints, base first; () = no actuator moves them, and torques are not recorded."""
     apart_substeps: int = 1
-    """Successive substeps that a resting pair of geoms must be apart before it counts (docs/fidelity.md)."""
+    """Successive substeps that a resting pair of geoms must be apart to count (docs/explanation/fidelity.md)."""
     fixtures: tuple[frozenset[str], ...] = ()
     """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
 

@@ -58,8 +58,8 @@ def speed_up(env: object) -> Undo:
     """Make a robosuite environment step faster, with identical bits; return a function that ends this.
 
     States, observations, rewards and records stay the same; LIBERO needs about 0.6 of its CPU time without rendering
-    (docs/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is a LIBERO environment, a RoboCasa
-    kitchen, another environment of robosuite 1.4 or 1.5, or a wrapper of one; else it raises `HostError`.
+    (docs/evidence/benchmarks.md). `safevla doctor` verifies this on your machine. `env` is a LIBERO environment, a
+    RoboCasa kitchen, another environment of robosuite 1.4 or 1.5, or a wrapper of one; else it raises `HostError`.
     """
     base = sys.modules.get("robosuite.environments.base")
     domain = find_layer(env, base.MujocoEnv) if base is not None else None

@@ -11,7 +11,7 @@
 
 Each method is one rule; its failure says in one sentence what the host does wrong. The rule that recording changes
 nothing and the rules about the gripper are skipped until their hooks are written. A gripper's hook set to None says
-that its rule cannot apply to this host, and takes it away. `docs/adding-a-host.md` shows a whole host.
+that its rule cannot apply to this host, and takes it away. `docs/howto/adding-a-host.md` shows a whole host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ManiSkill 3: table-top tasks of a Panda in SAPIEN, on PhysX's CPU solver, recorded.
 
 Nothing is rendered, and no Vulkan is needed: SAPIEN makes materials on a rendering device alone, so that stand-ins take
-their place while a scene is built. PhysX tells the normal forces of contacts and no friction (docs/maniskill.md).
+their place while a scene is built. PhysX tells the normal forces of contacts and no friction (docs/howto/maniskill.md).
 """
 
 from __future__ import annotations

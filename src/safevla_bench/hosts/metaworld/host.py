@@ -2,7 +2,7 @@
 
 An action moves a mocap body by up to 1 cm an axis, and a weld drags the hand behind it. So no motor drives the arm's
 joints, there are no torques, and nothing yields: forces are several times those of an arm under impedance control
-(docs/limits.md). Suites, tasks and names of bodies are those of `metaworld.toml`.
+(docs/reference/limits.md). Suites, tasks and names of bodies are those of `metaworld.toml`.
 """
 
 from __future__ import annotations

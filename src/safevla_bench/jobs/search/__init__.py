@@ -206,7 +206,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
         space = SearchSpace()  # a seed draws the start, or it stays as it is while words or seeds are chosen
     else:
         problem = f"the host {host.name!r} does not say where the objects of a task may start"
-        remedy = "A host that can be searched declares `placed` and has a method `search_space`: docs/adding-a-host.md."
+        remedy = "A host that can be searched declares `placed` and has `search_space`: docs/howto/adding-a-host.md."
         raise HostError(problem, remedy=remedy)
     space = replace(space, wordings=wordings, policy_seeds=plan.policy_seeds)
     cube, label = UnitCube(space), label_suite(SEARCHED, plan.name, base.task.benchmark)

@@ -402,5 +402,5 @@ def _mean_notes(means: Sequence[HostMean]) -> Iterator[str]:
         yield "Auxiliary entries are in no other mean."
     yield (
         "Paper: its own policies, simulators and clauses (20 cells of LIBERO, 4 of RoboCasa-365), for orientation; "
-        "docs/reconstruction.md says what makes them incomparable."
+        "docs/evidence/reconstruction.md says what makes them incomparable."
     )

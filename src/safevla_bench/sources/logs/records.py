@@ -243,7 +243,7 @@ def read_mapping(path: Path) -> LogMapping:
     Raises `RecordError` if the file cannot be read, is too large or no TOML, has a key or a value that the form does
     not know, or contradicts itself.
     """
-    with limit_memory(path), translated_errors(path, "docs/real-robots.md shows the file's form."):
+    with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's form."):
         tree = parse_toml(read_input(path, _LARGEST).decode("utf-8"))
         _require_finite(tree)
         if isinstance(tree.get("episode"), list):
