@@ -55,7 +55,7 @@ robocasa: $(ROBOCASA)/.stamp ## install RoboCasa into an environment of its own
 
 .PHONY: test-robocasa
 test-robocasa: $(ROBOCASA)/.stamp ## run the tests of the hosts robocasa and robosuite, in their environment
-	$(ROBOCASA)/bin/python -m pytest -m robocasa tests/hosts/robocasa tests/hosts/robosuite tests/hosts/mujoco tests/hosts/test_abilities.py tests/tasks/test_identity.py
+	$(ROBOCASA)/bin/python -m pytest -n auto --dist loadscope -m robocasa tests/hosts/robocasa tests/hosts/robosuite tests/hosts/mujoco tests/hosts/test_abilities.py tests/tasks/test_identity.py
 
 .PHONY: metaworld
 metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its own
@@ -64,7 +64,7 @@ metaworld: $(METAWORLD)/.stamp ## install Meta-World into an environment of its 
 
 .PHONY: test-metaworld
 test-metaworld: $(METAWORLD)/.stamp ## run the tests of the host metaworld, in its environment
-	$(METAWORLD)/bin/python -m pytest -m metaworld tests/hosts/metaworld tests/hosts/test_abilities.py tests/tasks/test_identity.py
+	$(METAWORLD)/bin/python -m pytest -n auto --dist loadscope -m metaworld tests/hosts/metaworld tests/hosts/test_abilities.py tests/tasks/test_identity.py
 
 .PHONY: maniskill
 maniskill: $(MANISKILL)/.stamp ## install ManiSkill into an environment of its own
@@ -211,7 +211,7 @@ $(ROBOCASA)/.stamp: $(CONSTRAINTS) pyproject.toml
 	@{ $(ROBOCASA_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(ROBOCASA)
 	@echo "Installing safevla-bench with RoboCasa into $(ROBOCASA): about 400 MB to fetch, 1.2 GB on disk"
 	@$(ROBOCASA_PIP) install -c constraints/robocasa.txt hatchling setuptools wheel
-	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e '.[robocasa,video]' pytest hypothesis
+	@$(ROBOCASA_PIP) install --no-build-isolation -c constraints/robocasa.txt -e '.[robocasa,video]' pytest pytest-xdist hypothesis
 	@touch $@
 
 $(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml
@@ -219,7 +219,7 @@ $(METAWORLD)/.stamp: $(CONSTRAINTS) pyproject.toml
 	@{ $(METAWORLD_USABLE); } 2>/dev/null || $(PYTHON) -m venv --clear $(METAWORLD)
 	@echo "Installing safevla-bench with Meta-World into $(METAWORLD): about 200 MB to fetch, 700 MB on disk"
 	@$(METAWORLD_PIP) install -c constraints/metaworld.txt hatchling setuptools wheel
-	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e '.[metaworld,video]' pytest hypothesis
+	@$(METAWORLD_PIP) install --no-build-isolation -c constraints/metaworld.txt -e '.[metaworld,video]' pytest pytest-xdist hypothesis
 	@touch $@
 
 $(MANISKILL)/.stamp: $(CONSTRAINTS) pyproject.toml
