@@ -1,1 +1,1 @@
-"""Where records come from: runs, logs of robots, recordings of other tools."""
+"""Sources of records: run folders, robot logs, and recordings of other tools."""

@@ -1,19 +1,19 @@
 """Recordings of other tools: actions to replay (`read_recorded_actions`), and results (`read_results`).
 
-Nothing here is a trajectory record: there are no contacts and no forces, so nothing is judged before it is replayed.
-Results are LeRobot's `eval_info.json` and those of vla-evaluation-harness. They give success rates. They say nothing of
-safety, so safety stays unknown; unknown is never zero.
+These are not trajectory records: they have no contacts and no forces, so nothing is judged before it is replayed.
+Results are LeRobot's `eval_info.json` and those of vla-evaluation-harness. They only give success rates, so safety
+stays unknown; unknown is never zero.
 
-The harness writes a file `recording-ID.sqlite`, which holds, for each benchmark entry of a run (read at harness 0.8.0,
+The harness writes a file `recording-ID.sqlite`, which has for each benchmark entry of a run (read at harness 0.8.0,
 src/vla_eval/recording.py, orchestrator.py and benchmarks/libero/benchmark.py):
 
-    eval_metadata     the entry's configuration, and what the model server asked of the benchmark
+    eval_metadata     the entry's configuration, and what the model server requested from the benchmark
     episode_results   task, initial state, status and steps, in the order in which each process ran them
-    step_rows         JSON a step: `action` [7] and `state` [8] = the end effector's position [3] and rotation [3] as an
-                      axis-angle, and the two fingers' positions, all float32, after the action
+    step_rows         one JSON per step: `action` [7] and `state` [8] = the end effector's position [3] and rotation [3]
+                      as an axis-angle, and the two fingers' positions, all float32, after the action
 
-Older files have no actions. No file has a simulator state, so a replay starts where the harness says that it started:
-from an initial state, in an environment that was seeded once and had been reset so many times.
+Older files have no actions. No file has a simulator state, so a replay starts as the harness says: from an initial
+state, in an environment that was seeded once and reset a known number of times.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from safevla_bench.trajectory.batch import Floats
 def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of a file or folder of demonstrations or of vla-evaluation-harness; None if it is neither.
 
-    Raises `RecordError` if it is one of these by its name or first bytes and cannot be read, an HDF5 file is missing,
+    Raises `RecordError` if it is one of these by its name or first bytes but cannot be read, an HDF5 file is missing,
     or h5py is not installed.
     """
     with limit_memory(path):
@@ -52,13 +52,13 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 
 LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
 EVAL_INFO = "eval_info.json"
-_SUCCESSES = {0: False, 1: True}  # True and False among them
+_SUCCESSES = {0: False, 1: True}  # includes True and False
 _STATUSES = {"success": True, "fail": False, "error": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignEpisode:
-    """One episode: `suite` and `task` in the names of whoever recorded it; success None = it ended in an error."""
+    """One episode: `suite` and `task` as named by the recording tool; success None = it ended in an error."""
 
     suite: str
     task: str
@@ -76,9 +76,9 @@ class ForeignResults:
 
 
 def find_results(path: Path) -> list[Path]:
-    """Return the files of results at a path, as `read_results` reads them; empty where it is something else.
+    """Return the files of results at a path, in the form that `read_results` reads; empty for anything else.
 
-    Of a folder: its `eval_info.json` alone, else its recordings of vla-evaluation-harness.
+    For a folder: only its `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
     """
     info = path / EVAL_INFO if path.is_dir() else path
     return [info] if info.name == EVAL_INFO and info.is_file() else recording_files(path)
@@ -152,7 +152,7 @@ _DEFAULTS: Mapping[str, object] = {
     "num_steps_wait": 10,
     "absolute_action": False,
 }
-"""Of the harness's LIBERO benchmark (e1ee9ad)."""
+"""Names of the harness's LIBERO benchmark (e1ee9ad)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
 _MOST_VALUE_BYTES = 1 << 20
 _METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
@@ -173,7 +173,7 @@ def _is_sqlite(path: Path) -> bool:
 def recording_files(path: Path) -> list[Path]:
     """Return the harness's recordings in an output folder, by name, or the file itself if it is an SQLite database.
 
-    Empty where there are none.
+    Empty if there are none.
     """
     if path.is_dir():
         return sorted(path.glob(_PATTERN))
@@ -181,12 +181,12 @@ def recording_files(path: Path) -> list[Path]:
 
 
 def _open_recording(path: Path) -> sqlite3.Connection:
-    # Only plain tables are read: a view or a computed column makes any number of rows out of nothing.
+    # Only plain tables are read: a view or a computed column can produce any number of rows from nothing.
     open_input(path).close()
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE_BYTES)
     try:
-        listed = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # names have no case in SQLite
+        listed = "SELECT name, type FROM sqlite_master WHERE lower(name) IN (?, ?, ?)"  # SQLite ignores case
         for name, kind in connection.execute(listed, _TABLES):
             hidden = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
             if kind != "table" or hidden:
@@ -218,7 +218,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
 
 
 def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[RecordedActions]:
-    """Yield the LIBERO episodes that ended in success or failure and hold an action in every step, in stored order."""
+    """Yield the LIBERO episodes that ended in success or failure and have an action in every step, in stored order."""
     entries = {
         str(eval_id): (str(name), _entry_parameters(load_json(text)))
         for eval_id, name, text in connection.execute(_METADATA)
@@ -230,7 +230,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         if parameters is None:
             continue
         context = load_json(text)
-        # A process keeps its environment while the task stays the same, and seeds it only when it makes it.
+        # A process keeps its environment while the task stays the same, and only seeds it when it makes it.
         present = (str(sid), str(eval_id), str(context["task_id"]))
         resets = resets + 1 if present == environment else 0
         environment = present
@@ -263,7 +263,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
 
 
 _STEP_NUMBERS = 128
-"""Numbers that a step counts for; the two fields have 15."""
+"""Numbers that a step adds to the budget; the two fields have 15."""
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -1,17 +1,17 @@
-"""Demonstrations of other tools, which can be played again: an HDF5 file, a folder of them, or a LeRobot dataset.
+"""Demonstrations of other tools, which can be replayed: an HDF5 file, a folder of them, or a LeRobot dataset.
 
-HDF5 as robomimic, robosuite and LIBERO write it:
+HDF5 as written by robomimic, robosuite and LIBERO:
 
     data                  the task, in `bddl_file_name` and `problem_info`, `env_args`, `env_info` or `env`
-    data/demo_N/actions   [T, A], as they were given to the simulator
-    data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k stands before action k
+    data/demo_N/actions   [T, A], as given to the simulator
+    data/demo_N/states    [T, S], flat MuJoCo states (time, qpos, qvel); state k precedes action k
     data/demo_N           attribute `model_file`: the model's XML, whose top bodies have the poses of fixtures
 
-LIBERO cuts the first five steps off, states and actions alike, and keeps the uncut beginning in the attribute
+LIBERO cuts off the first five steps, states and actions, and keeps the original beginning in the attribute
 `init_state`: the actions do not start there, but at the first row of `states`.
 
-LeRobot datasets (`logs.lerobot`) hold actions and instructions, but not where in a simulator an episode starts.
-Those that lerobot-eval writes with `eval.recording` are `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` of
+LeRobot datasets (`logs.lerobot`) have actions and instructions, but not the simulator state at which an episode starts.
+Those that lerobot-eval writes with `eval.recording` are `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` for
 several environments, of which K starts at initial state K, seeded with 1000 + K (lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
 """
@@ -47,11 +47,11 @@ from safevla_bench.trajectory.batch import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedActions:
-    """Actions [T, A] in the host's units, and what is known of where they were played; None = not recorded.
+    """Actions [T, A] in the host's units, and the known facts about where they were recorded; None = not recorded.
 
-    `states` are flat simulator states, [T, S] or [T + 1, S]: row k stands before action k. The task is named by
-    `benchmark` and `task_id`, or by the name of its BDDL file (`task`), perhaps with its folder (`suite`), or by the
-    instruction alone.
+    `states` are flat simulator states, [T, S] or [T + 1, S]: row k precedes action k. The task is identified by
+    `benchmark` and `task_id`, or by the name of its BDDL file (`task`), optionally with its folder (`suite`), or only
+    by the instruction.
     """
 
     name: str
@@ -59,7 +59,7 @@ class RecordedActions:
     actions: Floats
     states: Floats | None = None
     positions_m: Mapping[str, Floats] = field(default_factory=dict)
-    """Of bodies in the world, [T + 1, 3] each; compared where there are no states."""
+    """Positions of bodies in the world, [T + 1, 3] each; compared if there are no states."""
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
     task_id: str | None = None
@@ -70,22 +70,22 @@ class RecordedActions:
     env_seed: int | None = None
     wait_steps: int | None = None
     rest_steps: int = 0
-    """Where `wait_steps` are known."""
+    """The settling action, if `wait_steps` are known."""
     earlier_resets: int | None = None
     """Resets of the environment before this episode's, since it was made and seeded; None = seeded before this one."""
     drawn: bool = False
-    """Whether the record says that its start was drawn: the initial state of that number is not its own."""
+    """True if the record says that its start was drawn: the initial state with that number is not its own."""
     proprioception: Floats | None = None
-    """After each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""
+    """State after each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""
     success: bool | None = None
     policy: str | None = None
     ending: str = "timeout"
     absolute: bool = False
-    """Whether the actions are poses in the world and not changes of pose."""
+    """True if the actions are poses in the world instead of changes of pose."""
 
     @property
     def task_label(self) -> str:
-        """Return the task's name as far as recorded: suite and task, else the instruction quoted, else "no task"."""
+        """Return the task's name as recorded: suite and task, else the instruction in quotes, else "no task"."""
         names = (self.benchmark, self.task_id) if self.benchmark else (self.suite, self.task)
         return "/".join(part for part in names if part) or (repr(self.instruction) if self.instruction else "no task")
 
@@ -124,23 +124,23 @@ class _Demo(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The first line of the child's output: `demos`, or what is wrong, None = memory ran out."""
+    """The first line of the child's output: `demos`, or the problem, None = memory ran out."""
 
     demos: tuple[_Demo, ...] = ()
     error: tuple[str, str, str | None, str | None] | None = None
 
 
 _CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000
-"""Processor time that the child has, and a second more for so many bytes of the file."""
+"""Processor time of the child, plus one second per this many bytes of the file."""
 _IDLE_SECONDS = 60
-"""By the clock it has five times as much, and these for a busy machine or a slow disk."""
+"""Its wall-clock time is five times as much, plus this for a busy machine or a slow disk."""
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
     """Return the demonstrations of a file, in the order of their numbers; a child process reads it (`hdf5_child`).
 
-    Raises `RecordError`: h5py is not installed, or the file cannot be read, holds no demonstrations, is of another
-    structure, or took too much memory or time.
+    Raises `RecordError` if h5py is not installed, or the file cannot be read, has no demonstrations, has another
+    structure, or needed too much memory or time.
     """
     if find_spec("h5py") is None:
         remedy = f"Install it: {install_command('hdf5')}"
@@ -159,7 +159,7 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
 
 
 def _run_child(descriptor: int, seconds: int) -> bytes:
-    """Return the output of the child process that reads an open file; raise `RecordError` if it ends otherwise."""
+    """Return the output of the child process that reads an open file. Raises `RecordError` if it fails."""
     words = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
     paths = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}  # a thread's buffer is memory, too
@@ -235,7 +235,7 @@ _RECORDED = re.compile(rf"{_RECORDINGS}/((libero_[a-z0-9_]+)_(\d{{1,6}})(?:/env_
 
 
 def _add_starts(folder: Path, takes: Sequence[RecordedActions]) -> Iterator[RecordedActions]:
-    """Yield the episodes of a dataset, with task and start if its place says that lerobot-eval wrote it."""
+    """Yield the episodes of a dataset, with task and start if its location shows that lerobot-eval wrote it."""
     recorded = next(filter(None, (_RECORDED.fullmatch("/".join(folder.parts[-k:])) for k in (2, 3))), None)
     if recorded is None:
         yield from takes
@@ -259,8 +259,8 @@ def read_demonstrations(path: Path) -> list[RecordedActions] | None:
     """Return the episodes of an HDF5 file (`.hdf5`, `.h5`) or a folder of these by name, of a LeRobot dataset, or of
     those in the folder `recordings` of lerobot-eval.
 
-    None for anything else: suffixes and the file `meta/info.json` alone decide. Raises `RecordError` if such a file is
-    missing, cannot be read or holds no demonstrations; or h5py is not installed.
+    None for anything else; only suffixes and the file `meta/info.json` decide. Raises `RecordError` if such a file is
+    missing, cannot be read or has no demonstrations, or h5py is not installed.
     """
     if path.is_dir():
         if (path / INFO).is_file():

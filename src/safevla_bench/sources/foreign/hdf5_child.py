@@ -1,7 +1,7 @@
 """The child process that reads an HDF5 file of demonstrations: `python hdf5_child.py DESCRIPTOR BYTES SECONDS`.
 
-libhdf5 crashes on some damaged files and never ends on others, and links in a file open other files. So this process
-has limits of memory and processor time, and after the file it can open no other. It imports nothing of safevla_bench.
+libhdf5 crashes on some damaged files and hangs on others, and links in a file open other files. So this process has
+limits on memory and processor time, and cannot open another file. It imports nothing from safevla_bench.
 
 On stdout it writes a line of JSON with `demos` or `error` (None = memory ran out), and then the float64 numbers of the
 actions and states of each demonstration.
@@ -20,7 +20,7 @@ REMEDY = "Name an HDF5 file of demonstrations: data/demo_N/actions and states."
 
 
 class Refusal(Exception):
-    """What is wrong with the file: problem, remedy, demonstration and field."""
+    """A problem with the file: problem, remedy, demonstration and field."""
 
 
 def main(descriptor: int, memory: int, seconds: int) -> None:
@@ -39,7 +39,7 @@ def main(descriptor: int, memory: int, seconds: int) -> None:
         answer = {"error": refusal.args}
     except MemoryError:
         answer = {"error": None}
-    except Exception as error:  # whatever h5py raises for damage
+    except Exception as error:  # h5py may raise any exception for damage
         problem = f"cannot be read: {' '.join(str(error).split())[:400] or type(error).__name__}"
         answer = {"error": (problem, REMEDY, None, None)}
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
@@ -85,7 +85,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
 
 
 def _own_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any:
-    """Return an item of a group; refuse links, whose paths could lead through other files, and other kinds."""
+    """Return an item of a group. Refuses links, whose paths could lead through other files, and other kinds."""
     import h5py
 
     field = name if demo else None
@@ -118,7 +118,7 @@ def _read_matrix(demo: Any, name: str, field: str) -> Any:
 
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
-    """Return suite, task and instruction, each None if the file's attributes do not say it."""
+    """Return suite, task and instruction, each None if it is not in the file's attributes."""
     file = _decode_text(attributes.get("bddl_file_name"))
     parts = PurePosixPath(file) if file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
@@ -149,7 +149,7 @@ _FREE_JOINTS = {("freejoint", None), ("joint", "free")}
 
 
 class _TopBodies:
-    """Target of an XML parser that keeps name, position and quaternion of the bodies in `worldbody`, and no tree."""
+    """Target of an XML parser that keeps name, position and quaternion of the bodies in `worldbody`, without a tree."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -178,7 +178,7 @@ class _TopBodies:
 
 def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]:
     """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint."""
-    if not xml or not xml.lstrip().startswith("<"):  # nothing, or a file's name, as robosuite 1.0 wrote it
+    if not xml or not xml.lstrip().startswith("<"):  # nothing, or a file name, as written by robosuite 1.0
         return []
     remedy = "Copy the file again. Without this attribute, fixtures are where the simulator puts them."
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:

@@ -1,7 +1,7 @@
-"""Logs of robots, and of other tools, as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
+"""Robot logs, and those of other tools, as sources: LeRobot datasets of version 3, and recordings of ROS or Foxglove.
 
-What a log holds is judged. It says nothing of contacts, so clauses on them are inactive with their reason. A mapping
-(`logs.records`) says what the log does not say by itself.
+The contents of a log are judged. It has no contacts, so clauses on them are inactive with that reason. A mapping
+(`logs.records`) supplies the facts that are not in the log.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Log:
-    """A log that is not read yet, its mapping and the mapping's file."""
+    """A log that has not been read yet, its mapping and the mapping's file."""
 
     path: Path
     recordings: tuple[recordings.Recording, ...]
-    """An episode each, or the trials that the mapping cuts it into; none for a LeRobot dataset."""
+    """One per episode, or the trials into which the mapping cuts it; empty for a LeRobot dataset."""
     mapping: records.LogMapping
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-        """Yield the episodes, each a batch of one, or the error in an episode's place; all, or those at `wanted`.
+        """Yield the episodes, each a batch of one, or the error of an episode; all, or those at the indices `wanted`.
 
-        Places count from 0. A log that cannot be read at all yields its error and ends; nothing is raised.
+        A log that cannot be read at all yields its error and ends; nothing is raised.
         """
         where = self.path if self.recordings else self.mapping_file or self.path
         try:
@@ -63,7 +63,7 @@ class Log:
             refuse_field(f"no episode is called {sorted(unknown)[0]!r}", escape_controls(remedy), "episode.outcomes")
 
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
-        """Yield the episodes as the log has them, or the error in an episode's place; raises as reading does."""
+        """Yield the episodes of the log, or the error of an episode. Raises the reader's errors."""
         if not self.recordings:
             yield from lerobot.read_episodes(lerobot.open_dataset(self.path), self.mapping, wanted)
         place = 0
@@ -81,7 +81,7 @@ class Log:
                 place += 1
 
     def require_mapping(self) -> None:
-        """Raise `MappingNeededError` with a proposal if the mapping maps nothing, and `RecordError` as reading does."""
+        """Raise `MappingNeededError` with a proposal if the mapping is empty, and the reader's `RecordError`."""
         if self.mapping.sources:
             return
         try:
@@ -106,7 +106,7 @@ class Log:
 
 
 class MappingNeededError(RecordError):
-    """A log without a mapping; `mapping` is the text of one that fits it."""
+    """A log without a mapping; `mapping` is the text of a suitable one."""
 
     def __init__(self, problem: str, mapping: str, *, remedy: str, place: Place) -> None:
         super().__init__(problem, remedy=remedy, place=place)
@@ -114,19 +114,19 @@ class MappingNeededError(RecordError):
 
 
 def describe_log(path: Path) -> Iterator[str]:
-    """Yield lines on the channels of the log at a path, as `summary.describe_channels` does; none for other sources."""
+    """Yield lines on the channels of a log, as `summary.describe_channels` does; nothing for other sources."""
     log = find_log(path)
     if log is not None:
         episodes = (episode for episode in log.read_logged() if not isinstance(episode, RecordError))
-        with suppress(RecordError):  # the check itself says so
+        with suppress(RecordError):  # the check itself reports this
             yield from limit_each(path, summary.describe_channels(episodes, log.mapping))
 
 
 def find_log(path: Path) -> Log | None:
     """Return the log at a path: a LeRobot dataset, a recording, a folder of them, or a mapping that names one.
 
-    None if it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names
-    no log, or something that is not a log.
+    None if it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names no
+    log, or something that is not a log.
     """
     named = records.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
     if named is not None and named.log is None:

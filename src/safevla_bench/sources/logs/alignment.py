@@ -1,8 +1,8 @@
-"""One trial of a recording on the instants of its clock.
+"""Alignment of one trial of a recording to the instants of its clock.
 
-A record is a message of the clock's topic. The pose of a body is known at a record only if a message of it came since
-the record before, because a pose that is held would seem to rest and then to jump. Torques and grips are those of all
-messages since the record before; they and other numbers hold for two of their periods.
+Each message of the clock's topic is a record. The pose of a body is known at a record only if a message of it arrived
+since the previous record, because a held pose would appear to rest and then to jump. Torques and grips are those of all
+messages since the previous record; they and other numbers are valid for two of their periods.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from safevla_bench.text import warn_once
 
 _HELD_PERIODS = 2
 _TICK_NS = 1_000_000_000
-"""A recorder on simulated time logs at 0 what comes before the first tick, which then is later than this."""
+"""On simulated time a recorder logs messages before the first tick at 0; later times are real ones."""
 _LATEST = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
 
 class Trial(NamedTuple):
-    """What is logged in [begin, end) [ns] of a recording, of these files' first; its name and its facts."""
+    """The messages in [begin, end) [ns] of a recording, counted from the first in these files; name and facts."""
 
     file: str
     name: str
@@ -52,17 +52,17 @@ class Trial(NamedTuple):
 
 
 def is_static(topic: str) -> bool:
-    """Return whether a topic's messages hold at any time."""
+    """Return whether a topic's messages are valid at any time."""
     return topic.endswith("tf_static")
 
 
 def align(
     trial: Trial, mapping: LogMapping, takers: Mapping[str, NumberTaker | PoseTaker], transforms: Transforms
 ) -> LoggedEpisode:
-    """Return the trial's episode, each part sampled at the instants of the clock.
+    """Return the trial's episode, with each part sampled at the instants of the clock.
 
     Raises `RecordError` if a part has no message, the clock goes back or has fewer than two instants, or poses are in
-    frames that cannot be brought together.
+    frames that no transform connects.
     """
     warn = partial(warn_once, trial.file)
     channels = {part: _Channel(takers[part], trial, warn) for part in mapping.sources}
@@ -104,7 +104,7 @@ def align(
 
 
 class _Channel:
-    """The messages of a part in a trial: `rows` [m, k] and `stamps`; static ones have been there all the time."""
+    """The messages of a part in a trial: `rows` [m, k] and `stamps`; static ones are valid throughout."""
 
     def __init__(self, taker: NumberTaker | PoseTaker, trial: Trial, warn: Warn) -> None:
         self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
@@ -140,11 +140,11 @@ class _Channel:
         self.rows = drop_zero_turns(self.rows, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
 
     def choose(self, chosen: NDArray[Any]) -> None:
-        """Keep the chosen messages alone."""
+        """Keep only the chosen messages."""
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> Series:
-        """Return the part at the instants; `times` are those of its messages, None of a static part."""
+        """Return the part at the instants; `times` are those of its messages, None for a static part."""
         if times is None:
             self.rows, self.in_frame = (each[-1:].repeat(len(instants), axis=0) for each in (self.rows, self.in_frame))
             if isinstance(self.taker, NumberTaker):
@@ -166,7 +166,7 @@ class _Channel:
         return series._replace(is_single=self.is_single, time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
 
     def _bring(self, tree: FrameTree, time_ns: Ints) -> Floats:
-        """Return the poses in the frame that the mapping asks for, NaN where they are not known there."""
+        """Return the poses in the frame that the mapping requests, NaN where they are unknown in it."""
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows
@@ -184,9 +184,9 @@ class _Channel:
 def _choose_clock(
     mapping: LogMapping, facts: Episode, stamps: Mapping[str, Stamps], edges: Mapping[str, Stamps]
 ) -> str:
-    """Return the part whose messages are the instants: the hand's, without which nothing is a record, else the pose
-    with most messages. Where all poses are static in their frames it is the transform with most: at the instants of
-    faster torques a pose would be interpolated, and its acceleration would be wrong.
+    """Return the part whose messages are the instants: the hand's, since a record needs its pose, else the pose with
+    the most messages. If all poses are static in their frames, it is the transform with the most messages: at the
+    instants of faster torques a pose would be interpolated, and its acceleration would be wrong.
     """
     asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked:
@@ -200,14 +200,14 @@ def _choose_clock(
 
 
 def _are_single(rows: Floats) -> bool:
-    """Return whether numbers were stored as float32: all are, and some need more than 10 bits behind the point."""
+    """Return whether numbers were stored as float32: all fit, and some need more than 10 fractional bits."""
     rows = rows[np.isfinite(rows)]
     with np.errstate(over="ignore"):
         return bool((rows == rows.astype(np.float32)).all() and (rows * 1024 % 1 != 0).any())
 
 
 def _sample_poses(rows: Floats, time_ns: Ints, instants: Ints, columns: Columns | PoseColumns) -> Series:
-    """Return the last pose at each instant, known where it came since the instant before; times ascend."""
+    """Return the last pose at each instant, known if it arrived since the previous instant; times ascend."""
     last = np.searchsorted(time_ns, instants, side="right") - 1
     values, messages = rows[np.maximum(last, 0)], int(are_known(rows, columns).sum())
     is_new = np.diff(last, prepend=-1) > 0
@@ -222,8 +222,8 @@ def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
 
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> Series:
-    """Return the last value of each number at each instant, known for two of its periods, and all messages. Each number
-    has messages of its own, since a message may be of some joints alone. Times ascend.
+    """Return the last value of each number at each instant, valid for two of its periods, and all messages. Each number
+    has messages of its own, since a message may hold only some of the joints. Times ascend.
     """
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):

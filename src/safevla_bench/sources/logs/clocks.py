@@ -1,9 +1,10 @@
-"""The time of each message of a recording, on one base: integer nanoseconds, from the clock's first message on.
+"""The time of each message of a recording, on one time base: integer nanoseconds from the clock's first message.
 
-The base is the header stamps of the clock's topic, whatever their offset and rate against the log's time. Another
-topic has its own stamps if they are of that base; otherwise its log times are mapped through the clock's pairs of log
-time and stamp. So is a single message with a stamp of zero, which a simulation sends before its first tick; but the
-first of a topic may truly be at 0, and one of the clock is left out where log times are rougher than its stamps.
+The base is the header stamps of the clock's topic, whatever their offset and rate relative to the log's time. The
+stamps of another topic are used if they have that base; otherwise its log times are mapped through the clock's pairs of
+log time and stamp. The same applies to single messages with a stamp of zero, which a simulation sends before its first
+tick. The first message of a topic may really be at 0, however, and one of the clock is left out if log times are less
+precise than its stamps.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from safevla_bench.errors import RecordError
 
 Ints = NDArray[np.int64]
 _SAME_BASE_NS = 50_000_000
-"""How far the stamps of a topic may be from the clock's, by their median, to be of its base."""
+"""Maximum median difference between a topic's stamps and the clock's to have the same base."""
 _MOST_RATE = 50
-"""How much faster or slower than the log's time stamps may be without a warning."""
+"""Maximum rate difference between stamps and log time without a warning."""
 _ROUGH = 1e-2
 _FITTED = 100
-"""Pairs at an end of the clock's through which the line beyond it goes, because each was logged a little late."""
+"""Number of pairs at an end of the clock that determine the line beyond it, since each was logged a little late."""
 
 
 class Stamps(NamedTuple):
-    """Messages of a topic in the order of the file: place in it, log time and header stamp (0 = none) [ns], all [n]."""
+    """Messages of a topic in the order of the file: index in it, log time and header stamp (0 = none) [ns], all [n]."""
 
     topic: str
     order: Ints
@@ -35,21 +36,21 @@ class Stamps(NamedTuple):
     stamp_ns: Ints
 
     def choose(self, chosen: NDArray[Any]) -> Stamps:
-        """Return the chosen messages alone, by a mask or by their places."""
+        """Return only the chosen messages, by a mask or by indices."""
         return Stamps(self.topic, self.order[chosen], self.log_ns[chosen], self.stamp_ns[chosen])
 
 
 class Times(NamedTuple):
-    """The time of each message on the recording's base [ns], [n], and what it is taken from, as text."""
+    """The time of each message on the recording's base [ns], [n], and a description of its origin."""
 
     time_ns: Ints
     base: str
 
 
 def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
-    """Return the times of the messages of each part, by the clock's part.
+    """Return the times of the messages of each part, relative to the clock's part.
 
-    Raises `RecordError` if the clock's times go back: where and by how much. `warn` is called with what is doubtful.
+    Raises `RecordError` if the clock's times go back, saying where and by how much. `warn` is called with doubts.
     """
     chief = parts[clock]
     stamped = _find_stamped(chief)
@@ -101,8 +102,8 @@ def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
 def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
     """Return which messages of a clock have neither a stamp nor a log time that could replace it, [n].
 
-    Log times can replace stamps if they predict each known stamp from its neighbors within 1 % of a step, which speeds
-    and accelerations need.
+    Log times can replace stamps if they predict each known stamp from its neighbors within 1 % of a step, the precision
+    that speeds and accelerations need.
     """
     lacking = ~_find_stamped(clock)
     x, y = ((each[~lacking] - each[~lacking][:1]).astype(np.float64) for each in (clock.log_ns, clock.stamp_ns))
@@ -114,7 +115,7 @@ def find_placeless(clock: Stamps) -> NDArray[np.bool_]:
 
 
 def _map(values: Ints, known: Ints, base: Ints) -> Ints:
-    """Return the base at each value: linear between known pairs, beyond them by the line through the nearest."""
+    """Return the base at each value: linear between known pairs, and extrapolated from the nearest ones."""
     x, at, y = (each.astype(np.float64) for each in (known - known[0], values - known[0], base - base[0]))
     mapped = np.interp(at, x, y)
     for beyond, end in ((at < 0, slice(_FITTED)), (at > x[-1], slice(-_FITTED, None))):
@@ -125,7 +126,7 @@ def _map(values: Ints, known: Ints, base: Ints) -> Ints:
 
 
 def describe_step_back(times_ns: Ints) -> str:
-    """Return where times first go back and by how much, as text; "" if they do not."""
+    """Describe where times first go back and by how much; "" if they do not."""
     steps = np.diff(times_ns)
     if not (steps < 0).any():
         return ""

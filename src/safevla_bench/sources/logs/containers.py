@@ -1,7 +1,7 @@
-"""How recordings are stored: MCAP files, the SQLite and MCAP parts of rosbag2, and bags of ROS 1.
+"""Storage formats of recordings: MCAP files, the SQLite and MCAP parts of rosbag2, and bags of ROS 1.
 
-Each reader yields messages in the order of the file, one chunk in memory at a time, and those of unwanted topics not at
-all. A file or a message that is compressed with zstd is decompressed, whatever a metadata.yaml says of it.
+Each reader yields messages in the order of the file, with one chunk in memory at a time, and skips those of unwanted
+topics. A file or a message that is compressed with zstd is decompressed, whatever a metadata.yaml says about it.
 
 Read at ros2/rosbag2, commit 25304dd: rosbag2_storage_sqlite3/src/rosbag2_storage_sqlite3/sqlite_storage.cpp (tables),
 rosbag2_compression/src/rosbag2_compression/sequential_compression_reader.cpp; bags: wiki.ros.org/Bags/Format/2.0.
@@ -28,15 +28,15 @@ from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""A message that is decoded, or the description of its type."""
+"""Maximum size of a decoded message, or of the description of its type."""
 _MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36
-"""A record or chunk, decompressed; all chunks of a file."""
+"""Maximum size of a decompressed record or chunk, and of all chunks of a file."""
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".zstd", ".zst")
 
 
 class Channel(NamedTuple):
-    """A topic, and how its messages are written: type, encoding, and the type's definition and its language."""
+    """A topic and the encoding of its messages: type, encoding, and the type's definition and its language."""
 
     topic: str
     kind: str
@@ -44,7 +44,7 @@ class Channel(NamedTuple):
     definition: bytes = b""
     language: str = ""
     latched: bool = False
-    """Whether a subscriber that comes later gets the last message too, as with /tf_static."""
+    """True if a subscriber that connects later also receives the last message, as with /tf_static."""
 
 
 Message = tuple[Channel, int, bytes]
@@ -53,27 +53,27 @@ Messages = Iterator[Message]
 
 
 class Topics:
-    """The topics of a file that were met so far, and whether messages of them are wanted."""
+    """The topics of a file found so far, and whether messages of them are wanted."""
 
     def __init__(self, wanted: Collection[str]) -> None:
         self.wanted, self.channels = frozenset(wanted), dict[str, Channel]()
         self.first_ns: int | None = None
-        """The log's time of the first message, of any topic; None before one was met."""
+        """The log's time of the first message, of any topic; None if there was none yet."""
         self.last_ns = 0
 
     def note_time(self, log_ns: int) -> None:
-        """Note the log's time of a message, wanted or not."""
+        """Record the log's time of a message, wanted or not."""
         self.first_ns = log_ns if self.first_ns is None else self.first_ns
         self.last_ns = log_ns
 
     def add(self, channel: Channel) -> Channel | None:
-        """Note a channel, and return it if its messages are wanted."""
+        """Register a channel, and return it if its messages are wanted."""
         check_size(len(channel.definition), channel.kind)
         self.channels[channel.topic] = channel
         return channel if channel.topic in self.wanted else None
 
     def take(self, channel: Channel, log_ns: int, content: bytes) -> Message:
-        """Return a message, decompressed; raise `RecordError` if it is too large."""
+        """Return a message, decompressed. Raises `RecordError` if it is too large."""
         if content[:4] == _ZSTD:
             content = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_MESSAGE_BYTES)
         if len(content) > MAX_MESSAGE_BYTES:
@@ -81,7 +81,7 @@ class Topics:
         return channel, log_ns, content
 
     def require_messages(self) -> int:
-        """Return the log's time of the first message [ns]; raise `RecordError` if there is none."""
+        """Return the log's time of the first message [ns]. Raises `RecordError` if there is none."""
         if self.first_ns is None:
             raise RecordError("the recording holds no messages", remedy="Record it again; nothing can be judged.")
         return self.first_ns
@@ -107,8 +107,8 @@ def storage_suffix(path: Path) -> str | None:
 def read_messages(path: Path, topics: Topics) -> Messages:
     """Yield the wanted messages of a part of a recording, in its order.
 
-    Raises `RecordError` for a file that is something else, too large or compressed in a way that is not read, and
-    whatever `damage_errors` lists for damage.
+    Raises `RecordError` for another kind of file, one that is too large or has an unsupported compression, and the
+    errors in `damage_errors` for damage.
     """
     with ExitStack() as stack:
         stream: IO[bytes] = stack.enter_context(open_input(path))
@@ -116,7 +116,7 @@ def read_messages(path: Path, topics: Topics) -> Messages:
         stream.seek(0)
         if head == _ZSTD:
             stream = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-            if storage_suffix(path) == ".db3":  # SQLite reads files alone
+            if storage_suffix(path) == ".db3":  # SQLite can only read files
                 path = Path(stack.enter_context(tempfile.TemporaryDirectory()), path.stem)
                 budget = Budget(_MAX_FILE_BYTES, "bytes, decompressed")
                 with path.open("wb") as plain:
@@ -127,7 +127,9 @@ def read_messages(path: Path, topics: Topics) -> Messages:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """Return what readers and decompressors raise for damage; raise `RecordError` where they are not installed."""
+    """Return the errors that readers and decompressors raise for damage. Raises `RecordError` if they are not
+    installed.
+    """
     try:
         from mcap.exceptions import McapError
         from rosbags.serde import SerdeError
@@ -139,7 +141,7 @@ def damage_errors() -> tuple[type[Exception], ...]:
 
 
 def _decompress(compression: str, content: bytes, size: int) -> bytes:
-    """Return the content of a chunk, which must have `size` bytes; never more is decompressed than a chunk may hold."""
+    """Return the content of a chunk, which must have `size` bytes; decompresses at most the maximum size of a chunk."""
     most = min(size, _MAX_CHUNK_BYTES) + 1
     if compression == "zstd":
         said = zstandard.get_frame_parameters(content).content_size
@@ -169,7 +171,7 @@ _MCAP_RECORD, _MCAP_MESSAGE = struct.Struct("<BQ"), struct.Struct("<HIQQ")
 
 
 def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """Checksums are compared: without that, a bit that turned over would be a number that nobody measured."""
+    """Checksums are verified: otherwise a flipped bit would be a number that was never measured."""
     from mcap import records
     from mcap.opcode import Opcode
     from mcap.stream_reader import ReadDataStream, StreamReader
@@ -223,7 +225,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
 
 def _is_latched(profiles: object) -> bool:
-    """Return whether quality of service says that late subscribers get the last message; a number before version 9."""
+    """Return if the quality of service gives late subscribers the last message; it is a number before version 9."""
     return any(durability in str(profiles) for durability in ("transient_local", "durability: 1"))
 
 
@@ -247,7 +249,10 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             rows = base.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
             definitions = {kind: (language, text) for kind, language, text in rows}
         present = {row[1] for row in base.execute("PRAGMA table_info(topics)")}
-        further = {"serialization_format": "'cdr'", "offered_qos_profiles": "''"}  # by which formats have grown
+        further = {
+            "serialization_format": "'cdr'",
+            "offered_qos_profiles": "''",
+        }  # from which the format version follows
         columns = ["id", "name", "type", *(name if name in present else none for name, none in further.items())]
         channels = {}
         for number, topic, kind, encoding, profiles in base.execute(f"SELECT {', '.join(columns)} FROM topics"):
@@ -273,7 +278,7 @@ _CHUNK, _CONNECTION, _MESSAGE = b"\x05", b"\x07", b"\x02"
 
 
 def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
-    """In the order of the file, which an index by time does not keep; so no index is needed either."""
+    """In the order of the file, not by time, so that no index is needed."""
     if stream.readline(64) != b"#ROSBAG V2.0\n":
         remedy = "`rosbag fix` and `rosbag reindex` repair bags, and bring older versions to 2.0."
         raise RecordError("this is not a bag of ROS 1, version 2.0", remedy=remedy)

@@ -1,7 +1,7 @@
-"""From the bytes of a message to an object whose attributes are its fields: CDR of ROS 2, ROS 1, JSON and Protobuf.
+"""Decoding of messages from bytes to objects whose attributes are the fields: CDR of ROS 2, ROS 1, JSON and Protobuf.
 
-The definition of a type comes with the file, and code is made of it (`rosbags`): names and sizes are checked first, and
-its constants are dropped. A file without definitions is read with those of a distribution of ROS.
+The file contains the definition of a type, from which code is generated (`rosbags`): names and sizes are checked first,
+and its constants are dropped. A file without definitions is read with those of a ROS distribution.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from safevla_bench.text import load_json
 
 Decode = Callable[[bytes], Any]
 _MOST_ELEMENTS = 1 << 16
-"""Elements of a sequence or an array in a message that is mapped."""
+"""Maximum number of elements of a sequence or an array in a mapped message."""
 _MAX_DEFINITION = 1 << 18
 _MOST_VALUES = 1 << 11
-"""Values of a message for which code is made; an array of numbers is one."""
+"""Maximum number of values of a message for which code is generated; an array of numbers is one."""
 _NO_FIELD = "structure_needs_at_least_one_member"
-"""Has a byte in CDR, and none in ROS 1."""
+"""A type that is one byte in CDR, and none in ROS 1."""
 _MOST_LAYOUTS = 64
 _FORMS = {"bool": "?", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i", "int64": "q"}
 _FORMS |= {f"u{kind}": form.upper() for kind, form in _FORMS.items() if kind.startswith("int")}
@@ -37,24 +37,24 @@ _IDL = "=" * 80 + "\n"
 
 
 class JsonObject:
-    """An object of JSON; its fields are attributes."""
+    """An object of JSON whose fields are attributes."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.__dict__ = fields
 
 
 def find_decoder(channel: Channel, asked: str | None, written: str | None) -> Decode:
-    """Return the function that decodes the messages of a channel, by the distribution of ROS that is asked for or that
-    wrote the recording, if that is known.
+    """Return the function that decodes the messages of a channel, using the requested distribution of ROS, or the one
+    that wrote the recording, if known.
 
-    Raises `RecordError` for an encoding that is not read, a type whose definition is not known, or one that is refused.
-    The function raises `RecordError` for a message that does not fit its type.
+    Raises `RecordError` for an unsupported encoding, a type whose definition is not known, or one that is refused. The
+    function raises `RecordError` for a message that does not match its type.
     """
     try:
         decode = _make_decoder(channel, asked, written)
     except (ImportError, MemoryError, RecordError):
         raise
-    except Exception as error:  # anything that a parser of a definition raises
+    except Exception as error:  # a parser of a definition may raise any exception
         raise _describe(f"the definition of {channel.topic!r} cannot be read", error) from None
 
     def decode_or_refuse(content: bytes) -> Any:
@@ -62,7 +62,7 @@ def find_decoder(channel: Channel, asked: str | None, written: str | None) -> De
             return decode(content)
         except MemoryError:
             raise
-        except Exception as error:  # anything that code made from a definition raises
+        except Exception as error:  # code generated from a definition may raise any exception
             raise _describe(f"a message of {channel.topic!r} is not a {channel.kind}", error) from None
 
     return decode_or_refuse
@@ -106,7 +106,7 @@ def _ros_decoder(channel: Channel, asked: str | None, written: str | None) -> De
     from rosbags.typesys.store import Typestore
 
     text = channel.definition.decode()
-    if len(text) > _MAX_DEFINITION:  # its parser takes a second for each 100 KiB
+    if len(text) > _MAX_DEFINITION:  # its parser needs a second per 100 KiB
         raise RecordError(f"the type of {channel.topic!r} is too large", remedy="Map a topic of poses or numbers.")
     if text.strip():
         if channel.language in ("ros2idl", "omgidl"):
@@ -141,7 +141,9 @@ def _ros_decoder(channel: Channel, asked: str | None, written: str | None) -> De
 
 
 def _reuse_layouts(decode: Decode, kind: str, types: Mapping[str, Any], is_cdr: bool) -> Decode:
-    """Return what decodes a message with the texts and counts of an earlier one into that one; others by `decode`."""
+    """Return a decoder that writes a message with the texts and counts of an earlier one into that one; others use
+    `decode`.
+    """
     readers: dict[int, Decode] = {}
     tries = iter(range(_MOST_LAYOUTS))
 
@@ -152,7 +154,7 @@ def _reuse_layouts(decode: Decode, kind: str, types: Mapping[str, Any], is_cdr: 
             message = decode(content)
             is_known = len(content) <= _MOST_ELEMENTS and (not is_cdr or content[1] == 1)
             if is_known and next(tries, None) is not None:
-                with suppress(LookupError):  # a type that only `rosbags` reads
+                with suppress(LookupError):  # a type that only `rosbags` can read
                     readers[len(content)] = _make_reader(message, content, kind, types, is_cdr)
         return message
 
@@ -160,7 +162,7 @@ def _reuse_layouts(decode: Decode, kind: str, types: Mapping[str, Any], is_cdr: 
 
 
 def _make_reader(message: Any, content: bytes, kind: str, types: Mapping[str, Any], is_cdr: bool) -> Decode:
-    base = 4 if is_cdr else 0  # the encapsulation, whose first two bytes count
+    base = 4 if is_cdr else 0  # the encapsulation, of which the first two bytes matter
     fixed, numbers, places, arrays = [(0, f"{base // 2}s")], list[tuple[int, str]](), [], []
 
     def align(at: int, size: int) -> int:
@@ -218,7 +220,7 @@ def _time_types() -> dict[str, Any]:
 
 
 def _types_from_idl(text: str) -> Mapping[str, Any]:
-    """Constants without operators: their grammar takes exponential time, and a few of them make endless numbers."""
+    """Parse only constants without operators: their grammar needs exponential time, and a few can make huge numbers."""
     from rosbags.typesys.base import make_typesdict
     from rosbags.typesys.idl import IDLParser
 
@@ -236,9 +238,9 @@ def _check_names(types: Mapping[str, Any]) -> None:
 
 
 def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return how many values a message of a type has, for each of which code is made, and its least size in bytes.
-    Raises `RecordError` where few bytes, of a message or of a definition, make very many values. Types that are not
-    defined are those of time. `known` holds the types that were measured; one that is being measured has no size.
+    """Return the number of values in a message of a type, each of which needs code, and its minimum size in bytes.
+    Raises `RecordError` if few bytes, of a message or of a definition, produce very many values. Types without
+    definition are those of time. `known` holds the types measured so far; one that is being measured has no size.
     """
     if kind in known or kind not in types:
         return known.get(kind, (2, 8))

@@ -1,12 +1,12 @@
 """LeRobot datasets: their frames, episode by episode, and those of version 3 as logs. Videos are not read.
 
-meta/info.json                   `codebase_version`, `fps`, `robot_type`; of each of `features` dtype, shape, names
+meta/info.json                   `codebase_version`, `fps`, `robot_type`; dtype, shape and names of each of `features`
 meta/tasks.parquet | .jsonl      task_index -> instruction
-data/chunk-NNN/*.parquet         a row a frame: episode_index, frame_index, task_index, and a column a feature;
-                                 the frames of an episode follow each other, perhaps over several files
+data/chunk-NNN/*.parquet         one row per frame: episode_index, frame_index, task_index, and one column per feature;
+                                 the frames of an episode are consecutive, possibly over several files
 
 Read at huggingface/lerobot, commit 7427f31, src/lerobot/datasets/{utils,io_utils,dataset_writer}.py. The action of a
-frame is taken after its observation, so it belongs to the record after it. The last leads nowhere.
+frame is taken after its observation, so it belongs to the next record. The last action belongs to no record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, load_json, warn_once
 
 INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")
-"""The description of a dataset, and of one of version 1."""
+"""The description of a dataset, and that of version 1."""
 _KEYS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEYS, "timestamp", "index")
 SUCCESS = "next.success"
@@ -42,7 +42,7 @@ _NO_NUMBERS = ("video", "image", "string")
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
 _MOST_STEPS = 100
-"""Control steps between two stamps, by their median, beyond which stamps are not in seconds."""
+"""If the median interval of stamps is more than this many control steps, the stamps are not in seconds."""
 _DOWNLOAD = "Download the whole dataset again, its data and not only meta; a recording must end with finalize()."
 _WRITTEN = "It is not as LeRobot writes it: whatever wrote the dataset has to be corrected."
 _TO_3 = (
@@ -52,14 +52,15 @@ _TO_3 = (
 _TO_21 = "python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 (lerobot 0.3.3), then with "
 _TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3), then with "
 _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
-"""How a version becomes 3.0, by the trees of lerobot's tags v0.3.2 to v0.6.1; a converter takes one version alone."""
+"""How to convert a version to 3.0, by the trees of lerobot's tags v0.3.2 to v0.6.1; each converter takes one
+version."""
 
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the frames of each episode in their order: a table of the keys and `columns`.
 
-    Raises `DamageError` where a file cannot be read, also if an episode that began before may go on in it, and where
-    there are no files or the frames of an episode are scattered or too many.
+    Raises `DamageError` if a file cannot be read, even if an episode that began before may continue in it, and if there
+    are no files or the frames of an episode are scattered or too many.
     """
     files = sorted(folder.glob("data/chunk-*/*.parquet"))
     if not files:
@@ -86,7 +87,7 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _split_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the index of an episode and some of its frames, for each stretch of a file's rows."""
+    """Yield the index of an episode and some of its frames, for each contiguous block of a file's rows."""
     for batch in read_batches(path, columns):
         for name in _KEYS:
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
@@ -98,15 +99,15 @@ def _split_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Ta
 
 
 def episode_name(frames: pa.Table) -> str:
-    """Return the name of the episode that frames are of, by its index."""
+    """Return the name of the frames' episode, by its index."""
     return f"episode_{frames['episode_index'][0].as_py():06d}"
 
 
 def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], lists of lists row by row, NaN where a frame has none.
+    """Return a feature's numbers, [n, k], nested lists row by row, NaN if a frame has none.
 
-    k is `size` where no frame has any. Raises `ValueError` if frames have different counts of numbers, these are not
-    numbers, or n · k is too much.
+    k is `size` if no frame has any. Raises `ValueError` if frames have different counts of numbers, these are not
+    numbers, or n · k is too large.
     """
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
@@ -134,7 +135,7 @@ _NUMBER_KINDS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean,
 def read_instructions(folder: Path) -> dict[int, str]:
     """Return index -> text of each task of a dataset, by index.
 
-    Raises `RecordError`, which names the row, for a file that is missing or of another form.
+    Raises `RecordError`, which names the row, for a file that is missing or has another format.
     """
     table = folder / "meta" / "tasks.parquet"
     path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
@@ -157,7 +158,7 @@ def read_instructions(folder: Path) -> dict[int, str]:
 
 
 class Feature(msgspec.Struct):
-    """What a dataset says of a feature."""
+    """The description of a feature in a dataset."""
 
     dtype: str = ""
     shape: list[Annotated[int, Meta(ge=0, lt=1 << 20)]] = []
@@ -165,19 +166,19 @@ class Feature(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """How many numbers a frame has."""
+        """Number of values per frame."""
         return math.prod(self.shape or [1])
 
     @property
     def number_names(self) -> list[str]:
-        """The names of the numbers, in their order; [] without a name for each."""
+        """The names of the numbers, in their order; [] unless each has a name."""
         names = _flatten_names(self.names, self.size)
         return names if len(names) == self.size else []
 
 
 def _flatten_names(names: Any, size: int) -> list[str]:
-    """Return the names that LeRobot and converters to it write: a list, one for each axis of a matrix, or a dictionary
-    of lists, or of places.
+    """Return the names, in the forms that LeRobot and converters write: a list, one per axis of a matrix, or a
+    dictionary of lists, or of indices.
     """
     if isinstance(names, dict):
         if names and all(isinstance(place, int) for place in names.values()):
@@ -208,13 +209,13 @@ class Dataset(msgspec.Struct):
         return self.robot_type if isinstance(self.robot_type, str) else None
 
     def list_sources(self) -> Iterator[FoundSource]:
-        """Yield the features that hold numbers."""
+        """Yield the features with numeric values."""
         for name, feature in self.features.items():
             if feature.dtype not in _NO_NUMBERS and name not in (*_COUNTERS, SUCCESS):
                 yield FoundSource(name, "", feature.number_names, feature.size)
 
     def require_feature(self, name: str, key: str) -> Feature:
-        """Return a feature; raise `RecordError` for the mapping's `key` if there is none."""
+        """Return a feature. Raises `RecordError` for the mapping's `key` if there is none."""
         if name not in self.features:
             listed = escape_controls("; ".join(source.name for source in self.list_sources()))
             refuse_field(f"there is no feature {name!r}", f"The dataset has: {listed or 'none'}.", key)
@@ -224,7 +225,7 @@ class Dataset(msgspec.Struct):
 def open_dataset(folder: Path) -> Dataset:
     """Return the description of a dataset.
 
-    Raises `RecordError` if `meta/info.json` cannot be read or is of another version.
+    Raises `RecordError` if `meta/info.json` cannot be read or has another version.
     """
     path = folder / INFO
     with records.translated_errors(path, _DOWNLOAD):
@@ -240,7 +241,7 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def version_error(version: str) -> RecordError:
-    """Return the error for a dataset of another version than 3, with the converters that exist for it."""
+    """Return the error for a dataset with a version other than 3, with the converters that exist for it."""
     known = (how for old, how in _CONVERTERS.items() if version.startswith(old))
     remedy = next((f"Convert it with {how}" for how in known), "Version 3 is read: lerobot 0.4.0 to 0.6.1.")
     return RecordError(f"LeRobot's format {version} is not read, but version 3", remedy=remedy)
@@ -249,9 +250,9 @@ def version_error(version: str) -> RecordError:
 def read_episodes(
     dataset: Dataset, mapping: records.LogMapping, wanted: Collection[int] | None = None
 ) -> Iterator[records.LoggedEpisode | RecordError]:
-    """Yield the episodes in order, or those at the places `wanted`, from 0; a `RecordError` in place of a bad one.
+    """Yield the episodes in order, or those at the indices `wanted`; a `RecordError` for each bad one.
 
-    Raises `RecordError` if the mapping names what there is not, and `DamageError` at a file that cannot be read.
+    Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     success = mapping.episode.success
@@ -278,7 +279,7 @@ def read_episodes(
 
 
 def _read_success(frames: pa.Table, feature: str) -> bool | None:
-    """Return what a feature says in the last frame, None where it is null or NaN; all its values must be 0 or 1."""
+    """Return a feature's value in the last frame, None if it is null or NaN; all its values must be 0 or 1."""
     try:
         values = feature_matrix(frames, feature)
         wrong = values[~np.isnan(values) & (values != 0) & (values != 1)]
@@ -307,8 +308,8 @@ def _read_episode(
     instructions: Mapping[int, str],
     success: bool | None,
 ) -> records.LoggedEpisode:
-    """Return one episode of frames. Time [s] is `frame_index` over fps where the stamps agree with that to 1 % of a
-    frame, else the stamps. Numbers that are not finite and a quaternion of zeros are not known.
+    """Return one episode of frames. Time [s] is `frame_index` over fps if the stamps agree with it to 1 % of a frame,
+    else the stamps. Numbers that are not finite and quaternions of zeros are unknown.
     """
     if frames.num_rows * sum(map(len, picks.values())) > records.MAX_NUMBERS:
         raise ValueError(f"more than {records.MAX_NUMBERS} numbers are mapped. {REMEDY_LARGE}")
@@ -341,7 +342,7 @@ def _read_episode(
         warn = partial(warn_once, f"{dataset.folder}: {episode_name(frames)}, [{part}]")
         values = records.drop_zero_turns(values, columns, warn)
         known = records.are_known(values, columns)
-        known[-1:] |= part == "action"  # that of the last frame leads nowhere
+        known[-1:] |= part == "action"  # that of the last frame belongs to no record
         series[part] = records.Series(values, known, base, is_single=is_single, names=order)
     return records.LoggedEpisode(
         name=episode_name(frames),

@@ -1,4 +1,4 @@
-"""What is taken of the messages of a recording: numbers, poses, transforms and marks, in the order of the files."""
+"""Extraction from the messages of a recording: numbers, poses, transforms and marks, in the order of the files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from safevla_bench.text import escape_controls
 
 MOST_NAMED = 8
 _SAMPLE_NUMBERS = 4
-"""Numbers that a message counts for in addition to its own."""
+"""Numbers that a message adds to the budget in addition to its own."""
 _DENORMAL = 10e-3
-"""How far the square of a quaternion's norm may be from 1; tf2 ignores others."""
+"""Maximum deviation of a quaternion's squared norm from 1; tf2 ignores others."""
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256
-"""Numbers of a message among which a pose is looked for by name."""
+"""Maximum number of values in a message in which a pose is looked for by name."""
 _POSES = ("", "pose", "pose.pose", "transform")
-"""Where a message keeps its pose: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
+"""Locations of a pose in a message: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
 TransformStamped."""
 _NUMBERS = {
     "torque": ("effort", "data", "value"),
@@ -40,14 +40,14 @@ _NUMBERS = {
     "wrench": ("wrench.force", "force", "data", "value"),
     "action": ("effort", "data", "value", "position"),
 }
-"""Where a message keeps the numbers of a part unless `field` says it: in a JointState, Float64MultiArray or Wrench."""
+"""Default locations of a part's numbers in a message: of a JointState, Float64MultiArray or Wrench."""
 
 
 @dataclass
 class Taker:
-    """What is taken of the messages of a topic; `rows` has `width` numbers a message.
+    """Collects numbers of a topic's messages; `rows` has `width` numbers per message.
 
-    `marks` are the place in the files, the log's time and the header's stamp [ns] of each.
+    `marks` are the index in the files, the log's time and the header's stamp [ns] of each message.
     """
 
     part: str
@@ -58,10 +58,10 @@ class Taker:
     width: int = 0
     latched: bool = False
     fields: str = ""
-    """Those of a message of which nothing could be taken."""
+    """Field names of a message that had none of the wanted fields."""
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
-        """Take the numbers of a message; raise `RecordError` if it has others than those before, or there are many."""
+        """Add the numbers of a message. Raises `RecordError` if their count changes, or there are too many."""
         if self.width != len(row):
             if self.rows:
                 problem = f"messages have {self.width} and {len(row)} numbers"
@@ -82,13 +82,13 @@ class Taker:
         return np.array(self.rows, dtype=np.float64).reshape(-1, self.width or 1)
 
     def note_fields(self, message: Any) -> None:
-        """Note the fields of a message of which nothing could be taken."""
+        """Keep the field names of a message that had none of the wanted fields."""
         named = (str(name) for name in getattr(message, "__dict__", ()) if not str(name).startswith("__"))
         self.fields = self.fields or ", ".join(named) or type(message).__name__
 
 
 class MarkTaker(Taker):
-    """Messages that mark trials: the value of each, 1 for a message without a number or a truth value."""
+    """Messages that mark trials: the value of each, 1 for a message without a number or a Boolean."""
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Take a message."""
@@ -98,14 +98,14 @@ class MarkTaker(Taker):
 
 @dataclass
 class NumberTaker(Taker):
-    """Numbers of messages, chosen by the names that each message gives them, or by place."""
+    """Numbers of messages, chosen by the names in each message, or by index."""
 
     columns: Columns = field(kw_only=True)
     seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
-    """Names of a message -> places of those that are mapped, -1 where the message lacks one."""
+    """Names of a message -> indices of the mapped ones, -1 if the message lacks one."""
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
-        """Take a message; one that names no mapped number changes nothing. Raises `RecordError` if it does not fit."""
+        """Take a message; one without a mapped number changes nothing. Raises `RecordError` if it is inconsistent."""
         columns = self.columns
         names, numbers = self._find_numbers(message)
         if not numbers:
@@ -159,7 +159,7 @@ class NumberTaker(Taker):
         return tuple(names[place] for place in self.columns.index) if names and self.columns.index else names
 
     def require_some(self) -> None:
-        """Raise `RecordError` if no message has the numbers, or names one that is mapped."""
+        """Raise `RecordError` if no message has the numbers, or none has a mapped name."""
         named = dict.fromkeys(name for names in self.seen for name in names)
         missing = [name for name in self.columns.names or () if name not in named]
         if missing and self.seen:
@@ -178,12 +178,12 @@ class PoseTaker(Taker):
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
     frame_names: dict[str, int] = field(default_factory=dict)
-    """The frame in which poses are -> its number in `frames`, which has that of each message."""
+    """The frame in which poses are given -> its number in `frames`, which has that of each message."""
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False
     has_turn: bool = False
     layout: PoseLayout | None = None
-    """Where the pose is among a row's numbers, if their names or the mapping say it."""
+    """Where the pose is among a row's numbers, if their names or the mapping say so."""
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
@@ -199,7 +199,7 @@ class PoseTaker(Taker):
                 self.add(inner, order, log_ns, self._find_pose(inner))
 
     def _find_pose(self, message: Any) -> list[float]:
-        """Return x, y, z, w, x, y, z, or numbers as `layout` has them; NaN where the pose is lost."""
+        """Return x, y, z, w, x, y, z, or numbers in the form of `layout`; NaN if the pose is lost."""
         for path in _POSES if self.columns.field is None else (self.columns.field,):
             pose = _get(message, path)
             place, turn = _first(pose, "position", "translation"), _first(pose, "orientation", "rotation")
@@ -228,7 +228,7 @@ class PoseTaker(Taker):
         return self.numbers if self.has_turn else self.numbers[:, :3]
 
     def require_some(self) -> None:
-        """Raise `RecordError` if no message has a pose of the wanted frame, or it is not known which is meant."""
+        """Raise `RecordError` if no message has a pose of the wanted frame, or it is ambiguous which frame is meant."""
         listed = ", ".join([*self.children][:MOST_NAMED])
         if not self.rows and self.children:
             remedy = f"Its child frames are: {listed}; `frame` names one. Leave it out of the mapping otherwise."
@@ -248,7 +248,7 @@ class Transforms:
     """The transforms of a recording, by child frame."""
 
     def __init__(self, budget: Budget) -> None:
-        """Keep the budget, of which each transform spends."""
+        """Keep the budget that transforms use up."""
         self._budget = budget
         self._edges: dict[str, tuple[Taker, dict[str, None]]] = {}
 
@@ -272,7 +272,7 @@ class Transforms:
         return {taker.topic: taker.stamps for taker, _ in self._edges.values() if not taker.latched}
 
     def build_tree(self, times: Mapping[str, Times], max_gap_s: float) -> FrameTree:
-        """Return the tree, by the times of what `stamps` lists."""
+        """Return the tree, given the times of the transforms that `stamps` lists."""
         edges = {}
         for child, (taker, parents) in self._edges.items():
             time_ns, chosen = np.arange(1), np.array([-1])
@@ -335,8 +335,8 @@ _NUMBER = re.compile(r"\d{1,19}(\.\d*)?", re.ASCII)
 
 
 def _parse_stamp(text: str) -> int:
-    """Return the ns of a time in ISO 8601, UTC without a zone, or in s; a number from 1e11 on counts ms, µs or ns. 0
-    for what is none of these, and for small whole numbers, which may count anything.
+    """Return the ns of a time in ISO 8601 (UTC unless it has a zone) or in s; a number from 1e11 on is in ms, µs or ns.
+    0 for anything else, and for small integers, whose unit is unknown.
     """
     if found := _ISO.fullmatch(text):
         try:

@@ -1,11 +1,12 @@
-"""Which number of a pose is which, by the names of its numbers, and its rotation as a quaternion wxyz.
+"""Interpretation of a pose's numbers by their names, and conversion of its rotation to a quaternion wxyz.
 
-A name is split into words; `ee_quat_x`, `orientation.w`, `QX` and `posZ` say what they are and of which axis. What is
-left, such as `left`, is the group. Where names do not decide, `decide_pose` asks; it never guesses.
+A name is split into words; `ee_quat_x`, `orientation.w`, `QX` and `posZ` say which quantity and axis they are. The
+remaining words, such as `left`, are the group. If names do not decide, `decide_pose` asks; it never guesses.
 
-Conventions that names imply: roll, pitch and yaw are turns about the fixed axes x, y, z in this order (ROS REP 103),
-in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`, `ee.wy` and
-`ee.wz` are a rotation vector (huggingface/lerobot 7427f31, robots/so_follower/robot_kinematic_processor.py).
+Conventions that names imply: roll, pitch and yaw are rotations about the fixed axes x, y, z in this order (ROS REP
+103), in radians. Six numbers are the first two columns of the rotation matrix (Zhou et al., CVPR 2019). `ee.wx`,
+`ee.wy` and `ee.wz` are a rotation vector (huggingface/lerobot 7427f31,
+robots/so_follower/robot_kinematic_processor.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix": 9}
-"""How many numbers each form of a rotation has; `6d_rows` are the first two rows of the matrix, as in PyTorch3D."""
+"""Number of values of each form of a rotation; `6d_rows` are the first two rows of the matrix, as in PyTorch3D."""
 _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}
 _FUSED = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _FUSED |= dict.fromkeys("vfdwa", "other")
@@ -48,9 +49,10 @@ _PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
 
 
 class PoseLayout(NamedTuple):
-    """Places of a pose's numbers: x, y, z, then the rotation's in the order of its form, a quaternion's as w, x, y, z.
+    """Indices of a pose's numbers: x, y, z, then the rotation's in the order of its form, a quaternion's as w, x, y, z.
 
-    `doubt` states a convention that the names imply and do not state; "" for none. So are the units that names give.
+    `doubt` states a convention that the names only imply; "" for none. `unit` and `angle_unit` are those that names
+    give.
     """
 
     position: tuple[int, ...]
@@ -71,7 +73,7 @@ class _NamedSet(NamedTuple):
     axes: dict[str, list[int]]
 
     def find_places(self, wanted: str) -> tuple[int, ...]:
-        """Return the places of the wanted axes, or of numbered ones in their order; () if they are others."""
+        """Return the indices of the wanted axes, or of numbered ones in their order; () for other axes."""
         numbered = "".join(self.axes).isdecimal()
         order = sorted(self.axes, key=int) if numbered else list(wanted)
         is_whole = set(order) == set(self.axes) and all(len(places) == 1 for places in self.axes.values())
@@ -83,7 +85,7 @@ def _split_words(name: str) -> list[str]:
 
 
 def _find_unit(names: Sequence[str], places: Sequence[int]) -> str:
-    """Return the unit that the names at these places have, such as `x_mm`; "" for none, `ValueError` for several."""
+    """Return the unit that the names at these indices give, such as `x_mm`; "" for none, `ValueError` for several."""
     units = {next((_UNITS[word] for word in _split_words(names[place]) if word in _UNITS), "") for place in places}
     if len(units) > 1:
         raise ValueError("which unit do they have? Their names give several; convert them to one")
@@ -110,7 +112,7 @@ def _parse_name(name: str) -> tuple[_Group, str, str]:
 
 
 def _group_names(names: Sequence[str]) -> list[_NamedSet]:
-    """Return the numbers that have an axis, by group and kind; bare ones are a position, or four a quaternion."""
+    """Return the numbers with an axis, by group and kind; without kind three are a position, four a quaternion."""
     sets: dict[tuple[_Group, str], dict[str, list[int]]] = {}
     has_forces = any(re.search(_FORCE, name.lower()) for name in names)
     for place, name in enumerate(names):
@@ -128,7 +130,7 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
 
 
 def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the places of each x, y, z that names give; [] if the numbers are named after other things."""
+    """Return the indices of each x, y, z that names give; [] if the numbers are named after other quantities."""
     found = (named.find_places("xyz") for named in _group_names(names) if named.kind == "position")
     return [places for places in found if len(places) == 3]
 
@@ -142,10 +144,10 @@ def decide_pose(
     order: str | None = None,
     euler: str = "xyz",
 ) -> PoseLayout:
-    """Return where a pose's numbers are, as stated (`order` is wxyz or xyzw, `euler` the axes of rpy), or else by name.
+    """Return where a pose's numbers are, as stated (`order` is wxyz or xyzw, `euler` the axes of rpy), else by name.
 
-    Without names, three numbers are x, y, z, and what else is there must be stated. Raises `ValueError` with the
-    question that is left open.
+    Without names, three numbers are x, y, z, and everything else must be stated. Raises `ValueError` with the open
+    question.
     """
     width, stated = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
     if len({*stated}) < len(stated) or max(stated, default=-1) >= size:
@@ -170,13 +172,13 @@ def decide_pose(
         )
     axes = "".join(_parse_name(names[place])[2] for place in rotation if place < len(names))
     places = _order_quaternion(tuple(rotation), axes, order) if width == 4 else tuple(rotation)
-    if form == "rpy" and sorted(axes) == [*"xyz"]:  # names tell which angle is which, wherever it stands
+    if form == "rpy" and sorted(axes) == [*"xyz"]:  # names say which angle is which, in any order
         places = tuple(places[axes.index(axis)] for axis in euler.lower())
     return PoseLayout(tuple(position), places, form or "quaternion")
 
 
 def _order_quaternion(places: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    """Return the places in the order w, x, y, z; `axes` are those that names give to the places."""
+    """Return the indices in the order w, x, y, z; `axes` are those that names give to the indices."""
     named = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named is not None and order != named:
         raise ValueError(f"is the quaternion {order}, as the mapping says, or {named}, as the names say?")
@@ -189,7 +191,7 @@ def _order_quaternion(places: tuple[int, ...], axes: str, order: str | None) -> 
 def _find_rotation(
     names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
 ) -> PoseLayout:
-    """Return the layout with the rotation that names give to the thing of that position, if they give any."""
+    """Return the layout with the rotation that names give for the group of that position, if any."""
     turns = [named for named in _group_names(names) if named.kind != "position" and len(named.axes) > 2]
     own = [named for named in turns if named.group == group or not named.group]
     if len({named.group for named in own}) > 1 or (turns and not own):
@@ -208,7 +210,7 @@ def _find_rotation(
 
 
 def _find_kuka(names: Sequence[str]) -> list[int]:
-    """Return the places of a, b and c if exactly one number has each for its last word, and none d; [] otherwise."""
+    """Return the indices of a, b and c if exactly one number has each as its last word, and none d; [] otherwise."""
     last = ["".join(_split_words(name)[-1:]) for name in names]
     counts = [last.count(axis) for axis in "abcd"]
     return [last.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
@@ -224,14 +226,14 @@ _DOUBTS = {
 
 
 def rotations_to_wxyz(values: Floats, form: str, order: str = "xyz", degrees: bool = False) -> Floats:
-    """Return rotations of a form, [n, SIZES[form]], as quaternions wxyz, [n, 4]; NaN where they are no rotation.
+    """Return rotations of a form, [n, SIZES[form]], as quaternions wxyz, [n, 4]; NaN if they are not rotations.
 
-    `order` names the axes of `rpy`, as scipy has it: lower case about fixed axes, upper case about the body's own.
-    Matrices are row by row. Quaternions are returned as they are.
+    `order` names the axes of `rpy`, as in scipy: lower case for fixed axes, upper case for the body's own. Matrices are
+    row by row. Quaternions are returned unchanged.
     """
     if form == "quaternion":
         return values
-    from scipy.spatial.transform import Rotation  # takes long to import
+    from scipy.spatial.transform import Rotation  # slow to import
 
     rows = values.reshape(len(values), -1, 3) if form == "matrix" else values
     if form.startswith("6d"):
@@ -257,7 +259,9 @@ _LEAST_DETERMINANT = 0.9
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the places of the forces x, y, z of a wrench: by name, or the only three; `ValueError` if that is open."""
+    """Return the indices of the forces x, y, z of a wrench: by name, or the only three. Raises `ValueError` if
+    ambiguous.
+    """
     found = [re.search(_FORCE, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in found]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:
@@ -268,11 +272,11 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
 
 
 FILL_IN = '"FILL IN"'
-"""A value that a mapping refuses until a person has replaced it."""
+"""A value that a mapping rejects until a person has replaced it."""
 
 
 def suggest_pose(names: Sequence[str], size: int) -> list[str]:
-    """Return lines of a mapping that state what the names leave open; [] if they leave nothing open."""
+    """Return lines of a mapping that state what the names leave open; [] if nothing is open."""
     try:
         decide_pose(names, size)
         return []

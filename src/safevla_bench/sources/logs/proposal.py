@@ -1,6 +1,6 @@
-"""A mapping that fits what a log holds, as text to be saved: what is guessed is marked, what is not known is refused.
+"""Proposal of a mapping for a log, as text to save: guesses are marked, and unknown values must be filled in.
 
-`FILL IN` stands where a person must decide, and no mapping is read with it; a line with `CHECK` holds a guess.
+`FILL IN` marks where a person must decide, and such a mapping is not accepted; a line with `CHECK` contains a guess.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from safevla_bench.trajectory.header import find_robot
 
 class FoundSource(NamedTuple):
     """A feature of a dataset, or a topic of a recording: its name, the type of its messages, names and count of its
-    numbers; "", [] and 0 for what is not known.
+    numbers; "", [] and 0 if unknown.
     """
 
     name: str
@@ -32,7 +32,7 @@ _PARTS = {
     "action": r"action",
     "eef": r"(^|\W|_)(ee|eef|tcp|hand|flange)(\W|_|$)|end_?effector|cartesian|eepose",
 }
-"""Part of the mapping -> what the name of its source holds; the first that fits counts."""
+"""Part of the mapping -> pattern for the name of its source; the first match counts."""
 _OTHER_TYPE = re.compile(r"image|cloud|camera|compressed|marker|diagnostic|rosout|log(\W|$)|clock|video", re.IGNORECASE)
 _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 

@@ -15,7 +15,7 @@ from safevla_bench.text import escape_controls, warn_once
 
 METADATA = "metadata.yaml"
 _SPLIT_GAP_NS = 500_000_000
-"""Files that are numbered and follow each other within this time are parts of one recording."""
+"""Numbered files that follow each other within this time are parts of one recording."""
 _MOST_NAMED = 8
 DAMAGE_REMEDY = (
     "The file is cut off or damaged: `mcap recover`, `ros2 bag reindex` or `rosbag reindex` repair; copy it again."
@@ -24,7 +24,7 @@ DAMAGE_REMEDY = (
 
 @dataclass(frozen=True)
 class Recording:
-    """The files of one recording in their order, and the distribution of ROS that wrote them, where it says so."""
+    """The files of one recording in their order, and the distribution of ROS that wrote them, if known."""
 
     name: str
     parts: tuple[Path, ...]
@@ -69,7 +69,7 @@ def _read_rosbag2(folder: Path) -> Recording:
         tree = YAML(typ="safe", pure=True).load(read_input(folder / METADATA, 1 << 22))
         info = {**tree["rosbag2_bagfile_information"]}
         listed = [PurePosixPath(name).name for name in info["relative_file_paths"]]
-    except Exception as error:  # damaged in any way: the parts themselves may say enough
+    except Exception as error:  # damaged in some way: the parts themselves may suffice
         listed = []
         warn_once(str(place.file), f"cannot be used ({type(error).__name__}): the parts are joined by their numbers")
     by_name = {path.name: path for path in present} | {path.stem: path for path in present if path.suffix != path.stem}
@@ -101,7 +101,7 @@ def _follows(before: Path, after: Path) -> bool:
 
 
 def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
-    """Yield recordings of files without a metadata.yaml: those that are numbered and continue each other are one."""
+    """Yield recordings of files without a metadata.yaml: numbered files that continue each other are one."""
     parts: list[Path] = []
     for path in (*files, None):
         if path is not None and parts and _follows(parts[-1], path) and _continues(parts[-1], path):
@@ -122,7 +122,7 @@ def _continues(before: Path, after: Path) -> bool:
         return True
     try:
         first, second = scan_topics((before,)), scan_topics((after,))
-    except RecordError:  # reading it for its messages says what is wrong
+    except RecordError:  # reading it for its messages reports the problem
         return False
     is_empty = first.first_ns is None or second.first_ns is None
     return not is_empty and 0 <= (second.first_ns or 0) - first.last_ns <= _SPLIT_GAP_NS

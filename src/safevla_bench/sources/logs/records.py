@@ -1,8 +1,8 @@
-"""The mapping of a log, and the way from what was read to an episode: units, validity, time stamps, what looks wrong.
+"""The mapping of a log, and the conversion to an episode: units, validity, time stamps, plausibility checks.
 
-The mapping is a TOML file that says what the log does not say by itself. One form serves every kind of log. It is
+The mapping is a TOML file with the facts that the log lacks. All kinds of logs use the same format. It is
 `safevla-log.toml` in the log's folder, or a file anywhere whose key `log` names the log; that file is then the SOURCE.
-`from` is a feature of a LeRobot dataset or a topic of an MCAP file.
+`from` is a feature of a LeRobot dataset or a topic of a recording.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ NAME = "safevla-log.toml"
 
 
 def quote_toml(text: str) -> str:
-    """Return a text as a string of TOML."""
+    """Return a text as a TOML string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 MAX_NUMBERS = 1 << 25
-"""Numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""
+"""Maximum count of numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""
 _LARGEST = 1 << 20
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
@@ -56,7 +56,7 @@ SCALES_M: Mapping[str, float] = {"m": 1.0, "cm": 0.01, "mm": 0.001}
 
 @contextmanager
 def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Iterator[None]:
-    """Raise `RecordError` naming the file for whatever its readers raise for damage, `further` errors included."""
+    """Raise `RecordError` naming the file for the errors that its readers raise for damage, and `further` ones."""
     place = Place(file=str(path))
     try:
         yield
@@ -68,47 +68,47 @@ def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Ite
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Numbers of a feature or of a message: all of them, or those that are named or counted (from 0)."""
+    """Numbers of a feature or of a message: all of them, or those chosen by name or index."""
 
     source: str = msgspec.field(name="from")
     field: str | None = None
-    """Where in a message they are, such as `pose.position`; None = as usual for the message."""
+    """Location in a message, such as `pose.position`; None = the message's default."""
     names: tuple[str, ...] | None = None
     index: tuple[Count, ...] | None = None
     scale: float = 1.0
-    """What each number is multiplied with, to have it in the record's unit."""
+    """Factor by which each number is multiplied, to convert to the record's unit."""
 
 
 class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pose: position in the world and, where there is one, orientation."""
+    """A pose: position in the world and, if there is one, orientation."""
 
     source: str = msgspec.field(name="from")
     field: str | None = None
     frame: str | None = None
-    """Of messages that have a child frame, which one."""
+    """For messages that have child frames: which one."""
     into: str | None = msgspec.field(name="in", default=None)
-    """The frame into which the transforms of a recording bring the pose; None = as it is."""
+    """The frame into which the transforms of a recording convert the pose; None = no conversion."""
     position: tuple[Count, Count, Count] | None = None
-    """Places of x, y and z among the numbers; None = by name, or the only three."""
+    """Indices of x, y and z among the numbers; None = by name, or the only three."""
     quaternion: tuple[Count, Count, Count, Count] | None = None
-    """Places of a quaternion; None = by name, and without names there is none."""
+    """Indices of a quaternion; None = by name, and without names there is none."""
     quaternion_order: Literal["wxyz", "xyzw"] | None = None
     """None = by name."""
     rotation: tuple[Count, ...] | None = None
-    """Places of a rotation that is no quaternion; None = by name."""
+    """Indices of a rotation that is not a quaternion; None = by name."""
     rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
     """None = a quaternion, or by name."""
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
-    """Axes of `rpy`: in lower case fixed, in upper case those of the body, each turn about them as they are by then."""
+    """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
     angle_unit: Literal["rad", "deg"] | None = None
-    """Of `rpy` and `rotvec`; None = by name, else rad, which is an error where an angle is larger than a turn."""
+    """Of `rpy` and `rotvec`; None = by name, else rad, which is an error if an angle is larger than a full turn."""
     unit: Literal["m", "cm", "mm"] = "m"
-    """`m` is also that of names that give another, such as `x_mm`."""
+    """`m` also applies to names that give another unit, such as `x_mm`."""
 
     def find_numbers(self, part: str, names: Sequence[str], size: int) -> PoseLayout:
         """Return where the pose is among `size` numbers, [] without names.
 
-        Raises `RecordError` with the question that is left open, and lines for the mapping that answer it.
+        Raises `RecordError` with the open question, and lines for the mapping that answer it.
         """
         stated = self.rotation if self.quaternion is None else self.quaternion
         try:
@@ -150,52 +150,52 @@ class TorqueColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     limits_nm: tuple[Positive, ...] | None = None
     unit: Literal["N m"] | None = None
-    """Says that the numbers are torques, where a robot's driver may publish motor currents as effort."""
+    """Confirms that the numbers are torques, since a robot's driver may publish motor currents as effort."""
 
 
 class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Forces x, y, z of a wrist sensor, and what is subtracted from them."""
+    """Forces x, y, z of a wrist sensor, and the offset that is subtracted from them."""
 
     tare: tuple[float, float, float] | None = None
     """The force without contact in N, and with `mass_kg` without the tool; None = the mean while the hand is still."""
     tare_s: Positive = 1.0
-    """How long the hand is still for that, in s: the first time that it is."""
+    """Time in s that the hand must be still for this; the first such interval is used."""
     mass_kg: Positive | None = None
-    """Of the tool below the sensor, whose weight is subtracted as the hand turns."""
+    """Mass of the tool below the sensor, whose weight is subtracted as the hand turns."""
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One number that tells whether the gripper holds something: it is between the two bounds, or true (1)."""
+    """One number that says whether the gripper holds something: it is between the two bounds, or true (1)."""
 
     holds_above: float | None = None
     holds_below: float | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the two, infinite where there is none."""
+        """Return the two bounds, infinite if not given."""
         low, high = self.holds_above, self.holds_below
         return -np.inf if low is None else low, np.inf if high is None else high
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts of every episode of the log that it does not hold itself."""
+    """Facts that apply to every episode of the log but are not in it."""
 
     benchmark: str = LOG_BENCHMARK
     task: str | None = None
-    """The task's id; None = made of the instruction, or of the file's name."""
+    """The task's id; None = derived from the instruction, or from the file's name."""
     template: str | None = None
-    """Kind of the task, such as `pnp-basic`, which decides what is judged of objects; of `real-robot` only."""
+    """Kind of the task, such as `pnp-basic`, which decides which clauses on objects apply; only for `real-robot`."""
     policy: str | None = None
     success: bool | str | None = None
     """Whether the episodes succeeded, or the feature that says so in its last frame; None = `next.success`."""
     outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
-    """Episode -> how it ended, where they differ."""
+    """Episode -> outcome, if outcomes differ."""
     embodiment: str | None = None
     """The robot; the torque limits of a known one are used. None = as the dataset says."""
     target: str | None = None
-    """The body that the task moves; None = the first of role target."""
+    """The body that the task moves; None = the first with role target."""
     clock: str | None = None
-    """The topic whose messages are the records; None = the end effector's, else the pose with most messages."""
+    """The topic whose messages are the records; None = the end effector's, else the pose with the most messages."""
     start_s: float | None = None
     """Of a trial in a recording: s since its first message, or since 1970; None = from its beginning."""
     end_s: float | None = None
@@ -205,22 +205,22 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the transforms of a recording are, and across which gap none is interpolated."""
+    """The topics of a recording's transforms, and the longest gap that is interpolated."""
 
     topics: tuple[str, ...] = ("/tf", "/tf_static")
     max_gap_s: Positive = 1.0
 
 
 class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The whole mapping file."""
 
     log: str | None = None
     episode: Episode = Episode()
     trials: tuple[Episode, ...] = ()
-    """Into which a recording is cut: what the file has as [[episode]]."""
+    """The episodes into which a recording is cut: the file's [[episode]]."""
     transforms: Transforms = Transforms()
     ros_distro: str | None = None
-    """Of ROS 2, whose types are meant where a recording does not define them; None = as the recording says."""
+    """Distribution of ROS 2 for types that a recording does not define; None = as the recording says."""
     eef: PoseColumns | None = None
     torque: TorqueColumns | None = None
     gripper: GripColumns | None = None
@@ -230,7 +230,7 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def sources(self) -> dict[str, Columns | PoseColumns]:
-        """Return what is read, by part of the record, such as `eef`, then `bodies.NAME`; without what is not mapped."""
+        """Return the mapped sources, by part of the record, such as `eef`, then `bodies.NAME`."""
         parts = dict[str, Columns | PoseColumns | None](eef=self.eef, torque=self.torque, gripper=self.gripper)
         parts.update(wrench=self.wrench, action=self.action)
         named = {name: part for name, part in parts.items() if part is not None}
@@ -238,10 +238,10 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_mapping(path: Path) -> LogMapping:
-    """Return the mapping in a file.
+    """Read a mapping file.
 
-    Raises `RecordError` if the file cannot be read, is too large or no TOML, has a key or a value that the form does
-    not know, or contradicts itself.
+    Raises `RecordError` if the file cannot be read, is too large or not TOML, has an unknown key or an invalid value,
+    or contradicts itself.
     """
     with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's form."):
         tree = parse_toml(read_input(path, _LARGEST).decode("utf-8"))
@@ -275,7 +275,7 @@ def _require_finite(value: object, key: str = "") -> None:
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
-    """Return the mapping that lies in a log's folder, and its file; an empty mapping and None if there is none.
+    """Return the mapping in a log's folder, and its file; an empty mapping and None if there is none.
 
     Raises `RecordError` as `read_mapping` does.
     """
@@ -288,40 +288,40 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 
 Bools = NDArray[np.bool_]
 _EVEN = 1e-2
-"""Greatest distance of an even stamp from the nominal one, in control steps; stamps of float32 are as rough as that."""
+"""Maximum distance of an even stamp from the nominal one, in control steps: the precision of float32 stamps."""
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
 class Series(NamedTuple):
     """Numbers at each instant of an episode, [n, k], and whether they are known there, [n].
 
-    A pose is x, y, z and, where it has an orientation, w, x, y, z.
+    A pose is x, y, z and, if it has an orientation, w, x, y, z.
     """
 
     values: Floats
     known: Bools
     time_base: str = ""
-    """How its messages have their times, such as `header stamps`; "" = as the instants."""
+    """Origin of its messages' times, such as `header stamps`; "" = that of the instants."""
     rate_hz: float | None = None
-    """Of its messages; None = one at each instant."""
+    """Number of its messages; None = one at each instant."""
     longest_gap_s: float | None = None
-    """Between two of its messages, in s; None = as between the instants."""
+    """Longest interval between two of its messages, in s; None = that of the instants."""
     between: tuple[Floats, NDArray[np.int64]] | None = None
-    """All its messages, [M, k], and the instant that each belongs to, [M], the first not before it; None = `values`.
+    """All its messages, [M, k], and the instant of each, [M], the first one not before it; None = `values`.
 
-    -1 of a message before the first instant, their count of one after the last.
+    -1 for a message before the first instant, their count for one after the last.
     """
     is_single: bool = False
-    """Whether the log stores its numbers as float32."""
+    """True if the log stores its numbers as float32."""
     poses: int = 0
     """Messages with a known pose; 0 if each instant has its own, or the pose is static."""
     names: tuple[str, ...] = ()
-    """Of its numbers, where the log has them and the mapping does not name them."""
+    """Names of its numbers, if the log has them and the mapping does not."""
 
 
 @dataclass(frozen=True)
 class LoggedEpisode:
-    """One episode of a log: its instants in seconds, [n], and the series of each part of the record that is mapped."""
+    """One episode of a log: its instants in seconds, [n], and the series of each mapped part of the record."""
 
     name: str
     file: str
@@ -332,13 +332,13 @@ class LoggedEpisode:
     success: bool | None = None
     embodiment: str | None = None
     facts: Episode | None = None
-    """Those of a trial; None = the mapping's."""
+    """Facts of a trial; None = the mapping's."""
     has_stamps: bool = False
-    """Whether records keep their time stamps though they be even."""
+    """True if the records keep their time stamps even if these are even."""
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
-    """Return whether the numbers of each row, [n, k], are finite and, of a pose with an orientation, turn it, [n]."""
+    """Return whether the numbers of each row, [n, k], are finite and, for a pose with orientation, a rotation, [n]."""
     known = np.isfinite(values).all(axis=1)
     if isinstance(columns, PoseColumns) and values.shape[1] == 7:
         known &= values[:, 3:].any(axis=1)
@@ -346,7 +346,7 @@ def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
 
 
 def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callable[[str], None]) -> Floats:
-    """Return poses [n, 7] as [n, 3] where every known quaternion is zero, as trackers of position alone write it."""
+    """Return poses [n, 7] as [n, 3] if every known quaternion is zero, as written by trackers of position only."""
     if not isinstance(columns, PoseColumns) or values.shape[1] < 7 or np.nan_to_num(values[:, 3:]).any():
         return values
     if not np.nan_to_num(values[:, :3]).any():
@@ -356,12 +356,12 @@ def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callab
 
 
 def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[str, str] | None = None) -> Batch:
-    """Return the episode as a batch of one, its task's id as `name_tasks` has it among others.
+    """Return the episode as a batch of one, with the task id that `name_tasks` gives it among others.
 
-    Raises `RecordError` if no instant is left, its end is unknown, torques have no limits, or a number is not valid.
+    Raises `RecordError` if no instant is left, its outcome is unknown, torques have no limits, or a number is invalid.
 
     An instant at which a part other than a body is unknown is not a record; time stamps then show the gap. Records
-    begin where every tracked body has been seen, because displacement, height and tilt are measured from record 0.
+    begin once every tracked body has been seen, because displacement, height and tilt are relative to record 0.
     """
     place = Place(file=episode.file, episode=episode.name)
     mapping = mapping if episode.facts is None else msgspec.structs.replace(mapping, episode=episode.facts)
@@ -414,7 +414,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
 
 
 def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
-    """Return the instants that are records: once every part has been seen, those with all but bodies known."""
+    """Return the instants that are records: once every part has been seen, those with all except bodies known."""
     unseen = [name for name, part in episode.series.items() if not part.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
@@ -447,7 +447,7 @@ _CHANNELS = {
     "wrench": (wrench.CHANNEL,),
     "bodies": ("body_pos_m", "body_quat_wxyz"),
 }
-"""Part of the mapping -> the channels of a record that are measured by it."""
+"""Part of the mapping -> the channels of a record that it provides."""
 
 
 def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
@@ -458,12 +458,12 @@ def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, 
 
 def _since_records(part: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
     """Return the numbers of a part since each record's predecessor, [M, k], and the record that each counts for, [M].
-    `chosen` are the instants that are records, ascending. Record 0 has those of its own instant alone.
+    `chosen` are the instants that are records, ascending. Record 0 only has those of its own instant.
     """
     rows, instant = (part.values, np.arange(len(part.values))) if part.between is None else part.between
     record = np.searchsorted(chosen, instant)
     counted = (instant >= chosen[0]) & (record < len(chosen))
-    own = np.arange(len(chosen))  # the value that is held counts, too
+    own = np.arange(len(chosen))  # the held value counts, too
     return np.concatenate([rows[counted], part.values[chosen]]), np.concatenate([record[counted], own])
 
 
@@ -479,7 +479,7 @@ def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None
 
 
 def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str], None]) -> Floats:
-    """Return, for each number, that of largest magnitude since the record before, its sign kept, [n, k]."""
+    """Return, for each number, the one of largest magnitude since the previous record, with its sign, [n, k]."""
     rows, record = _since_records(part, chosen)
     if np.isinf(rows).any():
         refuse_field("a torque is infinite", "Record finite numbers, or leave [torque] out of the mapping.", "torque")
@@ -487,7 +487,7 @@ def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str],
     for column, numbers in enumerate(rows.T):
         order = np.lexsort((np.abs(numbers), record))
         order = order[np.isfinite(numbers[order])]
-        largest[record[order], column] = numbers[order]  # the last of a record's stays
+        largest[record[order], column] = numbers[order]  # the last message of a record remains
     if part.between is not None:
         peak, judged = (np.nan_to_num(np.abs(each)).max(axis=0) for each in (part.between[0], largest))
         if (peak > judged).any():
@@ -497,7 +497,7 @@ def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str],
 
 
 def _gripper_contact(part: Series, columns: GripColumns, chosen: NDArray[np.int64]) -> Bools:
-    """Return whether any message since the record before says that the gripper holds something, [n]."""
+    """Return whether any message since the previous record says that the gripper holds something, [n]."""
     rows, record = _since_records(part, chosen)
     value, holds = rows[:, 0], np.zeros(len(chosen), np.bool_)
     low, high = columns.bounds
@@ -587,16 +587,16 @@ _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "w
 
 
 def _joint_place(name: str) -> int:
-    """Return which joint from the base on it is, by its name; -1 if that does not say it."""
+    """Return the index of a joint from the base, by its name; -1 if the name does not say."""
     found = [place for place, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
     return found[0] if found else int((re.findall(r"\d+", name) or ["-1"])[-1])
 
 
 def name_tasks(texts: Iterable[str]) -> dict[str, str]:
-    """Return the task's id of each instruction or name of a file: its letters, marks and digits, joined by hyphens.
+    """Return a task id for each instruction or file name: its letters, marks and digits, joined by hyphens.
 
-    Letters of every script are kept, in lower case and composed (NFC). Where several texts would have one id, the first
-    has it, and the others end in a digest of their text.
+    Letters of every script are kept, in lower case and composed (NFC). If several texts would have the same id, the
+    first has it, and the others end in a digest of their text.
     """
     tasks: dict[str, str] = {}
     for text in texts:
@@ -609,7 +609,7 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Series]) -> Iterator[tuple[str, str]]:
-    """Yield (file, problem) for what looks wrong in the mapped parts; nothing where all looks right."""
+    """Yield (file, problem) for each implausible value in the mapped parts."""
     for name, columns in mapping.sources.items():
         if not isinstance(columns, PoseColumns) or not series[name].known.any():
             continue

@@ -1,4 +1,4 @@
-"""What the channels of a log hold: source, time base, rate and extremes in units, and what is physically impossible."""
+"""Description of a log's channels: source, time base, rate and extremes in units, and physically impossible values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 
 _FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
-"""Speed, share of a joint's torque limit and periods of silence above which a channel is warned of."""
+"""Speed, share of a joint's torque limit, and periods of silence above which a channel has a warning."""
 _UNITS = {"torque": " N·m", "wrench": " N before the tare"}
 _MOST_SHOWN = 8
-"""Numbers of a channel whose extremes are shown."""
+"""Maximum count of numbers in a channel with extremes."""
 
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:
-    """Yield a line for each mapped part over all episodes, and below it one for each warning."""
+    """Yield a line for each mapped part over all episodes, followed by a line for each of its warnings."""
     bounds: dict[str, tuple[Floats, Floats]] = {}
     clocks: dict[str, dict[str, None]] = {}
     problems: dict[str, dict[str, None]] = {}
@@ -27,7 +27,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         for name, columns in mapping.sources.items():
             part = episode.series[name]
             rows, times = part.values[part.known], episode.time_s[part.known]
-            if part.between is not None:  # nothing between records is overlooked
+            if part.between is not None:  # include what lies between records
                 whole = part.between[0][np.isfinite(part.between[0]).all(axis=1)]
                 rows = whole if len(whole) else rows
             if isinstance(columns, PoseColumns):

@@ -1,8 +1,8 @@
-"""The tree of coordinate frames of a recording, and poses brought into one frame, as tf2 does it.
+"""The tree of coordinate frames of a recording, and conversion of poses to one frame, as in tf2.
 
-Between two stamps a transform is interpolated: its place linearly, its rotation along the shorter arc. Nothing is known
-before the first stamp, after the last, or across a gap that is longer than the limit. A static transform holds
-throughout. `/map` and `map` are one frame. A transform that is NaN, or of a frame to itself, is ignored.
+Between two stamps a transform is interpolated: its position linearly, its rotation along the shorter arc. It is unknown
+before the first stamp, after the last, and across a gap that is longer than the limit. A static transform is valid
+throughout. `/map` and `map` are one frame. A transform that is NaN, or from a frame to itself, is ignored.
 
 Read at ros2/geometry2, commit 1b005c6: tf2/src/buffer_core.cpp (setTransformImpl, walkToTopParent), tf2/src/cache.cpp
 (findClosest, interpolate), tf2/include/tf2/LinearMath/Quaternion.h (slerp).
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from scipy.spatial.transform import Rotation
 
 _XYZW = [4, 5, 6, 3]
-"""Places of a rotation in a pose, in the order of scipy."""
+"""Indices of a rotation in a pose, in the order of scipy."""
 
 
 def plain_frame(name: str) -> str:
-    """Return the name of a frame as tf2 has it: without a leading slash."""
+    """Return the name of a frame in tf2's form: without a leading slash."""
     return name.removeprefix("/")
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Where a frame is in its parent, which must be one: x, y, z, w, x, y, z by ascending time [ns], [n, 7].
+    """Pose of a frame in its only parent: x, y, z, w, x, y, z by ascending time [ns], [n, 7].
 
-    A static one is the last of them, at any time.
+    For a static one, the last pose is valid at any time.
     """
 
     parents: tuple[str, ...]
@@ -49,11 +49,12 @@ class FrameTree:
     """Child -> edge to its parent."""
 
     def __init__(self, edges: Mapping[str, Edge], max_gap_ns: float) -> None:
-        """Keep the edges; transforms further apart than `max_gap_ns` are not interpolated between."""
+        """Keep the edges; transforms that are more than `max_gap_ns` apart are not interpolated."""
         self._edges, self._max_gap_ns = edges, max_gap_ns
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
-        """Return known poses [n, 3 or 7] of `frame` in the frame `into`, each at its time; NaN where the tree is not.
+        """Return known poses [n, 3 or 7] of `frame` in the frame `into`, each at its time; NaN where the tree is
+        unknown.
 
         Raises `RecordError` if the tree does not connect the two.
         """
@@ -65,7 +66,7 @@ class FrameTree:
             known = ", ".join(sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})) or "none"
             remedy = f"The frames of the transforms are: {known}. `topics` under [transforms] says where they are."
             raise RecordError(f"no transforms connect {frame!r} with {into!r}", remedy=remedy)
-        from scipy.spatial.transform import Rotation  # takes long to import
+        from scipy.spatial.transform import Rotation  # slow to import
 
         position, turn = poses[:, :3], Rotation.from_quat(poses[:, _XYZW]) if poses.shape[1] == 7 else None
         for child in up:
@@ -91,7 +92,7 @@ class FrameTree:
         return chain
 
     def _at(self, child: str, time_ns: Ints) -> tuple[Floats, Rotation]:
-        """Return where a frame is in its parent at each time, NaN where that is not known, and its axes."""
+        """Return the pose of a frame in its parent at each time, NaN where unknown, and its axes."""
         from scipy.spatial.transform import Rotation, Slerp
 
         edge = self._edges[child]
@@ -105,4 +106,4 @@ class FrameTree:
         origin = np.stack([np.interp(at, edge.time_ns, column) for column in edge.poses[:, :3].T], axis=1)
         origin[~is_known] = np.nan
         keys, turns = np.append(edge.time_ns, edge.time_ns[-1] + 1), edge.poses[[*range(len(edge.poses)), -1]]
-        return origin, Slerp(keys, Rotation.from_quat(turns[:, _XYZW]))(at)  # which wants two keys
+        return origin, Slerp(keys, Rotation.from_quat(turns[:, _XYZW]))(at)  # which requires two keys

@@ -17,14 +17,14 @@ from safevla_bench.text import escape_controls
 
 _BEGINNING, _END = -(1 << 62), 1 << 62
 _EPOCH_S = 1e8
-"""A start or an end from here on is in seconds since 1970."""
+"""A start or an end of at least this is in seconds since 1970."""
 
 
 def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedEpisode | RecordError]:
-    """Yield the episode of a recording, or those that the mapping cuts it into; each file is read once.
+    """Yield the episode of a recording, or those into which the mapping cuts it; each file is read once.
 
-    Raises `RecordError` if the reader is not installed, a file is damaged or too large, messages are in an encoding
-    that is not read, what the mapping names is not there, or the clock has fewer than two instants.
+    Raises `RecordError` if the reader is not installed, a file is damaged or too large, messages have an unsupported
+    encoding, a name in the mapping does not exist, or the clock has fewer than two instants.
     """
     budget = Budget(MAX_NUMBERS, "numbers in an episode")
     takers: dict[str, NumberTaker | PoseTaker] = {}
@@ -44,7 +44,7 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
 
 
 def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: Transforms) -> int:
-    """Read the files into the takers; return the time of the first message in them."""
+    """Read the files into the takers; return the time of the first message."""
     has_tree = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
     trees = frozenset(mapping.transforms.topics if has_tree else ())
     topics, order = Topics({*trees, *(taker.topic for taker in takers)}), 0
@@ -75,7 +75,7 @@ def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any],
 
 
 def _cut(recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int) -> Iterator[Trial]:
-    """Yield each trial in a recording; all of it if the mapping cuts nothing."""
+    """Yield each trial in a recording; the whole recording if the mapping defines no trials."""
     file = str(recording.parts[0])
     if not mapping.trials:
         yield Trial(file, recording.name, _BEGINNING, _END, mapping.episode)
@@ -90,7 +90,8 @@ def _cut(recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker],
             spans.append((begin_ns, end_ns))
         else:
             times, values = [*marks[facts.marker].stamps.log_ns.tolist(), _END], [*marks[facts.marker].rows]
-            # True begins a trial and false ends it, said once or many times; else each message begins one.
+            # True begins a trial and false ends it, whether sent once or repeatedly; without false, each message begins
+            # one.
             turns = [k for k, value in enumerate(values) if k == 0 or all(values) or bool(value) != bool(values[k - 1])]
             spans += [(times[k], times[n]) for k, n in zip(turns, [*turns[1:], -1], strict=True) if values[k]]
         for number in range(first, len(spans)):

@@ -1,8 +1,8 @@
-"""The force at the hand, by a wrist sensor: its offset and, with the tool's mass, the tool's weight are subtracted.
+"""The force at the hand, from a wrist sensor: its offset and, if the mass is known, the tool's weight are subtracted.
 
-A wrist sensor measures what the tool bears: contacts of the gripper and of what it holds, the weight of both, and their
-inertia while the hand accelerates. It does not see contacts of the arm above it. A force is that of the tool on the
-sensor, so that a tool that hangs pulls down, in the axes of the mapped hand; `scale = -1` turns it round.
+A wrist sensor measures all forces on the tool: contacts of the gripper and the held object, the weight of both, and
+their inertia while the hand accelerates. It does not measure contacts of the arm above it. A force is that of the tool
+on the sensor, so that a hanging tool pulls down, in the axes of the mapped hand; `scale = -1` reverses it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CHANNEL = "wrist_force_n"
 _GRAVITY_M_S2 = 9.81
 _STILL_M, _STILL_RAD, _TURNED_RAD = 0.002, np.deg2rad(1.0), np.deg2rad(20.0)
-"""Greatest distance and turn of a hand that is still, and the turn from the tare at which a tool's weight matters."""
+"""Maximum motion and rotation of a still hand, and the rotation since the tare at which a tool's weight matters."""
 
 
 def measure_forces(
@@ -31,9 +31,9 @@ def measure_forces(
 ) -> tuple[Floats, str]:
     """Return the force of largest norm of each record in N, [n, 3], and a warning, "" for none.
 
-    `forces` are all that were measured, [M, 3], `record` that of each, [M]; every record has one. `time_s` is that of
+    `forces` are all measurements, [M, 3], `record` the record of each, [M]; every record has one. `time_s` is that of
     the records, [n], and `hand` their pose, [n, 7] or [n, 3] without orientation, None if it is not mapped. Raises
-    `RecordError` if the hand is never still and no tare is given, or the orientation is not known and a mass is given.
+    `RecordError` if the hand is never still and no tare is given, or the orientation is unknown and a mass is given.
     """
     turns = None
     if hand is not None and hand.shape[1] == 7:
@@ -60,7 +60,7 @@ def measure_forces(
     order = np.lexsort((np.linalg.norm(forces, axis=1), record))  # NaN last
     order = order[np.isfinite(forces[order]).all(axis=1)]
     largest = np.full((len(time_s), 3), np.nan)
-    largest[record[order]] = forces[order]  # the last of a record's stays
+    largest[record[order]] = forces[order]  # the last force of a record remains
     return largest, problem
 
 

@@ -1,4 +1,4 @@
-"""The index of the episodes of sources: one scan finds it, and then any of the episodes can be read again.
+"""The index of the episodes of sources: one scan builds it, and then any of the episodes can be read again.
 
 Archives of any size are judged in the memory of a few episodes.
 """
@@ -25,38 +25,38 @@ from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
 CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
-"""Control steps that are read before they are judged: enough for arrays to pay, some tens of megabytes."""
+"""Control steps that are read before they are judged: enough for efficient arrays, some tens of megabytes."""
 KEPT_BYTES = 1 << 26
-"""The good episodes of sources are kept in memory if they are not larger; larger ones are read from the files again."""
+"""Maximum size of the valid episodes of sources that are kept in memory; larger ones are read again from the files."""
 Indices = Sequence[int] | NDArray[np.int64]
 
 
 class EpisodeNote(NamedTuple):
-    """The part of an episode that an index keeps."""
+    """The facts about an episode that an index keeps."""
 
     header: Header
     length: int
     is_privileged: bool  # true if the policy saw privileged state
     earlier_resets: int | None
-    """The resets before the episode's own since the environment was seeded: fixtures stand elsewhere than after one."""
-    kitchen: Kitchen | None  # what fixes the start of a RoboCasa episode, if it says it
-    start_marks: tuple[str, ...]  # header fields by which its start is not one of the suite's
-    stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None where they are `dt` apart
+    """Resets before the episode's own since the environment was seeded, on which the poses of fixtures depend."""
+    kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
+    start_marks: tuple[str, ...]  # header fields that mark a start that is not the suite's
+    stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
     source: int
-    place: int  # the place among all episodes of its source, bad ones included
+    place: int  # index among all episodes of its source, including invalid ones
 
 
 @dataclass(frozen=True)
 class EpisodeIndex:
-    """The good episodes of sources in order, and where each lies."""
+    """The valid episodes of sources in order, and the location of each."""
 
     sources: tuple[RecordSource, ...]
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
     lost: tuple[AbsentEpisode, ...]
-    """The episodes whose record is gone with a damaged file, where a run's table tells which they are."""
+    """The episodes whose record was lost in a damaged file, if a run's table says which they are."""
     kept: tuple[Sequence[Batch], ...] | None = None
-    """The good episodes of each source, if the scan kept them because they are few."""
+    """The valid episodes of each source, if the scan kept them because they are few."""
 
     def __len__(self) -> int:
         return len(self.notes)
@@ -68,17 +68,17 @@ class EpisodeIndex:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Records of each episode, [E]."""
+        """Number of records of each episode, [E]."""
         return np.array([note.length for note in self.notes], dtype=np.int64)
 
     @cached_property
     def dt_s(self) -> NDArray[np.float64]:
-        """Control step of each episode in seconds, [E]."""
+        """Control step of each episode [s], [E]."""
         return np.array([header.dt for header in self.headers], dtype=np.float64)
 
     @cached_property
     def stamps_s(self) -> Stamps:
-        """The times of the episodes whose records have stamps."""
+        """Times of the episodes whose records have stamps."""
         return {k: note.stamps_s for k, note in enumerate(self.notes) if note.stamps_s is not None}
 
     @property
@@ -88,7 +88,7 @@ class EpisodeIndex:
 
     @property
     def left_out(self) -> LeftOut:
-        """The counts of the episodes that are not among these, because they are invalid, lost or missing."""
+        """The counts of the episodes that are not in the index, because they are invalid, lost or missing."""
         return LeftOut.from_problems(self.problems, self.sources)
 
     @property
@@ -102,8 +102,8 @@ class EpisodeIndex:
         return list(zip(self.sources, map(range, ends, ends[1:]), strict=True))
 
     def require_valid(self, *, skip_invalid: bool = False) -> None:
-        """Raise `CollectedError` for all that is bad, unless `skip_invalid`; `RunError` for an episode in two sources.
-        An episode that is twice in one source is among the problems.
+        """Raise `CollectedError` for all problems, unless `skip_invalid`; `RunError` for an episode in two sources. An
+        episode that occurs twice in one source is one of the problems.
         """
         if self.problems and not skip_invalid:
             raise CollectedError(self.problems, remedy=remedy_for(self.problems))
@@ -121,9 +121,9 @@ class EpisodeIndex:
                 raise RunError(problem, remedy=remedy, place=Place(file=str(path), episode=episode_id))
 
     def read_chunks(self, wanted: Collection[int] = (), kept: list[Batch] | None = None) -> Iterator[Batch]:
-        """Yield all good episodes in batches, in order, each batch of one source. Those at the indices `wanted` are
-        appended to `kept` on the way, which is complete once all is read. Raises `RunError` if a source has fewer or
-        more of them than at the scan.
+        """Yield all valid episodes in batches, in order, each batch of one source. Those at the indices `wanted` are
+        appended to `kept`, which is complete at the end. Raises `RunError` if a source has fewer or more of them than
+        at the scan.
         """
         wanted = frozenset(wanted)
         for number, (source, indices) in enumerate(self.by_source()):
@@ -139,7 +139,7 @@ class EpisodeIndex:
                 raise _changed_source(source.path)
 
     def read_all(self) -> Batch | None:
-        """Return all good episodes as one batch; None if there are none. Raises as `read_chunks` does."""
+        """Return all valid episodes as one batch; None if there are none. Raises as `read_chunks` does."""
         batches = list(self.read_chunks())
         return concatenate_batches(batches) if batches else None
 
@@ -149,7 +149,7 @@ class EpisodeIndex:
 
     def read_episodes(self, indices: Indices) -> Batch | None:
         """Return the episodes at these indices, in the order given; None for no indices. Only these are decoded. Raises
-        `RunError` if a source no longer holds one of them in its place.
+        `RunError` if a source no longer has one of them at its location.
         """
         chosen = [self.notes[int(k)] for k in indices]
         picked: dict[EpisodeKey, Batch] = {}
@@ -159,14 +159,14 @@ class EpisodeIndex:
         return concatenate_batches([picked[note.header.key] for note in chosen]) if chosen else None
 
     def read_sparsely(self, indices: Sequence[int]) -> Batch:
-        """Return all episodes in order: those at `indices` with their records, others with header and length alone."""
+        """Return all episodes in order: those at `indices` with their records, others with only header and length."""
         chosen = sorted(set(indices))
         full = self.read_episodes(chosen)
         batch = self.append_headers([] if full is None else [full], chosen)
         return select_episodes(batch, np.argsort([*chosen, *self._others(chosen)]))
 
     def append_headers(self, batches: Sequence[Batch], indices: Collection[int]) -> Batch:
-        """Return the episodes of the batches, those at `indices`, then all others with header and length alone."""
+        """Return the episodes of the batches, those at `indices`, then all others with only header and length."""
         rest = self._others(indices)
         return concatenate_batches([*batches, batch_of_headers([self.headers[k] for k in rest], self.lengths[rest])])
 
@@ -174,7 +174,7 @@ class EpisodeIndex:
         return sorted(set(range(len(self))) - set(indices))
 
     def select_episodes(self, indices: Iterable[int]) -> EpisodeIndex:
-        """Return the index of the episodes at `indices`, in the order of all, as if the sources held no others. Indices
+        """Return the index of the episodes at `indices`, in the order of all, as if the sources had no others. Indices
         out of range are ignored. Problems and lost episodes stay.
         """
         wanted = set(indices)
@@ -185,7 +185,7 @@ class Scan:
     """One pass over sources that yields their episodes, some at a time, and then has their index."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Open the sources; raises as `open_sources` does."""
+        """Open the sources. Raises as `open_sources` does."""
         self._sources = open_sources(paths)
         folders = [source.path for source in self._sources]
         files = [file for path in folders for file in ([path] if path.is_file() else archive_parts(path))]
@@ -202,7 +202,7 @@ class Scan:
         return self._batches
 
     def index(self) -> EpisodeIndex:
-        """Return the index of all episodes, after reading what was not read so far; bad episodes are its `problems`."""
+        """Return the index of all episodes, after reading the remaining ones; invalid episodes are its `problems`."""
         for _ in self._batches:
             pass
         kept = None if self._kept is None else tuple(self._kept)
@@ -244,7 +244,7 @@ class Scan:
 
 
 def scan(paths: Sequence[Path]) -> EpisodeIndex:
-    """Read the sources once and return the index of their episodes; bad episodes are its `problems`."""
+    """Read the sources once and return the index of their episodes; invalid episodes are its `problems`."""
     return Scan(paths).index()
 
 
@@ -257,7 +257,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the same episodes in batches of `CHUNK_RECORDS` records or `CHUNK_BYTES` at least, but for the last."""
+    """Yield the same episodes in batches of at least `CHUNK_RECORDS` records or `CHUNK_BYTES`, except for the last."""
     gathered: list[Batch] = []
     size = 0
     for batch in batches:
@@ -271,7 +271,8 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 MAX_NOTES_BYTES = 1 << 30
-"""What an index keeps of all episodes, some 250,000, and of errors; of larger sources as much as their files have."""
+"""Maximum size that an index keeps of all episodes, about 250,000, and of errors; larger sources may use as much as
+their files have."""
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 

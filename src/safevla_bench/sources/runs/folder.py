@@ -27,26 +27,26 @@ from safevla_recorder.episode import EpisodeRow as EpisodeRow
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
 ORIGIN = ("judged_by", "sources", "recorded_with")
-"""The keys of scores.json that say how it came about; scores.parquet has them as metadata of its schema."""
+"""The keys of scores.json that describe its origin; scores.parquet has them as metadata of its schema."""
 DECISION = "decision"
-"""The key of run.json that holds what a run with a stopping rule found, and after how many episodes."""
+"""The key of run.json for the result of a stopping rule, and after how many episodes."""
 BY_CHANCE = (
     "A pair of episodes then differs by chance too; safevla compare first=RUN again=RUN of two runs shows how much."
 )
 MAX_SCORES_BYTES = 1 << 28
 SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
-EXPERIMENTS = "experiments"  # the folder of a run folder that holds judgements by other rules, which are not its own
+EXPERIMENTS = "experiments"  # the folder in a run folder for judgements by other rules, which are not its own
 EXPORTS = frozenset(
     ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
     + ("eval_info.json", "vla_eval.json", "board", "figures", "sensitivity-physics.json", EXPERIMENTS)
 )
-"""What commands write into a run folder if it is their only source, beside its own judgement and pictures."""
+"""Files that commands write into a run folder if it is their only source, besides its own judgement and pictures."""
 MISSING = "missing"
 _RESTORE = "Restore the file, or score the files under archive/ directly."
 
 
 class NamedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """The names by which a table lists an episode; the policy may be unknown."""
+    """The names of an episode in a table; the policy may be unknown."""
 
     episode_id: str
     benchmark: str
@@ -68,8 +68,8 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Wall milliseconds of a policy's calls in one episode, of its inferences where it gives several actions at a time.
-    A fact of the day, kept apart from results.
+    """Wall-clock milliseconds of a policy's calls in one episode, of its inferences if it returns several actions at a
+    time. Kept apart from results, since it varies between runs.
     """
 
     calls: int
@@ -89,7 +89,7 @@ class Repeats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
-    """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that had it."""
+    """A statement of a policy or its server about itself, such as its checkpoint, and the episodes that received it."""
 
     policy: str
     suite: str
@@ -98,12 +98,14 @@ class PolicyGreeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a run's day, under `volatile` of run.json: no result hangs on them."""
+    """Facts that vary between runs, under `volatile` of run.json; results do not depend on them."""
 
-    policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, of those that have one
+    policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if it has one
     policies_say: Sequence[PolicyGreeting] = ()
     """The statements of policies about themselves, in the order of their first episodes."""
-    repeated_answers: Mapping[str, Repeats] = {}  # policy -> what was found of its server after the run's last episode
+    repeated_answers: Mapping[
+        str, Repeats
+    ] = {}  # policy -> result of repeated requests to its server after the run's last episode
 
     @property
     def statements(self) -> dict[str, Mapping[str, object]]:
@@ -111,7 +113,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
         return {name: greeting.says for greeting in self.policies_say for name in greeting.episodes}
 
     def add_to(self, description: Mapping[str, object]) -> dict[str, object]:
-        """Return a run.json that holds the facts that there are under `volatile`."""
+        """Return a run.json with the known facts under `volatile`."""
         facts = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return {**description, "volatile": {**read_volatile(description), **facts}} if facts else dict(description)
 
@@ -126,7 +128,7 @@ _EPISODES_SCHEMA = pa.schema(
 
 @contextmanager
 def readable(path: Path, remedy: str) -> Iterator[None]:
-    """Raise `RunError` naming a run's file for whatever its readers raise for damage."""
+    """Raise `RunError` naming a run's file for the errors that its readers raise for damage."""
     try:
         with limit_memory(path):
             yield
@@ -137,12 +139,12 @@ def readable(path: Path, remedy: str) -> Iterator[None]:
 
 
 def archive_parts(folder: Path) -> list[Path]:
-    """Return the archive files of a complete run folder, sorted by name; [] where there are none."""
+    """Return the archive files of a complete run folder, sorted by name; [] if there are none."""
     return sorted((folder / ARCHIVE).glob("part-*"))
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The digests of a complete run: of its archive's parts, `archive/NAME`, and of the files beside it."""
+    """The digests of a complete run: of its archive's parts, `archive/NAME`, and of the other files."""
 
     schema_version: int = SCHEMA_VERSION
     parts: dict[str, str]
@@ -151,15 +153,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the content of manifest.json; `RunError` if it is missing, damaged or names no parts or files."""
+    """Return the content of manifest.json. Raises `RunError` if it is missing, damaged or names no parts or files."""
     with readable(folder / MANIFEST, "Copy the folder anew from where it was made, or roll it out again."):
         return decode_json(read_input(folder / MANIFEST), Manifest)
 
 
 def archive_digest(path: Path) -> str | None:
-    """Return the sha256 of an archive file; of a run folder, that of its parts' names and digests in its manifest. The
-    latter is what `sha256sum archive/part-* | sha256sum` prints in the folder. None for a folder or a missing path
-    without a manifest that can be read.
+    """Return the sha256 of an archive file; for a run folder, that of its parts' names and digests in its manifest,
+    which is the output of `sha256sum archive/part-* | sha256sum` in the folder. None for a missing path, and for a
+    folder without a readable manifest.
     """
     if path.is_file():
         return sha256_of(path)
@@ -172,7 +174,7 @@ def archive_digest(path: Path) -> str | None:
 
 
 def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return the host that run.json names, None without one, and its arguments; raises as `read_description` does."""
+    """Return the host in run.json, None without one, and its arguments. Raises as `read_description` does."""
     description = read_description(folder) if (folder / RUN).is_file() else {}
     host, arguments = description.get("host"), description.get("host_arguments")
     named = {str(key): str(value) for key, value in arguments.items()} if isinstance(arguments, Mapping) else {}
@@ -180,7 +182,7 @@ def read_host(folder: Path) -> tuple[str | None, dict[str, str]]:
 
 
 def read_description(folder: Path) -> dict[str, object]:
-    """Return the content of run.json; `RunError` if it is missing or damaged."""
+    """Return the content of run.json. Raises `RunError` if it is missing or damaged."""
     with readable(folder / RUN, _RESTORE):
         loaded = load_json(read_input(folder / RUN))
         if not isinstance(loaded, dict):
@@ -189,28 +191,28 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def policy_rows(description: Mapping[str, object]) -> list[Mapping[str, Any]]:
-    """Return what a run.json says of each policy that it names; [] where it names none, as for an archive."""
+    """Return the entries of a run.json for each policy; [] if it has none, as for an archive."""
     rows = description.get("policies")
     listed = rows if isinstance(rows, list | tuple) else ()
     return [row for row in listed if isinstance(row, Mapping) and isinstance(row.get("policy"), str)]
 
 
 def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the facts of the day that a run.json holds; {} where it holds none."""
+    """Return the `volatile` facts in a run.json; {} if there are none."""
     volatile = description.get("volatile")
     return volatile if isinstance(volatile, Mapping) else {}
 
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
-    """Write the table of all planned episodes, replacing one that exists."""
+    """Write the table of all planned episodes, replacing an existing one."""
     plain = map_texts(msgspec.to_builtins(rows), escape_surrogates)
     table = pa.Table.from_pylist(plain, schema=_EPISODES_SCHEMA)
     write_atomically(own_path(folder, EPISODES), encode_parquet(table))
 
 
 def read_episodes(folder: Path) -> list[EpisodeRow]:
-    """Return the table of all planned episodes, in plan order; empty where it is missing. Raises `RunError` if the
-    table is damaged.
+    """Return the table of all planned episodes, in plan order; empty if it is missing. Raises `RunError` if the table
+    is damaged.
     """
     path = folder / EPISODES
     with readable(path, _RESTORE):
@@ -218,7 +220,7 @@ def read_episodes(folder: Path) -> list[EpisodeRow]:
 
 
 def read_facts(folder: Path) -> DayFacts:
-    """Return the facts of the day of a complete run; `RunError` if run.json is missing or damaged."""
+    """Return the `volatile` facts of a complete run. Raises `RunError` if run.json is missing or damaged."""
     try:
         return msgspec.convert(read_volatile(read_description(folder)), DayFacts)
     except msgspec.ValidationError as error:
@@ -227,7 +229,7 @@ def read_facts(folder: Path) -> DayFacts:
 
 
 def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[str, list[Latency]]:
-    """Return policy -> latency of each of its episodes, of the policies that run.json describes as served."""
+    """Return policy -> latency of each of its episodes, for the policies that run.json describes as served."""
     served = [row["policy"] for row in policy_rows(description) if "dialect" in row]
     spent = read_facts(folder).policy_latency.items() if served else ()
     named = {policy: [row for name, row in spent if name.startswith(f"{policy}/")] for policy in served}
@@ -242,8 +244,8 @@ def encode_parquet(table: pa.Table) -> bytes:
 
 
 def dump_json(document: object) -> bytes:
-    """Return a document as JSON for people: two spaces a level, a line end; NaN becomes null. Raises `TypeError` for
-    NumPy's values and other types that msgspec does not know.
+    """Return a document as JSON for people: indented by two spaces, with a final newline; NaN becomes null. Raises
+    `TypeError` for NumPy values and other types that msgspec does not know.
     """
     return msgspec.json.format(encode_json(document), indent=2) + b"\n"
 
@@ -270,7 +272,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str
     policy: str | None
     kind: Kind
-    record: int  # the record shown; 0 of what shows them all
+    record: int  # the record shown; 0 if all are shown
     time_s: float
     caption: str
     spec: str | None = None
@@ -282,7 +284,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     camera: str
     width: int
     height: int
-    file: str  # beside the index: a bare file name
+    file: str  # in the folder of the index: a bare file name
 
 
 MAX_FRAME_BYTES = 50_000_000
@@ -291,9 +293,9 @@ _PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
 def read_picture(folder: Path, frame: Frame, most_bytes: int = MAX_FRAME_BYTES) -> tuple[str, bytes] | None:
-    """Return the form of a frame's picture (`PNG`, `JPEG` or `WEBP`) and its bytes. None if it is missing, of another
-    type, larger than `most_bytes` or 2²⁴ pixels, lies outside of the run folder (by a link, say), or does not decode as
-    what its name says.
+    """Return the format of a frame's picture (`PNG`, `JPEG` or `WEBP`) and its bytes. None if it is missing, of another
+    type, larger than `most_bytes` or 2²⁴ pixels, outside of the run folder (such as by a link), or does not decode as
+    its suffix says.
     """
     from PIL import Image
 
@@ -317,9 +319,8 @@ class _Index(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_frames(folder: Path) -> tuple[Frame, ...]:
-    """Return the frames of a run folder, in the order of their index; () if there is no index. Raises `RunError` if the
-    index cannot be read, or a file's name is not a bare name in lower case (a path, say). Whether the files exist is
-    not checked.
+    """Return the frames of a run folder, in the order of their index; () if there is no index. Does not check whether
+    the files exist. Raises `RunError` if the index cannot be read, or a file's name is not a bare name in lower case.
     """
     path = folder / FRAMES / INDEX
     if not path.exists():
@@ -333,33 +334,33 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
 
 
 def write_frames(folder: Path, frames: Iterable[Frame]) -> Path:
-    """Write the index into a run folder's `frames`, which must exist, in place of an older one; return its path."""
+    """Write the index into a run folder's `frames`, which must exist, replacing an older one; return its path."""
     path = own_path(folder, FRAMES, INDEX)
     write_atomically(path, dump_json(_Index(frames=tuple(frames))))
     return path
 
 
 def frame_stem(policy: str | None, episode_id: str) -> str:
-    """Return the stem of the files of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits.
-    The digits are a digest of policy and id.
+    """Return the stem of the files of an episode's frames: the end of its id in `a-z0-9-`, then 8 hexadecimal digits,
+    which are a digest of policy and id.
     """
     legible = re.sub(r"[^a-z0-9]+", "-", episode_id.lower())[-_SLUG:].strip("-")
     digest = hashlib.sha256(f"{policy!r}/{episode_id}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return "-".join(part for part in (legible, digest) if part)
 
 
-# The plan in run.json against the table of episodes: which planned episodes are missing, and what nobody planned
+# Comparison of the plan in run.json with the table of episodes: missing and unplanned episodes
 
 
 _REASON = "it was planned, and the table of episodes does not list it"
-_NAMED = 1_000_000  # episodes of a plan up to which each has its name here; a run.json may claim any number
+_NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
 _SUITE_SIZES = (None, "protocol")
-"""What run.json says of the number of episodes where each task of a suite has as many as its suite has."""
+"""Value in run.json for the number of episodes if each task of a suite has the suite's own number."""
 
 
 class PlanStretch(msgspec.Struct, frozen=True):
-    """The `number`-th of `count` shards, from 1: its first place in the plan, and how many episodes the plan has.
-    run.json holds it as `shard`.
+    """The `number`-th of `count` shards, from 1: its first index in the plan, and the plan's number of episodes. Stored
+    in run.json as `shard`.
     """
 
     number: int
@@ -388,10 +389,10 @@ class _Plan(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """Between a run's plan and its table of episodes."""
+    """Differences between a run's plan and its table of episodes."""
 
     missing: tuple[AbsentEpisode, ...] = ()
-    unnamed: int = 0  # further planned episodes that are not listed, where run.json does not tell which
+    unnamed: int = 0  # further planned episodes that are not listed, if run.json does not say which
     unplanned: int = 0
 
 
@@ -401,9 +402,9 @@ def name_episode(policy: str, task: str, episode: int) -> str:
 
 
 def compare_plan(description: Mapping[str, object], rows: Sequence[EpisodeRow]) -> PlanDifference:
-    """Return what differs between the plan of a complete run, by its run.json, and the rows of its table of episodes.
-    Nothing if run.json has no plan, as of a loop that was recorded from outside. Raises `RunError`: what run.json says
-    of the plan is damaged.
+    """Return the differences between the plan of a complete run, in its run.json, and its table of episodes. None if
+    run.json has no plan, as for a loop that was recorded from outside. Raises `RunError` if the plan in run.json is
+    damaged.
     """
     if "planned" not in description:
         return PlanDifference()
@@ -425,7 +426,7 @@ def _name_planned(plan: _Plan, rows: Sequence[EpisodeRow]) -> dict[str, AbsentEp
     whole = plan.shard.whole if plan.shard else plan.planned
     if whole > _NAMED or not (isinstance(plan.episodes, int) or plan.episodes in _SUITE_SIZES):
         return None
-    listed: dict[str, int] = {}  # suite -> the most episodes of a task
+    listed: dict[str, int] = {}  # suite -> largest number of episodes of a task
     for row in rows:
         listed[row.benchmark] = max(listed.get(row.benchmark, 0), row.episode + 1)
     counts = {

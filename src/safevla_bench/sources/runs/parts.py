@@ -1,8 +1,8 @@
-"""The records of a run folder: `raw/NNNNNN.npz` and a row in `raw/NNNNNN.json` while it goes, then archive parts.
+"""The records of a run folder: `raw/NNNNNN.npz` and a row in `raw/NNNNNN.json` during the run, then archive parts.
 
-NNNNNN is an episode's place in the plan, from 0, and its row is written last: without it the episode is run again, and
-the record overwritten. A crashed episode has a row and no record. `safevla_recorder` writes the same files; there
-NNNNNN counts episodes in the order of their ends, and they stay when the run is complete.
+NNNNNN is an episode's index in the plan, and its row is written last: without it the episode is run again, and the
+record overwritten. A crashed episode has a row but no record. `safevla_recorder` writes the same files; there NNNNNN
+counts episodes in the order of their ends, and they stay when the run is complete.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _ROW_FIELDS = tuple(field.name for field in fields(run_folder.EpisodeRow))
 
 @dataclass(frozen=True)
 class RawEpisode(run_folder.EpisodeRow):
-    """An episode that is done: its row, and two facts of the day."""
+    """A finished episode: its row, and two facts that vary between runs."""
 
     latency: run_folder.Latency | None = None
     greeting: Mapping[str, object] | None = None
 
     @property
     def row(self) -> run_folder.EpisodeRow:
-        """The row of the table of episodes: this without the facts of the day."""
+        """The row of the table of episodes, without the facts that vary between runs."""
         return run_folder.EpisodeRow(**{name: getattr(self, name) for name in _ROW_FIELDS})
 
     @property
@@ -58,7 +58,7 @@ def has_raw(folder: Path) -> bool:
 
 
 def record_path(folder: Path, index: int) -> Path:
-    """Return the path of an episode's raw record; `index` is its place in the plan."""
+    """Return the path of an episode's raw record; `index` is its index in the plan."""
     return folder / RAW / f"{index:06d}{npz.SUFFIX}"
 
 
@@ -75,15 +75,15 @@ def write_raw(folder: Path, index: int, episode: RawEpisode, record: bytes | Non
 
 
 def remove_raw(folder: Path, index: int) -> None:
-    """Remove a finished episode: its row, without which it is not done, then its record."""
+    """Remove a finished episode: its row, without which it is unfinished, then its record."""
     path = record_path(folder, index)
     path.with_suffix(_ROW).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 def count_progress(folder: Path) -> tuple[int, int]:
-    """Return (episodes done, episodes planned) of a run folder; of a complete run both are the number planned. (0, 0)
-    if run.json does not say how many are planned. Raises `RunError` if it is missing or damaged.
+    """Return (episodes finished, episodes planned) of a run folder; both are the number planned for a complete run. (0,
+    0) if run.json does not say how many are planned. Raises `RunError` if it is missing or damaged.
     """
     description = run_folder.read_description(folder)
     planned = description.get("planned")
@@ -92,14 +92,14 @@ def count_progress(folder: Path) -> tuple[int, int]:
 
 
 def read_raw(folder: Path) -> dict[int, RawEpisode]:
-    """Return the episodes that are done, by their place in the plan, in its order. Raises `FileNotFoundError` if there
-    are no raw episodes, or they are removed meanwhile, because the run was completed; `RunError` if a row is damaged.
+    """Return the finished episodes, by their index in the plan, in its order. Raises `FileNotFoundError` if there are
+    no raw episodes, or they were just removed because the run was completed; `RunError` if a row is damaged.
     """
     return {index: _read_row(path) for index, path in _row_paths(folder).items()}
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return the files that hold the records of a complete run, in order: its archive's, or else its raw records. [] if
+    """Return the files with the records of a complete run, in order: its archive's, or else its raw records; [] if
     there are neither. Raises `RunError` if a raw row is damaged.
     """
     parts = run_folder.archive_parts(folder)
@@ -109,8 +109,8 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def episode_rows(folder: Path) -> list[run_folder.EpisodeRow]:
-    """Return the row of every planned episode of a complete run, in plan order: of its table, or else its raw rows. []
-    if there are neither. Raises `RunError` if the table or a raw row is damaged.
+    """Return the row of every planned episode of a complete run, in plan order: from its table, or else its raw rows;
+    [] if there are neither. Raises `RunError` if the table or a raw row is damaged.
     """
     if (folder / run_folder.EPISODES).exists() or not has_raw(folder):
         return run_folder.read_episodes(folder)
@@ -118,7 +118,7 @@ def episode_rows(folder: Path) -> list[run_folder.EpisodeRow]:
 
 
 def complete_episodes(folder: Path) -> list[RawEpisode]:
-    """Return every planned episode of a complete run with its facts of the day, in plan order. Raises `RunError` as
+    """Return every planned episode of a complete run with its varying facts, in plan order. Raises `RunError` as
     `episode_rows` does, or if run.json is damaged.
     """
     facts = run_folder.read_facts(folder)
@@ -134,7 +134,7 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
 
 
 def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
-    """Return the facts of a run's day; of the statements each different one of a policy in a suite once."""
+    """Return the varying facts of a run, with each distinct statement of a policy in a suite once."""
     latencies: dict[str, run_folder.Latency] = {}
     greetings: dict[tuple[str, str, bytes], run_folder.PolicyGreeting] = {}
     for episode in episodes:
@@ -153,15 +153,17 @@ _PLANNED_FIELDS = ("policy", "episode_id", "benchmark", "task_id", "init_state_i
 
 
 def plan_digest(folder: Path) -> str:
-    """Return the sha256 of what was planned of every episode of a complete run, in plan order. The outcome does not
-    change it. Raises `RunError` as `episode_rows` does.
+    """Return the sha256 of the plan of every episode of a complete run, in plan order; independent of outcomes. Raises
+    `RunError` as `episode_rows` does.
     """
     planned = [[getattr(row, name) for name in _PLANNED_FIELDS] for row in episode_rows(folder)]
     return hashlib.sha256(msgspec.json.encode(planned)).hexdigest()
 
 
 def read_record(folder: Path, index: int) -> Batch:
-    """Return the raw record of the episode at this place in the plan; `RecordError` where it is missing or damaged."""
+    """Return the raw record of the episode with this index in the plan. Raises `RecordError` if it is missing or
+    damaged.
+    """
     path = record_path(folder, index)
     try:
         with limit_memory(path):
@@ -178,8 +180,8 @@ def read_record(folder: Path, index: int) -> Batch:
 def read_unfinished(
     folder: Path, episodes: Mapping[int, RawEpisode], wanted: Collection[int] | None = None
 ) -> Iterator[Batch | RecordError]:
-    """Yield the records of an unfinished run as it was when its `episodes` were listed, and the errors of bad records.
-    `wanted` are the records to read, by their place among all records (a crashed episode has none); None = all. Raises
+    """Yield the records of an unfinished run as of when its `episodes` were listed, and the errors of bad records.
+    `wanted` are the records to read, by their index among all records (a crashed episode has none); None = all. Raises
     `RunError` if the run was completed meanwhile.
     """
     sieve = EpisodeSelection(wanted)
@@ -195,7 +197,7 @@ def read_unfinished(
 
 
 def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
-    """Raise `RunError` if an episode that is done has lost its record."""
+    """Raise `RunError` if a finished episode has lost its record."""
     for index, episode in episodes.items():
         path = record_path(folder, index)
         if episode.has_record and not path.exists():
@@ -228,13 +230,13 @@ SEAL = "file_sha256"
 
 
 def seal_json(document: Mapping[str, object]) -> bytes:
-    """Return a document as JSON whose last `SEAL` key, which is to be empty, holds the digest of all other bytes."""
+    """Return a document as JSON whose last key, `SEAL`, which must be empty, holds the digest of all other bytes."""
     head, key, tail = run_folder.dump_json(document).rpartition(_SEAL_KEY)
     return head + key + hashlib.sha256(head + key + tail).hexdigest().encode() + tail
 
 
 def is_sealed(content: bytes) -> bool:
-    """Return whether a file's bytes are those that `seal_json` gave."""
+    """Return whether a file's bytes are unchanged since `seal_json`."""
     head, key, rest = content.rpartition(_SEAL_KEY)
     return bool(key) and rest[:_DIGITS] == hashlib.sha256(head + key + rest[_DIGITS:]).hexdigest().encode()
 
@@ -243,8 +245,8 @@ _SEAL_KEY, _DIGITS = f'"{SEAL}": "'.encode(), 64
 
 
 def write_manifest(folder: Path, parts: Sequence[Path], episodes: int, description: Mapping[str, object]) -> None:
-    """Write the digests of a complete run: of its archive's parts and its table, both on the disk, and of run.json.
-    `description` is what run.json will hold, of which the facts of the day are left out; `episodes` are all planned.
+    """Write the digests of a complete run: of its archive's parts and its table, both on disk, and of run.json.
+    `description` is the future content of run.json, of which the varying facts are ignored; `episodes` are all planned.
     """
     files = {
         run_folder.EPISODES: sha256_of(folder / run_folder.EPISODES),
@@ -259,8 +261,8 @@ def _seal_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
 
 
 def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
-    """Put the digests of files that were written after a run into its manifest, last; those of None are removed.
-    Nothing happens where the manifest is missing or damaged. Raises `FileError` if the disk refuses.
+    """Append the digests of files that were written after a run to its manifest; those of None are removed. Does
+    nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
     """
     try:
         manifest = run_folder.read_manifest(folder)
@@ -272,7 +274,7 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
 
 
 def later_files(folder: Path, name: str) -> list[str]:
-    """Return the files beside the archive that were written after the file `name`, as the manifest has them."""
+    """Return the files outside the archive that were written after the file `name`, as listed in the manifest."""
     files = list(run_folder.read_manifest(folder).files)
     return files[files.index(name) + 1 :] if name in files else []
 
@@ -281,8 +283,8 @@ _BESIDE = re.compile(r"(?:(?:frames|found)/)?\w[\w.-]*", re.ASCII)
 
 
 def changed_files(folder: Path) -> Iterator[str]:
-    """Yield a sentence for each file beside the archive that is not as the manifest says, the manifest included. Raises
-    `RunError` if the manifest or run.json cannot be read.
+    """Yield a sentence for each file outside the archive that differs from the manifest, and for the manifest itself.
+    Raises `RunError` if the manifest or run.json cannot be read.
     """
     files = run_folder.read_manifest(folder).files
     for name in (run_folder.MANIFEST, run_folder.RUN):
@@ -347,9 +349,9 @@ FORMS: Mapping[str, str] = {PARQUET: parquet.SUFFIX, JSONL: ".jsonl.zst"}
 def write_run(
     folder: Path, description: Mapping[str, object], rows: Sequence[run_folder.EpisodeRow], records: Iterable[Batch]
 ) -> None:
-    """Write everything that a complete run holds, run.json last, over what is there already. `description` becomes
-    run.json, with `complete` true; its `archive` names the archive's form. `records` are those of the episodes of
-    `rows` that left one, as batches of one, in plan order.
+    """Write all files of a complete run, run.json last, replacing existing ones. `description` becomes run.json, with
+    `complete` true; its `archive` names the archive's format. `records` are those of the episodes of `rows` that have
+    one, as batches of one, in plan order.
     """
     parts = list(_write_parts(folder, records, FORMS[str(description.get("archive", PARQUET))]))
     for stale in set(run_folder.archive_parts(folder)) - set(parts):
@@ -362,7 +364,7 @@ def write_run(
 
 
 def read_records(folder: Path) -> Iterator[Batch]:
-    """Yield the records of a complete run as batches of one, in order; `RecordError` where one cannot be read."""
+    """Yield the records of a complete run as batches of one, in order; `RecordError` for those that cannot be read."""
     for batch in archive.read_episodes(run_folder.archive_parts(folder)):
         if isinstance(batch, RecordError):
             raise batch

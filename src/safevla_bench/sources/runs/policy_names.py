@@ -1,6 +1,6 @@
-"""Names that tell policies of several sources apart: one name with other arguments, servers or checkpoints is another.
+"""Names that distinguish policies of several sources: other arguments, servers or checkpoints make another policy.
 
-Sources that agree in all that their run.json says of a policy hold one; others are never merged.
+Sources whose run.json agrees about a policy have the same one; others are never merged.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from safevla_bench.sources.runs.folder import RUN, policy_rows, read_volatile
 
 
 class NamedSource(PosixPath):
-    """The path of a SOURCE whose policy is to be shown under a name of the user's, as in `tables mine=runs/x`."""
+    """A SOURCE whose policy is to be shown under a name of the user's, as in `tables mine=runs/x`."""
 
     policy: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Path:
-        """Return the source of `NAME=PATH` with its policy's name; else the text as a path without a name. A text that
-        is an existing path, or whose NAME is empty or has a "/", or whose PATH is empty, is a path.
+        """Parse `NAME=PATH` to a source with its policy's name; any other text is a path without a name. A text that is
+        an existing path, or whose NAME is empty or has a "/", or whose PATH is empty, is a path.
         """
         name, equals, path = text.partition("=")
         if not equals or not name or not path or "/" in name or Path(text).exists():
@@ -32,7 +32,7 @@ class NamedSource(PosixPath):
         return named
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return what pickle needs to make the source again in another process, with its name."""
+        """Return what pickle needs to restore the source in another process, with its name."""
         return NamedSource.parse, (f"{self.policy}={self}" if self.policy else str(self),)
 
 
@@ -50,14 +50,14 @@ class PolicyIdentity:
     name: str
     source: Path
     facts: Mapping[str, str]
-    """Dotted name -> value: arguments (given or asked for by a server), dialect, replay, checkpoints."""
-    statements: Mapping[str, str]  # suite -> what the policy or its server said of itself
-    servers: Mapping[str, str]  # suite -> the server that was asked
+    """Dotted name -> value: arguments (given, or requested by a server), dialect, replay, checkpoints."""
+    statements: Mapping[str, str]  # suite -> statement of the policy or its server about itself
+    servers: Mapping[str, str]  # suite -> the server that was queried
 
     def is_same(self, other: PolicyIdentity) -> bool:
-        """Return whether nothing tells the two policies apart; what both are silent about does not. A suite is another
-        checkpoint's where its server states something else, or where either states nothing and the addresses differ.
-        Suites that only one of the two ran tell nothing.
+        """Return whether nothing distinguishes the two policies; facts that both lack do not. A suite has another
+        checkpoint if its server states something else, or if either states nothing and the addresses differ. Suites
+        that only one of the two ran are ignored.
         """
         for suite in {*self.statements, *self.servers} & {*other.statements, *other.servers}:
             both_state = suite in self.statements and suite in other.statements
@@ -67,15 +67,17 @@ class PolicyIdentity:
         return self.facts == other.facts
 
     def all_facts(self) -> Mapping[str, str]:
-        """Return all facts by name that may tell the policy from others, in the order in which a label shows them."""
+        """Return all facts by name that may distinguish the policy from others, in the order in which a label shows
+        them.
+        """
         statements = {f"said on {suite}": text for suite, text in self.statements.items()}
         asked = {f"server of {suite}": url for suite, url in self.servers.items()}
         return {**self.facts, **asked, **statements}
 
 
 def identify_policies(path: Path, description: Mapping[str, object]) -> list[PolicyIdentity]:
-    """Return the identity of each policy that a run.json names; [] where it names none, as for an archive. Raises
-    `RunError` if the file is nested too deeply to be read.
+    """Return the identity of each policy in a run.json; [] if there are none, as for an archive. Raises `RunError` if
+    the file is nested too deeply to be read.
     """
     try:
         return [
@@ -125,8 +127,8 @@ def _servers(description: Mapping[str, object]) -> dict[str, str]:
 
 
 def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
-    """Return recorded name -> the name that the user gave to a source's policy; {} for a source without a given name.
-    `noop` keeps its name beside another, since it measures the floor. Raises `RunError` for several others.
+    """Return recorded name -> the user's name for a source's policy; {} for a source without one. `noop` keeps its name
+    next to another policy, since it measures the floor. Raises `RunError` for several others.
     """
     name = getattr(path, "policy", None)
     if name is None:
@@ -141,7 +143,7 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
 
 def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: Sequence[Path]) -> list[PolicyNames]:
     """Return for each source the new names of policies that share their name with another policy; mostly {}.
-    `identities` are those that each source names; none for an archive, which may hold any.
+    `identities` are those that each source names; none for an archive, which may have any.
     """
     everyone = [identity for of_source in identities for identity in of_source]
     renamed: list[dict[str | None, str]] = [{} for _ in paths]
@@ -152,7 +154,7 @@ def distinguish_policies(identities: Sequence[Sequence[PolicyIdentity]], paths: 
             own = [label for label, group in zip(labels, groups, strict=False) if any(p in of_source for p in group)]
             if own:
                 new_names[name] = own[0]
-            elif labels and not of_source:  # an archive does not say which of them it holds
+            elif labels and not of_source:  # an archive does not say which of them it has
                 new_names[name] = f"{name} ({path.name})"
     return list(renamed)
 
@@ -191,7 +193,7 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
 
 
 def describe_names(names: Sequence[PolicyNames]) -> list[str]:
-    """Return a sentence for each recorded name that several policies share; names that the user gave are left out."""
+    """Return a sentence for each recorded name that several policies share, except those named by the user."""
     shown: dict[str | None, dict[str, None]] = {}
     for of_source in names:
         for policy, name in of_source.items():

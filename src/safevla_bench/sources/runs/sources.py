@@ -1,6 +1,6 @@
-"""SOURCEs: an archive file, a run folder, complete or not, or a log, whose records are read as often as asked.
+"""SOURCEs: an archive file, a run folder, complete or not, or a log, whose records can be read repeatedly.
 
-What a reading leaves out is listed: invalid episodes, and those lost with damaged files.
+Episodes that a reading leaves out are listed: invalid ones, and those lost with damaged files.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Counts of the episodes of the sources that are not among those read."""
+    """Counts of the episodes of the sources that were not read."""
 
     invalid: int
     lost: int
-    damaged: int  # places of files where something is damaged or gone
-    unknown: bool  # true if more were lost than can be counted
-    missing: tuple[run_folder.AbsentEpisode, ...] = ()  # the planned episodes that a run's table does not list
-    unnamed: int = 0  # more such episodes, of which it is not known which they are
+    damaged: int  # locations of files where something is damaged or missing
+    unknown: bool  # true if an unknown number of further ones was lost
+    missing: tuple[run_folder.AbsentEpisode, ...] = ()  # planned episodes that a run's table does not list
+    unnamed: int = 0  # number of further ones whose names are unknown
     unplanned: int = 0
 
     @classmethod
     def from_problems(cls, problems: Sequence[RecordError], sources: Sequence[RecordSource] = ()) -> LeftOut:
-        """Return the counts that these errors stand for, and what differs from the plans of the sources. Damage that
-        names an episode is a lost episode; other damage is a damaged place and the episodes that it counts.
+        """Return the counts for these errors, and the differences from the plans of the sources. Damage that names an
+        episode is a lost episode; other damage is a damaged location and the episodes that it counts.
         """
         damage = [problem for problem in problems if isinstance(problem, DamageError)]
         named = sum(problem.place.episode is not None for problem in damage)
@@ -64,15 +64,15 @@ class LeftOut:
 
     @property
     def count(self) -> int:
-        """Return how many episodes are left out at least."""
+        """Return the minimum number of episodes that are left out."""
         return self.invalid + self.lost
 
     def __bool__(self) -> bool:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase for each kind of what is left out, [] for nothing. Damage is named only where it cost no
-        episode.
+        """Return a phrase for each kind of left-out episodes, [] for none. Damage is only mentioned if no episode was
+        lost.
         """
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
@@ -93,7 +93,7 @@ class LeftOut:
 
 
 def remedy_for(problems: Sequence[RecordError]) -> str:
-    """Return the remedy for invalid or lost episodes: to copy damaged files anew, or to mend records."""
+    """Return the remedy for invalid or lost episodes: to copy damaged files again, or to correct records."""
     if any(isinstance(problem, DamageError) for problem in problems):
         return (
             "Copy the files anew from where they were made; or pass --set invalid=skip to take the episodes that can "
@@ -114,26 +114,26 @@ _AS_PLANNED = run_folder.PlanDifference()
 
 @dataclass(frozen=True, slots=True)
 class RecordSource:
-    """A SOURCE whose records are not read yet."""
+    """A SOURCE whose records have not been read yet."""
 
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
     description: Mapping[str, object]  # the run's run.json; empty for an archive file
     read: Callable[..., Iterator[Batch | RecordError]]
-    """Reads the records, or those at the places that are its argument, as `archive.read_episodes` does."""
+    """Reads the records, or those at the given indices, as `archive.read_episodes` does."""
     files: tuple[Path, ...] = ()
-    """The files that `read` reads, one after the other; none for an unfinished run, which may go on meanwhile."""
+    """The files that `read` reads, one after the other; none for an unfinished run, which may continue meanwhile."""
     expected: tuple[run_folder.AbsentEpisode, ...] | None = None
     """The episodes that must have a record, as they are reported if it is lost; None = unknown."""
     complete: bool = False
-    """True for a run folder that is complete, so that its files can be compared with its manifest."""
+    """True for a complete run folder, so that its files can be compared with its manifest."""
     policy_names: naming.PolicyNames = field(default_factory=dict)
     plan: run_folder.PlanDifference = _AS_PLANNED
-    """What differs between the plan of a complete run and its table; missing episodes are in `absent` too."""
+    """Differences between the plan of a complete run and its table; missing episodes are in `absent` too."""
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
-        """Return the source with these names in its records and its absent episodes; its run.json stays as it is. A
-        policy that is not among `names` keeps its name.
+        """Return the source with renamed policies in its records and its absent episodes; its run.json is unchanged. A
+        policy that is not in `names` keeps its name.
         """
         if not names:
             return self
@@ -150,9 +150,9 @@ class RecordSource:
         )
 
     def scan(self) -> Iterator[Batch | RecordError]:
-        """Yield the records and errors of `read`; before them an error for each changed part of a complete run. Where
-        the source says which episodes it must have, an error for each of them that neither a record nor an error named
-        comes at the end; other errors then count no episode, so that none is counted twice.
+        """Yield the records and errors of `read`, after an error for each changed part of a complete run. If the source
+        says which episodes it must have, each of them that neither a record nor an error named gives an error at the
+        end; other errors then count no episode, so that none is counted twice.
         """
         yield from _changed_parts(self.path) if self.complete else ()
         if self.expected is None:
@@ -162,7 +162,7 @@ class RecordSource:
 
     def _account(self, expected: Sequence[str]) -> Iterator[Batch | RecordError]:
         """Yield the records, and at the end an error for each expected episode that no record and no error named. An
-        error that names no expected episode counts no episode. A record that is not expected is an error.
+        error that names no expected episode counts no episode. An unexpected record is an error.
         """
         missing = {escape_controls(name): name for name in expected}
         planned = set(missing)
@@ -190,7 +190,7 @@ class RecordSource:
 
 
 def _changed_parts(path: Path) -> Iterator[DamageError]:
-    if not (path / run_folder.MANIFEST).exists():  # `safevla verify` says so; the records can be read without it
+    if not (path / run_folder.MANIFEST).exists():  # `safevla verify` reports this; the records can be read without it
         return
     try:
         for name, problem in parts.changed_parts(path):
@@ -208,8 +208,8 @@ def _rename_batches(batches: Iterable[Batch | RecordError], names: naming.Policy
 
 
 def open_sources(paths: Sequence[Path]) -> list[RecordSource]:
-    """Open several sources, and rename their policies: as the user named them, then apart where one name means several.
-    An archive does not say which of them it holds: there such a name becomes "NAME (FILE)". Raises as `open_source` and
+    """Open several sources, and rename their policies: as the user named them, then to distinguish shared names. An
+    archive does not say which of them it has: there such a name becomes "NAME (FILE)". Raises as `open_source` and
     `name_source` do.
     """
     sources = [open_source(path) for path in paths]
@@ -242,9 +242,9 @@ def _join_names(names: naming.PolicyNames, further: naming.PolicyNames) -> namin
 
 
 def open_source(path: Path) -> RecordSource:
-    """Open an archive, a run folder or a log as it is now; an unfinished run may go on or be completed meanwhile.
-    Raises `RunError` if there is none, or it is damaged or without trajectories; `RecordError` for the mapping of a
-    log.
+    """Open an archive, a run folder or a log in its current state; an unfinished run may continue or be completed
+    meanwhile. Raises `RunError` if it does not exist, is damaged or has no trajectories; `RecordError` for the mapping
+    of a log.
     """
     require_source(path)
     if not (path / run_folder.RUN).exists() and foreign.find_results(path):
@@ -307,7 +307,7 @@ def _open_folder(path: Path) -> RecordSource:
 
 
 def find_scored_archive(folder: Path) -> Path | None:
-    """Return the archive in a folder of scores, as `safevla demo` makes it, if it is the one that was judged."""
+    """Return the archive in a folder of scores, as made by `safevla demo`, if it is the one that was judged."""
     try:
         decode = msgspec.json.Decoder(_ScoredSources).decode
         written = decode_input(folder / run_folder.SCORES, decode, run_folder.MAX_SCORES_BYTES).sources

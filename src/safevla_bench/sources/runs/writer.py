@@ -1,7 +1,6 @@
-"""The writer of a run folder; a kill at any instant loses at most the episodes in flight.
+"""The writer of a run folder; a kill at any time loses at most the episodes in progress.
 
-The run is complete from the instant at which run.json, written last, says so. Every step can be done again with the
-same bytes.
+The run is complete once run.json, which is written last, says so. Every step can be repeated with the same bytes.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from safevla_recorder.folder import is_of_killed_writer, lock_folder, remove_unu
 
 
 class RunWriter:
-    """One run folder, held by this process while it is filled; a context manager. `complete` is true if there is
-    nothing left to add; else `episodes` holds those that are done, by their place in the plan. `fresh` is true if the
+    """One run folder, locked by this process while it is filled; a context manager. `complete` is true if there is
+    nothing left to add; else `episodes` holds the finished ones, by their index in the plan. `fresh` is true if the
     folder held no run before.
     """
 
@@ -54,8 +53,8 @@ class RunWriter:
     ) -> None:
         """Make the folder with its run.json, or with `resume` continue the run in it, if there is one. `continuation`
         is the command that continues it, for errors; "" = that of `safevla eval`. Raises `RunError` if the folder holds
-        something else, a run that is not to be resumed or that was asked for differently, or a damaged one, or where
-        another process is writing to it; `FileError` where the disk refuses.
+        something else, a run that may not be resumed or was requested differently, or a damaged one, or if another
+        process writes to it; `FileError` if it cannot be written.
         """
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
@@ -96,17 +95,17 @@ class RunWriter:
         unlock_folder(self.folder, self._lock)
 
     def add_episode(self, index: int, episode: parts.RawEpisode, record: bytes | None) -> None:
-        """Keep a finished episode for good. `index` is its place in the plan, `record` the bytes of an `.npz` file;
-        None = it left none. Raises `FileError` if the disk refuses; the remedy is the command that resumes the run.
+        """Store a finished episode. `index` is its index in the plan, `record` the bytes of an `.npz` file; None = it
+        has none. Raises `FileError` if it cannot be written; the remedy is the command that resumes the run.
         """
         with self._resumable_errors():
             parts.write_raw(self.folder, index, episode, record)
             self.episodes[index] = episode
 
     def reopen(self, places: Mapping[str, int]) -> None:
-        """Make a complete run unfinished again, without its crashed episodes, so that they can be run anew. `places` is
-        the place in the plan of each episode id. Raises `RunError` or `RecordError` if the run is not intact,
-        `FileError` if the disk refuses.
+        """Make a complete run unfinished again, without its crashed episodes, so that they can be repeated. `places` is
+        the index in the plan of each episode id. Raises `RunError` or `RecordError` if the run is damaged, `FileError`
+        if it cannot be written.
         """
         for name, problem in parts.changed_parts(self.folder):
             remedy = "Restore it first: its digest would be lost with the manifest."
@@ -123,21 +122,21 @@ class RunWriter:
         for episode in parts.complete_episodes(self.folder):
             if episode.has_record:
                 parts.write_raw(self.folder, places[episode.episode_id], episode, npz.encode_npz(next(records)))
-        # Until this write the archive counts, and from then on the raw episodes.
+        # Before this write the archive counts, afterwards the raw episodes.
         write_atomically(self.folder / RUN, dump_json({**self.description, "complete": False}))
         self.episodes, self.complete = parts.read_raw(self.folder), False
         for stale in (self.folder / EPISODES, self.folder / MANIFEST, *archive_parts(self.folder)):
             stale.unlink(missing_ok=True)
 
     def read_record(self, index: int) -> Batch:
-        """Return the record of a finished episode of an unfinished run, by its place in the plan. Raises `RecordError`
+        """Return the record of a finished episode of an unfinished run, by its index in the plan. Raises `RecordError`
         if the record is missing or damaged.
         """
         return parts.read_record(self.folder, index)
 
     def keep_episodes(self, indices: Collection[int]) -> None:
-        """Remove the finished episodes of an unfinished run whose place in the plan is not among `indices`. Raises
-        `FileError` if the disk refuses.
+        """Remove the finished episodes of an unfinished run whose index in the plan is not among `indices`. Raises
+        `FileError` if they cannot be removed.
         """
         with self._resumable_errors():
             for index in set(self.episodes) - set(indices):
@@ -145,10 +144,10 @@ class RunWriter:
                 del self.episodes[index]
 
     def finish(self, decision: object = None, repeats: Mapping[str, Repeats] | None = None) -> None:
-        """Complete the run: the archive in plan order, the tables, run.json; then remove the raw episodes. Into
-        run.json go `decision`, if not None: what the run's stopping rule found; and `repeats`: policy -> how its server
-        repeats itself. Raises `RecordError` where a record is missing or damaged, and `FileError` where the disk
-        refuses.
+        """Complete the run: write the archive in plan order, the tables and run.json; then remove the raw episodes.
+        Into run.json go `decision`, if not None: the result of the run's stopping rule; and `repeats`: policy -> how
+        its server repeats itself. Raises `RecordError` if a record is missing or damaged, and `FileError` if the run
+        cannot be written.
         """
         with self._resumable_errors():
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
@@ -173,7 +172,7 @@ class RunWriter:
             raise
 
     def discard(self) -> None:
-        """Remove what a run without any recorded episode wrote; the folder too, if the run made it."""
+        """Remove the files of a run without any recorded episode, and the folder, if the run made it."""
         remove_unused(self.folder, is_new=self._is_new)
 
 
@@ -204,7 +203,7 @@ def list_differences(
     existing: object, asked: object, words: tuple[str, str] = ("the run has", "asked is"), name: str = ""
 ) -> Iterator[str]:
     """Yield a line for each value that differs between two JSON documents; a missing key counts as None. `words`
-    introduce the two values, and `name` is the place of the documents, as in `a.b[2]`, "" for the whole.
+    introduce the two values, and `name` is the location of the documents, as in `a.b[2]`, "" for the root.
     """
     if isinstance(existing, dict) and isinstance(asked, dict):
         for key in [*existing, *(key for key in asked if key not in existing)]:
@@ -229,11 +228,11 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def format_resume_command(folder: Path, *words: str) -> str:
-    """Return the command that continues the run of `safevla eval` in a folder, as a shell takes it."""
+    """Return the shell command that continues the run of `safevla eval` in a folder."""
     return shlex.join(["safevla", "eval", "--resume", *words, "--out", str(folder)])
 
 
-# Shards of one plan joined into the run folder that a single run would have made, byte for byte
+# Shards of one plan merged into the run folder that a single run would have made, byte for byte
 
 
 _DAMAGED = "Copy the shard anew from where it was made, or run it again."
@@ -254,9 +253,9 @@ class _Shard:
 
 
 def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
-    """Join complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
-    The folder appears whole or not at all. Raises `RunError` unless they are all shards of one plan, each once and
-    intact, `RecordError` for a record that cannot be read, `FileError` if the disk refuses.
+    """Merge complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
+    The folder appears complete or not at all. Raises `RunError` unless they are all the shards of one plan, each once
+    and intact, `RecordError` for a record that cannot be read, `FileError` if the folder cannot be written.
     """
     if out.exists():
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
@@ -266,7 +265,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
-            shutil.rmtree(beside, ignore_errors=True)  # of a process that died and had our number
+            shutil.rmtree(beside, ignore_errors=True)  # left by a process that died and had our number
             beside.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(beside, _merged_description(shards), rows, records)
@@ -292,7 +291,9 @@ def _read_shard(folder: Path) -> _Shard:
 
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
-    """Raise `RunError` unless the shards, sorted by number, are all of one plan, each once, and meet without a gap."""
+    """Raise `RunError` unless the shards, sorted by number, cover one plan completely, each shard once and without
+    gaps.
+    """
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
