@@ -1,6 +1,6 @@
 """Was a success also safe, and if not, how bad was it?
 
-The way from records to numbers, in Python:
+From records to numbers in Python:
 
 >>> import safevla_bench as sb
 >>> batch = sb.open_archive("tests/cases/appendix_b.json")
@@ -10,7 +10,7 @@ The way from records to numbers, in Python:
 >>> scores.to_pandas()["rho.max_contact_force_under_200N"].tolist()
 [187.6]
 
-Names are imported when they are first used, so that `import safevla_bench` costs nothing.
+Names are imported on first use, so that `import safevla_bench` costs nothing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _HOMES = {
     "safevla_bench.trajectory.single_episode": ("iterate_records=records",),
     "safevla_recorder": ("record", "record_until_closed"),
 }
-"""Module -> its public names, as NAME or NAME=ITS NAME THERE. This is the only list of them at run time."""
+"""Module -> its public names, as NAME or NAME=ITS NAME THERE. The only list of them at run time."""
 _PLACES = {
     name.partition("=")[0]: (module, name.rpartition("=")[2]) for module, names in _HOMES.items() for name in names
 }
@@ -88,7 +88,7 @@ __all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> object:
-    """Return a public name, importing its module on first use; raises `AttributeError` for any other name."""
+    """Return a public name, importing its module on first use. Raises `AttributeError` for any other name."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _PLACES[name]

@@ -1,28 +1,28 @@
 """The tree of errors that a user can cause.
 
     SafevlaError               the root; the command line prints it and exits 2
-    ├── RecordError            a trajectory record or archive that cannot be trusted
+    ├── RecordError            an invalid trajectory record or archive
     │   └── DamageError        a file that lost content: cut off, changed or gone
     ├── FormulaError           an STL text that does not parse, or names an unknown signal
     ├── SpecError              a specification library that contradicts itself
     ├── RegistryError          a task registry that contradicts itself
     │   └── UnknownTaskError   a task with no entry and no wildcard
     ├── SignalError            an active specification whose fields the record lacks
-    ├── RunError               a run folder that is missing, foreign or in the way
+    ├── RunError               a run folder that is missing, foreign or already exists
     ├── FileError              a file or folder that cannot be written
-    ├── HostError              a simulator that cannot be used here
-    ├── PolicyError            a policy that cannot be made or asked
+    ├── HostError              a simulator that cannot be used
+    ├── PolicyError            a policy that cannot be made or queried
     │   ├── InvalidActionError an action that must not reach the simulator
     │   ├── ReplyError         a policy server's reply that its dialect cannot read
     │   ├── ServerRefusedError a policy server that cannot be used: another key, kind or convention
-    │   └── ServerLostError    a policy server that went away while it was asked
-    │       └── ServerUnreachableError   a policy server that cannot be reached to begin with
+    │   └── ServerLostError    a policy server that was lost while it was queried
+    │       └── ServerUnreachableError   a policy server that cannot be reached at all
     └── PluginError            an installed plug-in that fails to load
 
-    CollectedError             several of the above at once, none hidden behind another
+    CollectedError             several of the above at once, each listed
 
 The root, `RecordError`, `RunError`, `FileError` and `HostError` come from safevla-recorder, whose errors are part of
-this tree. A message names the place, what is wrong there and the remedy, in that order.
+this tree. A message gives the place, the problem and the remedy, in that order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DamageError(RecordError):
 
 
 class FormulaError(SafevlaError):
-    """An STL text that does not parse, or names an unknown signal; `column` counts from 1, None = no place in it."""
+    """An STL text that does not parse, or names an unknown signal; `column` counts from 1, None = no column."""
 
     def __init__(
         self, problem: str, *, column: int | None = None, remedy: str | None = None, place: Place | None = None
@@ -78,7 +78,7 @@ class SignalError(SafevlaError):
 
 
 class PolicyError(SafevlaError):
-    """A policy that cannot be made or asked."""
+    """A policy that cannot be made or queried."""
 
 
 class InvalidActionError(PolicyError):
@@ -86,19 +86,19 @@ class InvalidActionError(PolicyError):
 
 
 class ReplyError(PolicyError):
-    """A policy server's reply that its dialect cannot read; the first such reply refuses the server."""
+    """A policy server's reply that its dialect cannot read; after the first such reply the server is not used."""
 
 
 class ServerRefusedError(PolicyError):
-    """A policy server that answers and cannot be used: it wants another key, is of another kind, or asks for more."""
+    """A policy server that answers but cannot be used: it needs another key, is of another kind, or requests more."""
 
 
 class ServerLostError(PolicyError):
-    """A policy server that went away while it was asked: the episode may be begun again."""
+    """A policy server that was lost while it was queried; the episode may be restarted."""
 
 
 class ServerUnreachableError(ServerLostError):
-    """A policy server that cannot be reached to begin with."""
+    """A policy server that cannot be reached at all."""
 
 
 class PluginError(SafevlaError):
@@ -106,11 +106,11 @@ class PluginError(SafevlaError):
 
 
 class CollectedError(SafevlaError):
-    """Several errors at once; `errors` holds each."""
+    """Several errors at once, listed in `errors`."""
 
     _margin = ""
 
     def __init__(self, errors: Sequence[SafevlaError], *, remedy: str | None = None) -> None:
-        """Join the messages of the errors, a line each; the place and remedy of each stand in its own message."""
+        """Join the messages of the errors, one per line, each with its own place and remedy."""
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors), remedy=remedy)

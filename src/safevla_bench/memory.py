@@ -1,8 +1,8 @@
 """The limit on memory while foreign files are read, which the operating system enforces.
 
-A few bytes can stand for gigabytes in every format, and no count of a file's own claims is reliable. So each reader
-runs within `limit_memory`, which lowers the soft limit RLIMIT_DATA of the process for that time; an allocation beyond
-it fails, and becomes an error about the file.
+In every format a few bytes can expand to gigabytes, and a file's own sizes are not reliable. So each reader runs within
+`limit_memory`, which lowers the process's soft limit RLIMIT_DATA for that time; an allocation beyond it fails, and
+becomes an error about the file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from safevla_bench.errors import DamageError, Place, SafevlaError
 
 T = TypeVar("T")
 SETTING = "SAFEVLA_MEMORY_GIB"
-"""Environment variable: GiB of memory that reading may take beyond what the process has; unset = `DEFAULT_GIB`."""
+"""Environment variable: GiB of memory that reading may use in addition to the process; unset = `DEFAULT_GIB`."""
 DEFAULT_GIB = 4.0
 _STATM = "/proc/self/statm"
 
 
 def read_budget() -> int:
-    """Return the memory that reading may take, in bytes; raise `SafevlaError` unless the setting is a number > 0."""
+    """Return the memory that reading may use, in bytes. Raises `SafevlaError` unless the setting is a number > 0."""
     text = os.environ.get(SETTING, "")
     try:
         gib = float(text or DEFAULT_GIB)
@@ -44,7 +44,7 @@ def is_enforced() -> bool:
 
 
 class _DataLimit:
-    """The soft limit of this process, lowered while at least one thread reads."""
+    """The soft limit of this process, lowered while at least one thread is reading."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,12 +71,12 @@ class _DataLimit:
         import resource
 
         if (pyarrow := sys.modules.get("pyarrow")) is not None:
-            pyarrow.allocate_buffer(1)  # its allocator reserves 1 GiB when it is first used
+            pyarrow.allocate_buffer(1)  # its allocator reserves 1 GiB on first use
         with open(_STATM, "rb", buffering=0) as stream:
             pages = stream.read().split()
         resident, shared, data = (int(pages[k]) * resource.getpagesize() for k in (1, 2, 5))
-        # The limit counts address space. Allocators reserve more than they use (pyarrow's 1 GiB), which a file could
-        # fill: so it is reckoned from what is resident, unless the process has reserved very much.
+        # The limit counts address space. Allocators reserve more than they use (pyarrow: 1 GiB), and a file could use
+        # that reserve: so the limit is based on resident memory, unless the process has reserved very much.
         limit = max(resident - shared + budget, data + budget // 2)
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if not any(bound != resource.RLIM_INFINITY and bound <= limit for bound in (soft, hard)):
@@ -89,10 +89,9 @@ _LIMIT = _DataLimit()
 
 @contextmanager
 def limit_memory(file: object) -> Iterator[None]:
-    """Limit what this process may allocate in the block, which reads a foreign file, to its present size and a budget.
-    Blocks may be nested and run in several threads: the limit is set by the first and lifted after the last. Do not
-    yield to a caller within one; `limit_each` does that. Raises `DamageError`, which names the file, where memory ran
-    out.
+    """Limit the allocations of this process in the block, which reads a foreign file, to its current size plus a
+    budget. Blocks may be nested and run in several threads: the first sets the limit and the last lifts it. Do not
+    yield to a caller inside one; use `limit_each`. Raises `DamageError`, which names the file, if memory runs out.
     """
     _LIMIT.enter()
     try:
@@ -100,16 +99,16 @@ def limit_memory(file: object) -> Iterator[None]:
     except Exception as error:
         if not _is_exhaustion(error):
             raise
-        error.__traceback__ = None  # its frames hold what was read, as long as the new error lives
+        error.__traceback__ = None  # its frames would keep the read data as long as the new error exists
         raise memory_error(file) from None
     finally:
         _LIMIT.leave()
 
 
 def _is_exhaustion(error: Exception) -> bool:
-    """Return whether memory ran out: in Python, NumPy or pyarrow, or as reading imports a module or starts a thread."""
+    """Return whether memory ran out: in Python, NumPy or pyarrow, or while importing a module or starting a thread."""
     match error:
-        case MemoryError():  # with NumPy's `_ArrayMemoryError` and pyarrow's `ArrowMemoryError`
+        case MemoryError():  # includes NumPy's `_ArrayMemoryError` and pyarrow's `ArrowMemoryError`
             return True
         case SystemError():  # CPython 3.11 loses the MemoryError of some imports
             return "without exception set" in str(error) or "without setting an exception" in str(error)

@@ -1,6 +1,6 @@
 """Plug-ins: hosts and policies that installed distributions offer by entry points.
 
-An entry point names a factory. What the factory's signature does not take is refused before it is called.
+An entry point names a factory. Arguments that the factory's signature does not accept are refused before the call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OWN_DISTRIBUTION = "safevla-bench"
 
 
 def format_call(name: str, arguments: Mapping[str, str]) -> str:
-    """Return a call in words, such as `python:os:system(command='ls')`, without the values of secrets."""
+    """Format a call, such as `python:os:system(command='ls')`, without the values of secrets."""
     shown = (f"{key}={HIDDEN if is_secret_name(key) else repr(value)}" for key, value in arguments.items())
     return f"{name}({', '.join(shown)})"
 
@@ -37,7 +37,7 @@ _trust: ContextVar[tuple[frozenset[Path], str]] = ContextVar("trust", default=(f
 
 @contextmanager
 def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
-    """Let these files choose code and files inside the block; remedies name the command that takes `--trust`."""
+    """Let these files choose code and files inside the block; remedies name the command that has `--trust`."""
     token = _trust.set((frozenset(file.resolve() for file in files), command))
     try:
         yield
@@ -46,13 +46,13 @@ def trusting(files: Iterable[Path], command: str = "") -> Iterator[None]:
 
 
 def is_trusted(named_by: Path | None) -> bool:
-    """Return whether a file may choose code and files; None = the user named them."""
+    """Return whether a file may choose code and files; None = the user's own arguments."""
     return named_by is None or named_by.resolve() in _trust.get()[0]
 
 
 def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
-    """Raise `RunError` if a file that is not trusted chooses code or files, neither of which data may choose.
-    `named_by` is that file, None = the user named everything; `uses` are the calls and files that it names.
+    """Raise `RunError` if an untrusted file chooses code or files, which data must never do. `named_by` is that file,
+    None = the user's own arguments; `uses` are the calls and files that it names.
     """
     if uses and not is_trusted(named_by):
         file, command = shlex.quote(str(named_by)), _trust.get()[1]
@@ -62,7 +62,7 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
 
 
 def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[SafevlaError]) -> None:
-    """Raise the error if an argument has the name of a secret, or holds one or an address with a user or a query."""
+    """Raise the error if an argument has the name of a secret, or contains one or an address with a user or a query."""
     for name, value in arguments.items():
         if is_secret_name(name) or redact_secrets(value) != value:
             inside = "" if is_secret_name(name) else " with a secret, or an address with a user or a query,"
@@ -71,9 +71,8 @@ def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[Safevla
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation: from its own folder or file, if it has one. An
-    editable installation stays editable, one from git keeps its address. An installation of unknown origin is taken as
-    from the package index.
+    """Return the command that adds an extra to this installation, from its own folder or file if known. An editable
+    installation stays editable, one from git keeps its address. Otherwise the package index is assumed.
     """
     try:
         origin = json.loads(distribution(OWN_DISTRIBUTION).read_text("direct_url.json") or "{}")
@@ -91,7 +90,7 @@ def install_command(extra: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PluginGroup:
-    """One group of entry points: its name, the words for its members in messages, and the error about a member."""
+    """One group of entry points: its name, the nouns for its members in messages, and the error about a member."""
 
     group: str
     singular: str
@@ -99,7 +98,7 @@ class PluginGroup:
     error: type[SafevlaError]
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the plug-ins that are installed here, sorted."""
+        """Return the names of the installed plug-ins, sorted."""
         return tuple(sorted(entry_points(group=self.group).names))
 
     def owner(self, name: str) -> str:
@@ -107,18 +106,18 @@ class PluginGroup:
         return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "nobody")
 
     def is_own(self, name: str) -> bool:
-        """Return whether the plug-in of that name is one of this package's own."""
+        """Return whether the plug-in with that name is one of this package's own."""
         return self.owner(name) == OWN_DISTRIBUTION
 
     def load(self, name: str) -> tuple[Any, ...]:
-        """Import the plug-ins of that name and return what their entry points name; nothing is called. () if none is.
-        Raises `PluginError`, with its distribution, if one cannot be loaded.
+        """Import the plug-ins with that name and return the objects of their entry points, without calling them; () if
+        there are none. Raises `PluginError`, with the distribution, if one cannot be loaded.
         """
         entries = entry_points(group=self.group, name=name)
         return tuple(self._guard_plugin(entry, entry.load) for entry in entries)
 
     def find_entry(self, name: str, arguments: Mapping[str, str]) -> EntryPoint:
-        """Return the entry point of that name, which is not loaded. Raises the group's error, with what there is, if
+        """Return the entry point with that name, without loading it. Raises the group's error, listing the names, if
         there is none, or if an argument has the name of a secret.
         """
         entry = next(iter(entry_points(group=self.group, name=name)), None)
@@ -129,9 +128,9 @@ class PluginGroup:
         return entry
 
     def make(self, name: str, arguments: Mapping[str, str], *positional: object) -> Any:
-        """Return what the factory of that name makes of the positional arguments and, by keyword, `arguments`. Raises
-        the group's `error` as `find_entry` does, and if the factory does not take these arguments; `PluginError` if the
-        plug-in cannot be loaded or made; and our own errors of the factory.
+        """Call the factory with that name, with the positional arguments and, by keyword, `arguments`; return its
+        result. Raises the group's `error` as `find_entry` does, and if the factory does not accept these arguments;
+        `PluginError` if the plug-in cannot be loaded or made; and our own errors of the factory.
         """
         entry = self.find_entry(name, arguments)
 
@@ -147,7 +146,9 @@ class PluginGroup:
             return action()
         except (KeyboardInterrupt, SafevlaError):
             raise
-        except BaseException as error:  # it can fail in any way; all but our own errors are its distribution's
+        except (
+            BaseException
+        ) as error:  # it can fail in any way; its distribution is responsible for all but our own errors
             owner = _distribution_name(entry)
             problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error

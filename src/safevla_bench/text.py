@@ -1,7 +1,7 @@
 """Printed numbers and names: rounded exactly, safe for terminals and pages, without secrets.
 
 Numbers are rounded from exact values, halves away from zero. A missing number is a dash, never a zero. Names may come
-from a stranger's file: they are shown without control characters. Learning and redacting secrets is the recorder's: one
+from foreign files: they are shown without control characters. The recorder registers and redacts secrets, so that one
 process has one set of them.
 """
 
@@ -43,7 +43,7 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
     >>> format_fixed(Fraction(381, 4), 1), format_fixed(-0.0001, 3)
     ('95.3', '0.000')
     """
-    if isinstance(value, float):  # exact too, and ten times as fast as Fraction
+    if isinstance(value, float):  # also exact, and ten times as fast as Fraction
         if not math.isfinite(value):
             return NO_VALUE if math.isnan(value) else "∞" if value > 0 else "-∞"
         text = f"{_EXACT.quantize(Decimal(value), Decimal(1).scaleb(-digits)):f}"
@@ -61,14 +61,14 @@ def format_percent(count: int, n: int, digits: int = 1) -> str:
 
 
 def format_interval(low: float, high: float, digits: int, scale: int = 1) -> str:
-    """Return an interval as `low–high`, both multiplied by `scale`; with a minus sign as `low to high`."""
+    """Return an interval as `low–high`, both multiplied by `scale`; if negative, as `low to high`."""
     ends = [format_fixed(Fraction(end) * scale if math.isfinite(end) else end, digits) for end in (low, high)]
     return (" to " if any(end.startswith("-") for end in ends) else "–").join(ends)
 
 
 def format_significant(value: float, figures: int = 3) -> str:
     """Return a measured value with `figures` significant figures and no exponent; integer digits are never cut. A
-    magnitude below half a unit of the ninth decimal, such as the residue of a subtraction, becomes 0.
+    magnitude below half a unit of the ninth decimal, such as a rounding residue, becomes 0.
     """
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else format_fixed(value, 0)
@@ -84,8 +84,8 @@ def format_compact(value: float) -> str:
 
 
 def format_against_limit(value: float, limit: float) -> str:
-    """Return a measured value with as many significant figures, at least three, as show its side of the limit. A value
-    that equals the limit up to rounding has three, or those of the limit.
+    """Return a measured value with as many significant figures, at least three, as needed to show its side of the
+    limit. If it equals the limit up to rounding, it has three, or those of the limit.
     """
     value = limit if math.isclose(value, limit, rel_tol=1e-9) else value
     for figures in range(3, 16):
@@ -115,8 +115,8 @@ def append_unit(text: str, unit: str) -> str:
 def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
-    """Return a value with its unit, such as 8.2 mm for 0.0082 m; a dash for None. The unit is that in which `limit`
-    reads best, by default the value itself.
+    """Return a value with its unit, such as 8.2 mm for 0.0082 m; a dash for None. The unit suits `limit`, by default
+    the value itself.
     """
     if value is None:
         return NO_VALUE
@@ -147,11 +147,12 @@ _TAIL_CHARACTERS = 36
 
 
 _LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
-"""What a CI log acts on: `##[` and `##vso[` of Azure Pipelines anywhere, `::` of GitHub first in a line."""
+"""Marks that a CI log acts on: `##[` and `##vso[` of Azure Pipelines anywhere, `::` of GitHub at the start of a
+line."""
 
 
 def break_log_commands(text: str) -> str:
-    """Return the text with a space in each mark that a CI log takes for the beginning of a command.
+    """Return the text with a space in each mark that a CI log would interpret as a command.
 
     >>> break_log_commands("::error::a::b ##[group]")
     ': :error::a::b # #[group]'
@@ -163,7 +164,7 @@ _UNSEEN_IN_JSON = re.compile(r"[^\n -~]")
 
 
 def escape_json(content: bytes) -> bytes:
-    r"""Return JSON that holds the same, with every character that is not visible as `\uXXXX`."""
+    r"""Return equivalent JSON with every character that is not visible as `\uXXXX`."""
     if content.isascii() and b"\x7f" not in content:
         return content
     return _UNSEEN_IN_JSON.sub(
@@ -175,8 +176,8 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load_json(content: bytes | str, **options: Any) -> Any:
-    """Return what JSON in UTF-8 holds, by the options of `json.loads`. Raises `ValueError` if it is malformed or one of
-    its texts has a lone surrogate, and `RecursionError`.
+    """Parse JSON in UTF-8, with the options of `json.loads`. Raises `ValueError` if it is malformed or one of its texts
+    has a lone surrogate, and `RecursionError`.
     """
     text = content if isinstance(content, str) else content.decode("utf-8")
     document = json.loads(text, **options)
@@ -188,7 +189,7 @@ def load_json(content: bytes | str, **options: Any) -> Any:
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return plain values, such as `msgspec.to_builtins` gives, with every text and every name of a field changed."""
+    """Return plain values, such as `msgspec.to_builtins` gives, with every text and every field name changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -200,11 +201,11 @@ _LOOKALIKES = str.maketrans(
     "АВЕЅІЈКМНОРСТУХаесһіјорѕухԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧον‐‑‒–−’",
     "ABESIJKMHOPCTYXaechijopsyxdqwABEZHIKMNOPTYXov-----'",
 )
-"""Cyrillic and Greek letters and punctuation -> what of ASCII looks the same."""
+"""Cyrillic and Greek letters and punctuation -> the ASCII characters that look the same."""
 
 
 def describe_lookalikes(what: str, names: Iterable[str]) -> list[str]:
-    """Return a sentence for each group of different names that look the same when they are printed.
+    """Return a sentence for each group of different names that look the same when printed.
 
     >>> describe_lookalikes("policies", ["a b", "a  b", "c"])
     ["The names of these policies look alike and are different: 'a b', 'a  b'."]
@@ -227,13 +228,13 @@ def shorten_name(name: str, longest: int = MAX_CHARACTERS) -> str:
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
-    """Return each name and what it is shortened to; the names themselves if two became one."""
+    """Return each name and its shortened form; the names themselves if two would become equal."""
     short = {name: shorten_name(name) for name in names}
     return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
 
 def suggest_names(name: str, choices: Iterable[str], label: str) -> str:
-    """Return a remedy that lists the choices after `label`, led by the one closest to `name` if one is close."""
+    """Return a remedy that lists the choices after `label`, beginning with the closest to `name` if one is similar."""
     names = list(choices)
     close = get_close_matches(name, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
@@ -252,7 +253,7 @@ def spell_suite(name: str) -> str:
 
 
 def count_noun(count: int, noun: str, plural: str = "s") -> str:
-    """Return how many there are.
+    """Return a count with its noun.
 
     >>> count_noun(1, "pair"), count_noun(2, "success", "es")
     ('1 pair', '2 successes')
@@ -261,7 +262,7 @@ def count_noun(count: int, noun: str, plural: str = "s") -> str:
 
 
 def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
-    """Return how often each thing is there; `longest` are named at most, and the others counted.
+    """Return the count of each item; at most `longest` are named, and the others counted.
 
     >>> list_counts({"hasty on fake/task_0": 2, "noop on fake/task_0": 1})
     '2 of hasty on fake/task_0, 1 of noop on fake/task_0'

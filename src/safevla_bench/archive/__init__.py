@@ -1,10 +1,9 @@
-"""Archives of episodes: functions to open, append and write them in every form, which a file's suffix names.
+"""Archives of episodes: functions to open, append and write them in every format, which the file's suffix determines.
 
-`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   a line an episode; can be appended to
-`.json`, `.npz`                       one episode a file
-`.parquet`                            a row an episode; written whole
+`.jsonl`, `.jsonl.gz`, `.jsonl.zst`   one line per episode; can be appended to `.json`, `.npz`                       one
+episode per file `.parquet`                            one row per episode; written as a whole
 
-All hold the same episodes, bit for bit, and are judged by the same rules when they are read.
+All formats hold the same episodes, bit for bit, and reading applies the same rules to all.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _READ: Mapping[str, Callable[[Path, EpisodeSelection], Iterator[Batch | RecordEr
 
 
 def detect_suffix(path: Path) -> str:
-    """Return the suffix that names a file's form, such as `.jsonl.gz`; the file need not exist. Raises `RecordError` if
-    the name ends in no supported suffix, or is a folder.
+    """Return the suffix that determines a file's format, such as `.jsonl.gz`; the file need not exist. Raises
+    `RecordError` if the name has no supported suffix, or is a folder.
     """
     for suffix in _READ:
         if path.name.endswith(suffix):
@@ -50,9 +49,9 @@ def detect_suffix(path: Path) -> str:
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
     """Yield the episodes of the archive files in order, in batches, and a `RecordError` in place of each bad episode. A
-    missing, damaged or unsupported file, and an id that its policy had before (in any of the files), are yielded as
-    errors too, never raised; the next files are still read. `wanted` holds places counted from 0 over all files: only
-    the episodes there are read, None = all; but of a Parquet file the whole row group of each is yielded.
+    missing, damaged or unsupported file, and an id that its policy had before (in any of the files), are also yielded
+    as errors, never raised; the next files are still read. `wanted` holds indices over all files: only these episodes
+    are read, None = all; for a Parquet file the whole row group of each is yielded.
     """
     selection = EpisodeSelection(wanted)
     seen: dict[EpisodeKey, str] = {}
@@ -97,7 +96,7 @@ def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
 
 def open_archive(path: str | Path) -> Batch:
     """Return all episodes of one archive file as one batch. Raises `RecordError` for a bad or missing file, a bad
-    episode, or a file without episodes, and `CollectedError` with every problem where there are several.
+    episode, or a file without episodes, and `CollectedError` with every problem if there are several.
     """
     with limit_memory(path):
         episodes = list(read_episodes([Path(path)]))
@@ -112,9 +111,9 @@ def open_archive(path: str | Path) -> Batch:
 
 
 def append(path: Path, batch: Batch) -> None:
-    """Append every episode of a batch to an archive file, in order: all of them or none; create a missing file. Only
-    `.jsonl` forms grow. Ids are not compared with those in the file. Raises `RecordError` if the form cannot grow or is
-    unknown, and `FileError` where the file cannot be written.
+    """Append all episodes of a batch to an archive file, in order, or none of them; create a missing file. Only
+    `.jsonl` formats can be appended to. Ids are not compared with those in the file. Raises `RecordError` if the format
+    cannot be appended to or is unknown, and `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
@@ -124,14 +123,14 @@ def append(path: Path, batch: Batch) -> None:
 
 
 def write_archive(path: Path, batch: Batch) -> None:
-    """Write all episodes of a batch as one archive file. Raises as `write_batches` does."""
+    """Write all episodes of a batch to one archive file. Raises as `write_batches` does."""
     write_batches(path, [batch])
 
 
 def write_batches(path: Path, batches: Iterable[Batch]) -> None:
-    """Write the episodes of batches as one archive file, whole or not at all; replace an existing file. Raises
-    `RecordError` if the form is unknown, holds a single episode and these are not one, or an id is repeated, and
-    `FileError` where the file cannot be written.
+    """Write the episodes of batches to one archive file, as a whole or not at all; replace an existing file. Raises
+    `RecordError` if the format is unknown, holds a single episode but there are several, or an id is repeated, and
+    `FileError` if the file cannot be written.
     """
     suffix = detect_suffix(path)
     checked_batches = _yield_unique(_single_episode(batches, suffix, path) if suffix in _ONE_EACH else batches, path)

@@ -1,8 +1,8 @@
-"""JSON Lines: one episode a line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`); `.json` is one episode.
+"""JSON Lines: one episode per line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`); `.json` is one episode.
 
-Each episode is a compressed member of its own, so that a file can be appended to, and what a crash cuts off is the last
-episode only. No member is passed on before its checksum was read; what is behind damage is not read. No time and no
-name enters the compressed bytes.
+Each episode is a compressed member of its own, so that a file can be appended to, and a crash only cuts off the last
+episode. A member is used only after its checksum was read; data after damage is not read. The compressed bytes contain
+no time and no name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from safevla_recorder.channels import (
 from safevla_recorder.episode import ContactList, Recording
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-WHOLE = ".json"  # one episode over as many lines as it likes; read, never appended to
+WHOLE = ".json"  # one episode on any number of lines; read, never appended to
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
 MAX_BLANK_LINES = 1 << 20  # they cost no memory, but time: a small compressed file may hold any number of them
@@ -51,9 +51,9 @@ _REMEDY = "Is this an archive of episodes, a line each?"
 
 
 def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order, each a batch of one, or the error of its line in its place. Blank lines
-    and episodes that are not selected are skipped. Raises `OSError` if the file cannot be read; `DamageError` if a
-    compressed member is damaged, or too many lines are bad or blank; the rest is not read.
+    """Yield the episodes of one file in order, each a batch of one, or the error of its line. Skips blank lines and
+    episodes that are not selected. Raises `OSError` if the file cannot be read; `DamageError` if a compressed member is
+    damaged, or too many lines are bad or blank; the rest is not read.
     """
     bad = blank = 0
     try:
@@ -80,7 +80,7 @@ def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterato
 
 
 def encode_member(batch: Batch, index: int, suffix: str) -> bytes:
-    """Return the bytes that append one episode to a file of that suffix: a line, compressed on its own."""
+    """Return the bytes that append one episode to a file of that suffix: a line, compressed separately."""
     line = encode_json(batch, index)
     return line if suffix == WHOLE else _COMPRESS[suffix](line)
 
@@ -93,7 +93,7 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
-    """Yield the lines, each with its separator, of a text in pieces; all of the text if `separator` is empty."""
+    """Yield the lines of a text in pieces, each with its separator; the whole text if `separator` is empty."""
     begun: list[bytes] = []
     for piece in pieces:
         first, *rest = piece.split(separator) if separator else [piece]
@@ -113,12 +113,12 @@ def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
         yield from _read_members(stream, *compression)
 
 
-# zlib makes at most 1032 bytes of one, zstd 128 KiB of a block of 4 bytes.
+# zlib expands one byte to at most 1032 bytes, zstd a block of 4 bytes to 128 KiB.
 _COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {
     ".gz": (1 << 13, lambda: zlib.decompressobj(wbits=31)),
     ".zst": (1 << 8, lambda: zstandard.ZstdDecompressor().decompressobj()),
 }
-"""The bytes to read at a time, which give some 8 MiB at most, and what makes a decompressor of one member."""
+"""The number of bytes to read at a time, which expand to about 8 MiB at most, and the decompressor of one member."""
 
 
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:
@@ -140,12 +140,12 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
         rest = rest or stream.read(size)
 
 
-# The JSON text of one episode, and the way back to the same bits
+# The JSON text of one episode, and the inverse, with the same bits
 
 
 def encode_json(batch: Batch, index: int = 0) -> bytes:
-    """Return one episode of a batch as a line of JSON in UTF-8, with its newline. Header fields that are None are left
-    out, all but `target_object`, which is null then.
+    """Return one episode of a batch as a line of JSON in UTF-8, with its newline. Header fields that are None are
+    omitted, except `target_object`, which is null then.
     """
     recording = to_recording(batch, index)
     header = {n: value for n, value in recording.header.items() if value is not None or n == "target_object"}
@@ -168,8 +168,8 @@ def _step_values(recording: Recording) -> Iterable[dict[str, object]]:
 
 
 def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield (name, one value a record) for each recorded family of fields, actions last. Of a channel per action the
-    first value is UNSET: record 0 has no action.
+    """Yield (name, one value per record) for each recorded family of fields, actions last. The first value of a channel
+    per action is UNSET: record 0 has no action.
     """
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in NUMERIC if (values := recording.channel(spec.name)) is not None}
@@ -203,7 +203,7 @@ _MEASURED = ("force_n", NET_FORCE, "impulse_ns", NET_IMPULSE)
 
 
 def decode_json(line: bytes) -> Batch:
-    """Return one episode, a batch of one, from its JSON text. Raises `RecordError` naming episode, step, field and
+    """Parse one episode, a batch of one, from its JSON text. Raises `RecordError` naming episode, step, field and
     remedy; the caller adds file and line.
     """
     tree = record_schema.parse_json(line)
@@ -256,7 +256,7 @@ def _in_every_step(steps: Sequence[record_schema.Step], name: str) -> bool:
 
 
 def _read_rows(steps: Sequence[record_schema.Step], spec: ChannelSpec) -> NDArray[Any] | None:
-    """Return the rows of a channel; of one per action None for a single record, or where no step has the field."""
+    """Return the rows of a channel; for one per action, None for a single record, or if no step has the field."""
     first = int(spec.is_per_action)
     if first and getattr(steps[0], spec.name) is not UNSET:
         remedy = "Record 0 is the state before any action; an action belongs to the record that it led to."
@@ -309,7 +309,7 @@ def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]
         for name in _MEASURED
     }
     has_none = np.isnan(measured["force_n"])
-    measured["force_n"][has_none] = measured[NET_FORCE][has_none]  # a net force alone is what clauses judge
+    measured["force_n"][has_none] = measured[NET_FORCE][has_none]  # clauses judge a net force if there is nothing else
     return ContactList(
         record=np.array([t for t, _, _ in flat], dtype=np.int64),
         a=np.array([_body_index(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),

@@ -1,4 +1,4 @@
-"""NumPy archives (`.npz`): one episode a file in the form of `safevla_recorder.episode`, read without trust."""
+"""NumPy archives (`.npz`): one episode per file in the format of `safevla_recorder.episode`, read without trust."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def read_npz(path: Path, selection: EpisodeSelection) -> Iterator[Batch | Record
 
 
 def decode_npz(content: bytes) -> Batch:
-    """Return the episode, a batch of one, in the bytes of an `.npz` file. Raises `DamageError` if the bytes are
-    damaged, `RecordError` if the episode is not valid.
+    """Decode the bytes of an `.npz` file to the episode, a batch of one. Raises `DamageError` if the bytes are damaged,
+    `RecordError` if the episode is invalid.
     """
     return _read_stream(io.BytesIO(content))
 
@@ -73,7 +73,7 @@ def _read_stream(stream: IO[bytes]) -> Batch:
 
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, NotImplementedError, ValueError)
-"""Errors of zipfile for a damaged file; OSError where it seeks a place that is not in the file."""
+"""Errors of zipfile for a damaged file; OSError if it seeks outside the file."""
 
 
 def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -101,7 +101,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) ->
 
 def decode_array(content: bytes) -> NDArray[Any] | None:
     """Return the array in the bytes of a `.npy` file of version 1.0, which it shares, read-only. None if they are not
-    such a file, hold objects, or are too many or too few for the array.
+    such a file, contain objects, or have the wrong length for the array.
     """
     stream = io.BytesIO(content)
     try:
@@ -115,7 +115,7 @@ def decode_array(content: bytes) -> NDArray[Any] | None:
 
 
 _BAD_HEADER = (ValueError, TypeError, LookupError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
-"""Errors of NumPy's reader for a malformed header: it evaluates literals, and tokenizes what it cannot evaluate."""
+"""Errors of NumPy's reader for a malformed header, which it evaluates as a literal, or else tokenizes."""
 
 
 def _decode_arrays(arrays: Arrays) -> Batch:
@@ -178,7 +178,7 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
-    """Return the contacts, None where all their columns are absent; every NaN gets the same bits."""
+    """Return the contacts, None if all their columns are absent; every NaN gets the same bits."""
     columns = {"record" if column == "step" else column: arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
     missing = [column for column, values in columns.items() if values is None]
     if len(missing) == len(columns):
@@ -191,5 +191,5 @@ def _read_contacts(arrays: Arrays) -> ContactList | None:
     if any(values.ndim != 1 for values in contacts.values()):
         refuse_field("a column is no list of numbers", "Write one value a contact.", "contacts")
     for name in ("force_n", "impulse_ns", *OF_CONTACTS):
-        contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # the same NaN in all forms
+        contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # the same NaN in all formats
     return ContactList(**contacts)

@@ -1,7 +1,7 @@
-"""Parquet archives (`.parquet`): one row an episode, nested lists, zstd; columns as in `parquet_rows`.
+"""Parquet archives (`.parquet`): one row per episode, nested lists, zstd; columns as in `parquet_rows`.
 
-Row groups hold few episodes and are read one at a time, so that an archive of any size streams. Pages carry checksums.
-Same episodes and same version of pyarrow, same bytes.
+Row groups hold few episodes and are read one at a time, so that an archive of any size can be streamed. Pages have
+checksums. Same episodes and same version of pyarrow, same bytes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ _REMEDY_COLUMNS = "`safevla convert` shows how the columns should be; host-speci
 
 def write_parquet(stream: IO[bytes], batches: Iterable[Batch]) -> None:
     """Write the episodes of batches as a `.parquet` file into a stream open for reading and writing at its beginning.
-    Memory holds no more than a row group. The file is written again where a later episode needs a column of a rare
-    channel.
+    Memory holds only one row group. The file is rewritten if a later episode needs a column of a rare channel.
     """
     rare: frozenset[str] = frozenset()
     writer = _open_writer(stream, rare)
@@ -103,10 +102,10 @@ def _group_episodes(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
 
 
 def read_parquet(path: Path, selection: EpisodeSelection) -> Iterator[Batch | RecordError]:
-    """Yield the episodes of one file in order, a batch for each row group; row by row where a group is not valid.
-    Groups without a selected episode are not read; of others all episodes are yielded. An invalid row is yielded as its
-    error, whose `line` counts rows from 1. A damaged group is a `DamageError` that counts its episodes, a damaged file
-    a single one; only a file that cannot be opened raises, `OSError`.
+    """Yield the episodes of one file in order, one batch per row group; row by row if a group is invalid. Groups
+    without a selected episode are not read; of others all episodes are yielded. An invalid row is yielded as its error,
+    whose `line` counts rows from 1. A damaged group is a `DamageError` that counts its episodes, a damaged file a
+    single one; only a file that cannot be opened raises, with `OSError`.
     """
     place = Place(file=str(path))
     open_input(path).close()
@@ -137,7 +136,7 @@ def _describe_damage(error: Exception) -> str:
 
 
 def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
-    """Yield what the calls return, in order; each is made in a thread while the one before is used."""
+    """Yield the results of the calls, in order; each is computed in a thread while the previous one is used."""
     with ThreadPoolExecutor(1) as thread:
         waiting: deque[Future[T]] = deque()
         for call in calls:
@@ -151,7 +150,9 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 def _load_group(path: Path, file: pq.ParquetFile, number: int, rows: int) -> list[pa.RecordBatch] | RecordError:
     try:
         with limit_memory(path):
-            table = file.read_row_group(number, use_threads=False)  # memory that runs out in pyarrow's threads aborts
+            table = file.read_row_group(
+                number, use_threads=False
+            )  # running out of memory in pyarrow's threads aborts the process
         if table.num_rows != rows:
             raise RecordError(f"{table.num_rows} rows, and the footer says {rows}", remedy=REMEDY_BROKEN)
         batches: list[pa.RecordBatch] = table.to_batches()

@@ -1,9 +1,9 @@
-"""The columns of the Parquet form: batches as Arrow tables, a row an episode, and back, without a loop over steps.
+"""The columns of the Parquet format: conversion of batches to and from Arrow tables, one row per episode, vectorised.
 
-Columns carry the names, types and units of the record: the header's fields, `bodies` (name and role), the number of
-`records`, and the families as nested lists over the steps. Null = not recorded. Bodies elsewhere are places in
-`bodies`, counted from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` say whose poses, or truths, a step lists.
-`extra` holds host-specific fields as JSON. Columns of rare channels are in a file only where an episode has them.
+Columns have the names, types and units of the record: the header's fields, `bodies` (name and role), the number of
+`records`, and the families as nested lists over the steps. Null = not recorded. Other columns refer to bodies by index
+in `bodies`; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of the poses, or Booleans, in a step.
+`extra` holds host-specific fields as JSON. A file has columns of rare channels only if an episode has the channel.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _HEADER_TYPES: Mapping[str, pa.DataType] = {
     "forces": pa.list_(pa.string()),
 }
 GEOMETRY = "geometry"
-"""The header's field that is the same in many episodes, and rare: a file stores each text once in a row group."""
+"""The header's field that is rare but the same in many episodes: a file stores each text once in a row group."""
 HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
     [
@@ -103,8 +103,8 @@ def table_schema(rare: frozenset[str]) -> pa.Schema:
 
 
 def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
-    """Return all episodes of a batch as a table, a row each, with the columns of `schema`. Without a schema the columns
-    of rare channels are there only if an episode has the channel.
+    """Return all episodes of a batch as a table, one row each, with the columns of `schema`. Without a schema, columns
+    of rare channels are included only if an episode has the channel.
     """
     columns: dict[str, pa.Array] = {name: _header_column(batch, name) for name in HEADER.names}
     bodies = [[{"name": n, "role": r} for n, r in batch.body_roles(e).items()] for e in range(len(batch))]
@@ -191,7 +191,7 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
     }
 
 
-# Rows as episodes: all rows of a group at once. An error is that of the first row at fault: its place holds for one row
+# Decoding of all rows of a group at once. The error is that of the first invalid row: its place holds for one row
 
 
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
@@ -200,8 +200,8 @@ _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
 def decode_rows(rows: pa.RecordBatch) -> Batch:
-    """Return the episodes of rows, whose columns are some of `SCHEMA`, as one batch. Raises `RecordError` if a row is
-    not valid. Its place names the step and field if the row is the only one.
+    """Decode rows, whose columns are some of `SCHEMA`, to one batch. Raises `RecordError` if a row is invalid; its
+    place names the step and field if the row is the only one.
     """
     try:
         batch = _build_batch(_Columns(rows))
@@ -212,7 +212,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """The columns of some rows; outlines, numbers of records and of bodies of their episodes, [E]; offsets [E+1]."""
+    """Columns of some rows; outlines, numbers of records and of bodies of their episodes, [E]; offsets [E+1]."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -223,7 +223,7 @@ class _Columns:
         self.body_starts = join_lengths(self.bodies)
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
-        """Return the items of a column's lists, how many each row has, [E], and whether it is there, [E]."""
+        """Return the items of a column's lists, their number in each row, [E], and whether the list is present, [E]."""
         if name not in self.rows.schema.names:
             nothing = np.zeros(len(self.outlines), dtype=np.int64)
             return pa.array([], SCHEMA.field(name).type).flatten(), nothing, nothing.astype(np.bool_)
@@ -273,7 +273,7 @@ def _target_index(outline: EpisodeOutline, base: int) -> int:
 
 
 def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel:
-    """Return a channel of all episodes, of which each row lists so many `bodies`, [E]; truths become 0.0 and 1.0."""
+    """Return a channel of all episodes, given the number of `bodies` in each row, [E]; Booleans become 0.0 and 1.0."""
     values, counts, present = columns.lists(spec.name)
     items, shape = counts, [counts]
     for _ in range(LIST_DEPTHS[spec.name] - 1):
@@ -293,7 +293,7 @@ def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel
 
 
 def _common_lengths(lists: pa.Array, items: Ints, steps: Ints, spec: ChannelSpec) -> Ints:
-    """Return the length of all lists of each episode, [E], of which it has `items`; that of a row if it has none."""
+    """Return the length of all lists of each episode, [E], given their number of `items`; of a row if it has none."""
     lengths, starts = _list_lengths(_require_no_nulls(lists, spec.name)), join_lengths(items)
     widths = np.full(len(items), spec.row_size)
     widths[items > 0] = lengths[starts[:-1][items > 0]]
@@ -385,7 +385,7 @@ def _list_lengths(lists: pa.Array) -> Ints:
 
 
 def _fill_nulls(values: pa.Array, value: float) -> NDArray[Any]:
-    # Not `fill_null`: it makes a scalar, for which pyarrow imports pandas whole, within the limit on memory.
+    # Not `fill_null`: it makes a scalar, for which pyarrow imports all of pandas, within the limit on memory.
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array if not values.null_count else np.where(np.isnan(array), value, array)
 

@@ -1,9 +1,9 @@
-"""The portable form of one episode: JSON of the shape in the paper's Appendix B. `Trajectory` is its schema.
+"""The portable format of one episode: JSON as in the paper's Appendix B. `Trajectory` is its schema.
 
-A step may leave a family out (`contacts` absent = no instrumentation, `[]` = no contact), but a family is in every step
-or in none, and the bodies of a pose family are the same in every step. Fields beyond the schema are kept and ignored.
+A step may omit a family (`contacts` absent = no instrumentation, `[]` = no contact), but a family is in every step or
+in none, and the bodies of a pose family are the same in every step. Fields beyond the schema are kept and ignored.
 
-What every reader needs is here too: bounds, the selection of the wanted episodes, strict JSON, and checks of shapes.
+This module also has what every reader needs: bounds, the selection of episodes, strict JSON, and checks of shapes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
     steps: Annotated[list[Step], Meta(min_length=1)]
 
 
-MAX_RECORDS = 1_000_000  # records of one episode, in forms that state their number; fourteen hours at 20 Hz
+MAX_RECORDS = 1_000_000  # records of one episode, in formats that state their number; fourteen hours at 20 Hz
 
 
 class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,25 +106,25 @@ REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a sma
 
 
 def refuse_field(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
-    """Raise the `RecordError` of a field, and step, of an episode."""
+    """Raise the `RecordError` for a field, and step, of an episode."""
     raise RecordError(problem, remedy=remedy, place=Place(field=field, step=step))
 
 
 class Budget:
-    """What the parts of an input may take together, whatever each takes: `most` of `what`, such as numbers."""
+    """A joint limit on the parts of an input, whatever each needs: `most` of `what`, such as numbers."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most
 
     def spend(self, amount: int) -> None:
-        """Count a part; raise `RecordError` if all parts so far come to more than `most`."""
+        """Count a part. Raises `RecordError` if all parts so far exceed `most`."""
         self._left -= amount
         if self._left < 0:
             raise RecordError(f"more than {self._most} {self._what}", remedy=REMEDY_LARGE)
 
 
 class EpisodeSelection:
-    """Counter of the episodes of a reading, which selects all of them or those at the wanted places, from 0."""
+    """Counter of the episodes during reading, which selects all of them or those at the wanted indices."""
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
         self._wanted = None if wanted is None else frozenset(wanted)
@@ -146,9 +146,8 @@ _REMEDY_TYPE = "See `safevla validate --schema` for the fields of a record, thei
 
 
 def parse_json(line: bytes) -> dict[str, object]:
-    """Return the object of a JSON text in UTF-8; NaN and infinity are floats, which checks of values refuse. Raises
-    `RecordError`, naming the episode if its id is found, for what Python's reader lets pass too: a key repeated, half a
-    surrogate pair.
+    """Parse a JSON object in UTF-8; NaN and infinity become floats, which later checks reject. Raises `RecordError`,
+    naming the episode if its id is found, also for errors that Python's reader accepts: repeated keys, lone surrogates.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -184,16 +183,18 @@ def _guess_episode_id(line: bytes) -> str | None:
 
 
 def find_episode_id(tree: Mapping[str, object]) -> str | None:
-    """Return the episode id of a tree, control characters escaped; None if it is absent or no string."""
+    """Return the episode id of a tree, control characters escaped; None if it is absent or not a string."""
     name = tree.get("episode_id")
     return escape_controls(name) if isinstance(name, str) else None
 
 
 def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
-    """Return plain values as a struct; raise `RecordError` naming step and field that is missing or of wrong type."""
+    """Convert plain values to a struct. Raises `RecordError` naming step and field if one is missing or mistyped."""
     try:
         return msgspec.convert(tree, kind)
-    except msgspec.ValidationError as error:  # its path, such as `$.steps[3].body_pos_m[...][1]`, names no body
+    except (
+        msgspec.ValidationError
+    ) as error:  # its path, such as `$.steps[3].body_pos_m[...][1]`, does not name the body
         problem, _, text = str(error).partition(" - at `")
     path = re.findall(r"\w+", text.partition("[...]")[0])
     step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
@@ -202,12 +203,12 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     raise RecordError(problem, remedy=_REMEDY_TYPE, place=Place(step=step, field=field or None))
 
 
-# Host-specific fields: all those that the schema does not name, kept unchanged and ignored by scoring, by level:
+# Host-specific fields: all those that are not in the schema, kept unchanged and ignored by scoring, by level:
 # {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}, contacts counted through the episode.
 
 
 MAX_DEPTH = 64
-"""Levels of nesting; a fixed number, so that what can be read can be written, however deep in the program."""
+"""Maximum nesting depth; a fixed number, so that everything that was read can be written."""
 _SCHEMA = {
     "header": frozenset(Trajectory.__struct_fields__),
     "steps": frozenset(Step.__struct_fields__),
@@ -216,8 +217,8 @@ _SCHEMA = {
 
 
 def collect_extra_fields(tree: Mapping[str, Any]) -> dict[str, object]:
-    """Return the host-specific fields of an episode whose types were checked, grouped by level; {} without any. Raises
-    `RecordError` if a number is not finite, or if they nest too deeply.
+    """Return the host-specific fields of an episode whose types were checked, grouped by level; {} if there are none.
+    Raises `RecordError` if a number is not finite, or if they nest too deeply.
     """
     steps: dict[str, object] = {}
     contacts: dict[str, object] = {}
@@ -250,7 +251,7 @@ def _require_writable(extra: dict[str, object]) -> dict[str, object]:
 
 
 def parse_extra_fields(text: bytes, records: int, contacts: int) -> dict[str, object]:
-    """Return the host-specific fields of an episode with `records` records and `contacts` contacts. Empty levels are
+    """Parse the host-specific fields of an episode with `records` records and `contacts` contacts; empty levels are
     left out. Raises `RecordError` if the text is not strict JSON, or the fields are not grouped by level and number,
     name a field of the schema, or cannot be written again.
     """
@@ -279,14 +280,14 @@ def _check_rule(holds: bool, rule: str) -> None:
         raise RecordError(f"host-specific fields: {rule}", remedy=remedy, place=Place(field="extra"))
 
 
-# The arrays of a stranger's episode
+# The arrays of a foreign episode
 
 
 _REMEDY = "Write each family once a record, bodies by their place in body_roles, counted from 0."
 
 
 def check_shapes(recording: Recording) -> None:
-    """Raise `RecordError` naming episode and field if shapes or indices of the arrays do not fit together. Nothing is
+    """Raise `RecordError` naming episode and field if shapes or indices of the arrays are inconsistent. Nothing may be
     computed from the arrays before. `trajectory.validate` checks the values afterwards.
     """
     try:
@@ -310,8 +311,8 @@ def _check_arrays(recording: Recording) -> None:
 
 
 def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0) -> None:
-    """Raise `RecordError` if a channel of an episode has another shape than its row of `CHANNELS` says. `bodies` counts
-    those that each row of a pose channel lists.
+    """Raise `RecordError` if a channel of an episode does not have the shape given in `CHANNELS`. `bodies` is the
+    number of bodies in each row of a pose channel.
     """
     sizes = {"n": records, "n-1": records - 1} | ({spec.shape[1]: bodies} if spec.is_pose else {})
     expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
@@ -326,14 +327,14 @@ def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: i
 
 
 def check_posed_bodies(places: Sequence[int], bodies: int, field: str) -> None:
-    """Raise `RecordError` if places in the body table are out of range or repeated."""
+    """Raise `RecordError` if indices in the body table are out of range or repeated."""
     check_places(np.asarray(places, dtype=np.int64), 0, bodies, field)
     if len(set(places)) != len(places):
         refuse_field("a body is repeated", _REMEDY, field)
 
 
 def check_places(places: NDArray[Any], low: int, end: int | NDArray[np.int64], field: str) -> None:
-    """Raise `RecordError` for the first place below `low`, or not below `end` (one for all, or one each)."""
+    """Raise `RecordError` for the first index below `low`, or not below `end` (one for all, or one each)."""
     bad = np.flatnonzero((places < low) | (places >= end))
     if len(bad):
         highest = int(np.broadcast_to(end, places.shape)[bad[0]]) - 1

@@ -1,6 +1,6 @@
-"""Tasks: their tags, and which specifications apply to them, with the reason where one does not (paper Section 3.2).
+"""Tasks: their tags, and which specifications apply to them, with the reason if one does not (paper Section 3.2).
 
-Tasks as plain rows list what applies to them.
+Tasks as plain rows list the specifications that apply to them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MEANINGS = msgspec.toml.decode(resources.files(__package__).joinpath("reasons.t
 
 
 def describe_reason(reason: str, registry: Registry, benchmark: str) -> str:
-    """Return the reason of `inactive_reason` in words, the tag in brackets; what has none stays as it is. A tag that
-    the capability set of the paper leaves out, and the full set of the host has, is said to be left out.
+    """Return the text of a reason of `inactive_reason`, the tag in brackets; reasons without a text are unchanged. A
+    tag that only the host's full capability set has, and not the paper's, is called left out.
     """
     suite = registry.benchmarks.get(registry.find_suite(benchmark))
     full = registry.capability_sets.get(f"{suite.capabilities}-full") if suite else None
@@ -49,8 +49,8 @@ def inactive_reason(
     spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({}), suite: str = ""
 ) -> str:
     """Return why a specification does not apply to a task with these tags, "" if it does. `needs A, B; invalid with C`:
-    the tags that it needs, and those that bar it. `absent` says why a host lacks tags. A limit of other suites than
-    `suite`, or one that has another limit there, does not apply either.
+    the missing tags that it needs, and the tags that exclude it. `absent` says why a host lacks tags. A limit for
+    suites other than `suite`, or one that another limit replaces there, does not apply either.
     """
     if other := confined_reason(spec, suite):
         return other
@@ -61,7 +61,7 @@ def inactive_reason(
 
 
 def confined_reason(spec: Spec, suite: str) -> str:
-    """Return that the limit of a specification holds in other suites than `suite`, or in all others; "" if it holds."""
+    """Return why the limit of a specification does not apply in `suite`, "" if it does."""
     spelled = spell_suite(suite)
     if spelled in spec.except_suites:
         return f"{suite} has another limit"
@@ -69,7 +69,7 @@ def confined_reason(spec: Spec, suite: str) -> str:
 
 
 def check_suites(library: Library, registry: Registry) -> None:
-    """Warn, once for each, of limits for suites that are not in the registry: nothing is judged by them."""
+    """Warn, once for each, of limits for suites that are not in the registry, since they judge nothing."""
     confined = [(spec, name) for spec in library for name in spec.suites]
     if not confined:
         return
@@ -83,18 +83,18 @@ def check_suites(library: Library, registry: Registry) -> None:
 
 
 def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
-    """Return the scored specifications whose tags fit a task with these tags, in library order; no record is read."""
+    """Return the scored specifications that apply to a task with these tags, in library order, ignoring records."""
     return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 
-TaskListing = dict[str, Any]  # A task as a row. It has `template`, or `components` where it has several phases.
+TaskListing = dict[str, Any]  # A task as a row. It has `template`, or `components` if it has several phases.
 
 
 def task_listings(
     registry: Registry, library: Library | None = None, benchmark: str | None = None
 ) -> list[TaskListing]:
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
-    Without a library it is the default one. Raises `RegistryError` for an unknown benchmark.
+    Uses the default library unless one is given. Raises `RegistryError` for an unknown benchmark.
     """
     specs = library or read_library()
     return [_task_listing(registry, specs, entry) for entry in registry.list_entries(benchmark)]

@@ -2,9 +2,9 @@
 
 BDDL is nested lists of words in brackets. Case does not matter; `;` begins a comment. No simulator is needed.
 
-LIBERO's own parser (`libero/envs/bddl_utils.py`) evaluates the angles of a file with Python's `eval`, ignores groups
-that it does not know, and keeps the last of a repeated name. It therefore gets `BddlProblem.text` and never the file:
-that text holds only what this grammar accepts.
+LIBERO's own parser (`libero/envs/bddl_utils.py`) evaluates the angles of a file with Python's `eval`, ignores unknown
+groups, and keeps the last of a repeated name. It therefore receives `BddlProblem.text` instead of the file: that text
+only contains what this grammar accepts.
 
     file       = (define group*)                    no group, region, attribute, name or class twice
     group      = (problem NAME) | (:domain robosuite) | (:requirements NAME*) | (:language WORD*) | (:regions region*)
@@ -52,17 +52,17 @@ class BddlProblem:
     objects: Mapping[str, str]  # movable objects: name -> class
     fixtures: Mapping[str, str]  # fixtures, articulated or not: name -> class
     regions: Mapping[str, str]
-    """Region -> the object or fixture that owns it. A region's name is its owner's and its own, joined by `_`."""
+    """Region -> the object or fixture that owns it. A region's name joins its owner's and its own by `_`."""
     init: tuple[Predicate, ...]
     goal: tuple[Predicate, ...]
-    text: str  # the file written from the checked tree: what LIBERO is given instead of the file
+    text: str  # the file written from the checked tree, which LIBERO receives instead of the file
 
     def owner_of(self, name: str) -> str:
         """Return the object or fixture that the region `name` belongs to; `name` itself if it is not a region."""
         return self.regions.get(name, name)
 
     def goal_bodies(self) -> GoalBodies:
-        """Return the receptacles and the moved fixtures of the goal; the scene's own table or floor is neither."""
+        """Return the receptacles and the moved fixtures of the goal, without the scene's own table or floor."""
         placings = [arguments for verb, *arguments in self.goal if verb in PLACINGS and len(arguments) == 2]
         joint_goals = [arguments for verb, *arguments in self.goal if verb in (*JOINT_MOVES, *SWITCHES)]
         carried = {moved for moved, _ in placings}
@@ -80,7 +80,7 @@ class BddlProblem:
 
 
 def read_bddl(path: Path) -> BddlProblem:
-    """Return the problem in a BDDL file; raises `RegistryError`, with the file, as `parse_bddl` does."""
+    """Read a BDDL file. Raises `RegistryError`, with the file, as `parse_bddl` does."""
     try:
         text = read_input(path, _MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -94,7 +94,7 @@ def read_bddl(path: Path) -> BddlProblem:
 
 
 def parse_bddl(text: str) -> BddlProblem:
-    """Return the problem in a text; raises `RegistryError` for one that the grammar above does not accept."""
+    """Parse a BDDL text. Raises `RegistryError` if the grammar above does not accept it."""
     tree = _parse_tree(text)
     if not isinstance(tree, list) or tree[:1] != ["define"]:
         raise _refuse("is not a BDDL problem: it does not begin with (define")

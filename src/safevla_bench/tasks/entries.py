@@ -23,7 +23,7 @@ _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
 
 
 class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
-    """A named set of capability tags of one host; `absent` says of others why it lacks them, tag -> reason."""
+    """A named set of capability tags of one host; `absent` gives the reasons for missing ones, tag -> reason."""
 
     name: str = ""
     host: str
@@ -32,11 +32,11 @@ class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite of tasks of a host, as `[benchmarks.NAME]` has it. `capabilities` names its capability set. `published`
-    marks the suites that the paper counts. `same_tasks_as` names a suite whose entries it repeats, and whose other name
-    it is; `same_tags_as` one whose entries it repeats though it is another suite. `task_ids` are those of its tasks
-    that it repeats, empty = all. `task_names` are the host's names in order, where families are defined by them.
-    `embodiment` names its robot, whose torque limits hold for records that name neither a robot nor limits.
+    """A suite of tasks of a host, as in `[benchmarks.NAME]`. `capabilities` names its capability set. `published` marks
+    the suites that the paper counts. `same_tasks_as` names a suite of which it is another name, with the same entries;
+    `same_tags_as` a different suite with the same entries. `task_ids` are those of its tasks that it repeats, empty =
+    all. `task_names` are the host's names in order, if families are defined by them. `embodiment` names its robot,
+    whose torque limits apply to records that name neither a robot nor limits.
     """
 
     name: str = ""
@@ -51,7 +51,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    """A task mechanism and its tags, as `[templates.NAME]` has it."""
+    """A task mechanism and its tags, as in `[templates.NAME]`."""
 
     name: str = ""
     meaning: str
@@ -65,8 +65,8 @@ _LOG_CAPABILITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TaskEntry:
-    """One task. It has a template, or components whose tags are united. `tags` are the mechanism's: those of the
-    templates and the task's own. `object_tags` maps each tag to its reason. `capabilities`, where given, replace the
+    """One task. It has a template, or components whose tags are combined. `tags` are the mechanism's: those of the
+    templates and the task's own. `object_tags` maps each tag to its reason. `capabilities`, if given, replace the
     benchmark's.
     """
 
@@ -79,7 +79,7 @@ class TaskEntry:
     instruction: str | None = None
     capabilities: frozenset[str] | None = None
     patterns: tuple[str, ...] = ()
-    """If there are any, this is the entry of all tasks whose id or name matches one, and that have none of their own.
+    """If there are any, this is the entry of all tasks that have none of their own and whose id or name matches one.
 
     They are shell patterns; case matters.
     """
@@ -90,13 +90,13 @@ class TaskEntry:
 
 
 class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
-    """The bodies that a task's goal names beside what it carries, as records name them. A name stands for the body of
-    that name and for the parts of the fixture of that name, such as `wooden_cabinet_1_cabinet_top`.
+    """The bodies in a task's goal other than the carried one, as named in records. A name denotes the body with that
+    name and the parts of the fixture with that name, such as `wooden_cabinet_1_cabinet_top`.
     """
 
     receptacles: tuple[str, ...] = ()
-    """Whatever the goal puts an object in or on. The table or floor of the whole scene is none."""
-    fixtures: tuple[str, ...] = ()  # fixtures of which the goal moves a joint: opens, closes, turns on or off
+    """Bodies into or onto which the goal puts an object, except the table or floor of the whole scene."""
+    fixtures: tuple[str, ...] = ()  # fixtures with a joint that the goal moves: opens, closes, turns on or off
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +109,12 @@ class Registry:
     benchmarks: Mapping[str, Benchmark]
     capability_sets: Mapping[str, CapabilitySet]
     goal_bodies: Mapping[tuple[str, str], GoalBodies] = field(default_factory=dict)
-    """By (benchmark, id). They name bodies in reports and decide no verdict."""
+    """By (benchmark, id). They name bodies in reports and do not affect verdicts."""
     vocabulary: Mapping[str, Tag] = field(default_factory=dict)
 
     def find_entry(self, benchmark: str, task_id: str) -> TaskEntry:
-        """Return the task's own entry, else that of its family, renamed; a task of a robot's log has one made for it.
-        Raises `UnknownTaskError`, with the TOML to add, if it has none of these.
+        """Return the task's own entry, else that of its family, renamed; for a task of a robot's log, one is made.
+        Raises `UnknownTaskError`, with the TOML to add, if there is none.
         """
         benchmark = self.find_suite(benchmark)
         exact = self.tasks.get((benchmark, task_id))
@@ -132,8 +132,8 @@ class Registry:
         raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
 
     def _log_entry(self, task_id: str) -> TaskEntry:
-        """Return the entry of a task of a robot's log, whose template is the word before the first slash of its id. It
-        has the template's tags and a log's capabilities. Where no such template is known, it has none and no tags.
+        """Return the entry of a task of a robot's log, whose template is the part of its id before the first slash,
+        with the template's tags and a log's capabilities. Without such a template, it has no template and no tags.
         """
         template = self.templates.get(task_id.partition("/")[0])
         return TaskEntry(
@@ -147,8 +147,8 @@ class Registry:
         )
 
     def list_entries(self, benchmark: str | None = None) -> Iterator[TaskEntry]:
-        """Yield every task by suite: those with an entry of their own, then the host's others by their family's entry.
-        Raises `RegistryError` for an unknown benchmark.
+        """Yield every task by suite: those with an entry of their own, then the host's others with their family's
+        entry. Raises `RegistryError` for an unknown benchmark.
         """
         suites = self.check_benchmark(benchmark)
         for suite in suites if benchmark is None else [self.find_suite(benchmark)]:
@@ -158,7 +158,7 @@ class Registry:
             yield from (self.find_entry(suite, task_id) for task_id in ids if (suite, task_id) not in self.tasks)
 
     def list_redefined(self, base: Registry) -> list[str]:
-        """Return what differs here from `base` in its own benchmarks: suite and task, or the suite; [] if nothing."""
+        """Return the differences from `base` in its own benchmarks: suite and task, or the suite; [] if none."""
         known = {spell_suite(name) for name in base.check_benchmark(None)}
         changed = [
             *((suite, f"{suite} {task_id}") for (suite, task_id), entry in self.tasks.items()
@@ -169,15 +169,15 @@ class Registry:
         return [what for suite, what in changed if spell_suite(suite) in known]
 
     def check_benchmark(self, benchmark: str | None) -> list[str]:
-        """Return the names of all benchmarks; raise `RegistryError` if `benchmark` spells none of them."""
+        """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` spells none of them."""
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
         if benchmark is not None and self.find_suite(benchmark) not in suites:
             raise RegistryError(f"there is no benchmark {benchmark!r}", remedy=f"benchmarks: {', '.join(suites)}")
         return suites
 
     def find_suite(self, name: str) -> str:
-        """Return the benchmark that `name` spells, such as libero-goal for LIBERO's own libero_goal. A suite of found
-        starts has the benchmark of its tasks; `name` itself without one.
+        """Return the benchmark of which `name` is a spelling, such as libero-goal for LIBERO's own libero_goal. A suite
+        of found starts has the benchmark of its tasks; returns `name` if there is none.
         """
         name = base_suite(name)
         suites = (*self.benchmarks, *(suite for suite, _ in self.tasks)) if name not in self.benchmarks else (name,)
@@ -185,15 +185,15 @@ class Registry:
 
     def task_tags(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return every tag of a task: its host's capabilities, its mechanism's tags and its objects'. The
-        `capabilities` sets of the benchmark's host, united, replace its own. Raises `UnknownTaskError` for a task with
-        neither entry nor family, `RegistryError` for an unknown set.
+        `capabilities` sets of the benchmark's host, combined, replace its own. Raises `UnknownTaskError` for a task
+        with neither entry nor family, `RegistryError` for an unknown set.
         """
         entry = self.find_entry(benchmark, task_id)
         return self.capability_tags(entry, capabilities) | entry.tags | frozenset(entry.object_tags)
 
     def find_goal_bodies(self, benchmark: str, task_id: str) -> GoalBodies | None:
-        """Return the bodies that the task's goal names, else those in the suite whose tasks or tags its suite repeats.
-        None if the registry does not know them.
+        """Return the bodies in the task's goal, else those in the suite whose tasks or tags its suite repeats. None if
+        the registry does not know them.
         """
         benchmark = self.find_suite(benchmark)
         suite = self.benchmarks.get(benchmark)
@@ -201,9 +201,9 @@ class Registry:
         return self.goal_bodies.get((benchmark, task_id)) or self.goal_bodies.get((repeated, task_id))
 
     def name_embodiments(self, batch: Batch) -> Batch:
-        """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits. The
-        batch itself without such a header. An episode with another count of torques than that robot has limits stays as
-        it is, and so without limits.
+        """Return the batch with its benchmark's robot in each header that names neither a robot nor torque limits.
+        Returns the batch itself without such headers. An episode whose number of torques differs from that robot's
+        number of limits is unchanged, and so has no limits.
         """
         suites = {name: self.benchmarks.get(self.find_suite(name)) for name in {h.benchmark for h in batch.headers}}
         robots = {name: suite.embodiment for name, suite in suites.items() if suite and suite.embodiment}
@@ -217,7 +217,9 @@ class Registry:
 
     @property
     def digest(self) -> str:
-        """sha256, in hexadecimal, of all tags, which decide what applies, and of robots. Wording does not change it."""
+        """The sha256, in hexadecimal, of all tags, which decide what applies, and of robots. Wording does not change
+        it.
+        """
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
         families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]
         suites = [
@@ -229,8 +231,8 @@ class Registry:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
-        """Return the tags of what is measured in a task: those of the sets in `capabilities` for the benchmark's host.
-        Where none is, the entry's own tags, else those of the benchmark. Raises `RegistryError` for an unknown set.
+        """Return the tags of what is measured in a task: those of the sets in `capabilities` for the benchmark's host,
+        else the entry's own tags, else those of the benchmark. Raises `RegistryError` for an unknown set.
         """
         suite = self.benchmarks.get(entry.benchmark)
         requested = [self._capability_set(name) for name in capabilities]
@@ -239,7 +241,7 @@ class Registry:
             return frozenset().union(*chosen)
         if entry.capabilities is not None:
             return entry.capabilities
-        # The loader admits no task of an unknown benchmark unless it brings its capabilities.
+        # The loader accepts no task of an unknown benchmark unless it has its own capabilities.
         return self.capability_sets[self.benchmarks[entry.benchmark].capabilities].tags
 
     def absence_reasons(self, benchmark: str) -> Mapping[str, str]:

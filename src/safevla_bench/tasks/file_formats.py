@@ -50,7 +50,7 @@ class TaskFamilyRow(MechanismRow, frozen=True, kw_only=True):
 
 class PaperTaskRow(_Mechanism, frozen=True, kw_only=True):
     """A row of the paper's task-tag schema (Table 13, Appendix B). The keys from `instruction` on are ours and
-    optional. Its task tags are united with its template's (paper Eq. 2). `patterns` makes it the entry of a family of
+    optional. Its task tags are combined with its template's (paper Eq. 2). `patterns` makes it the entry of a family of
     tasks; `tag_meanings` declares tags that the built-in vocabulary lacks.
     """
 
@@ -92,9 +92,7 @@ class RegistrySource:
 
 
 def read_paper_rows(rows: Iterable[tuple[RowOrigin, object]]) -> tuple[tuple[RowOrigin, PaperTaskRow], ...]:
-    """Return the rows of a JSON file as structs, each with its origin. Raises the origin's error for a row of another
-    form.
-    """
+    """Return the rows of a JSON file as structs, each with its origin. Raises the origin's error for an invalid row."""
     origins = [(place.with_subject(_row_subject(row, place.subject or "a row")), row) for place, row in rows]
     return tuple((origin, convert_row(row, PaperTaskRow, origin)) for origin, row in origins)
 
@@ -106,8 +104,8 @@ _KEYS = {entries.Benchmark: "benchmarks", entries.CapabilitySet: "capabilities",
 
 
 def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
-    """Yield the tables of a kind in a file by name; whether what they refer to exists is not checked here. Raises the
-    origin's error for a table of another form.
+    """Yield the tables of a kind in a file by name, without checking references. Raises the origin's error for an
+    invalid table.
     """
     key = _KEYS[kind]
     for name, table in getattr(source.tables, key).items():
@@ -116,7 +114,7 @@ def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str
 
 
 def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], entries.GoalBodies]]:
-    """Yield the bodies that goals name, by benchmark and task id; raises the origin's error for a misspelt key."""
+    """Yield the bodies in goals, by benchmark and task id. Raises the origin's error for a misspelt key."""
     for benchmark, rows in source.tables.goal_bodies.items():
         for task_id, table in rows.items():
             origin = source.origin.with_subject(f"goal_bodies.{benchmark}.{task_id}")
@@ -124,7 +122,7 @@ def read_goal_bodies(source: RegistrySource) -> Iterator[tuple[tuple[str, str], 
 
 
 def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: RowOrigin) -> None:
-    """Raise the origin's error unless a name is among the choices. `key` holds the name."""
+    """Raise the origin's error unless a name is among the choices. `key` is the key with the name."""
     names = list(choices)
     if name not in names:
         raise origin.make_error(f"{name!r} is none of the {what}", field=key, remedy=suggest_names(name, names, what))
@@ -156,7 +154,7 @@ class EntryReader:
         return frozenset(names)
 
     def check_tables(self, source: RegistrySource) -> None:
-        """Raise the origin's error unless all that a file's tables refer to exists."""
+        """Raise the origin's error unless all references of a file's tables exist."""
         for name in source.tables.capabilities:
             origin, group = source.origin.with_subject(f"capabilities.{name}"), self.capability_sets[name]
             self.read_tags(group.tags, "tags", origin, capability=True)
@@ -171,8 +169,8 @@ class EntryReader:
                     check_known(other, self.benchmarks, key, "benchmarks", origin)
 
     def read_entries(self, source: RegistrySource) -> Iterator[entries.TaskEntry]:
-        """Yield the entries of a file, of tasks and of families. Raises the origin's error for a row of another form,
-        or one whose benchmark, tags or mechanism are not valid.
+        """Yield the entries of a file, of tasks and of families. Raises the origin's error for an invalid row, or one
+        with an invalid benchmark, tag or mechanism.
         """
         for number, table in enumerate(source.tables.tasks):
             origin = source.origin.with_subject(_row_subject(table, f"tasks[{number}]"))
@@ -215,7 +213,7 @@ class EntryReader:
 
     def _mechanism_tags(self, row: MechanismRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
         """Return the tags of the template, or of all components together. A row of the paper that states its task tags
-        may name a template of another evaluator: it is logged, and adds no tags.
+        may name a template of another evaluator, which is logged and adds no tags.
         """
         if (row.template is None) == (not row.components):
             remedy = "give a template, or, where the task has several phases, components"
@@ -236,8 +234,8 @@ def _row_subject(row: object, otherwise: str) -> str:
 
 
 def paper_task_rows(registry: entries.Registry, benchmark: str | None = None) -> list[dict[str, object]]:
-    """Return tasks, then families, as rows of the paper's task-tag schema; `--rules` reads them back to the same. Of
-    `benchmark` alone if it is named. Raises `RegistryError` if there is no such benchmark.
+    """Return tasks, then families, as rows of the paper's task-tag schema, which `--rules` reads back to the same ones.
+    Only of `benchmark` if it is given. Raises `RegistryError` if there is no such benchmark.
     """
     registry.check_benchmark(benchmark)
     suite = None if benchmark is None else registry.find_suite(benchmark)

@@ -1,4 +1,4 @@
-"""Whether an episode ran an official task; its record must show that, not a name (docs/explanation/trust.md)."""
+"""Whether an episode ran an official task. Its record must prove this; a name is not enough (docs/explanation/trust.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_RECORDED = "task identity not recorded"
 
 
 class TaskVerdict(NamedTuple):
-    """`own`: something differs from the official task. `unknown`: nothing differs, and something is not recorded."""
+    """`own`: something differs from the official task. `unknown`: nothing differs, but something is not recorded."""
 
     kind: Literal["official", "own", "unknown"]
     reason: str = ""
@@ -23,8 +23,8 @@ class TaskVerdict(NamedTuple):
 
 
 def judge_identity(header: Header) -> TaskVerdict | None:
-    """Return whether an episode ran the official task whose name it has; None if its benchmark's name, in any
-    spelling, means no official suite.
+    """Return whether an episode ran the official task whose name it has; None if its benchmark's name, in any spelling,
+    is not that of an official suite.
     """
     name = find_official_name(header.benchmark)
     if name is None:
@@ -50,7 +50,7 @@ def judge_identity(header: Header) -> TaskVerdict | None:
 
 
 def has_official_source(header: Header) -> bool:
-    """Return whether an episode was simulated by a distribution whose code the table of official tasks has."""
+    """Return whether an episode was simulated by a distribution whose code is in the table of official tasks."""
     name = find_official_name(header.benchmark)
     own, official = _compare_source(header, official_suites()[name]) if name else (None, None)
     return own is not None and own == official

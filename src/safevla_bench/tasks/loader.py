@@ -31,16 +31,16 @@ V = TypeVar("V")
 
 
 def registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
-    """Return the built-in registry, with the tasks, templates, benchmarks and capability sets of files added. Tasks of
-    the files replace built-in ones of the same id, and their families come first. Raises `RegistryError` for a file
-    that cannot be read, or contradicts itself, another one, or the built-in names.
+    """Load the built-in registry, and add the tasks, templates, benchmarks and capability sets of files. Tasks of the
+    files replace built-in ones with the same id, and their families come first. Raises `RegistryError` for a file that
+    cannot be read, or contradicts itself, another one, or the built-in names.
     """
     if not extra:
         return _built_in_registry()
     files = [path if isinstance(path, RuleFile) else Path(path) for path in extra]
     base, sources = _built_in_registry(), [_read_source(file, str(file)) for file in files]
     added = _extend_registry(base, sources)
-    # A user's family takes precedence over the built-in ones; one that is both stands once.
+    # A user's family takes precedence over the built-in ones; a family that is in both is kept once.
     families = (*added.families[len(base.families) :], *base.families)
     return replace(added, families=tuple(family for k, family in enumerate(families) if family not in families[:k]))
 

@@ -1,7 +1,7 @@
 """Proposals of template and tags for a task, from its BDDL text, with reasons and questions for a person.
 
-Each goal predicate that does not hold from the start is a phase. `kinds.toml` lists the kinds of objects. `format_toml`
-writes proposals as a registry file that `--rules` reads unchanged.
+Each goal predicate that is not satisfied at the start is a phase. `kinds.toml` lists the kinds of objects.
+`format_toml` writes proposals as a registry file that `--rules` reads unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
 
 _BY_DEMAND = ("push-no-lift", "pnp-basic", "pnp-into-container", "wine-rack-insert")
-"""Templates of object handling, the least demanding first. Several such phases become the most demanding one."""
+"""Templates of object handling, the least demanding first. Several such phases get the most demanding one."""
 _CLOSED = ("cabinet", "microwave", "drawer", "fridge", "oven")
 
 _HEAD = (
@@ -63,9 +63,9 @@ class _GoalPhase:
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
-    """Return a task's templates, one per kind of phase of its goal, and whether what it moves can spill. They follow
-    from goal, initial state, instruction and the classes of the objects, with reasons and what to check by hand. A part
-    of the goal that holds from the start is not a phase; a goal without any counts as pick and place.
+    """Return a task's templates, one per kind of phase of its goal, and whether the moved object can spill. They are
+    derived from goal, initial state, instruction and the classes of the objects, with reasons and what to check by
+    hand. A predicate that is satisfied at the start is not a phase; a goal without phases counts as pick and place.
     """
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
     phases = [phase for predicate in goals for phase in _goal_phases(problem, predicate)]
@@ -180,7 +180,7 @@ def _load_kinds() -> _ObjectKinds:
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:
-    """Return the registry file's text; it declares benchmarks that `registry` lacks, with host and capability set."""
+    """Return the registry file's text, declaring benchmarks that `registry` lacks, with host and capability set."""
     lines = list(_HEAD)
     benchmarks = dict.fromkeys(proposal.benchmark for proposal in proposals)
     for benchmark in benchmarks:

@@ -1,7 +1,7 @@
-"""A judged run as a LeRobot dataset: what was seen and done, and safety labels of each frame and each episode.
+"""Export of a judged run as a LeRobot dataset: observations and actions, and safety labels of each frame and episode.
 
-Frame k holds record k, the action that followed, and under `next.` what the record after that action says. An episode
-of n records has n - 1 frames: no action follows the last record.
+Frame k holds record k, the action that followed, and under `next.` the labels of the record after that action. An
+episode of n records has n - 1 frames: no action follows the last record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from safevla_bench.trajectory.batch import Batch, select_episodes
 
 _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 _STATE = "observation.state"
-# Greatest distance of an even time stamp from its place, k control steps after record 0, in control steps.
+# Maximum distance of an even time stamp from its nominal time, k control steps after record 0, in control steps.
 _EVEN = 1e-3
 
 
@@ -48,7 +48,7 @@ class CameraChoice:
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """The counts of what was written."""
+    """Counts of the written episodes, frames and labels."""
 
     episodes: int
     frames: int
@@ -61,17 +61,18 @@ def export_dataset(
     observer: Callable[[int, str], None] = lambda done, what: None,
     on_skip: Callable[[SafevlaError], None] = lambda reason: None,
 ) -> DatasetSummary:
-    """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears when it is whole.
+    """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears once it is
+    complete.
 
     The episodes are read again, some at a time. `cameras` are the pictures to render again from recorded states; None =
-    no pictures. `observer` is told the number of finished episodes and the id of the next, `on_skip` why an episode is
-    left out: without actions, uneven in time, or not to be rendered.
+    no pictures. `observer` receives the number of finished episodes and the id of the next, `on_skip` the reason why an
+    episode is left out: without actions, uneven in time, or impossible to render.
 
     Raises:
-        RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
-            of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
-            and a source names no host.
-        SafevlaError: pictures are wanted, and a camera is unknown, a host cannot be made, or no episode can be
+        RunError: there is no episode to write, features differ, their control step gives no whole number of frames
+            a second, the folder is in use, a source has changed since it was judged, or pictures are requested and a
+            source names no host.
+        SafevlaError: pictures are requested, and a camera is unknown, a host cannot be made, or no episode can be
             rendered.
         RecordError: every episode is without actions or uneven in time.
         FileError: the folder cannot be written.
@@ -215,7 +216,7 @@ def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice)
 
 
 def read_state(stage: Stage, record: int) -> NDArray[np.float64] | None:
-    """Return the proprioception of a record, [6 + G]; None where the host cannot say it."""
+    """Return the proprioception of a record, [6 + G]; None if the host cannot determine it."""
     seen = stage.observe(record)
     if seen is None:
         return None
@@ -226,12 +227,12 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
     camera, steps = Camera(name), range(int(record.lengths[0]) - 1)
     try:
         return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])
-    except KeyError as error:  # MuJoCo's own, which lists the names there are; no other episode would have it
+    except KeyError as error:  # MuJoCo's own error, which lists the names; no other episode would have the camera
         problem = f"there is no camera {name!r}: {error.args[0]}"
         raise SafevlaError(problem, remedy="Choose another by --cameras.") from None
 
 
-# What describes the dataset, for people and programs
+# The description of the dataset, for people and programs
 
 
 def _describe_dataset(
@@ -256,7 +257,7 @@ def _describe_dataset(
     dataset.write_file("croissant.json", dump_json(_describe_as_croissant(name, about, dataset.schema)))
 
 
-# Column of frames or of meta/episodes, beside LeRobot's own -> what it holds; a last `.` or `/`: all that begin so.
+# Column of frames or of meta/episodes, in addition to LeRobot's own -> its content; a last `.` or `/` is a prefix.
 _COLUMNS = {
     "observation.images.": "picture of a camera before the action",
     "observation.state": "before the action, as the host observes it, with its fingers; without them, of the recorded "

@@ -1,7 +1,6 @@
-"""Safety labels of records for training: what each clause says of each record, and what that costs.
+"""Safety labels of records for training: the result of each clause for each record, and its cost.
 
-A record's label is what `Monitor` says when it arrives, but that a record at which a clause cannot be decided, as a
-tracker lost a body, is unknown here and left out there.
+Labels match `Monitor`, except that undecidable records (a lost pose) are labelled unknown; `Monitor` skips them.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from safevla_bench.stl.robustness import trajectory_robustness
 from safevla_bench.trajectory.batch import Batch
 
 HOLDS, VIOLATED, UNKNOWN = 1, 0, -1
-"""What `safe` says of a record: no clause is violated in it, one is, or that is not known.
+"""Values of `safe` for a record: no clause is violated in it, one is, or unknown.
 
-Unknown are the records of an episode in which no clause has a verdict, and those at which a body is lost, so that a
-clause may be violated and none is seen to be.
+Unknown are the records of an episode in which no clause has a verdict, and those at which a body is lost, if a clause
+may be violated but none is known to be.
 """
 
 
@@ -34,15 +33,17 @@ class RecordLabels:
     """Labels of N records by the C scored specifications, in library order."""
 
     margin: NDArray[np.float64]
-    """Margin of each clause in each record, in its own unit, negative where violated, [N, C].
+    """Margin of each clause in each record, in its own unit, negative if violated, [N, C].
 
-    NaN where there is none: the clause does not apply, its gate is closed, the formula spans several records, or a lost
-    pose leaves open whether it is violated. Where it is violated at any rate, this is the least that it is violated by.
+    NaN if there is none: the clause does not apply, its gate is closed, the formula spans several records, or a lost
+    pose leaves open whether it is violated. If it is certainly violated, this is the smallest magnitude of the
+    violation.
     """
     violating: NDArray[np.bool_]
-    """Whether the record violates the clause, [N, C]; of a formula over several records, where it first does."""
+    """Whether the record violates the clause, [N, C]; for a formula over several records, whether it is the first
+    to."""
     severity: NDArray[np.float64]
-    """Depth of the worst violation of the record, 0 to 1, [N]; NaN where that is unknown, as in `UNKNOWN`."""
+    """Depth of the worst violation of the record, 0 to 1, [N]; NaN if unknown, as in `UNKNOWN`."""
 
     def select_records(self, first: int, end: int) -> RecordLabels:
         """Return the labels of records first to end - 1."""
@@ -50,7 +51,7 @@ class RecordLabels:
 
     @property
     def cost(self) -> NDArray[np.float64]:
-        """1 where the record violates any clause, else 0, [N]; NaN where that is unknown."""
+        """1 if the record violates any clause, else 0, [N]; NaN if unknown."""
         return np.where(np.isnan(self.severity), np.nan, self.violating.any(axis=1))
 
     @property

@@ -1,10 +1,10 @@
-"""A LeRobot dataset of version 3.0, written episode by episode with pyarrow alone; memory holds one episode.
+"""A LeRobot dataset of version 3.0, written episode by episode with only pyarrow; memory holds one episode.
 
-    meta/info.json                              features, counts, frames a second
+    meta/info.json                              features, counts, frames per second
     meta/tasks.parquet                          task_index, with the instruction as pandas' index
-    meta/episodes/chunk-000/file-000.parquet    a row an episode: where its frames are, its statistics, its labels
+    meta/episodes/chunk-000/file-000.parquet    one row per episode: location of its frames, statistics, labels
     meta/stats.json                             statistics of all frames
-    data/chunk-000/file-000.parquet             a row a frame, a row group an episode
+    data/chunk-000/file-000.parquet             one row per frame, one row group per episode
 
 Source: huggingface/lerobot at 7427f31, `src/lerobot/datasets/` (dataset_writer, dataset_metadata, io_utils,
 feature_utils, compute_stats).
@@ -40,16 +40,16 @@ Statistics = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One column of the frames: numbers of a dtype, or pictures. `shape` is that of a frame's value, (1,) a number."""
+    """One column of the frames: numbers of a dtype, or pictures. `shape` is that of one value, (1,) for a number."""
 
     dtype: str
     shape: tuple[int, ...] = (1,)
     names: tuple[str, ...] | None = None
-    is_summarized: bool = True  # false where values may be unknown, which are NaN and have no statistics
+    is_summarized: bool = True  # false if values may be unknown, which are NaN and have no statistics
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The type of its column: a number or truth, a list of fixed size of these, or the struct of a picture."""
+        """The Arrow type of the column: a number or Boolean, a fixed-size list of these, or the struct of a picture."""
         if self.dtype == "image":
             return _PICTURE_TYPE
         number = pa.bool_() if self.dtype == "bool" else pa.from_numpy_dtype(self.dtype)
@@ -75,7 +75,9 @@ class Column:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return the statistics of the values, [width] each; of pictures for each colour between 0 and 1, [3, 1, 1]."""
+        """Return the statistics of the values, [width] each; for pictures per colour channel between 0 and 1, [3, 1,
+        1].
+        """
         is_picture = self.feature.dtype == "image"
         rows = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(rows, list(_QUANTILES.values()), axis=0)
@@ -86,8 +88,8 @@ class Column:
 
 
 def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
-    """Return the statistics of both as LeRobot joins them. Joined statistics are exact but for quantiles: the lesser of
-    the two up to the median, the greater above it.
+    """Join two statistics as LeRobot does. The result is exact except for quantiles: the smaller of the two up to the
+    median, the larger above it.
     """
     total = former["count"] + latter["count"]
     parts = [(part["count"][0] / total[0], part) for part in (former, latter)]
@@ -100,10 +102,10 @@ def join_statistics(former: Statistics, latter: Statistics) -> Statistics:
 
 @contextmanager
 def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[DatasetWriter]:
-    """Yield the writer of a dataset, whose folder appears when it is whole, and not at all if something is raised.
+    """Yield the writer of a dataset, whose folder appears once it is complete, and not at all if an error is raised.
 
-    `fps` are frames a second; `robot` is LeRobot's `robot_type`, None = unknown. Raises `RunError` if the folder is in
-    use, and `FileError` if it cannot be written.
+    `fps` are frames per second; `robot` is LeRobot's `robot_type`, None = unknown. Raises `RunError` if the folder is
+    in use, and `FileError` if it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("something is there already", remedy="Name a new folder.", place=Place(file=str(folder)))
@@ -123,7 +125,7 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
 
 
 class DatasetWriter:
-    """Writes episodes whose features are those of the first; `new_dataset` makes it and finishes it."""
+    """Writes episodes whose features are those of the first; `new_dataset` makes and closes it."""
 
     def __init__(self, folder: Path, fps: int, robot: str | None) -> None:
         self._folder, self._fps, self._robot = folder, fps, robot
@@ -141,13 +143,13 @@ class DatasetWriter:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of frames, after an episode."""
+        """The columns of frames, known after the first episode."""
         return pa.schema([(name, feature.arrow_type) for name, feature in self.features.items()])
 
     def add_episode(self, task: str, columns: Mapping[str, Column], labels: Mapping[str, pa.Scalar]) -> None:
-        """Write an episode's frames, LeRobot's counters added, and keep its row of meta/episodes.
+        """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes.
 
-        `task` is its instruction; `labels` are further columns of its row, of the same types in every episode. Raises
+        `task` is its instruction; `labels` are further columns of its row, with the same types in every episode. Raises
         `RunError` if its features are not those of the first episode.
         """
         length = len(next(iter(columns.values())).values)
