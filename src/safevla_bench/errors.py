@@ -111,6 +111,5 @@ class CollectedError(SafevlaError):
     _margin = ""
 
     def __init__(self, errors: Sequence[SafevlaError], *, remedy: str | None = None) -> None:
-        """Join the messages of the errors, one per line, each with its own place and remedy."""
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors), remedy=remedy)

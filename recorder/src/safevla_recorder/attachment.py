@@ -548,7 +548,6 @@ class EpisodeCutter:
         )
 
     def _end_episode(self, outcome: str, reason: str | None = None) -> None:
-        """Pass on the episode's row and bytes; `crashed` without bytes if its records cannot be trusted."""
         running = self._detach_recorder()
         try:
             content = encode_episode(self._build_recording(running, outcome))
@@ -557,7 +556,6 @@ class EpisodeCutter:
         self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
     def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
-        """Return the records with a complete header. Raises `SafevlaError` if they cannot be trusted or decoded."""
         row, success = running.row, outcome == "success"
         header = {
             **self._env.build_header(

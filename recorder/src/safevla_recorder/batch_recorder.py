@@ -65,7 +65,6 @@ class BatchRecorder:
         self._restart(())
 
     def _restart(self, samples: Sequence[Array]) -> None:
-        """Discard all rows and the list of recorded families."""
         self._arrays = BatchArrays(samples, self.num_envs)
         self._timeline = Timeline(self._arrays, self.num_envs)
         self._bodies: dict[str, bool] = {}
@@ -205,7 +204,6 @@ class BatchRecorder:
         self._substeps = 0
 
     def _read_norms(self, net_force_n: Array | None) -> Array:
-        """Return the norms of the pairs' net forces [N, K]; None = no pair is declared."""
         pairs = self._pairs.count
         if (net_force_n is None) != (pairs == 0):
             problem = f"{pairs} pairs are declared, and {'no ' if net_force_n is None else ''}net forces are told"
@@ -257,7 +255,6 @@ class BatchRecorder:
         return mask.astype(np.bool_)
 
     def _read_worlds(self, env_ids: Array | None) -> list[int]:
-        """Return the numbers of worlds, ascending, given as numbers or as a mask."""
         ids = np.arange(self.num_envs) if env_ids is None else copy_to_host(env_ids)
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
@@ -334,7 +331,6 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
 
 
 def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Bools, Bools]]:
-    """Return which pairs [K] belong to each finger group, for each body that both touch and that is not the robot."""
     other = geoms.place[np.where(side[0] > 0, shapes[1], shapes[0])]
     roles, both = tuple(geoms.roles.values()), side.sum(axis=0)
     groups = {int(body): ((other == body) & (both == 1), (other == body) & (both == 2)) for body in other}
@@ -344,9 +340,7 @@ def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Boo
 def _probe_filter(
     geoms: GeomMap, shapes: Ints
 ) -> tuple[Floats, frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Return `needed_substeps`, `mechanical` and `resting` of `BodyPairs`. Pairs are independent, so two probes
-    suffice: no pair touches in record 0 of the first, every pair touches in that of the second.
-    """
+    """Return `needed_substeps`, `mechanical`, `resting` of `BodyPairs`, by probing no pair, then all, in record 0."""
     every, none = (MeasuredContacts(1, 0 * a, a, b, np.ones(len(a))) for a, b in (shapes, shapes[:, :0]))
     probed = replace(geoms, apart_substeps=1)
     apart, touching = (ContactFilter(probed, first) for first in (none, every))

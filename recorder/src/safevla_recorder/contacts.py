@@ -183,9 +183,7 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
 
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
-    """Return the body [K] that contacts of both sides, 1 and 2, touch, -1 = none; if several, the one with the largest
-    force.
-    """
+    """Return the body [K] that both sides, 1 and 2, touch, with the largest force if several; -1 = none."""
     both = np.intersect1d(body[side == 1], body[side == 2])
     if len(both) < 2:
         return int(both[0]) if len(both) else NOTHING
@@ -239,9 +237,7 @@ class ContactFilter:
         self.dropped = _dropped_pairs(geoms, a, b, both | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
-        """Number the resting geom pairs from 1 in the table `_fate`, flat over (geom, geom); return the two indices of
-        each, [2, S].
-        """
+        """Number the resting geom pairs from 1 in the table `_fate`; return the two indices of each, [2, S]."""
         g1, g2 = first.geom1[which].astype(np.int64), first.geom2[which].astype(np.int64)
         low, high = np.divmod(np.unique(np.minimum(g1, g2) * self._geoms + np.maximum(g1, g2)), self._geoms)
         resting = np.stack([low * self._geoms + high, high * self._geoms + low])
@@ -279,9 +275,7 @@ class ContactFilter:
 
 
 def _dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, listed: Bools) -> tuple[tuple[int, int], ...]:
-    """Return the body pairs left out, as sorted indices: those `listed` of record 0, and all pairs of fingers and of
-    one fixture's bodies.
-    """
+    """Return the dropped body pairs: those `listed` of record 0, and all of fingers and within a fixture."""
     place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
     pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}
     pairs |= {(int(x), int(y)) for x in set(place[fingers == 1]) for y in set(place[fingers == 2])}

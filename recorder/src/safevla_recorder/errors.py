@@ -67,7 +67,6 @@ class SafevlaError(Exception):
     _margin = "  "
 
     def __init__(self, problem: str, *, remedy: str | None = None, place: Place | None = None) -> None:
-        """Keep problem, remedy (None = unknown) and place (default: all fields unknown)."""
         super().__init__(problem)
         self.problem = problem
         self.remedy = remedy

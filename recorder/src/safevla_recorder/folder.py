@@ -120,9 +120,7 @@ def call_at_exit(function: Callable[[], None]) -> Undo:
 
 
 def _session() -> str:
-    """Return a name for the run that this process belongs to, derived from the parent of its `multiprocessing`
-    processes.
-    """
+    """Return a name for the run of this process, derived from the parent of its `multiprocessing` processes."""
     parent = parent_process()
     number = os.getpid() if parent is None else parent.pid
     with suppress(OSError, IndexError):  # process ids are reused: Linux says when this process began
@@ -147,9 +145,7 @@ class RunFolder:
     """A run folder for the episodes of several environments and policies."""
 
     def __init__(self, out: Path, volatile: Mapping[str, object]) -> None:
-        """Describe a folder at `out`, without writing it. `volatile` are facts for run.json that differ from run to
-        run.
-        """
+        """Describe a folder at `out`, without writing it. `volatile` are run.json's facts that differ between runs."""
         self.path = out
         self.episode_ids: set[str] = set()
         self._run: dict[str, Any] = {
@@ -368,7 +364,6 @@ def _encode_json(document: Mapping[str, object], indent: int | None = None) -> b
 
 
 def _escape_character(character: str) -> str:
-    """Return JSON's escape sequence; for a lone surrogate, such as of a file name in a traceback, its text."""
     return json.dumps(escape_surrogates(character))[1:-1]
 
 
@@ -551,7 +546,6 @@ class RunWriter:
         return self._write_row({**fields, "outcome": "crashed"}, number, steps, reason, None)
 
     def _complete_header(self, header: Mapping[str, object], required: Sequence[str]) -> tuple[dict[str, Any], int]:
-        """Return the checked fields of an episode, with id and outcome, and its number among those of its task."""
         plain = {name: _read_field(name, value) for name, value in {**self._header, **header}.items()}
         fields = {name: value for name, value in plain.items() if value is not None or name == "target_object"}
         absent = [name for name in required if name not in fields]
@@ -580,7 +574,6 @@ class RunWriter:
 
 
 def _read_field(name: str, value: object) -> Any:
-    """Return a field's value, NumPy values as Python ones. Raises `RecordError` for an unknown name or another type."""
     if name not in _FIELDS:
         raise _refuse(name, "there is no such field of an episode", f"Fields: {', '.join(_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value

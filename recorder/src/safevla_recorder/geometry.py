@@ -54,7 +54,6 @@ class Geometry:
         """The description; None if a pose is not finite."""
 
     def _place(self, position: Floats, quaternion: Floats) -> tuple[Floats, Floats]:
-        """Return the poses of all parts relative to their parents, [n, P, 3] and [n, P, 4]."""
         rows = len(position)
         ground = np.concatenate([position, np.zeros((rows, 1, 3))], axis=1)[:, self._parents]
         upright = np.broadcast_to([[[1.0, 0.0, 0.0, 0.0]]], (rows, 1, 4))

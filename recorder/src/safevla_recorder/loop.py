@@ -318,7 +318,6 @@ def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
 
 
 def _worker_name(worker: int | str | None) -> str | None:
-    """Return the name of a worker for ids and paths. Raises `RunError` unless it has only letters, digits, - and _."""
     name = None if worker is None else str(worker)
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         raise RunError(f"{name!r} cannot name a worker", remedy="Use a number, or letters, digits, - and _.")

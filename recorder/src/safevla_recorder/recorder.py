@@ -479,7 +479,6 @@ def _floats(values: ArrayLike | None) -> Floats | None:
 def _list_families(
     poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, state: ArrayLike | None
 ) -> dict[str, object]:
-    """Return the given families: which bodies, with or without orientation, and the shapes of state and torques."""
     posed = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
     hand = {} if eef is None else {"the pose of the end effector": eef[1] is not None}
     rest = {"state": state, "torques": torques}

@@ -93,7 +93,6 @@ class RecordableKitchen(attachment.RecordableEnv):
         of_simulation: list[Undo] = []
 
         def watch_states() -> None:
-            """Move the hooks on states set from outside to the kitchen's current simulation, if it has one."""
 
             def set_state(original: Any, *args: object, **kwargs: object) -> object:
                 cutter.on_interruption()

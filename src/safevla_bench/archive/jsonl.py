@@ -93,7 +93,6 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _split_lines(pieces: Iterable[bytes], separator: bytes) -> Iterator[bytes]:
-    """Yield the lines of a text in pieces, each with its separator; the whole text if `separator` is empty."""
     begun: list[bytes] = []
     for piece in pieces:
         first, *rest = piece.split(separator) if separator else [piece]
@@ -168,9 +167,7 @@ def _step_values(recording: Recording) -> Iterable[dict[str, object]]:
 
 
 def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]]]:
-    """Yield (name, one value per record) for each recorded family of fields, actions last. The first value of a channel
-    per action is UNSET: record 0 has no action.
-    """
+    """Yield (name, one value per record) for each recorded family, actions last; record 0 has no action: UNSET."""
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in NUMERIC if (values := recording.channel(spec.name)) is not None}
     yield from ((spec.name, rows[spec]) for spec in rows if not (spec.is_pose or spec.is_per_action or spec.is_grip))

@@ -178,7 +178,6 @@ def _read_truths(arrays: Arrays, name: str) -> NDArray[np.bool_] | None:
 
 
 def _read_contacts(arrays: Arrays) -> ContactList | None:
-    """Return the contacts, None if all their columns are absent; every NaN gets the same bits."""
     columns = {"record" if column == "step" else column: arrays.get(f"contacts.{column}") for column in CONTACT_COLUMNS}
     missing = [column for column, values in columns.items() if values is None]
     if len(missing) == len(columns):

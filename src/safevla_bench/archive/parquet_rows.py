@@ -160,7 +160,6 @@ def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:
 
 
 def _has_column(batch: Batch, name: str) -> Bools:
-    """Return whether each episode has the column `name` of contacts, [E]."""
     if name == NET_FORCE:
         listed = np.array([NET_FORCE in header.recorded_forces for header in batch.headers], dtype=np.bool_)
         return batch.contacts.present & listed

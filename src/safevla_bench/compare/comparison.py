@@ -215,7 +215,6 @@ class _Measured:
     by_state: Floats | None
 
     def put(self, rows: Ints, other: _Measured) -> _Measured:
-        """Return a copy with some rows replaced by those of another."""
         differences, by_task = [*self.differences], self.by_task.copy()
         by_task[rows] = other.by_task
         by_state = None if self.by_state is None else self.by_state.copy()
@@ -236,7 +235,6 @@ class _Scope:
 
     @cached_property
     def shared_tasks(self) -> list[policy_results.TaskKey]:
-        """The tasks that every policy ran, or planned if episodes are paired."""
         if self.pairs:
             return list(dict.fromkeys((key.suite, key.task_id) for key in self.pairs.keys))
         first, *others = [dict.fromkeys(result.tasks) for result in self.members]
@@ -279,7 +277,6 @@ class _Scope:
         return sorted({task for member in self.members for task in (*member.tasks, *member.lost_tasks)})
 
     def count_unknown(self, numbers: Ints, metric: str) -> Ints:
-        """Return how many episodes of pairs [R, 2], in tasks that both planned, have no value of the metric, [R]."""
         if self.pairs:
             unknown = np.array([self.pairs.count_unknown([k], metric) for k in range(len(self.members))])
             return np.asarray(unknown[numbers].sum(axis=1))
@@ -361,7 +358,6 @@ def _bound(metric: str) -> str:
 
 
 def _episode_standing(pairs: PairedResults, k: int, metric: str, options: ComparisonOptions) -> PolicyStanding:
-    """Return policy k's value and interval over initial states, each with the mean of its episodes."""
     means, is_single = pairs.state_means((k, 1 - k if len(pairs.results) == 2 else k), metric)
     n, total = len(means), float(means.sum())
     if METRICS[metric].unit and is_single:

@@ -396,7 +396,6 @@ def _decide(
     each: float | None,
     allow_crashed: bool,
 ) -> GateOutcome:
-    """Return the outcome of a gate, by the point estimate if `each` is None, else by the whole interval."""
     names = (pairs.results[0].name, pairs.results[1].name)
 
     def measure(fill: tuple[float, float] | None = None) -> Difference:

@@ -317,7 +317,6 @@ _SCORE_TEST = "stratified score test (Miettinen and Nurminen)"
 
 
 def _sum_up(values: TaskValues, tasks: Sequence[TaskKey]) -> tuple[Floats, Ints, Bools]:
-    """Return the sum of a policy's values in each task, their number, and whether starts have several, [K] each."""
     samples = [values.get(task) for task in tasks]
     return (
         np.array([0.0 if one is None else one.values.sum() for one in samples]),
@@ -402,9 +401,7 @@ def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
 def _find_obstacle(
     names: tuple[str, str], tasks: Sequence[TaskKey], totals: Sequence[tuple[Floats, Ints]], metric: Metric
 ) -> str:
-    """Return why two policies have no verdict on these tasks: a task has too few episodes, or weights reverse the
-    order.
-    """
+    """Return why there is no verdict on these tasks: one has too few episodes, or weights reverse the order."""
     if len(tasks) < 2:
         return ""
     uneven = len({size for _, sizes in totals for size in sizes.tolist()}) > 1

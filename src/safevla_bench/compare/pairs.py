@@ -69,7 +69,6 @@ class PairedResults:
 
     @cached_property
     def _state_numbers(self) -> NDArray[np.int64]:
-        """Number of each episode's initial state, in the order of their keys, [K]."""
         states = {state: k for k, state in enumerate(_sort_keys({key.state for key in self.keys}))}
         return np.array([states[key.state] for key in self.keys], dtype=np.int64)
 
@@ -172,7 +171,6 @@ class PairedResults:
         return first - second, np.asarray(most <= 1)
 
     def _fill(self, metric: str, end: float | None) -> NDArray[np.float64]:
-        """Return a metric of each policy and planned episode [P, K], with `end` for unknown values if given."""
         values = self.metric_values(range(len(self.results)), metric)
         return values if end is None else np.where(np.isnan(values) & self.is_planned, end, values)
 
@@ -245,7 +243,6 @@ def _pair_key(episode: Header | AbsentEpisode) -> PairKey:
 
 
 def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[set[PairKey]]) -> None:
-    """Raise `RunError`, with a line for each policy that lacks some, unless all policies planned the same keys."""
     every = set().union(*planned)
     lines = [
         f"{result.name} lacks {count_noun(len(absent), 'episode')} that another ran: "

@@ -80,7 +80,6 @@ Sides = tuple[PolicyResults, PolicyResults]
 
 
 def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
-    """Return change -> the unchanged and changed results of each suite that has it, the control last."""
     runs: dict[str, list[PolicyResults]] = {}
     for result in sources:
         for suite in dict.fromkeys(header.benchmark for header in result.headers):

@@ -186,7 +186,6 @@ def split_by_policy(
 
 
 def _stopped_episode(header: Header) -> AbsentEpisode:
-    """Return, as an absent episode, one that has a record but did not run to its end and has no verdict."""
     names = ("episode_id", "benchmark", "task_id", "policy", "init_state_index", "seed")
     return AbsentEpisode(outcome=header.outcome_label, **{name: getattr(header, name) for name in names})
 
@@ -351,7 +350,7 @@ def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.C
 
 
 def _name_simulator_code(header: Header) -> str:
-    """Return one text for all official simulator code, since several distributions hold the same tasks."""
+    """Official simulator code has one text, since several distributions hold the same tasks."""
     return "official" if has_official_source(header) else (header.task_source or {}).get("sources_sha256", "")[:12]
 
 

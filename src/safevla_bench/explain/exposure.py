@@ -107,7 +107,6 @@ def _seconds(records: Bools, batch: Batch) -> Floats:
 
 
 def _violating_records(reading: RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
-    """Return the violating records of each scored specification, [K, N], and whether they are known, [K, E]."""
     violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, k in enumerate(scores.scored_columns):

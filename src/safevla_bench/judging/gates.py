@@ -225,7 +225,6 @@ class _Scope:
         return len(set(Counter(label[:2] for label in set(self.labels)).values())) > 1
 
     def sum_states(self, values: NDArray[Any], chosen: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the sum and the number of the chosen episodes' values for each initial state that has any."""
         numbers: dict[StateKey, int] = {}
         places = [numbers.setdefault(self.labels[k], len(numbers)) for k in np.flatnonzero(chosen)]
         index = np.array(places, dtype=np.int64)
@@ -355,7 +354,6 @@ def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> Ga
 
 
 def _find_tipping(values: _Values, gate: Gate, rules: _Rules) -> int | None:
-    """Return the largest number of unknown episodes that may count against a gate on a rate without failing it."""
     if rules.confidence is None or not values.is_rate:
         return None
 

@@ -287,7 +287,6 @@ def _bounded_mean(row: Floats, starts: Ints, least: int, unknown: str, most: flo
 
 
 def _mean_of_row(row: Floats, starts: Ints, unknown: str, scale: float = 1.0) -> tuple[Mean, StartMeans | None]:
-    """Return the mean of the known values without an interval, and their means by start over `scale`, None if none."""
     known = ~np.isnan(row)
     if unknown or not known.any():
         return Mean(0, None, None, 0, unknown), None

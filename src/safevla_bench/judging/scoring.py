@@ -353,7 +353,6 @@ def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[s
 
 @cache
 def _default_formulas() -> frozenset[Formula]:
-    """Return the formulas of the default library, whose gates are described by its counts of vacuous episodes."""
     return frozenset(spec.formula for spec in library())
 
 

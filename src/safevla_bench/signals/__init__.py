@@ -75,7 +75,6 @@ def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
 
 
 def _find_single(fields: RecordFields, names: Iterable[str]) -> dict[str, NDArray[np.bool_]]:
-    """Return the signals with a source that was stored as float32, and in which episodes, [E]."""
     if not any(fields.single_channels):
         return {}
     found = {}

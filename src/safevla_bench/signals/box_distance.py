@@ -87,7 +87,6 @@ class _Pairs:
         return _Pairs(self.center[which], self.turn[which], self.half[which], self.other_half[which])
 
     def turned_round(self) -> _Pairs:
-        """Return the pairs with the first box in the frame of the second."""
         back = self.turn.transpose(0, 2, 1)
         return _Pairs(-np.einsum("kij,kj->ki", back, self.center), back, self.other_half, self.half)
 
@@ -98,7 +97,6 @@ class _Pairs:
         return gaps
 
     def least_distances(self) -> Floats:
-        """Return a lower bound of each distance, [K]."""
         both = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
         bound: Floats = np.maximum(*map(lengths, both))
         return bound
@@ -126,7 +124,6 @@ class _Pairs:
         return distance
 
     def _corners(self) -> Floats:
-        """Return the corners of the second box, [K, 8, 3]."""
         corners: Floats = self.center[:, None] + np.einsum("kij,kcj->kci", self.turn, self.other_half[:, None] * _SIGNS)
         return corners
 
@@ -146,15 +143,12 @@ class _Pairs:
 
 
 def _from_box(points: Floats, half: Floats) -> Floats:
-    """Return the least distance of points [K, C, 3] from a box around the origin, [K]."""
     least: Floats = lengths(np.maximum(np.abs(points) - half[:, None], 0.0)).min(axis=1)
     return least
 
 
 def _edge_distances(a: Floats, b: Floats) -> Floats:
-    """Return the smallest distance between edges with both nearest points inside, of boxes with these corners, [K].
-    Otherwise a corner is nearest.
-    """
+    """Return the distance of edges with both nearest points inside, [K]; otherwise a corner is nearest."""
     start, other = a[:, _EDGES[:, 0], None], b[:, None, _EDGES[:, 0]]
     d1, d2 = a[:, _EDGES[:, 1], None] - start, b[:, None, _EDGES[:, 1]] - other
     r = start - other

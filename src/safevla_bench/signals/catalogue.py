@@ -192,7 +192,6 @@ def _displacements(fields: RecordFields) -> tuple[Floats, Bools]:
 
 
 def _write_displacement(fields: RecordFields, episodes: Ints, count: int, largest: Floats, partial: Bools) -> None:
-    """Write the results of `_displacements` for the given episodes to `largest` and `partial`, [N] each."""
     batch, poses = fields.batch, fields.batch.body_pos_m
     bodies = poses.body[poses.body_starts[episodes][:, None] + np.arange(count)]
     watched = np.isin(batch.body_role[bodies], (BYSTANDER, FURNITURE))

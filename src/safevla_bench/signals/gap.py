@@ -109,7 +109,6 @@ class _Solids:
 
     @classmethod
     def of_parts(cls, scene: ScenePoses, parts: Sequence[int], rows: Ints) -> _Solids:
-        """Return the parts of a scene in some records, [n]."""
         shapes = [scene.geometry.part_shapes[part] for part in parts]
         solid = [k for k, (boxes, planes) in enumerate(shapes) if len(boxes) or len(planes)]
         tracks = [scene.place(parts[k]) for k in solid]
@@ -133,7 +132,6 @@ class _Solids:
 
     @classmethod
     def of_boxes(cls, frame: PoseTrack, boxes: Floats) -> _Solids:
-        """Return one part for each of Q boxes, [Q, 10], all in one frame."""
         count, placed = len(boxes), _place_boxes(frame.position[:, None], frame.quaternion[:, None], boxes)
         return cls(
             body=np.full(count, -1, dtype=np.int64),
@@ -163,7 +161,6 @@ def _place_boxes(position: Floats, quaternion: Floats, boxes: Floats) -> Boxes:
 
 
 def _bounding_sphere(boxes: Floats) -> list[float]:
-    """Return centre and radius of a sphere around boxes; the radius is -inf if there are none."""
     if not len(boxes):
         return [0.0, 0.0, 0.0, -np.inf]
     reach = lengths(boxes[:, 7:])[:, None]
@@ -205,7 +202,6 @@ def _least_gaps(a: _Solids, b: _Solids, group: Ints, groups: int) -> Floats:
 
 
 def _box_radii(solids: _Solids) -> tuple[Floats, Floats]:
-    """Return the radii of the inscribed and circumscribed spheres of boxes, [K]."""
     half = solids.boxes.half[0]
     return half.min(axis=1, initial=np.inf), lengths(half)
 

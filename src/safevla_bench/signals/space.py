@@ -89,7 +89,6 @@ class Form:
 
 
 def _offsets(a: Track, b: Track) -> Floats:
-    """Return the position of each body of `a` relative to each of `b` [m], [n, K, L, 3]."""
     offset: Floats = a.position[:, :, None] - b.position[:, None]
     return offset
 
@@ -469,7 +468,6 @@ def _is_named(fields: RecordFields, body: Ints, place: str) -> Bools:
 
 
 def _poses(fields: RecordFields, poses: Poses, body: Ints, episode: int, records: slice) -> Floats:
-    """Return the poses of bodies in the records of an episode, [n, K, size]; NaN if a body's pose is unknown."""
     number, scene = np.arange(records.start, records.stop), scene_poses(fields, episode)
     track = np.full((len(number), len(body), poses.size), np.nan)
     for k, each in enumerate(body.tolist()):
@@ -491,7 +489,6 @@ _SHAPES, _OPENING = "body_shapes", "opening"
 
 
 def _named_bodies(fields: RecordFields, place: str, episode: int) -> set[int]:
-    """Return the bodies of an episode's table that are at a place, posed or not; held bodies may be -1."""
     batch = fields.batch
     if place == HELD_BODY:
         return {int(body) for body in fields.held_body[batch.starts[episode] : batch.starts[episode + 1]]}
@@ -543,7 +540,6 @@ PLACE_FIELDS.update({
 
 
 def _parts_at(fields: RecordFields, place: str, episode: int, held: int | None = None) -> list[int]:
-    """Return the parts of an episode's scene that are at a place; for the robot, those that can move."""
     scene = scene_poses(fields, episode)
     if scene is None:
         return []
@@ -605,7 +601,6 @@ def _measure_person(fields: RecordFields, kind: Form, places: Sequence[str], num
 
 
 def _nearest_bodies(fields: RecordFields, places: Sequence[str], record: int) -> tuple[int, ...]:
-    """Return the pair of bodies whose gap is the value in one record of the only episode."""
     scene, records = scene_poses(fields, 0), slice(0, int(fields.batch.starts[-1]))
     value = _measure_gap(fields, places, 0, records)[record]
     if scene is None or not np.isfinite(value):

@@ -288,7 +288,6 @@ def _expand(row: Mapping[str, object], calls: Mapping[str, str]) -> dict[str, ob
 
 
 def _place_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowOrigin) -> Sequence[Row]:
-    """Return the rows with the signals of a person expanded, including those of `based_on`."""
     if not table:
         return rows
     place = origin.with_subject("person")
@@ -360,7 +359,6 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
 
 
 def _paper_draft(paper: PaperSpecRow, origin: RowOrigin) -> SpecDraft:
-    """Return a row of the paper's format as a draft with its current id; its old id becomes a legacy id."""
     # A scored row without a severe magnitude is one of the paper's hard stops (its Table 17).
     hard_stop = paper.tier != "diagnostic" and paper.vsi_severe is None
     spec_id = _current_id(paper.spec_id)

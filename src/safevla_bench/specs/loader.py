@@ -139,7 +139,6 @@ def _set_limits(base: Library, source: file_formats.LibrarySource) -> Library:
 
 
 def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[str, ...]) -> Library:
-    """Return `before` with the specification of `after` in addition to its own, for some suites only."""
     own = before[spec_id]
     changed = next(spec for spec, old in zip(after, before, strict=True) if old is own)
     if own.suites or changed.spec_id in before or {*suites} & {*own.except_suites}:

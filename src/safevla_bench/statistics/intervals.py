@@ -244,9 +244,7 @@ def _solve_one(values: tuple[float, ...], numbers: tuple[float, ...], level: flo
 
 
 def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
-    """Return the quantiles of the sums of `_spacing_cdf`, to within 1e-11, by the secant method on their normal
-    quantiles.
-    """
+    """Return the quantiles of `_spacing_cdf`, to within 1e-11, by secants of their normal quantiles."""
     from scipy.special import ndtri
 
     sizes = counts.sum(axis=1)
@@ -470,7 +468,6 @@ def bootstrap_means(values: Floats, generator: np.random.Generator) -> list[Inte
 
 
 def _resample_means(filled: Floats, counted: NDArray[np.bool_], generator: np.random.Generator) -> Floats:
-    """Return the resampled means of all rows, [M, RESAMPLES]; NaN if no value that counts was drawn."""
     from scipy.sparse import csr_array  # takes longer to import than everything else together
 
     rows, n = filled.shape

@@ -344,7 +344,6 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
 def _find_low_end(
     p_of: Callable[[Floats], Floats], at_zero: float, estimate: float, confidence: float, *, is_graded: bool
 ) -> float:
-    """Return the centre from -1 to the estimate at which the p-value reaches the level."""
     outer, inner = -1.0, estimate
     if estimate > 0:
         outer, inner = (0.0, estimate) if is_significant(at_zero, confidence) else (-1.0, 0.0)
@@ -493,7 +492,6 @@ def _mean_gap(x: Floats, n: Ints, y: Floats, m: Ints) -> Floats:
 
 
 def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: Reals) -> Floats:
-    """Return the normal score of the mean difference minus a hypothetical one."""
     is_used = (n > 0) & (m > 0)
     n, m = np.where(is_used, n, 1), np.where(is_used, m, 1)
     first, second = _likeliest_rates(x, n, y, m, np.asarray(difference)[..., None])
@@ -510,9 +508,7 @@ def _score(x: Floats, n: Ints, y: Floats, m: Ints, difference: Reals) -> Floats:
 
 
 def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats) -> tuple[Floats, Floats]:
-    """Return each task's maximum-likelihood pair of rates that differ by `difference`: the root of a cubic, in closed
-    form.
-    """
+    """Return each task's likeliest pair of rates that differ by `difference`: the closed-form root of a cubic."""
     p, q, ratio = x / n, y / m, m / n
     a = 1 + ratio
     b = -(1 + ratio + p + ratio * q + difference * (ratio + 2))

@@ -110,7 +110,6 @@ def start_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _window_rows(window: syntax.Window, trace: Trace) -> tuple[Ints, Ints]:
-    """Return the rows of the window from each record, as [lo, hi), both [N]; lo = hi if it holds no record."""
     if not _goes_by_stamps(window, trace):
         return trace.layout.window_rows(*_window_steps(window, trace), at_start=False)
     assert trace.time_s is not None
@@ -131,9 +130,7 @@ def _goes_by_stamps(window: syntax.Window, trace: Trace) -> bool:
 
 
 def _window_steps(window: syntax.Window, trace: Trace) -> tuple[int, int | None]:
-    """Return the first and last control step of the window, using the step of episode 0; the last is None for the
-    horizon. Raises `FormulaError` if a bound is not a multiple of that step.
-    """
+    """Return the window in control steps of episode 0; the last is None for the horizon. Raises as `start_rows`."""
     first = _step_count(window.start_s, trace)
     return first, None if window.end_s is None else _step_count(window.end_s, trace)
 
@@ -285,7 +282,6 @@ def group_by_step(formula: syntax.Formula, trace: Trace) -> Iterator[tuple[Ints,
 
 
 def _with_stamps(trace: Trace, steps_s: Floats) -> Trace:
-    """Return the trace with its time stamps only if every episode has some, marked by an infinite step, [E]."""
     return trace if trace.time_s is None or np.isinf(steps_s).all() else replace(trace, time_s=None)
 
 

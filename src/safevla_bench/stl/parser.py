@@ -234,7 +234,6 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
     # Types
 
     def as_formula(self, part: _ParsedPart) -> syntax.Formula:
-        """Return the part as a formula; a bare name becomes a Boolean signal."""
         if isinstance(part.node, syntax.NumericSignal):
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
@@ -247,7 +246,6 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         return cast(syntax.Formula, part.node)
 
     def as_expression(self, part: _ParsedPart) -> syntax.Expression:
-        """Return the part as an arithmetic expression; a bare name stays a numeric signal."""
         if not _is_expression(part.node):
             problem = "a formula stands where a number is expected"
             raise _column_error(part.column, problem, "comparisons do not chain or add up")
@@ -280,7 +278,6 @@ def _comparison_remedy(name: str) -> str:
 
 
 def _unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool] | None) -> FormulaError | None:
-    """Return the error for a word that is neither operator, form nor unit, or None if there is none."""
     before = text[: cast(int | None, error.pos_in_stream) or 0]
     word = error.token if isinstance(error, UnexpectedToken) and error.token.type == "NAME" else None
     spelled = {"implies": "->", "then": "->"}.get(str(word).lower(), str(word).lower())

@@ -298,7 +298,6 @@ class _ClauseMeasurement:
         return FormulaVerdict(self.rho, self.extreme, first_violation)
 
     def _first_rows(self, episodes: Ints, trace: Trace) -> Ints:
-        """Return the first violating row of each given episode's window, [K]; -1 = none."""
         rows, lengths = trace.record_rows(episodes), trace.layout.lengths[episodes]
         rounding = np.repeat(trace.rounding((self.clause.signal,))[episodes], lengths)
         failing = self.clause.margins(_clause_values(self.clause, trace)[rows], rounding) < 0

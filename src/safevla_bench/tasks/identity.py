@@ -57,7 +57,6 @@ def has_official_source(header: Header) -> bool:
 
 
 def _compare_source(header: Header, suite: OfficialSuite) -> tuple[str | None, str | None]:
-    """Return the hash of the simulator code as recorded, and that of the named distribution; None = unknown."""
     source = header.task_source or {}
     known = suite.sources.get((source.get("distribution", ""), source.get("version", "")))
     return source.get("sources_sha256"), known

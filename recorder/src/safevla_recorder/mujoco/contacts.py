@@ -105,7 +105,6 @@ class _ContactView:
 
 
 def _view_memory(start: int, width: int, stride: int, room: int) -> NDArray[np.void]:
-    """Return a view of `width` bytes of each of `room` structures in the simulator's memory, beginning at `start`."""
     memory: Any = (ctypes.c_char * ((room - 1) * stride + width)).from_address(start)
     return np.ndarray((room,), dtype=f"V{width}", buffer=memory, strides=(stride,))
 
@@ -118,7 +117,6 @@ class ContactLog:
     """Copies of the contact lists since the last `take_contacts`, in arrays that are reused."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
-        """Begin empty; the simulator's memory is first viewed at the first contact."""
         self._pyramidal = bool(model.opt.cone == 0)
         self._counts: list[int] = []
         self._rows: list[int] = []

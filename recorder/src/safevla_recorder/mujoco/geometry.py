@@ -61,7 +61,6 @@ def _ancestors(model: mujoco.MjModel, body: int) -> list[int]:
 
 
 def _moving_components(model: mujoco.MjModel, body: int) -> tuple[int, ...]:
-    """Return the components in which a body may move relative to its parent, as `Part.motion`."""
     first, count = int(model.body_jntadr[body]), int(model.body_jntnum[body])
     if not count:
         return ALL_MOTION if model.body_mocapid[body] >= 0 else ()

@@ -181,7 +181,6 @@ class ForwardDynamics:
     """
 
     def __init__(self, simulation: Any) -> None:
-        """Hook `forward`, `step` and its halves; nothing is computed."""
         import mujoco
 
         self._mujoco, self._simulation = mujoco, simulation
@@ -254,7 +253,6 @@ class ForwardDynamics:
 
 
 def _is_known(owner: object, method: str, kind: str = "") -> bool:
-    """Return whether an object's method is the original one in `_KNOWN`, and that of the class `kind` if given."""
     defined = getattr(type(owner), method, None)
     name = f"{getattr(defined, '__module__', '')}.{getattr(defined, '__qualname__', '')}"
     is_named = method not in vars(owner) and name in _KNOWN and (not kind or name.endswith(f".{kind}.{method}"))
@@ -299,7 +297,6 @@ class _Robot14:
             self._middle, self._half = 0.5 * (high + low), 0.5 * (high - low)
 
     def control(self, action: Floats) -> None:
-        """Compute the controls of an action [A] whose goal is set, like robosuite's `control`."""
         robot = self._robot
         robot.torques = self._run_arm().clip(self._low, self._high)
         if self._has_gripper:
@@ -326,7 +323,6 @@ class _Robot15:
         self._low, self._high = limits[self._all].T.copy()
 
     def control(self, action: Floats) -> None:
-        """Compute the controls of an action [A] whose goal is set, like robosuite's `control`."""
         self._update_state()
         applied = self._composite._applied_action_dict
         applied.clear()
@@ -340,9 +336,7 @@ class _Robot15:
 
 
 def _find_law(controller: Any, kind: Callable[[Any], _Part], parts: dict[Any, _Part]) -> Callable[[], Floats]:
-    """Return the function that computes a controller's output: its own `run_controller`, or one of `parts`, made if
-    new.
-    """
+    """Return a controller's own `run_controller`, or a faster one from `parts`, which is made if new."""
     is_speed = any(_is_known(controller, "run_controller", kind) for kind in _SPEED_LAWS)
     if is_speed and _is_known(controller, "update"):
         return controller.run_controller if controller.interpolator else _Speed15(controller).run
@@ -428,7 +422,6 @@ class _Part:
         return torques
 
     def _read_site(self) -> Floats:
-        """Return the Jacobian of the site for the controller's joints, [6, J], column by column as in robosuite."""
         self._fill_jacobian(self._site)
         return np.asfortranarray(self._jacobian.take(self._dofs, axis=1))
 

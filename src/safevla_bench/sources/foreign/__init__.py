@@ -267,7 +267,6 @@ _STEP_NUMBERS = 128
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parameters of LIBERO's benchmark; None for another benchmark."""
     config = metadata.get("config") or {}
     if config.get("benchmark") != _LIBERO:
         return None

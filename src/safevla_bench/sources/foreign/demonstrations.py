@@ -159,7 +159,6 @@ def read_hdf5(path: Path) -> list[RecordedActions]:
 
 
 def _run_child(descriptor: int, seconds: int) -> bytes:
-    """Return the output of the child process that reads an open file. Raises `RecordError` if it fails."""
     words = [sys.executable, "-P", hdf5_child.__file__, descriptor, read_budget(), seconds]
     paths = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}  # a thread's buffer is memory, too

@@ -57,7 +57,6 @@ def _refuse(problem: str, remedy: str = REMEDY, demo: str | None = None, field: 
 
 
 def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
-    """Yield the description of each demonstration, and append its numbers to `matrices`."""
     import h5py
 
     data = _own_item(file, "data", h5py.Group)
@@ -118,7 +117,6 @@ def _read_matrix(demo: Any, name: str, field: str) -> Any:
 
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
-    """Return suite, task and instruction, each None if it is not in the file's attributes."""
     file = _decode_text(attributes.get("bddl_file_name"))
     parts = PurePosixPath(file) if file else None
     instruction = _decode_text(_parse_json(attributes.get("problem_info")).get("language_instruction"))
@@ -172,7 +170,6 @@ class _TopBodies:
         self.depth -= 1
 
     def fixed(self) -> list[dict[str, str]]:
-        """Return the attributes of the bodies without a free joint."""
         return [body for k, body in enumerate(self.bodies) if k not in self.free]
 
 

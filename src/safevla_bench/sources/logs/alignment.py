@@ -140,7 +140,6 @@ class _Channel:
         self.rows = drop_zero_turns(self.rows, taker.columns, lambda problem: warn(f"[{taker.part}] {problem}"))
 
     def choose(self, chosen: NDArray[Any]) -> None:
-        """Keep only the chosen messages."""
         self.rows, self.in_frame, self.stamps = self.rows[chosen], self.in_frame[chosen], self.stamps.choose(chosen)
 
     def sample(self, instants: Ints, times: Times | None, tree: FrameTree) -> Series:
@@ -166,7 +165,6 @@ class _Channel:
         return series._replace(is_single=self.is_single, time_base=times.base, rate_hz=rate_hz, longest_gap_s=gap_s)
 
     def _bring(self, tree: FrameTree, time_ns: Ints) -> Floats:
-        """Return the poses in the frame that the mapping requests, NaN where they are unknown in it."""
         assert isinstance(self.taker, PoseTaker)
         if not self.taker.columns.into:
             return self.rows

@@ -141,9 +141,7 @@ def _ros_decoder(channel: Channel, asked: str | None, written: str | None) -> De
 
 
 def _reuse_layouts(decode: Decode, kind: str, types: Mapping[str, Any], is_cdr: bool) -> Decode:
-    """Return a decoder that writes a message with the texts and counts of an earlier one into that one; others use
-    `decode`.
-    """
+    """Return a decoder that overwrites earlier messages of the same texts and counts; others use `decode`."""
     readers: dict[int, Decode] = {}
     tries = iter(range(_MOST_LAYOUTS))
 

@@ -177,9 +177,7 @@ class Feature(msgspec.Struct):
 
 
 def _flatten_names(names: Any, size: int) -> list[str]:
-    """Return the names, in the forms that LeRobot and converters write: a list, one per axis of a matrix, or a
-    dictionary of lists, or of indices.
-    """
+    """Return the names from a list, one list per axis of a matrix, or a dictionary of lists or of indices."""
     if isinstance(names, dict):
         if names and all(isinstance(place, int) for place in names.values()):
             return sorted(names, key=lambda name: int(names[name]))

@@ -248,7 +248,6 @@ class Transforms:
     """The transforms of a recording, by child frame."""
 
     def __init__(self, budget: Budget) -> None:
-        """Keep the budget that transforms use up."""
         self._budget = budget
         self._edges: dict[str, tuple[Taker, dict[str, None]]] = {}
 
@@ -283,7 +282,6 @@ class Transforms:
 
 
 def _name_numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in an object, each named by its path; a list of three has the axes x, y, z."""
     if value is None or isinstance(value, bool | int | float):
         yield name, math.nan if value is None else float(value)
         return
@@ -305,7 +303,6 @@ def _first(message: Any, *names: str) -> Any:
 
 
 def _parent_frame(message: Any) -> str:
-    """Return the frame in which a pose is given: of ROS, a foxglove.PoseInFrame or FrameTransform; "" without one."""
     frame = _get(message, "header.frame_id") or _first(message, "frame_id", "parent_frame_id") or ""
     return plain_frame(str(frame))[:_LONGEST_NAME]
 

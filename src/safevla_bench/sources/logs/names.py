@@ -93,7 +93,6 @@ def _find_unit(names: Sequence[str], places: Sequence[int]) -> str:
 
 
 def _parse_name(name: str) -> tuple[_Group, str, str]:
-    """Return group, kind and axis of a name; "" for none."""
     if found := re.fullmatch(r"(?:.*\.)?ee\.w([xyz])", name):
         return frozenset(), "rotvec", found[1]
     words = _split_words(name)
@@ -178,7 +177,6 @@ def decide_pose(
 
 
 def _order_quaternion(places: tuple[int, ...], axes: str, order: str | None) -> tuple[int, ...]:
-    """Return the indices in the order w, x, y, z; `axes` are those that names give to the indices."""
     named = axes if sorted(axes) == sorted("wxyz") else None
     if order is not None and named is not None and order != named:
         raise ValueError(f"is the quaternion {order}, as the mapping says, or {named}, as the names say?")
@@ -191,7 +189,6 @@ def _order_quaternion(places: tuple[int, ...], axes: str, order: str | None) -> 
 def _find_rotation(
     names: Sequence[str], position: tuple[int, ...], group: _Group, form: str | None, order: str | None, euler: str
 ) -> PoseLayout:
-    """Return the layout with the rotation that names give for the group of that position, if any."""
     turns = [named for named in _group_names(names) if named.kind != "position" and len(named.axes) > 2]
     own = [named for named in turns if named.group == group or not named.group]
     if len({named.group for named in own}) > 1 or (turns and not own):

@@ -61,7 +61,6 @@ def _part_number(path: Path) -> tuple[str, int, str]:
 
 
 def _read_rosbag2(folder: Path) -> Recording:
-    """Return the recording of a folder by its metadata.yaml; without a usable one, all parts by their numbers."""
     place, present, info = Place(file=str(folder / METADATA)), _list_parts(folder), dict[str, Any]()
     try:
         from ruamel.yaml import YAML
@@ -101,7 +100,6 @@ def _follows(before: Path, after: Path) -> bool:
 
 
 def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
-    """Yield recordings of files without a metadata.yaml: numbered files that continue each other are one."""
     parts: list[Path] = []
     for path in (*files, None):
         if path is not None and parts and _follows(parts[-1], path) and _continues(parts[-1], path):
@@ -116,7 +114,6 @@ def _join_split(files: Sequence[Path]) -> Iterator[Recording]:
 
 
 def _continues(before: Path, after: Path) -> bool:
-    """Return whether a file is the next part: of rosbag2, which names parts by their folder, or by its times."""
     stem, number, _ = _part_number(before)
     if stem == before.parent.resolve().name and _part_number(after)[1] == number + 1:
         return True

@@ -468,7 +468,6 @@ def _since_records(part: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDA
 
 
 def _stack_bodies(bodies: Mapping[str, Series], numbers: slice) -> Floats | None:
-    """Return the positions or quaternions of bodies, [n, K, k], None without bodies."""
     rows = []
     for part in bodies.values():
         seen = np.maximum.accumulate(np.where(part.known, np.arange(len(part.known)), -1))
@@ -497,7 +496,6 @@ def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str],
 
 
 def _gripper_contact(part: Series, columns: GripColumns, chosen: NDArray[np.int64]) -> Bools:
-    """Return whether any message since the previous record says that the gripper holds something, [n]."""
     rows, record = _since_records(part, chosen)
     value, holds = rows[:, 0], np.zeros(len(chosen), np.bool_)
     low, high = columns.bounds
@@ -587,7 +585,6 @@ _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "w
 
 
 def _joint_place(name: str) -> int:
-    """Return the index of a joint from the base, by its name; -1 if the name does not say."""
     found = [place for place, joint in enumerate(_UR_JOINTS) if joint in name.lower()]
     return found[0] if found else int((re.findall(r"\d+", name) or ["-1"])[-1])
 
@@ -609,7 +606,6 @@ def name_tasks(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Series]) -> Iterator[tuple[str, str]]:
-    """Yield (file, problem) for each implausible value in the mapped parts."""
     for name, columns in mapping.sources.items():
         if not isinstance(columns, PoseColumns) or not series[name].known.any():
             continue

@@ -44,7 +44,6 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
 
 
 def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: Transforms) -> int:
-    """Read the files into the takers; return the time of the first message."""
     has_tree = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
     trees = frozenset(mapping.transforms.topics if has_tree else ())
     topics, order = Topics({*trees, *(taker.topic for taker in takers)}), 0
@@ -75,7 +74,6 @@ def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any],
 
 
 def _cut(recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int) -> Iterator[Trial]:
-    """Yield each trial in a recording; the whole recording if the mapping defines no trials."""
     file = str(recording.parts[0])
     if not mapping.trials:
         yield Trial(file, recording.name, _BEGINNING, _END, mapping.episode)

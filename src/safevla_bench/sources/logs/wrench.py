@@ -65,7 +65,6 @@ def measure_forces(
 
 
 def _find_still(time_s: Floats, hand: Floats | None, turns: Rotation | None, length_s: float) -> slice:
-    """Return the first records over which the hand is still for that long."""
     if hand is not None:
         ends = np.searchsorted(time_s, time_s + length_s * (1 - 1e-9))
         for first, end in enumerate(ends[ends < len(time_s)].tolist()):

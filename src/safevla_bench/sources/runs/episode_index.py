@@ -185,7 +185,6 @@ class Scan:
     """One pass over sources that yields their episodes, some at a time, and then has their index."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Open the sources. Raises as `open_sources` does."""
         self._sources = open_sources(paths)
         folders = [source.path for source in self._sources]
         files = [file for path in folders for file in ([path] if path.is_file() else archive_parts(path))]

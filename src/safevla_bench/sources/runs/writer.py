@@ -291,9 +291,6 @@ def _read_shard(folder: Path) -> _Shard:
 
 
 def _require_whole_plan(shards: Sequence[_Shard]) -> None:
-    """Raise `RunError` unless the shards, sorted by number, cover one plan completely, each shard once and without
-    gaps.
-    """
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
