@@ -115,9 +115,7 @@ def append_unit(text: str, unit: str) -> str:
 def format_amount(
     value: float | None, unit: str, limit: float | None = None, write: Callable[[float], str] = format_significant
 ) -> str:
-    """Return a value with its unit, such as 8.2 mm for 0.0082 m; a dash for None. The unit suits `limit`, by default
-    the value itself.
-    """
+    """Return a value with its unit, such as 8.2 mm for 0.0082 m, chosen for `limit` or itself; a dash for None."""
     if value is None:
         return NO_VALUE
     symbol, scale = display_unit(unit, value if limit is None else limit)
@@ -147,8 +145,7 @@ _TAIL_CHARACTERS = 36
 
 
 _LOG_COMMANDS = re.compile(r"#(?=#(?:vso)?\[)|(?<![^\r\n])[^\S\r\n]*:(?=:)")
-"""Marks that a CI log acts on: `##[` and `##vso[` of Azure Pipelines anywhere, `::` of GitHub at the start of a
-line."""
+"""Marks that a CI log acts on: `##[` and `##vso[` of Azure Pipelines anywhere, `::` of GitHub where a line starts."""
 
 
 def break_log_commands(text: str) -> str:

@@ -133,9 +133,7 @@ class RecordableEnv(ABC):
     def build_header(
         self, recorder: Recorder, *, success: bool, env_seed: int | None, index: int | None
     ) -> dict[str, object]:
-        """Return the header that the host's own rollouts would write, without facts about the start that only they
-        know.
-        """
+        """Return the header that the host's rollouts would write, without facts about the start that only they know."""
         return episode_header(
             replace(self.task, instruction=self.instruction()),
             success=success,
@@ -208,9 +206,7 @@ def openblas_kernel() -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed ones among these distributions, and of safevla-bench, or safevla-recorder if
-    it is not installed.
-    """
+    """Return the installed versions of these distributions and of safevla-bench, else of safevla-recorder."""
     versions: dict[str, str] = {}
     for name in (*names, "safevla-bench"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -426,9 +422,7 @@ class EpisodeCutter:
 
     @_guarded
     def on_reset(self) -> None:
-        """Start settling again after a reset, with the seed given since the previous reset and without an initial
-        state.
-        """
+        """Start settling again after a reset, with the seed given since the previous one and no initial state."""
         self._is_over, self._waited, self._index, self._env.unstable_steps = False, 0, None, 0
         self._env_seed, self._new_seed = self._new_seed, None
         self._resets += 1
@@ -492,9 +486,7 @@ class EpisodeCutter:
 
     @_guarded
     def on_error(self, error: BaseException) -> None:
-        """End the running episode, if any: as `crashed` with the traceback if an `Exception` was raised, else as
-        `stopped`.
-        """
+        """End the running episode, if any: as `crashed` with the traceback for an `Exception`, else as `stopped`."""
         if self._running is None:
             return
         if isinstance(error, Exception):

@@ -302,9 +302,7 @@ class BodyPairs:
         return ContactList(record, lower, higher, force, impulse, force, impulse)
 
     def gripped_bodies(self, force: Floats) -> NDArray[np.int64] | None:
-        """Return the result of `contacts.gripped_bodies` for instants with these net forces [R, K]; None without
-        fingers.
-        """
+        """Return the result of `contacts.gripped_bodies` for these net forces [R, K]; None without fingers."""
         held, strongest = np.full(len(force), NOTHING, dtype=np.int64), np.zeros(len(force))
         for body, sides in sorted(self.grips.items()):
             first, second = (force[:, side].max(axis=1) for side in sides)

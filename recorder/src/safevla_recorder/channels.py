@@ -12,7 +12,7 @@ from typing import Any, Mapping
 
 REAL, PLACE, TRUTH = "<f8", "<i8", "|b1"
 LARGEST = 1e100
-"""Largest magnitude of a number that is judged. Plausible values are smaller, and squares of such numbers are
+"""Largest magnitude of a number that is judged. Plausible values are smaller; the squares of such numbers are
 finite."""
 NET_FORCE = "net_force_n"
 NET_IMPULSE = "net_impulse_ns"
@@ -57,9 +57,7 @@ class ChannelSpec:
 
     @property
     def is_numeric(self) -> bool:
-        """True if the rows hold numbers, Booleans (1 and 0 in a batch) or an index in `roles` (-1 = none), not
-        contacts.
-        """
+        """True if the rows hold numbers, Booleans (1 and 0 in a batch) or an index in `roles` (-1 = none)."""
         return self.shape[0] != "C"
 
     @property

@@ -226,9 +226,7 @@ def escape_surrogates(text: str) -> str:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a module's logger. Its messages, which may quote file names, are cleaned of secrets and control
-    characters.
-    """
+    """Return a module's logger, which cleans its messages of secrets and control characters."""
     logger = logging.getLogger(name)
     logger.addFilter(_escape_message)
     return logger

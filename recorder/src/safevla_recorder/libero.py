@@ -196,9 +196,7 @@ def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
 
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:
-    """Return the first movable argument of each goal predicate, without duplicates, in goal order; the first is
-    primary.
-    """
+    """Return the distinct first movable arguments of the goal predicates, in goal order; the first is primary."""
     movable = ([name for name in arguments if name in domain.objects_dict] for _, *arguments in goal_predicates(domain))
     return tuple(dict.fromkeys(names[0] for names in movable if names))
 

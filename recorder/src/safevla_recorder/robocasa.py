@@ -162,9 +162,7 @@ class RecordableKitchen(attachment.RecordableEnv):
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of everything that a trajectory depends on, by distribution, and the origin of RoboCasa's
-    assets.
-    """
+    """Return the versions that a trajectory depends on, by distribution, and the origin of RoboCasa's assets."""
     root = Path(sys.modules["robocasa.models"].assets_root)
     return {**attachment.package_versions(_PACKAGES), ASSETS_ENTRY: STANDIN if is_standin(root) else OFFICIAL}
 

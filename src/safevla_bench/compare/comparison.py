@@ -243,9 +243,7 @@ class _Scope:
     def measure(
         self, numbers: Ints, metric: str, options: ComparisonOptions, fill: tuple[float, float] | None = None
     ) -> _Measured:
-        """Return the differences of pairs of policies [R, 2] in known values, or with `fill` for each one's unknown
-        values.
-        """
+        """Return the differences of pairs of policies [R, 2] in known values, or with `fill` for unknown values."""
         names = [(self.members[i].name, self.members[j].name) for i, j in numbers.tolist()]
         if self.pairs:
             gaps, is_single = self.pairs.state_gaps(numbers, metric, fill)

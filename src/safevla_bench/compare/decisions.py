@@ -61,8 +61,7 @@ class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
     """Policies of equal Safety keep the order of the first variant."""
     differences: tuple[Difference, ...]
     reversed: tuple[tuple[str, str], ...]
-    """Pairs that differ significantly in the opposite direction than under the first variant: the policy that is safer
-    there, the one that is safer here."""
+    """Pairs that differ significantly the other way round than under the first variant: safer there, safer here."""
 
 
 class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,9 +163,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_met(self) -> bool:
-        """True if the estimates, with unknown episodes at their worst, satisfy all conditions, whatever their
-        uncertainty.
-        """
+        """True if the estimates, with unknown episodes at their worst, satisfy all conditions."""
         return self.value.worst is not None and all(
             row.gate is not None and row.worst is not None and row.gate.is_satisfied(row.worst)
             for row in self.conditions

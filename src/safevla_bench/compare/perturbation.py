@@ -127,9 +127,7 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with a filter and the same without; counts are of `pairs` that both finished, names of the filtered
-    one's.
-    """
+    """A policy with a filter and without; counts are of `pairs` that both finished, names of the filtered one's."""
 
     policy: str
     without: str

@@ -33,8 +33,7 @@ class SampleSizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Share of pairs in which the policies differ; None = as if outcomes were independent, or episodes not paired."""
     tasks: int = 10
     task_spread: float = 0.0
-    """Standard deviation between tasks of the true difference of the rates, as a fraction; 0 = the same in each
-    task."""
+    """Standard deviation between tasks of the true difference of the rates, as a fraction; 0 = the same in all."""
 
 
 class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,9 +49,7 @@ class SeriesLabel:
 
     @property
     def series(self) -> str:
-        """The name of the series: the run's name with dots in place of the number; empty if the name is only the
-        number.
-        """
+        """The name of the series: the run's name with dots for the number; empty if there is only the number."""
         return f"{self.before}…{self.after}" if self.before or self.after else ""
 
     @property
@@ -138,9 +136,7 @@ class SeriesCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesComparison:
-    """Curves by suite, then of all suites pooled for a series that has several; `warnings` are sentences to show with
-    them.
-    """
+    """Curves by suite, then pooled for a series with several; `warnings` are sentences to show with them."""
 
     curves: tuple[SeriesCurve, ...]
     warnings: tuple[str, ...] = ()

@@ -56,9 +56,7 @@ class TraceChart(SignalTrace):
         return append_unit(format_compact(self.limit), self.unit)
 
     def bounds(self, room: float = 0.0) -> tuple[float, float]:
-        """Return an interval with 0, the limit and all finite values; ends other than 0 are widened by the fraction
-        `room`.
-        """
+        """Return an interval with 0, the limit and all finite values; ends other than 0 are widened by `room`."""
         finite = self.values[np.isfinite(self.values)]
         low = min(float(finite.min(initial=0.0)), self.limit, 0.0)
         high = max(float(finite.max(initial=0.0)), self.limit, 0.0)

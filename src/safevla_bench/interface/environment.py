@@ -42,15 +42,11 @@ class HostEnv(ABC):
         """Release the simulator. The environment cannot be used afterwards."""
 
     def latest(self) -> Batch:
-        """Return only the newest record, as a batch of one episode with one record. Hosts may override this to save
-        time.
-        """
+        """Return only the newest record, as an episode of one record. Hosts may override this to save time."""
         return select_record(self.recorded(), -1)
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return what the entries of the current `sim_state` mean, without velocities and time, if episodes can start
-        from recorded states.
-        """
+        """Return what the entries of `sim_state` mean, without velocities and time, if episodes can start there."""
         return ()
 
     def fixture_poses(self) -> dict[str, list[float]]:
@@ -86,8 +82,7 @@ class HostSupport:
     absolute: bool = False
     """Actions may be poses in the world frame (`Wants.absolute`)."""
     unit_m: float | None = None
-    """Motion of the hand commanded by the value 1 in an action's first three numbers; None if they command another
-    quantity."""
+    """Motion of the hand for the value 1 in an action's first three numbers; None if they mean something else."""
     drawn: bool = False
     """Tasks with initial states can also start from a random placement by the reset (`EpisodeSeed.drawn`)."""
     states: bool = False

@@ -105,9 +105,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScenePose:
-    """Poses of a scene's parts in one record, [P, 3] m and [P, 4] wxyz, world frame, and the contacts. `body_pos_m` is
-    as in `Picture`.
-    """
+    """Poses of a scene's parts in a record, [P, 3] m and [P, 4] wxyz, and the contacts. `body_pos_m` see `Picture`."""
 
     part_pos_m: NDArray[np.float64]
     part_quat_wxyz: NDArray[np.float64]

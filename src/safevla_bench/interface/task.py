@@ -130,9 +130,7 @@ class EpisodeSeed:
 
 @dataclass(frozen=True, slots=True)
 class FoundStart:
-    """A start that a search found, the seed of the policy's randomness, and the instruction if it differs from the
-    task's.
-    """
+    """A start that a search found, the seed of the policy's randomness, and the instruction if changed."""
 
     start: EpisodeSeed
     policy_seed: int

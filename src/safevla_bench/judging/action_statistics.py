@@ -1,5 +1,4 @@
-"""Statistics of a policy's actions, and hints at mistakes: wrong units, scale or gripper, or a policy that sees
-nothing.
+"""Statistics of a policy's actions, and hints at mistakes: wrong units, scale or gripper, or missing vision.
 
 A policy with wrong actions still gets numbers: an arm that does not move violates no limit.
 """
@@ -26,8 +25,7 @@ Actions of other hosts are not checked.
 """
 UNIT_M = 0.05  # metres of motion in x, y and z for the value 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
-"""Values at the limit; values far beyond it; the suspicious shares of one component's values beyond the limit, and of
-the arm's values at it."""
+"""The limit; a value far beyond it; suspicious shares of one component's values beyond, and the arm's at the limit."""
 STILL = 0.02  # of the components after the gripper's: a base moves if any is larger; of a gripper: practically closed
 FEWEST = 10  # minimum number of actions; among fewer, repetition or small values may be chance
 
@@ -44,8 +42,7 @@ class ActionStatistics:
         float, float
     ]  # minimum and maximum; NaN if the task has nothing to grip, or a script controls the gripper
     period: int | None
-    """Period with which the actions of every episode repeat; 0 = one does not, None = all are too
-    short."""
+    """Period with which the actions of every episode repeat; 0 = one does not, None = all are too short."""
 
     def join(self, other: ActionStatistics) -> ActionStatistics:
         """Return the statistics of both together; they must have the same host."""

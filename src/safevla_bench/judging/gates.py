@@ -394,9 +394,7 @@ class _Values:
 def _gather_values(
     scores: Scores, scope: _Scope, measured: NDArray[np.float64], allowed: frozenset[str], *, needs_verdict: bool
 ) -> _Values:
-    """Return the values of a scope's recorded episodes, [n] from 0 to 1, without unknown ones that the options leave
-    out.
-    """
+    """Return a scope's recorded values, [n] from 0 to 1, without unknown ones that the options leave out."""
 
     def pad(values: NDArray[Any], fill: float) -> NDArray[Any]:
         return np.append(values, np.full(len(scope.absent), fill, dtype=values.dtype))

@@ -279,8 +279,7 @@ class SpecVerdicts:
     """Number of records in which the clause's condition holds; 0 if it has none, is not counted, or does not apply."""
     watched: NDArray[np.int64]  # number of records examined for `held`
     unjudged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Ids of the episodes that are an error: by the field they lack, and under "" those whose verdict depends on a
-    window past the end."""
+    """Ids of the episodes that are an error: by the field they lack, "" if a window past the end leaves no verdict."""
 
 
 def judge_spec(reading: RecordFields, spec: Spec, reasons: NDArray[np.object_], missing: MissingFields) -> SpecVerdicts:

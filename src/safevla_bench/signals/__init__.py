@@ -59,9 +59,7 @@ def derive_signals(batch: Batch | RecordFields, names: Iterable[str]) -> Mapping
 
 
 def build_trace(fields: RecordFields, names: Iterable[str]) -> Trace:
-    """Return the named signals as a trace, with the records at which one is unknown because of a lost pose or the end
-    of the episode.
-    """
+    """Return the named signals as a trace, with the records at which a lost pose or the end makes one unknown."""
     chosen = sorted(set(names))
     values = derive_signals(fields, chosen)
     uncertain = [name for name in chosen if SIGNALS[name].ends_open]

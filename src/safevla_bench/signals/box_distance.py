@@ -102,9 +102,7 @@ class _Pairs:
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
-        """Return each distance, [K], or a lower bound that is not below `least` [G] of its group; lowers `least` in
-        place.
-        """
+        """Return each distance, [K], or a lower bound not below `least` [G] of its group; lowers `least` in place."""
         back = self.turned_round()
         of_faces = np.maximum(self.separations().max(axis=1), back.separations().max(axis=1))
         of_edges = self._edge_separations()

@@ -385,9 +385,7 @@ def grip_onset(fields: RecordFields) -> Ints:
 
 
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
-    """Return where a grip certainly begins [N], the rows at which the same body returns after a short gap, and
-    `before`.
-    """
+    """Return where a grip certainly begins [N], the rows where the same body returns after a gap, and `before`."""
     number = np.arange(len(fields.held_body))
     gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))
     before = np.concatenate([[-1], gripped[:-1]])  # -1 = none

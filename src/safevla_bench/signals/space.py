@@ -354,9 +354,7 @@ def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: S
 def _measure_pairs(
     fields: RecordFields, kind: Form, tracks: Sequence[Track], numbers: Sequence[float], records: slice
 ) -> Floats:
-    """Return the form for each pair of bodies [n, pairs], or each body; infinite for a body and itself if it has a
-    pose.
-    """
+    """Return the form for each pair of bodies [n, pairs], or each body; infinite for a body with itself."""
     values = kind.measure(tracks, numbers, _times(fields, records))
     if len(tracks) == 1:
         return values

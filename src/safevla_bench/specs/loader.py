@@ -288,9 +288,7 @@ def proportional_severe(spec: Spec, threshold: float) -> float | None:
 
 
 def severe_magnitude(library: Library, spec: Spec, threshold: float) -> float | None:
-    """Return the severe magnitude of the alternate with this threshold, else the proportional one; None if the
-    specification has none.
-    """
+    """Return the severe magnitude of the alternate with this threshold, else the proportional one, or None."""
     anchors = (other.severe for other in library if (other.alternate_of, other.threshold) == (spec.spec_id, threshold))
     return next(anchors, proportional_severe(spec, threshold))
 

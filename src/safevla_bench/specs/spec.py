@@ -16,8 +16,7 @@ from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.stl import formula as syntax
 
 Tier = Literal["safe", "alternate", "diagnostic"]
-"""`safe` is scored, `alternate` is another threshold of a scored one, `diagnostic` is reported in addition to
-scores."""
+"""`safe` is scored, `alternate` is another threshold of a scored one, `diagnostic` is reported without scoring."""
 Axis = Literal["scene_interaction", "object_handling", "execution"]
 TagClass = Literal["capability", "mechanism", "object", "special_case"]
 
@@ -131,9 +130,7 @@ class Library:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256, in hexadecimal, of everything that can change a verdict, a depth or a tie. Wording does not
-        change it.
-        """
+        """The sha256 in hexadecimal of everything that can change a verdict, a depth or a tie, not of wording."""
         content = json.dumps([scoring_content(spec) for spec in self.specs], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
 

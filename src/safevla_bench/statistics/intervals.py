@@ -344,12 +344,11 @@ def _integrate(rates: Floats, counts: Floats, saddles: Floats, widths: Floats, h
 
 
 def mean_rate_interval(counts: Sequence[int], sizes: Sequence[int], confidence: float = CONFIDENCE) -> Interval | None:
-    """Return an interval of the unweighted mean of rates of independent episodes, such as those of suites; None without
-    rates.
+    """Return an interval of the unweighted mean of rates of independent episodes, such as those of suites, or None.
 
     With equal `sizes` this is Clopper and Pearson's for the sum of `counts`, which also holds for rates that differ
-    (Hoeffding 1956); otherwise that of the episodes' values with their weights (`bounded_mean_interval`). A single rate
-    has Wilson's.
+    (Hoeffding 1956); else that of the episodes' values with their weights (`bounded_mean_interval`). One rate has
+    Wilson's.
     """
     if len(sizes) == 1:
         return wilson_interval(counts[0], sizes[0], confidence)

@@ -85,9 +85,7 @@ def barnard_p(count: int, n: int, other: int, m: int) -> float:
 
 
 def barnard_test(count: int, n: int, other: int, m: int, confidence: float = CONFIDENCE) -> MeanTest:
-    """Return Barnard's test of count/n and other/m, and Newcombe's interval of their difference, made consistent with
-    it.
-    """
+    """Return Barnard's test of count/n and other/m, and a consistent Newcombe interval of their difference."""
     p_value, sides = barnard_p(count, n, other, m), ((count, n), (other, m))
     rates = [(x / size, ends) for x, size in sides if (ends := wilson_interval(x, size, confidence))]
 

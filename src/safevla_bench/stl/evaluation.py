@@ -155,9 +155,7 @@ def negate(values: Values) -> Values:
 
 
 def conjunction(left: Values, right: Values) -> Values:
-    """Return the smaller margin, or the `and` of Booleans. Of a Boolean and a margin: the margin if the Boolean is
-    True, else -inf.
-    """
+    """Return the smaller margin, or the `and` of Booleans; if mixed, the margin if the Boolean is True, else -inf."""
     if left.dtype == right.dtype:
         return np.asarray(np.minimum(left, right))
     crisp, rest = (left, right) if is_crisp(left) else (right, left)
@@ -165,9 +163,7 @@ def conjunction(left: Values, right: Values) -> Values:
 
 
 def disjunction(left: Values, right: Values) -> Values:
-    """Return the larger margin, or the `or` of Booleans. Of a Boolean and a margin: +inf if the Boolean is True, else
-    the margin.
-    """
+    """Return the larger margin, or the `or` of Booleans; if mixed, +inf if the Boolean is True, else the margin."""
     if left.dtype == right.dtype:
         return np.asarray(np.maximum(left, right))
     crisp, rest = (left, right) if is_crisp(left) else (right, left)

@@ -245,9 +245,7 @@ def signed_constant(value: float) -> Expression:
 
 
 def substitute_threshold(formula: Formula, threshold: float) -> Formula:
-    """Replace every `threshold` of a formula by a number; a negative number becomes a `Negate`. Raises `FormulaError`
-    for NaN and infinity.
-    """
+    """Replace `threshold` in a formula by a number, negative as a `Negate`. Raises `FormulaError` unless finite."""
     value = signed_constant(threshold)
 
     def substitute(node: Node) -> Node:

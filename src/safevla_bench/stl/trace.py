@@ -186,9 +186,7 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
 
 
 def fold_ranges(values: Values, fold: Fold, lo: Ints, hi: Ints) -> Values:
-    """Return the fold over values[lo:hi] for each of E ascending, disjoint ranges, [E]. An empty range gives the fold's
-    neutral value.
-    """
+    """Return the fold over values[lo:hi] for each of E ascending, disjoint ranges, [E]; neutral if empty."""
     if len(lo) and hi[-1] == len(values) and np.array_equal(lo[1:], hi[:-1]) and bool(np.all(lo < hi)):
         return np.asarray(fold.ufunc.reduceat(values, lo))
     filled = lo < hi
@@ -306,9 +304,7 @@ class Trace:
         return cast(Bools, values)
 
     def numeric_signal(self, name: str) -> Floats:
-        """Return a numeric signal, [N], which may hold NaN. Raises `SignalError` if the signal is missing or not
-        float64.
-        """
+        """Return a numeric signal, [N], which may hold NaN. Raises `SignalError` unless it is float64."""
         values = self._signal_values(name)
         if values.dtype != np.float64:
             raise SignalError(

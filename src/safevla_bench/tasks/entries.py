@@ -217,9 +217,7 @@ class Registry:
 
     @property
     def digest(self) -> str:
-        """The sha256, in hexadecimal, of all tags, which decide what applies, and of robots. Wording does not change
-        it.
-        """
+        """The sha256 in hexadecimal of all tags, which decide what applies, and of robots, not of wording."""
         tasks = [[*key, *_tag_content(entry)] for key, entry in sorted(self.tasks.items())]
         families = [[family.benchmark, family.patterns, *_tag_content(family)] for family in self.families]
         suites = [

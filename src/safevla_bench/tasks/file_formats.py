@@ -104,9 +104,7 @@ _KEYS = {entries.Benchmark: "benchmarks", entries.CapabilitySet: "capabilities",
 
 
 def read_tables(source: RegistrySource, kind: type[Named]) -> Iterator[tuple[str, Named]]:
-    """Yield the tables of a kind in a file by name, without checking references. Raises the origin's error for an
-    invalid table.
-    """
+    """Yield the tables of a kind by name, with unchecked references. Raises the origin's error if one is invalid."""
     key = _KEYS[kind]
     for name, table in getattr(source.tables, key).items():
         row = convert_row(table, kind, source.origin.with_subject(f"{key}.{name}"))

@@ -40,8 +40,7 @@ class RecordLabels:
     violation.
     """
     violating: NDArray[np.bool_]
-    """Whether the record violates the clause, [N, C]; for a formula over several records, whether it is the first
-    to."""
+    """Whether the record violates the clause, [N, C]; of a formula over several records, the first such record."""
     severity: NDArray[np.float64]
     """Depth of the worst violation of the record, 0 to 1, [N]; NaN if unknown, as in `UNKNOWN`."""
 

@@ -94,9 +94,7 @@ class Contacts:
 
     @classmethod
     def empty(cls, present: Bools, records: int) -> Contacts:
-        """Return no contacts, for episodes with `records` records in all; `present` says which episodes record
-        contacts, [E].
-        """
+        """Return no contacts for this many records in all; `present` says which episodes record contacts, [E]."""
         nowhere, nothing = np.empty(0, dtype=np.int64), np.empty(0)
         return cls(present, np.zeros(records + 1, dtype=np.int64), nowhere, nowhere, nothing, nothing, nothing, nothing)
 

@@ -36,9 +36,7 @@ _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtyp
 
 
 def from_recording(recording: Recording) -> Batch:
-    """Convert a recording to a batch of one. Raises `RecordError`, with episode, step, field and remedy, if it is
-    invalid.
-    """
+    """Convert a recording to a batch of one. Raises `RecordError`, with place and remedy, if it is invalid."""
     batch = _build_batch(recording)
     validate(batch)
     return batch

@@ -23,8 +23,8 @@ def undo_all(hooks: list[Undo]) -> None:
 
 
 def hook_after(owner: object, method: str, after: Callable[[], None]) -> Undo:
-    """Call `after` after every call of `owner.method` that does not raise, on this one instance; return a function that
-    removes the hook.
+    """Call `after` after every successful call of `owner.method`, on this one instance; return a function that undoes
+    it.
 
     `owner.method` advances physics by one substep, such as that of robosuite's `MjSim`, which each reset replaces.
     Raises `HostError` if `owner` is a wrapper or has no such method.
@@ -81,8 +81,8 @@ class _Hook:
 
 
 def hook_substeps(owner: object, method: str, data: object, after: Callable[[], None]) -> Undo:
-    """Call `after` after every physics substep of `owner.method`, on this one instance; return a function that removes
-    the hook.
+    """Call `after` after every physics substep of `owner.method`, on this one instance; return a function that undoes
+    it.
 
     For environments that make all substeps of a control step with one `mujoco.mj_step(model, data, nstep=...)`, such as
     gymnasium's `do_simulation` and dm_control's `Physics.step`. `data` is the simulator's own `mujoco.MjData`. Raises

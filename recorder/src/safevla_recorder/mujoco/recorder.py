@@ -401,11 +401,10 @@ def settling_steps(
 
 
 def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[str, int], task_id: str) -> None:
-    """Log a warning with the fastest object if its speed is above 0.05 m/s, since its motion would count as
-    displacement.
+    """Warn of the fastest object if its speed is above 0.05 m/s, since its motion would count as displacement.
 
-    Some of LIBERO's initial states place objects inside the table's top; MuJoCo's version determines how high they
-    jump.
+    Some of LIBERO's initial states place objects inside the table's top; how high they jump depends on MuJoCo's
+    version.
     """
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:

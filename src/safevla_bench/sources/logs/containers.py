@@ -127,9 +127,7 @@ def read_messages(path: Path, topics: Topics) -> Messages:
 
 
 def damage_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that readers and decompressors raise for damage. Raises `RecordError` if they are not
-    installed.
-    """
+    """Return the errors that readers raise for damage. Raises `RecordError` if the readers are not installed."""
     try:
         from mcap.exceptions import McapError
         from rosbags.serde import SerdeError

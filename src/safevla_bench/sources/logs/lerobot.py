@@ -52,8 +52,7 @@ _TO_3 = (
 _TO_21 = "python -m lerobot.datasets.v21.convert_dataset_v20_to_v21 (lerobot 0.3.3), then with "
 _TO_20 = "python -m lerobot.datasets.v2.convert_dataset_v1_to_v2 (lerobot 0.3.3), then with "
 _CONVERTERS = {"v1": _TO_20 + _TO_21 + _TO_3, "v2.0": _TO_21 + _TO_3, "v2.1": _TO_3}
-"""How to convert a version to 3.0, by the trees of lerobot's tags v0.3.2 to v0.6.1; each converter takes one
-version."""
+"""How to convert a version to 3.0, by lerobot's tags v0.3.2 to v0.6.1; each converter takes one version."""
 
 
 def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -256,9 +256,7 @@ _LEAST_DETERMINANT = 0.9
 
 
 def decide_forces(names: Sequence[str], size: int) -> list[int]:
-    """Return the indices of the forces x, y, z of a wrench: by name, or the only three. Raises `ValueError` if
-    ambiguous.
-    """
+    """Return the indices of the forces x, y, z of a wrench: by name, or the only three; else `ValueError`."""
     found = [re.search(_FORCE, name.lower()) for name in names]
     axes = [match[1] if match else "" for match in found]
     if sorted(filter(None, axes)) == ["x", "y", "z"]:

@@ -270,8 +270,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 MAX_NOTES_BYTES = 1 << 30
-"""Maximum size that an index keeps of all episodes, about 250,000, and of errors; larger sources may use as much as
-their files have."""
+"""Maximum size of the facts kept about all episodes, about 250,000, and of errors, unless the files are larger."""
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 

@@ -211,9 +211,7 @@ def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:
 
 
 def read_episodes(folder: Path) -> list[EpisodeRow]:
-    """Return the table of all planned episodes, in plan order; empty if it is missing. Raises `RunError` if the table
-    is damaged.
-    """
+    """Return the table of all planned episodes, in plan order, () if missing. Raises `RunError` if it is damaged."""
     path = folder / EPISODES
     with readable(path, _RESTORE):
         return msgspec.convert(read_table(read_input(path)).to_pylist(), list[EpisodeRow]) if path.exists() else []

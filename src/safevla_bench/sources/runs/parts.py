@@ -161,9 +161,7 @@ def plan_digest(folder: Path) -> str:
 
 
 def read_record(folder: Path, index: int) -> Batch:
-    """Return the raw record of the episode with this index in the plan. Raises `RecordError` if it is missing or
-    damaged.
-    """
+    """Return the raw record of the episode with this plan index. Raises `RecordError` if missing or damaged."""
     path = record_path(folder, index)
     try:
         with limit_memory(path):
@@ -323,9 +321,7 @@ def listed_parts(folder: Path) -> list[Path]:
 
 
 def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, problem) of each part that is missing, changed or not in the manifest. Raises `RunError` if the
-    manifest cannot be read.
-    """
+    """Yield (name, problem) of each missing, changed or unlisted part. Raises `RunError` for a bad manifest."""
     written, existing = (
         run_folder.read_manifest(folder).parts,
         {_part_name(part): part for part in run_folder.archive_parts(folder)},

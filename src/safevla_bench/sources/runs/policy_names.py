@@ -67,9 +67,7 @@ class PolicyIdentity:
         return self.facts == other.facts
 
     def all_facts(self) -> Mapping[str, str]:
-        """Return all facts by name that may distinguish the policy from others, in the order in which a label shows
-        them.
-        """
+        """Return all facts by name that may distinguish the policy from others, in the order of a label."""
         statements = {f"said on {suite}": text for suite, text in self.statements.items()}
         asked = {f"server of {suite}": url for suite, url in self.servers.items()}
         return {**self.facts, **asked, **statements}

@@ -71,9 +71,7 @@ class LeftOut:
         return bool(self.count or self.damaged or self.missing or self.unnamed or self.unplanned)
 
     def describe_kinds(self) -> list[str]:
-        """Return a phrase for each kind of left-out episodes, [] for none. Damage is only mentioned if no episode was
-        lost.
-        """
+        """Return a phrase per kind of left-out episodes, [] for none; mentions damage only if no episode is lost."""
         phrases = [f"{count_noun(self.invalid, 'invalid episode')} left out"] if self.invalid else []
         if self.unknown:
             episodes_text = count_noun(self.lost, "episode") if self.lost else "an unknown number of episodes"
