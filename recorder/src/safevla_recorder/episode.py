@@ -134,7 +134,7 @@ class Recording:
     """Numeric channels of `CHANNELS` without a field of their own, by name."""
     valid_bodies: Sequence[int] = ()
     pose_valid: Bools | None = None
-    """False where the pose of a body is unknown, whatever its numbers; poses of bodies not listed are always known."""
+    """False where the pose of a body is unknown, despite its numbers; those of bodies not listed are always known."""
     supported_bodies: Sequence[int] = ()
     supported: Bools | None = None
     opening_bodies: Sequence[int] = ()

@@ -244,8 +244,8 @@ def episode_meta(kitchen: Kitchen) -> dict[str, Any]:
 def to_plain(value: object) -> Any:
     """Convert a value to JSON types, recursively: mappings to dicts with text keys, arrays and sets to lists.
 
-    The result is the same in every process: sets are sorted, and so are RoboCasa's lists in the order of a set. Of a
-    text, only what follows its last `/objects/` stays. Other values become their `name`, else their text without memory
+    The result is the same in every process: sets are sorted, and so are RoboCasa's lists in the order of a set. A
+    text keeps only what follows its last `/objects/`. Other values become their `name`, else their text without memory
     addresses.
     """
     if isinstance(value, Mapping):

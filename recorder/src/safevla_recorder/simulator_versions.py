@@ -75,7 +75,7 @@ def results_version(versions: Mapping[str, str] | None) -> int | None:
     """Return the results-version of a record, the number of changes of results before its version; None if it names
     none.
 
-    Records of one results-version can be compared, whatever package versions made them.
+    Records of one results-version can be compared, regardless of package versions.
     """
     own = [(versions or {})[name] for name in ("safevla-bench", "safevla-recorder") if name in (versions or {})]
     return (

@@ -111,7 +111,7 @@ def refuse_field(problem: str, remedy: str, field: str, step: int | None = None)
 
 
 class Budget:
-    """A joint limit on the parts of an input, whatever each needs: `most` of `what`, such as numbers."""
+    """A joint limit on all parts of an input: `most` of `what`, such as numbers."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what, self._left = most, what, most

@@ -113,7 +113,7 @@ def compare_policies(
         results: of at least two policies.
         options: metrics, confidence; None = the defaults.
         paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
-        across_seeds: pair initial states whatever the seeds of their episodes, which may be several.
+        across_seeds: pair initial states regardless of the seeds of their episodes, which may be several.
         across_versions: also compare episodes of several physics versions, and mark the comparison.
 
     Raises `RunError` if they cannot be compared: no common tasks, no values, several simulators, or, if paired, the

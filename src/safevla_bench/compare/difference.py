@@ -80,7 +80,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     p_by_task_at_extremes: float | None = None
     """The larger `p_by_task` at these extremes, in the same way."""
     tipping: int | None = None
-    """The largest number of episodes without a value, whichever they are, that may count against the better-looking
+    """The largest number of episodes without a value, no matter which, that may count against the better-looking
     policy while all of the other's count for it (for several policies, at the error divided by the number of pairs).
     Null if even zero is too many, and if not computed."""
     tasks: int = 0
@@ -104,7 +104,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     undecided_by_task: bool = False
     """The same for tasks like these."""
     no_verdict: str = ""
-    """Reason for no verdict on these tasks whatever the p-value."""
+    """Reason for no verdict on these tasks, regardless of the p-value."""
     tasks_needed: int | None = None
     """The smallest number of tasks with which the test by task can reject, if there are fewer."""
     identical: bool = False

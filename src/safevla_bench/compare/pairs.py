@@ -41,7 +41,7 @@ class PairKey(NamedTuple):
 
     @property
     def state(self) -> PairKey:
-        """Only the initial state, which episodes of different policies share whatever their seeds."""
+        """Only the initial state, which episodes of different policies share regardless of their seeds."""
         return self._replace(seed=None)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class PairKey(NamedTuple):
 class PairedResults:
     """Results of P policies on the same planned episodes.
 
-    Two policies are compared on the episodes that both finished, whatever others did.
+    Two policies are compared on the episodes that both finished, regardless of others.
     """
 
     results: tuple[PolicyResults, ...]
@@ -199,7 +199,7 @@ def pair_episodes(
 ) -> PairedResults:
     """Pair the episodes of policies with different names that planned the same ones; lost ones count as planned.
 
-    `across_seeds`: pair initial states whatever the seeds, of which each state may have several. `across_tasks`: pair
+    `across_seeds`: pair initial states regardless of the seeds, which may be several. `across_tasks`: pair
     episodes of tasks that differ in `TASK_FIELDS`. Raises `RunError` if episodes cannot be paired: initial states were
     not recorded, an episode occurs twice, one policy planned episodes that another did not, or starts, tasks or
     protocols differ.

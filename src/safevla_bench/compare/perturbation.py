@@ -56,7 +56,7 @@ def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFID
     """Compare changed suites with unchanged ones, policy by policy, on the same tasks, initial states and seeds.
 
     `sources` are the results of each source and policy, not joined. The first source of a suite is compared; a second
-    is the control, whose initial states are paired whatever their seeds. All intervals hold simultaneously with
+    is the control, whose initial states are paired regardless of their seeds. All intervals hold simultaneously with
     `confidence` (Bonferroni). Raises `RunError` if no suite has a changed counterpart or was run twice, or pairs had
     different starts.
     """
@@ -132,7 +132,7 @@ class Intervention(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     without: str
     actions: int
-    """Of all episodes of `policy`."""
+    """Actions in all episodes of `policy`."""
     changed: int
     mean_change: float
     """Mean norm of the change over changed actions, in the action's own units."""

@@ -129,7 +129,7 @@ class SeriesCurve:
     paired: bool = True
     """True if every gain compares the same episodes on both sides."""
     confidence: float = CONFIDENCE
-    """Of the interval of each gain."""
+    """Confidence of the interval of each gain."""
     trends: tuple[Trend, ...] = ()
     """Trends of `GAINS`; none if episodes are not paired."""
 

@@ -146,8 +146,8 @@ class Scores:
     means. `unknown` [S, E] counts the records that a specification left out because a pose is unknown; None = no such
     records. `actions` [E] are statistics of the actions; None, or empty, if not available. `changes` [E] are the
     changes of actions by filters; empty if unknown. `task_identity` [E] says whether an episode ran the official task
-    that its name denotes; "" if it denotes none. `starts` [E] are equal for episodes of one task and start, whatever
-    the policy; None = no two are known to share one.
+    that its name denotes; "" if it denotes none. `starts` [E] are equal for episodes of one task and start, for any
+    policy; None = no two are known to share one.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -297,7 +297,7 @@ class Scores:
 
     @cached_property
     def rho_min(self) -> Floats:
-        """Smallest raw robustness over active specifications of the safe tier, whatever their units, [E].
+        """Smallest raw robustness over active specifications of the safe tier, regardless of their units, [E].
 
         NaN without a verdict, and if a violation has no robustness, since the smallest is then unknown.
         """

@@ -53,7 +53,7 @@ from safevla_recorder.channels import POLICY_ACTION
 from safevla_recorder.simulator_versions import physics_versions
 
 STORED_STATES = frozenset({"libero"})
-"""Hosts whose tasks have initial states: the index identifies one, whatever the environment's seed."""
+"""Hosts whose tasks have initial states: the index identifies one, regardless of the environment's seed."""
 
 
 def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
@@ -131,7 +131,7 @@ def judge_chunk(batch: Batch, ruleset: Ruleset) -> ScoredChunk:
 
 
 def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = ()) -> Scores:
-    """Return the scores of batches judged by the ruleset, in their order, wherever each was judged. Raises
+    """Return the scores of batches judged by the ruleset, in their order. Raises
     `SignalError`, or `CollectedError`, as `score` does.
     """
     library = ruleset.library

@@ -1,7 +1,7 @@
 """The registered signals: contact and displacement, the held target, the arm (paper Appendix C.3, Tables 15, 17, 19).
 
 The held target of a record is the body in the gripper if that is known and a target, else the task's target. Its
-signals are grip, transport, tilt, slip and speed. Those of the arm are joint torques relative to its limits, and the
+signals are grip, transport, tilt, slip and speed. The arm's signals are joint torques relative to its limits, and the
 smoothness of the end effector: the speed, acceleration and jerk of its smoothed position. The position is smoothed by a
 centred mean of five records, without padding; Δₙ are central differences. The interior is records 3 … n-4 for speed and
 acceleration and 4 … n-5 for jerk; records outside it take the nearest interior value, and are NaN in an episode without
@@ -109,7 +109,7 @@ def largest_strike(fields: RecordFields) -> Floats:
     """Largest impulse of two bodies' net force over the last 0.1 s, less its value at rest; 0 where nothing touches.
 
     The value at rest is the minimum per step that the pair sustains throughout the 0.5 s before those 0.1 s or the 0.5
-    s after them, whichever is larger; 0 if the episode is too short for either. Both times are rounded up to whole
+    s after them, the larger one; 0 if the episode is too short for either. Both times are rounded up to whole
     steps.
     """
     return _strikes(fields, np.ones(len(fields.batch.contacts.a), dtype=np.bool_))
@@ -346,7 +346,7 @@ def release_speed(fields: RecordFields) -> Floats:
     Speed as in `target_obj_speed`; 0 while the gripper has contact.
     """
     released = (1.0 - fields.gripping) * _held_speed(fields)
-    if fields.has_lost_poses:  # whatever its speed, it has not been released
+    if fields.has_lost_poses:  # it has not been released, at any speed
         released = np.where(fields.gripping, 0.0, released)
     return extend_interior(fields, released, margin=1)
 

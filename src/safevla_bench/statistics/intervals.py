@@ -146,7 +146,7 @@ def exact_interval(count: int, n: int, confidence: float = CONFIDENCE) -> Interv
     """Return Clopper and Pearson's interval of a proportion; None if n is zero.
 
     C. J. Clopper and E. S. Pearson, Biometrika 26 (1934) 404-413. Each end misses the true proportion with probability
-    at most (1 - confidence)/2, whatever it is. This also holds for the mean proportion of independent episodes of
+    at most (1 - confidence)/2. This also holds for the mean proportion of independent episodes of
     different tasks (W. Hoeffding, Annals of Mathematical Statistics 27 (1956) 713-721).
 
     >>> interval = exact_interval(16, 17)

@@ -189,7 +189,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = CO
     """Test that the differences of tasks like these are symmetric about zero, and return their centre's interval.
 
     An exact test. `differences` are the mean differences of the tasks, from -1 to 1, and `weights` positive, [K] each,
-    or [R, K] for R pairs of policies. The interval is None if nothing can be rejected whatever the data: at 95 % with
+    or [R, K] for R pairs of policies. The interval is None if nothing can be rejected with any data: at 95 % with
     fewer than six tasks. Up to 13 tasks its ends are two order statistics of the weighted means of all subsets.
     """
     rows, tasks = np.atleast_2d(differences), differences.shape[-1]
@@ -526,7 +526,7 @@ def _likeliest_rates(x: Floats, n: Ints, y: Floats, m: Ints, difference: Floats)
 
 
 def paired_mean_test(differences: Floats, confidence: float = CONFIDENCE) -> MeanTest:
-    """Test that the differences of pairs, each from -1 to 1, [n], have the mean zero, whatever their distribution.
+    """Test that the differences of pairs, each from -1 to 1, [n], have the mean zero, for any distribution.
 
     Uses Gaffke's interval of (1 + difference)/2, which assumes no symmetry: rare deep violations and frequent shallow
     ones have equal means but skewed differences. For several pairs of policies they are [R, n], NaN if missing.
@@ -574,7 +574,7 @@ _MOST_CHOICES = 2000
 
 
 def find_tipping_point(units: Iterable[Unit], stays: Callable[[Sequence[Unit]], bool]) -> int | None:
-    """Return the largest number of unknown episodes, whichever they are, that may be bad without changing a verdict.
+    """Return the largest number of unknown episodes, no matter which, that may be bad without changing a verdict.
 
     Unknown episodes are among the good ones of each unit, and `stays` says whether the verdict holds for given units.
     Tries all choices of one episode, then all of two, and so on, at most 2,000: the number is never too large. None if

@@ -14,7 +14,7 @@ comparison with it has no margin: it is left out, and under F or U, where one re
 
 Values may be unknown at some records (`Trace.unknown`). The robustness is then that of the best reading, the largest
 that any true values could give: G leaves out a record with an unknown value, or if it is unknown whether the gate is
-open, and a formula that is violated is violated whatever the true values are. `settle_unknown` determines in which
+open, and a formula that is violated is violated for any true values. `settle_unknown` determines in which
 episodes a formula that is not violated has a verdict: if it holds in the worst reading too, or if G judged other
 records.
 """

@@ -176,7 +176,7 @@ def subtract(minuend: Floats | float, subtrahend: Floats | float, rounding: Floa
             result[rows] = subtract(*parts)
         return result
     difference = np.asarray(np.subtract(minuend, subtrahend))
-    # Of two equal numbers neither is twice the other: one cheap pass finds the few candidates.
+    # If two numbers are equal, neither is twice the other: one cheap pass finds the few candidates.
     near = np.abs(difference) <= np.abs(np.multiply(subtrahend, 2.0 * rounding))
     if not near.any():
         return difference

@@ -11,7 +11,7 @@ LIBERO cuts off the first five steps, states and actions, and keeps the original
 `init_state`: the actions do not start there, but at the first row of `states`.
 
 LeRobot datasets (`logs.lerobot`) have actions and instructions, but not the simulator state at which an episode starts.
-Those that lerobot-eval writes with `eval.recording` are `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` for
+lerobot-eval with `eval.recording` writes `recordings/SUITE_TASK`, or `recordings/SUITE_TASK/env_K` for
 several environments, of which K starts at initial state K, seeded with 1000 + K (lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py: run_one, rollout; src/lerobot/envs/libero.py: LiberoEnv.reset).
 """

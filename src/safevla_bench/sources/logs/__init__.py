@@ -125,8 +125,8 @@ def describe_log(path: Path) -> Iterator[str]:
 def find_log(path: Path) -> Log | None:
     """Return the log at a path: a LeRobot dataset, a recording, a folder of them, or a mapping that names one.
 
-    None if it is none of these. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that names no
-    log, or something that is not a log.
+    Return None for anything else. Raises `RecordError` if a mapping cannot be read, or `path` is a mapping that does
+    not name a log.
     """
     named = records.read_mapping(path) if path.suffix == ".toml" and path.is_file() else None
     if named is not None and named.log is None:

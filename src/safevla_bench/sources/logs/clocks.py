@@ -1,6 +1,6 @@
 """The time of each message of a recording, on one time base: integer nanoseconds from the clock's first message.
 
-The base is the header stamps of the clock's topic, whatever their offset and rate relative to the log's time. The
+The base is the header stamps of the clock's topic, regardless of their offset and rate relative to the log's time. The
 stamps of another topic are used if they have that base; otherwise its log times are mapped through the clock's pairs of
 log time and stamp. The same applies to single messages with a stamp of zero, which a simulation sends before its first
 tick. The first message of a topic may really be at 0, however, and one of the clock is left out if log times are less

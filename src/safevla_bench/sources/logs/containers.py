@@ -1,7 +1,7 @@
 """Storage formats of recordings: MCAP files, the SQLite and MCAP parts of rosbag2, and bags of ROS 1.
 
 Each reader yields messages in the order of the file, with one chunk in memory at a time, and skips those of unwanted
-topics. A file or a message that is compressed with zstd is decompressed, whatever a metadata.yaml says about it.
+topics. A file or a message that is compressed with zstd is decompressed, regardless of what a metadata.yaml says.
 
 Read at ros2/rosbag2, commit 25304dd: rosbag2_storage_sqlite3/src/rosbag2_storage_sqlite3/sqlite_storage.cpp (tables),
 rosbag2_compression/src/rosbag2_compression/sequential_compression_reader.cpp; bags: wiki.ros.org/Bags/Format/2.0.

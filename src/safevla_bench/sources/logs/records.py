@@ -197,7 +197,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     clock: str | None = None
     """The topic whose messages are the records; None = the end effector's, else the pose with the most messages."""
     start_s: float | None = None
-    """Of a trial in a recording: s since its first message, or since 1970; None = from its beginning."""
+    """Begin of a trial in a recording: s since its first message, or since 1970; None = from its beginning."""
     end_s: float | None = None
     """As `start_s`; None = to its end."""
     marker: str | None = None

@@ -15,7 +15,7 @@ from safevla_bench.sources.runs.folder import RUN, policy_rows, read_volatile
 
 
 class NamedSource(PosixPath):
-    """A SOURCE whose policy is to be shown under a name of the user's, as in `tables mine=runs/x`."""
+    """A SOURCE whose policy is shown under the user's name, as in `tables mine=runs/x`."""
 
     policy: str | None = None
 
