@@ -134,7 +134,7 @@ def find_exception(text: str) -> tuple[str, str]:
     Of several tracebacks the last counts, except those of exceptions that Python ignored. For a text without a
     traceback, returns its last line that begins with an exception's name, else its last line that is not indented.
 
-    >>> find_exception("RuntimeError: CUDA error: out of memory\\nCompile with `TORCH_USE_CUDA_DSA`.")
+    >>> find_exception("RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`.")
     ('RuntimeError: CUDA error: out of memory', '')
     """
     lines = [_GROUP_MARGIN.sub("", line) for line in text.splitlines()]
