@@ -1,4 +1,7 @@
-"""Whether an episode ran an official task. Its record must prove this; a name is not enough (docs/explanation/trust.md)."""
+"""Whether an episode ran an official task. Its record must prove this; a name is not enough.
+
+See docs/explanation/trust.md.
+"""
 
 from __future__ import annotations
 
