@@ -1,4 +1,4 @@
-"""The command `safevla`: each command parses, makes one library call and prints."""
+"""The `safevla` command line. Each command parses its options, makes one library call and prints the result."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from safevla_bench.version import __version__
 
 OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130  # exit codes of every command
 
-# Errors of a full or failing disk.
+# OS errors of a full or failing disk.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-# Package -> the extra that brings it, of packages that whole commands need.
+# Package -> the extra that installs it, for packages that a whole command needs.
 _EXTRAS = {"matplotlib": "figures"}
 
-# Group -> command -> module and one line of help; a command's module is imported when the command is used.
+# Group -> command -> its module and one line of help. A command's module is imported only when the command runs.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
         "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
@@ -90,7 +90,7 @@ Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate is undecided, 4 don
 
 
 def _import_once(name: str) -> ModuleType:
-    """Return a module; its import is not searched for garbage, now or later, which would take a fifth of a second."""
+    """Import a module with garbage collection frozen, which saves a fifth of a second at startup."""
     if name not in sys.modules:
         gc.disable()
         try:
@@ -109,7 +109,7 @@ class LazyCommandGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by name, importing its module; None where there is none."""
+        """Return a command by name, importing its module, or None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         command = getattr(_import_once(f"safevla_bench.cli.{COMMANDS[cmd_name][0]}"), f"{cmd_name}_command")
@@ -119,7 +119,7 @@ class LazyCommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names; an error for another word proposes those that are like it."""
+        """Return the command that the first word names; the error for an unknown word suggests similar names."""
         similar = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS)
         if similar and not ctx.resilient_parsing:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(map(repr, similar))}?")
@@ -133,7 +133,7 @@ class LazyCommandGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands that begin so, without importing any."""
+        """Return the commands that start with the text typed so far, without importing any."""
         return [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
 
 
@@ -142,22 +142,22 @@ class LazyCommandGroup(click.Group):
 def safevla() -> None:
     """Was a success also safe, and if not, how bad was it?
 
-    Records rollouts of robot policies on simulator benchmarks without disturbing them, judges each episode against
+    Records rollouts of robot policies on simulator benchmarks without changing them, judges each episode against
     task-aware safety specifications in signal temporal logic, and reports SR, Safety, SBU (succeeded but unsafe) and
     VSI (how severe) with intervals.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code. A user's mistake is a message on stderr, never a traceback.
+    """Run the command line and exit with its code. User errors print a message on stderr, never a traceback.
 
-    The first Ctrl-C ends the command and reports what is kept. The second ends the process at once.
+    The first Ctrl-C ends the command and reports what has been kept. The second ends the process at once.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle_interrupt)
     code = run_command_line(arguments)
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would kill Python while it exits
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would kill Python during exit
     sys.exit(code)
 
 
@@ -167,12 +167,12 @@ def _handle_interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class _ShownStream:
-    """A text stream for whole lines in which no name in a file is a command to a CI log or controls a terminal. That
-    includes what libraries print. A line end, a tab and a return in front, as of a progress bar, pass.
+    """A line-buffered text stream that escapes CI-log commands and terminal control sequences in what is printed,
+    including the output of libraries. Line ends, tabs and the carriage returns of progress bars pass unchanged.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # to which rich writes: it draws progress with control sequences
+        self.rich_proxied_file = stream  # rich draws its progress bar, with control sequences, here
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
@@ -185,11 +185,11 @@ class _ShownStream:
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; None stands for the arguments of this process.
+    """Run the command line and return the exit code; None means the arguments of this process.
 
-    What is printed meanwhile is broken where a CI log would take it for a command.
+    Meanwhile, printed text that a CI log would interpret as a command is escaped.
     """
-    for descriptor in range(3):  # one that is closed would be the next file's, and that be written to by whoever prints
+    for descriptor in range(3):  # the next file opened would get a closed descriptor, and prints would go into it
         with suppress(OSError):
             os.fstat(descriptor)
             continue
@@ -216,7 +216,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         message = error.format_message().rstrip(".")
         return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.")
     except (click.ClickException, SafevlaError) as error:
-        click.echo(getattr(error, "mapping", ""), nl=False)  # of a log that needs one: MappingNeededError
+        click.echo(getattr(error, "mapping", ""), nl=False)  # MappingNeededError: a template for the log's mapping
         return _refuse(str(error))
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
@@ -233,7 +233,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
     except SystemExit as error:
         if sys.stdout is stdout:  # our own commands return their code
             return _refuse(f"a plug-in ended the command: SystemExit: {error}")
-        _discard_stdout()  # click replaces stdout, and exits with 1, where the pipe is closed while a command prints
+        _discard_stdout()  # click replaces stdout and exits with 1 if the pipe closes while a command prints
         return OK
     except OSError as error:
         remedy = "See that it is there, and that it may be read and written."
@@ -259,7 +259,5 @@ def _discard_stdout() -> None:
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines, on stderr if `err`, without secrets. Names and messages may be foreign: their controls and line ends
-    are shown.
-    """
+    """Print lines, on stderr if `err`, with secrets removed and with control characters and line ends escaped."""
     click.echo("\n".join(escape_controls(redact_secrets(line)) for line in lines), err=err)

@@ -1,4 +1,4 @@
-"""`safevla specs`, `tasks` and `protocols`: what there is to judge by, to roll out and to ask servers in."""
+"""`safevla specs`, `tasks` and `protocols`: list specifications, tasks, evaluation protocols and server dialects."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def specs_command(
     form: str = options.PAPER_FORMAT,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
 ) -> None:
-    """List the safety specifications, or explain one; write specifications of your own, and try them.
+    """List the safety specifications, explain one, or write and check specifications for your own tasks.
 
-    Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI.
-    The rows of --format paper are read back by --library and --rules.
+    Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI. --library and
+    --rules read the rows that --format paper writes.
     """
     if not runs:
         options.refuse_given(("policy", "quantile", "out", "rule_files"), "is for --calibrate RUN.")
@@ -141,12 +141,13 @@ def tasks_command(
     propose: tuple[Path, ...] = repeatable("Propose tags for LIBERO task files.", "FILE|DIR", type=FILE),
     form: str = options.PAPER_FORMAT,
 ) -> None:
-    """List suites, or the tasks of one: the specifications that apply, with reasons for those that do not.
+    """List suites, or the tasks of one suite with the specifications that apply and the reasons why others do not.
 
-    The rows of --format paper are read back by --rules. They hold families of tasks as one row with `patterns`.
+    --rules reads the rows that --format paper writes. They describe families of tasks in one row with `patterns`.
 
-    --propose writes template and tags for tasks of your own from their BDDL files, as TOML that --rules reads, with
-    reasons, and with questions for a person where something had to be assumed. Answer them before you use the numbers.
+    --propose reads your BDDL files and writes a template and tags for your tasks, as TOML for --rules. Each tag comes
+    with its reason, and with a question for you if something had to be assumed. Answer these before you use the
+    numbers.
 
     \b
     safevla tasks --propose my_tasks > my_tags.toml
@@ -272,13 +273,13 @@ def protocols_command(
     of_paper: bool = flag("List the paper's entries instead, or show all about the one named A.", spelling="--entries"),
     form: str = options.format_option(),
 ) -> None:
-    """List evaluation protocols and dialects, show all of A, or show where A and B differ.
+    """List evaluation protocols and dialects, show all values of A, or show where A and B differ.
 
-    `safevla eval --protocol A` runs under the protocol A, each of whose values has its source. `--policy-arg dialect=A`
-    asks a server in the dialect A: the images, states and texts of a request, and what a reply means.
+    `safevla eval --protocol A` runs under protocol A; each of its values has a source. `--policy-arg dialect=A` talks
+    to a server in dialect A, which defines the images, states and text of a request and the meaning of a reply.
 
     --entries lists the policies and suites that the paper evaluates, with sources. `safevla eval --entry NAME --server
-    URL` runs one: all its suites, tasks and episodes.
+    URL` runs all suites, tasks and episodes of one entry.
     """
     if of_paper:
         _show_entries(names, form)

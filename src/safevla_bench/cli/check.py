@@ -1,4 +1,4 @@
-"""`safevla verify`, `doctor` and `serve`: checks of a run folder, a machine or a policy server, and such a server."""
+"""`safevla verify`, `doctor` and `serve`: check a run folder, a machine or a policy server; serve a policy."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def verify_command(
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
 
-    The parts of the archive must have the digests of the manifest. The table of episodes and the archive must hold the
-    same episodes. Library, registry and version must be those that judged. The records, judged again, must give
-    scores.json and report.html byte for byte and scores.parquet row for row. With --replay the recorded actions of K
-    episodes are played again in the simulator from the planned start; every channel, outcome, success and horizon is
-    compared bit for bit. With --audit the K episodes of each policy are chosen by a number that nobody could foresee.
+    The archive must match the digests in the manifest and the table of episodes. Library, registry and version must be
+    those that judged the run. Judging the records again must reproduce scores.json and report.html byte for byte, and
+    scores.parquet row for row. --replay plays the recorded actions of K episodes again in the simulator from the
+    planned start and compares every channel, outcome, success and horizon bit for bit. --audit chooses K episodes of
+    each policy by a random number that cannot be predicted.
 
-    Checks that could not be made are listed with the reason. Only a replay finds a record that was changed together
-    with its digest.
+    Checks that could not be made are listed with the reason. Only a replay can detect a record that was changed
+    together with its digest.
 
     \b
-    Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or a file that safevla wrote, or something
-    that was asked for, could not be checked, such as a replay where the host is not installed.
+    Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or a requested check or a file written by
+      safevla could not be checked, for example a replay without the host installed.
 
     \b
     For instance:
@@ -94,7 +94,7 @@ def _summarize_verification(verification: Verification) -> str:
 def _format_host_trust(run: Path) -> str:
     try:
         return options.format_trust(replace(Request.from_run(run), policies=(), found=None), run / RUN)
-    except RunError:  # a script of the user's own made it
+    except RunError:  # the user's own script made this run
         return ""
 
 
@@ -118,14 +118,15 @@ def doctor_command(
     arguments: tuple[str, ...] = options.policy_arguments_option("With --server: of its client, such as dialect=NAME."),
     form: str = options.format_option(),
 ) -> None:
-    """Examine this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
+    """Check this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
 
-    With --server, examine a policy server instead, without a simulator. It is sent a made-up scene five times. Shown
-    are the dialect that it is asked in, the keys and shapes of request and reply, its latency, how often it answers the
-    same question otherwise, the statistics of its actions, and the command that evaluates it. With --host only the
+    With --server, check a policy server instead, without a simulator. The server receives a made-up scene five times.
+    The output shows the dialect, the keys and shapes of request and reply, the latency, how often repeated questions
+    get different answers, statistics of the actions, and the command that evaluates the server. With --host, only the
     dialects of that simulator are tried.
 
-    Each finding is ok, a warning or an error, the last two with a remedy. Exit code 0 where there is no error, else 2.
+    Each finding is ok, a warning or an error; warnings and errors come with a remedy. The exit code is 0 without
+    errors, else 2.
 
     \b
     For instance:
@@ -173,9 +174,9 @@ def serve_command(
     copies: int = options.option("How often to load the policy, for so many episodes.", "N", default=1, type=_COPIES),
     key_file: str | None = options.option(f"A file with its clients' key; else that of {endpoint.KEY}.", "FILE"),
 ) -> None:
-    """Serve a policy over openpi's protocol until Ctrl-C: one that needs an environment of its own, or to try a client.
+    """Serve a policy over openpi's protocol until Ctrl-C, for a policy with a separate environment or to test a client.
 
-    A connection is an episode. Policies that see the simulator's own state cannot be served.
+    Each connection is an episode. Policies that see the simulator's internal state cannot be served.
     """
     require_library("websockets", "openpi")
     own_name, spec = split_name(policy)

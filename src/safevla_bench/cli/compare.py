@@ -55,25 +55,26 @@ def compare_command(
     assumed: tuple[str, ...] = repeatable(_ASSUMED, "NAME=VALUE", spelling="--assume"),
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
 ) -> None:
-    """Compare the policies of archives or run folders; of one source that holds several, those.
+    """Compare the policies in archives or run folders, or those in a single source that holds several.
 
-    Sources of one policy that have no suite in common, such as runs on two simulators, count as one run of it.
-    Episodes are paired by suite, task, initial state and seed. Sources that did not run the same episodes, or not with
-    the same environment seed, horizon and protocol, are refused; --unpaired takes them as independent samples of the
-    tasks that both ran. Pairs that crashed on one side are left out and counted. If episodes that crashed, were cut
-    short or have no verdict could change a verdict, it is undecided unless --allow-crashed is given.
+    Sources of one policy that have no suite in common, such as runs on two simulators, count as one run of it. Episodes
+    are paired by suite, task, initial state and seed. Sources that ran different episodes, or used different
+    environment seeds, horizons or protocols, are refused; --unpaired compares them as independent samples of their
+    common tasks. Pairs that crashed on one side are left out and counted. If episodes that crashed, were cut short or
+    have no verdict could change the conclusion, it is undecided unless --allow-crashed is given.
 
-    Policies are compared on these tasks; those that differ there, for tasks like these as well (exact sign flips of the
-    tasks' differences). Safety over all suites is the primary verdict; the others are exploratory.
+    The first test compares policies on these tasks. If they differ, a second test (exact sign flips of the per-task
+    differences) asks whether the result extends to similar tasks. Safety over all suites is the primary result; all
+    others are exploratory.
 
-    --plan says how many episodes of each task it takes to tell two rates apart, on that side of the baseline which
-    needs more. Pairs need fewer, the fewer of them differ; a pilot run shows that share.
+    --plan estimates how many episodes per task are needed to detect a difference between two rates, on the side of the
+    baseline that needs more. Pairs need fewer episodes if few of them differ; a pilot run shows that share.
 
-    --changes pairs episodes of a suite with those of the same suite with a change (SUITE-CHANGE, as of LIBERO-PRO) by
-    task, initial state and seed. A suite that two sources hold is the control: nothing is changed.
+    --changes pairs episodes of a suite with those of the same suite under a change (SUITE-CHANGE, as in LIBERO-PRO) by
+    task, initial state and seed. A suite that appears unchanged in both sources is the control.
 
-    A SOURCE paper:NAME, such as paper:pi0.5, is what the paper prints for a policy. One policy of a run is shown beside
-    it on the suites of both: exploratory, unpaired, without a verdict.
+    A SOURCE paper:NAME, such as paper:pi0.5, stands for the paper's printed results for a policy. They are shown next
+    to one policy of a run on the suites they share: exploratory, unpaired, without a verdict.
     """
     if assumed and plan is None:
         raise click.UsageError("--assume is for a plan: pass --plan POINTS with it.")
@@ -107,7 +108,7 @@ class _Report:
     hint: str = ""
 
     def print(self, form: TableFormat) -> None:
-        """Print it; the answer is a comment in LaTeX, the title in HTML, and not in CSV."""
+        """Print the tables and the answer, which is a comment in LaTeX, the title in HTML, and left out of CSV."""
         if form == "csv" and len(self.tables) > 1:
             raise RunError(f"{len(self.tables)} tables do not fit into one CSV file", remedy="Leave --full out.")
         if form == "json":
@@ -121,7 +122,7 @@ class _Report:
         click.echo(render_tables(self.tables, form), nl=False)
 
 
-_MOST_POLICIES = 200  # every pair is compared: these take about 15 s, twice as many a minute
+_MOST_POLICIES = 200  # every pair is compared: 15 s for this many, a minute for twice as many
 
 
 def _compare_sources(
@@ -163,7 +164,7 @@ def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], conf
     return _Report(document, describe_changes(changes), [table])
 
 
-# Options of `compare` that need the episodes of both sides.
+# Options of `compare` that need the episodes of both sources.
 _OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", "confidence")
 
 
@@ -205,18 +206,18 @@ def sensitivity_command(
     full: bool = flag("Show every suite and variant, means of hosts, and the ranking."),
     form: TableFormat = options.format_option(),
 ) -> None:
-    """Show how far Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
+    """Show how Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
 
-    Without --sweep these are the nine variants of the paper's Table 9, with the means of each host beside the paper's;
-    with it, one threshold after another over its grid. The numbers equal a full re-score. With several policies the
-    last table says whether their ranking by Safety changes.
+    Without --sweep, this scores the nine variants of the paper's Table 9, with each host's means next to the paper's.
+    With --sweep, one threshold after another moves over its grid. The numbers equal a full re-score. With several
+    policies, the last table says whether their ranking by Safety changes.
 
-    With --readings every record is judged by each of the libraries default, paper-text, paper-as-run and net-force, and
-    with the depth of the paper's prose: docs/explanation/fidelity.md.
+    --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and with
+    the depth defined in the paper's prose: see docs/fidelity.md.
 
-    With --physics the recorded actions are played again in the simulator, under the recorded physics, which must give
-    the record bit for bit, and then under small changes of it: docs/howto/firmness.md. The same command goes on where
-    it was broken off.
+    --physics plays the recorded actions again in the simulator. The unchanged replay must reproduce the record bit for
+    bit; replays under small changes of the physics follow: see docs/firmness.md. Run the same command again to continue
+    an interrupted analysis.
 
     \b
     For instance:

@@ -1,4 +1,4 @@
-"""Completion in the shell: the values of options and commands, listed without importing a simulator or a plug-in."""
+"""Shell completion of option values and commands, without importing simulators or plug-ins."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
 
-VARIABLE = "_SAFEVLA_COMPLETE"  # set by a shell's script when it asks
+VARIABLE = "_SAFEVLA_COMPLETE"  # the shell's script sets it when it requests completions
 
 Lister = Callable[[click.Context], Iterable[str]]
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete(list_values: Lister, *, or_file: bool = False) -> Completer:
-    """Return click's `shell_complete` of an option: the values that begin so, behind `NAME=` where it is written."""
+    """Return click's `shell_complete` for an option: the values that start with the text, also after `NAME=`."""
 
     def items(context: click.Context, param: click.Parameter, start: str) -> list[CompletionItem]:
         name, equals, rest = start.partition("=")
@@ -106,7 +106,7 @@ SPECS, THRESHOLDS, LIBRARIES = (
 
 
 class _BashCompletion(BashComplete):
-    """Completion in bash, which splits words at `:`, `=` and `@`, and wants what follows the last of them."""
+    """Bash completion. Bash splits words at `:`, `=` and `@` and expects only what follows the last of them."""
 
     source_template = (
         BashComplete.source_template
@@ -128,7 +128,7 @@ class _BashCompletion(BashComplete):
 
 
 def answer(command: click.Group) -> int:
-    """Print a shell's script, or what completes the words so far; nothing for words that are mistaken."""
+    """Print a shell's script or the completions of the words so far; print nothing if these words are invalid."""
     add_completion_class(_BashCompletion)
     with suppress(Exception):
         try:

@@ -1,4 +1,4 @@
-"""`safevla figures`: drawings of the numbers of recorded episodes."""
+"""`safevla figures`: plots of the numbers of recorded episodes."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ def figures_command(
     sweeps: tuple[str, ...] = options.sweep_option("Also Safety and SBU over thresholds."),
     series: bool = flag("Also SR, Safety, SBU and VSI against the last number in each policy's name."),
 ) -> None:
-    """Draw figures of the episodes of archives or run folders, sized for one column of a paper.
+    """Draw figures of the episodes in archives or run folders, sized for one column of a paper.
 
-    The same episodes give the same bytes with the same version of matplotlib. Where a policy is named noop, limits that
-    it breaks are named, since every policy may be charged for them.
+    The same episodes and version of matplotlib give the same bytes. If a policy is named noop, the figures name the
+    limits that it breaks, because every policy may be charged for them.
 
-    --series takes names such as 1000=runs/a 2000=runs/b or careful-step-20k; those alike but for it are one series.
+    --series takes names such as 1000=runs/a 2000=runs/b or careful-step-20k. Names that differ only in the number form
+    one series.
     """
     if series:
         _require_own_names(sources.paths)

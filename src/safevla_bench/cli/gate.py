@@ -1,4 +1,4 @@
-"""`safevla gate` and `select`: pass or fail runs by their numbers, or choose among them."""
+"""`safevla gate` and `select`: pass or fail runs by their numbers, or choose a policy by them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
 
 
 _SHARE, _STEPS = ("SHARE", options.Range(-1, 1)), ("STEPS", options.Range(0))
-# Option -> its help, metric and bound of the gate of which it is the limit, and what stands for it.
+# Option -> its help and the metric and bound of its gate.
 _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
     "min_sr": ("The least success rate, such as 0.8.", SR.key, "min", _SHARE),
     "min_safety": ("The least Safety.", SAFETY.key, "min", _SHARE),
@@ -77,13 +77,13 @@ def gate_command(
 ) -> None:
     """Pass or fail runs by their numbers: exit code 0 passed, 1 failed, 3 undecided.
 
-    A gate passes if the whole interval satisfies it and fails if none of it does. Between, it is undecided with so few
-    episodes. All intervals of one call hold together with --confidence, for a number of episodes fixed in advance.
-    Several episodes of one initial state count as one.
+    A gate passes if the whole interval satisfies the limit, fails if no part of it does, and is otherwise undecided for
+    lack of episodes. --confidence holds jointly for all intervals of one call, for a number of episodes fixed in
+    advance. Several episodes from one initial state count as one.
 
-    Crashed and stopped episodes enter at their worst and at their best unless --allow-crashed leaves them out, and
-    episodes without a verdict unless --allow-unjudged does: a gate is decided where both give one verdict. No policy or
-    suite passes without a scored episode.
+    Crashed and stopped episodes count at their worst and at their best unless --allow-crashed leaves them out; so do
+    episodes without a verdict unless --allow-unjudged leaves them out. A gate is decided if worst and best agree. A
+    policy or suite without a scored episode never passes.
 
     \b
     For instance:
@@ -163,11 +163,11 @@ def select_command(
 ) -> None:
     """Choose among policies or checkpoints: the greatest SR, clean success or Safety that satisfies conditions.
 
-    Candidates are judged by their estimates. The best of several looks better than it is, so all intervals hold
-    together, whichever is taken. Whether these establish the conditions is said. The choice is compared with the
-    runner-up on the same episodes, where both ran them.
+    Candidates are ranked by their estimates. The best of several looks better than it is, so the intervals hold jointly
+    for all candidates. The output says whether the intervals establish the conditions, and compares the choice with the
+    runner-up on the episodes that both ran.
 
-    Exit code 0: a choice whose conditions are established; 3: they are not; 1: no estimate satisfies them.
+    Exit code 0: the conditions are established for the choice; 3: they are not; 1: no estimate satisfies them.
 
     \b
     For instance:

@@ -1,4 +1,4 @@
-"""`safevla episodes`, `show`, `open` and `frames`: list, explain, query and look at recorded episodes."""
+"""`safevla episodes`, `show`, `open` and `frames`: list, explain, query and view recorded episodes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def episodes_command(
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
 
-    Margin is the robustness of the worst specification, in its unit: negative where violated. The number of an episode
-    stays the same however the list is filtered and sorted; `safevla show` takes it.
+    Margin is the robustness of the worst specification, in its unit: negative if violated. An episode's number, which
+    `safevla show` accepts, is the same however the list is filtered and sorted.
     """
     judged = sources.judge()
     axis = spec if spec in AXES else None
@@ -99,7 +99,7 @@ def episodes_command(
             echo(f"Next: {sources.format_command('show', worst)}")
 
 
-# Episodes that are listed as text without --limit.
+# Number of episodes listed as text without --limit.
 _MOST_LISTED = 20
 
 
@@ -141,15 +141,15 @@ def show_command(
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
-    EPISODE is an episode's id, how its id alone ends, or :2 for the second in `safevla episodes` of these sources. Of a
-    folder that `score --out` wrote, which holds no records, it shows the verdicts as they were scored.
+    EPISODE is an episode's id, a unique ending of one, or :2 for the second in `safevla episodes` of these sources. For
+    a folder written by `score --out`, which holds no records, the stored verdicts are shown.
 
-    --without replays the episode in its simulator, first with nothing changed, which must give the record bit for bit,
-    then without a cause of the violation: did it vanish? A body is named as in the record, `robot` is all of the robot.
-    `slow` is half the speed; with hold:FROM-TO these control steps are without motion.
+    --without replays the episode in its simulator, first unchanged, which must reproduce the record bit for bit, then
+    without one cause of the violation, to see whether the violation disappears. Name a body as in the record; `robot`
+    means the whole robot. `slow` halves the speed; hold:FROM-TO stops motion during these control steps.
 
-    --formula asks a formula in signal temporal logic of every episode, for instance
-    'G[0,T](transport -> held_object_tilt < 20)'; `safevla specs` shows more. Nothing is scored.
+    --formula evaluates a formula in signal temporal logic on every episode, for instance 'G[0,T](transport ->
+    held_object_tilt < 20)'; `safevla specs` shows more. Nothing is scored.
     """
     if formula is not None:
         why = "is for an episode that is judged; --formula judges nothing."
@@ -226,8 +226,8 @@ def open_command(
 ) -> None:
     """Open the report of a run in the browser, or an index of the runs in a folder.
 
-    The index, FOLDER/safevla-runs.html, lists each run by policy and suite with n, SR, Safety and VSI, and is written
-    anew each time.
+    The index, FOLDER/safevla-runs.html, lists each run by policy and suite with n, SR, Safety and VSI. Each call
+    rewrites it.
     """
     from safevla_bench.jobs.browse import describe_maker, find_page
 
@@ -272,9 +272,9 @@ def frames_command(
 ) -> None:
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
 
-    Of each episode: the initial state; for each broken specification the record in which it is broken worst, with a red
-    border and the bodies involved outlined; the final state, with a green border where it succeeded. Frames of other
-    episodes stay. Needs the host and an off-screen OpenGL: see `safevla doctor`.
+    Each episode gets a frame of the initial state; for each violated specification, a frame of its worst record, with a
+    red border and the bodies involved outlined; and a frame of the final state, with a green border after a success.
+    Frames of other episodes are kept. Needs the host and off-screen OpenGL: see `safevla doctor`.
     """
     from safevla_bench.pictures.drawing import can_film
     from safevla_bench.pictures.rendering import FrameStyle, RecordedRun, render_frames, require_pictures
@@ -303,7 +303,7 @@ def frames_command(
 
 
 def report_skipped(reason: SafevlaError) -> None:
-    """Print on stderr why an episode is left out."""
+    """Print on stderr why an episode is skipped."""
     echo(f"left out: {reason}", err=True)
 
 

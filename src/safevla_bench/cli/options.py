@@ -1,7 +1,6 @@
-"""Commands and options: sections of the help, ranges, and the options that several commands share.
+"""Declarations of commands and options: sections of the help, ranges, and options that several commands share.
 
-A command is a function whose parameters declare options by their defaults. An option that several commands take is
-declared here, once.
+A command is a function whose parameters declare options by their defaults.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ GENERAL, JUDGING = "Options", "Judging"  # headings of the help
 
 
 class Option(click.Option):
-    """An option that stands in a section of the help."""
+    """An option with its section of the help."""
 
     def __init__(self, names: Sequence[str], *, section: str = GENERAL, **settings: Any):
         super().__init__(names, **settings)
@@ -49,12 +48,12 @@ ALL_OPTIONS = "safevla.all_options"  # set in a context's `meta` by --help-all
 
 
 class Command(click.Command):
-    """A command whose help shows its common options; --help-all shows all, shared ones under headings of their own."""
+    """A command whose --help shows the common options; --help-all shows all of them, grouped under headings."""
 
     def __init__(self, *args: Any, common: str = "", starts_host: bool = False, **settings: Any):
-        """Make the command; `common` names the options of --help by their first spelling, all without it.
+        """Make the command. --help lists the options `common`, named by their first spelling; if empty, all.
 
-        A command that `starts_host` has --trust, for the run.json and other files that name what the host uses.
+        A command that `starts_host` has --trust, for the run.json and other files that name the code a host uses.
         """
         super().__init__(*args, **settings)
         self.params += declare_options({"trusted": TRUST} if starts_host else {})
@@ -63,9 +62,9 @@ class Command(click.Command):
                                         callback=_show_all_options))  # fmt: skip
 
     def option_sections(self, ctx: click.Context, *, common: bool = False) -> dict[str, list[tuple[str, str]]]:
-        """Return heading -> (names, help) of the options below it, in the command's order; `Options` comes first.
+        """Return heading -> (names, help) of its options, in the command's order, with `Options` first.
 
-        `common`: only those that --help shows.
+        If `common`, return only the options that --help shows.
         """
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
         for param in self.get_params(ctx):
@@ -80,7 +79,7 @@ class Command(click.Command):
         return is_named or "--help" in param.opts or (not self.common and _section(param) == GENERAL)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections of all options, or the common ones and where the others are."""
+        """Write the sections of all options, or the common options and how to see the others."""
         everything = self.option_sections(ctx)
         shown = everything if ctx.meta.get(ALL_OPTIONS) else self.option_sections(ctx, common=True)
         for heading, records in shown.items():
@@ -108,10 +107,10 @@ def _show_all_options(ctx: click.Context, param: click.Parameter, is_asked: bool
 def option(
     help: str, metavar: str | None = None, *, spelling: str = "", section: str = GENERAL, **settings: Any
 ) -> Any:
-    """Declare an option as the default of a parameter: its help, and what stands there for its value.
+    """Declare an option as the default of a parameter, with its help and the placeholder of its value.
 
-    The parameter `max_steps` is spelled `--max-steps`, unless `spelling` says otherwise. A default other than 0 and the
-    empty text is shown, unless `show_default` says otherwise.
+    The parameter `max_steps` is spelled `--max-steps` unless `spelling` is given. Help shows the default, unless it is
+    0 or empty or `show_default` is given.
     """
     settings.setdefault("show_default", bool(settings.get("default")))
 
@@ -128,12 +127,12 @@ def flag(help: str, **settings: Any) -> Any:
 
 
 def repeatable(help: str, metavar: str | None = None, **settings: Any) -> Any:
-    """Declare an option that can be given several times, and says so."""
+    """Declare an option that can be given several times, and say so in its help."""
     return option(f"{help} Repeatable.", metavar, multiple=True, **settings)
 
 
 def parsed(parse: Callable[[Any], object]) -> Callable[[click.Context, click.Parameter, Any], object]:
-    """Return click's callback for an option whose value is what `parse` makes of it."""
+    """Return a click callback that converts an option's value with `parse`."""
     return lambda context, parameter, value: parse(value)
 
 
@@ -143,14 +142,14 @@ def argument(metavar: str, **settings: Any) -> Any:
 
 
 def declare_options(declared: Mapping[str, Any]) -> list[click.Parameter]:
-    """Return what click reads for parameters with such defaults, in their order."""
+    """Return click's parameters for function parameters with such defaults, in order."""
     return [declare(name) for name, declare in declared.items()]
 
 
 def group(
     options: Mapping[str, Any], parse: Callable[[click.Context, dict[str, Any]], Any] = lambda context, values: values
 ) -> Any:
-    """Declare options by name as the default of one parameter; `parse` makes its value, else it is name -> value."""
+    """Declare several options as one parameter; its value is what `parse` returns, by default name -> value."""
     return _Group(options, parse)
 
 
@@ -164,10 +163,7 @@ class _Group:
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Command]:
-    """Return the decorator that makes a command of a function whose parameters declare what it takes.
-
-    A parameter `context` is click's.
-    """
+    """Return the decorator that turns a function into a command. Its parameter `context` receives click's context."""
 
     def decorate(function: Callable[..., None]) -> Command:
         parameters = signature(function).parameters
@@ -194,10 +190,10 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
 
 
 class Range(click.FloatRange):
-    """A number in a range. NaN, which every range of click's lets pass, is refused."""
+    """A number in a range. Unlike click's ranges, it refuses NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; raise click's error for NaN and for a number outside the range."""
+        """Return the number; raise click's error for NaN or a number outside the range."""
         number = super().convert(value, param, ctx)
         if isnan(number):
             self.fail("nan is not a number", param, ctx)
@@ -210,34 +206,34 @@ FILE = click.Path(path_type=Path)
 
 
 def is_given(context: click.Context, name: str) -> bool:
-    """Return whether an option stands on the command line or in the file of --config; by its parameter's name."""
+    """Return whether an option, by its parameter name, is given on the command line or in the --config file."""
     return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
 def refuse_given(names: Collection[str | None], why: str) -> None:
-    """Raise click's error, with the option's spelling and the reason, if one of these parameters is given."""
+    """Raise click's error, with the option's spelling and the reason, if any of these parameters is given."""
     context = click.get_current_context()
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):
             raise click.UsageError(f"{param.opts[0]} {why}")
 
 
-# Options of one meaning
+# Shared options
 
 
 TRUST = repeatable("Use the code and files that this run.json, found starts, registration or --config file names.",
                    "FILE", spelling="--trust", type=FILE)  # fmt: skip
 
-out_option = partial(option, type=FILE)  # declares `--out`, where a command writes
+out_option = partial(option, type=FILE)  # declares `--out`, the output path
 
 
 sweep_option = partial(repeatable, metavar="NAME=GRID", spelling="--sweep")  # declares `--sweep`, thresholds to move
 policy_arguments_option = partial(repeatable, metavar="KEY=VALUE", spelling="--policy-arg")
-"""Declares `--policy-arg`, arguments of one policy."""
+"""Declares `--policy-arg`, the arguments of one policy."""
 
 
 def format_option(*forms: str, help: str = "How to print.") -> Any:
-    """Declare `--format`: text, json, and more forms."""
+    """Declare `--format`: text, json and the given forms."""
     return option(help, spelling="--format", type=click.Choice(["text", "json", *forms]), default="text")
 
 
@@ -247,12 +243,12 @@ PAPER_FORMAT = format_option(
 
 
 class SourceType(click.Path):
-    """A run folder or an archive, with a name for its policy where `NAME=` stands before it."""
+    """A run folder or an archive, optionally prefixed with a policy name as `NAME=`."""
 
     name = "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, as a `NamedSource` where `NAME=` stands before it; a path stays as it is."""
+        """Return the path, as a `NamedSource` if it has a `NAME=` prefix."""
         return value if isinstance(value, Path) else NamedSource.parse(value)
 
 
@@ -277,9 +273,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def parse_settings(option: str, texts: Sequence[str], kind: type[S], **fixed: object) -> S:
-    """Return the struct of the texts NAME=VALUE of an option; raise click's error for a name or value it cannot have.
+    """Return the struct given by an option's NAME=VALUE texts; raise click's error for an invalid name or value.
 
-    Fields that are `fixed` have this value, and are none of the names.
+    Fields in `fixed` have these values and cannot be given by name.
     """
     given = dict(text.partition("=")[::2] for text in texts)
     names = [name for name in kind.__struct_fields__ if name not in fixed]
@@ -298,9 +294,9 @@ def require_sources(sources: Sequence[Path]) -> None:
 
 
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
-    """Return where to write: `out`, else the path `names` within the one run folder that is the only source.
+    """Return the output path: `out`, else `names` joined to the run folder that is the only source.
 
-    Raises what `open_source` raises of a source that cannot be read, else click's error if it cannot be left out.
+    Raises the errors of `open_source`, or click's error if `out` cannot be left out.
     """
     if out is not None:
         return out
@@ -314,7 +310,7 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
 
 
 def list_given_words(context: click.Context, names: Collection[str]) -> list[str]:
-    """Return the words that repeat those of these parameters that are given."""
+    """Return the command-line words that repeat the given ones among these parameters."""
     words: list[str] = []
     for param in context.command.params:
         if param.name in names and is_given(context, str(param.name)):
@@ -325,22 +321,22 @@ def list_given_words(context: click.Context, names: Collection[str]) -> list[str
 
 
 def quote_paths(*paths: object) -> str:
-    """Return paths, or other words, as a shell takes them."""
+    """Return paths or other words, quoted for a shell."""
     return shlex.join(map(str, paths))
 
 
 def format_trust(request: Request, file: Path) -> str:
-    """Return the option that a printed command on a request's file needs; "" if it needs none."""
+    """Return the --trust option that a command on this request's file needs, or ""."""
     return f" --trust {quote_paths(file)}" if request.list_calls() else ""
 
 
 def print_json(document: object) -> None:
-    """Print a document, with msgspec's structs as objects; NaN and infinity, which JSON lacks, are errors."""
+    """Print a document as JSON, with msgspec structs as objects; NaN and infinity raise an error."""
     click.echo(json.dumps(msgspec.to_builtins(document), indent=2, allow_nan=False))
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of texts below their heads, in columns as wide as their widest text."""
+    """Print rows of text below their headings, in columns as wide as their widest text."""
     lines = [[escape_controls(text) for text in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

@@ -1,4 +1,4 @@
-"""Progress on stderr: a status line, and a run's bar, or a line an episode if stderr is not a terminal."""
+"""Progress on stderr: a status line, and a run's bar, or a line per episode if stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from safevla_bench.rollout.episode import EpisodeOutcome, Observer
     from safevla_bench.rollout.plan import PlannedEpisode
 
-# So narrow that count, remaining time and rates fit beside it into 80 columns.
+# Narrow enough for the count, remaining time and rates to fit next to it in 80 columns.
 _BAR_WIDTH = 12
 
 
 @contextmanager
 def show_status(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a status line on stderr for the length of the block, and yield a function that replaces its text.
+    """Show a status line on stderr during the block, and yield a function that replaces its text.
 
     Nothing is shown if stderr is not a terminal.
     """
@@ -42,7 +42,7 @@ def show_status(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
-    """Yield a callback for (episodes done, what is drawn) that moves a bar on stderr.
+    """Yield a callback for (episodes done, current item) that moves a bar on stderr.
 
     Nothing is shown if stderr is not a terminal.
     """
@@ -58,7 +58,7 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
 
 @contextmanager
 def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
-    """Yield an observer that draws a bar on stderr, or one that prints a line an episode if stderr is not a terminal.
+    """Yield an observer that draws a bar on stderr, or prints a line per episode if stderr is not a terminal.
 
     The scorer judges the finished episodes.
     """
@@ -72,7 +72,9 @@ def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return a progress bar that vanishes at its end: count, bar, remaining time, then as much of the text as fits."""
+    """Return a progress bar that disappears when finished. It shows count, bar, remaining time, then as much text as
+    fits.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
@@ -89,7 +91,9 @@ def make_progress(console: Console) -> Progress:
 
 
 class EpisodeLines:
-    """Observer of a run that prints a line for each finished episode: outcome, verdict, seconds, and what it broke."""
+    """Observer of a run that prints a line per finished episode: outcome, verdict, seconds and violated
+    specifications.
+    """
 
     def __init__(self, scorer: OutcomeScorer) -> None:
         self.scorer = scorer
@@ -102,10 +106,10 @@ class EpisodeLines:
         click.echo(f"{count_noun(self.total, noun)} to run", err=True)
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Print nothing: a log is to be read."""
+        """Print nothing: a log needs no step counter."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode and print its line on stderr; `no verdict` where it crashed or cannot be judged."""
+        """Judge the episode and print its line on stderr; `no verdict` if it crashed or cannot be judged."""
         self.count += 1
         scores = self.scorer.score(outcome)
         row = None if scores is None else scores.episode(0)
@@ -132,7 +136,7 @@ class RunProgressBar:
         self.progress.reset(self.task, total=len(episodes))
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Show the episode and its step, at every twentieth step."""
+        """Show the episode and its step number, every twentieth step."""
         if steps % 20 == 0:
             self._describe(f"{planned.episode_id} step {steps}")
 

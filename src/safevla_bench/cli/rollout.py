@@ -1,4 +1,4 @@
-"""`safevla eval` and `search`: run policies, and look for starts from which one succeeds unsafely."""
+"""`safevla eval` and `search`: run policies, and search for starts from which one succeeds unsafely."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def eval_command(
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
-    The run folder holds the records, so that another library or threshold needs no new rollout: see `safevla score`.
-    Recording changes nothing that the policy or the simulator sees. What is finished is kept whatever happens, and
-    --resume goes on from there.
+    The run folder keeps the records, so judging by another library or threshold needs no new rollout: see `safevla
+    score`. Recording changes nothing that the policy or the simulator sees. Finished episodes are always kept; --resume
+    continues a run.
     """
     if freeze is not None and not run_command.dry_run:
         raise click.UsageError("--freeze registers what is not yet run: pass --dry-run with it.")
@@ -176,7 +176,7 @@ def _print_plan(run_command: RunCommand) -> None:
 
 @contextmanager
 def _report_interruption(run_command: RunCommand) -> Iterator[None]:
-    """Print how many episodes are kept and the command that continues, if Ctrl-C or a lost server ends the block."""
+    """If Ctrl-C or a lost server ends the block, print how many episodes are kept and the command that continues."""
     try:
         yield
     except (KeyboardInterrupt, ServerLostError, ServerRefusedError) as error:
@@ -201,7 +201,7 @@ def _report_servers(run_command: RunCommand) -> None:
 
 
 def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
-    """Print the first three different reasons of failed episodes on stderr, and return the number of episodes."""
+    """Print the first three distinct reasons of failed episodes on stderr, and return the number of episodes."""
     episodes: dict[str, list[folder.EpisodeRow]] = {}
     for row in rows:
         reason = (row.reason or "").strip()
@@ -251,11 +251,11 @@ def search_command(
     policy_seeds: int = option("Seeds of the policy to search, from its own on.", "N", type=POSITIVE, default=1),
     judging: Mapping[str, Any] = group(rules.JUDGE_OPTIONS),
 ) -> None:
-    """Search a task's starts for unsafe successes: rollouts that succeed and break a limit.
+    """Search a task's starts for unsafe successes: rollouts that succeed and violate a limit.
 
-    A start places the task's objects within its own regions. What is found is a suite of starts, DIR/found/NAME.json,
-    on which `safevla eval --suite found:FILE` runs any policy. Its rates are none of the benchmark's. Only independent
-    draws, --method random, bound a rate.
+    A start places the task's objects within their own regions. The starts that are found form a suite,
+    DIR/found/NAME.json, on which `safevla eval --suite found:FILE` runs any policy. Its rates are not rates of the
+    benchmark. Only independent draws, --method random, bound a rate.
     """
     if out is None:
         raise click.UsageError("Missing option '--out'.")

@@ -1,4 +1,4 @@
-"""The options of judging, and the rules that they make."""
+"""The options of judging, and the rules that they select."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "intervals": get_args(IntervalMethod),
     "invalid": ("skip",),
 }
-# What --set takes beside thresholds.
+# What --set takes besides thresholds.
 _CAPABILITIES = "capabilities"
 library_option = partial(option, metavar="NAME|FILE", shell_complete=completion.LIBRARIES)
 rules_option = partial(repeatable, metavar="FILE|as-judged", spelling="--rules", type=options.FILE)
@@ -61,20 +61,22 @@ JUDGE_OPTIONS = {
 
 @dataclass(frozen=True)
 class JudgedSources:
-    """Run folders and archives, and how they are to be judged."""
+    """Run folders and archives, with the rules to judge them by."""
 
     paths: tuple[Path, ...]
     ruleset: Ruleset
     skip_invalid: bool
-    judging_words: tuple[str, ...] = ()  # the options of judging that are given, as a command line repeats them
+    judging_words: tuple[str, ...] = ()  # the judging options given, as command-line words
 
     def format_command(self, name: str, *words: str) -> str:
-        """Return the command `name` of the same sources, judged in the same way, as a shell takes it."""
+        """Return a shell command `name` for the same sources, judged in the same way."""
         paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self) -> Judged:
-        """Judge them as `judgement.judge` does, and say on stderr which were judged otherwise by their makers."""
+        """Judge the sources as `judgement.judge` does, and note on stderr which of them their makers judged
+        differently.
+        """
         with show_status("judging"):
             judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
         for line in judged.makers:
@@ -85,8 +87,9 @@ class JudgedSources:
 def judged_sources(argument: Any = options.SOURCES) -> Any:
     """Declare the argument `sources` and the options of judging; the command takes both as `JudgedSources`.
 
-    Where no option is given (--set intervals= aside), the rules are the default ones; with --rules as-judged those by
-    which the sources were judged last, or are registered to be. A note on stderr names these. Tags of hosts are added.
+    Without judging options (except --set intervals=) the default rules apply. --rules as-judged takes the rules by
+    which the sources were last judged or are registered to be judged; a note on stderr names them. The hosts' tags are
+    added.
     """
     return options.group({"sources": argument, **JUDGE_OPTIONS}, _read_sources)
 
@@ -101,7 +104,7 @@ def _read_sources(context: click.Context, values: Mapping[str, Any]) -> JudgedSo
 def read_new_rules(
     values: Mapping[str, Any], host: str, out: Sequence[Path] = (), registration: Registration | None = None
 ) -> Ruleset:
-    """Return the rules for episodes that a host is to record, where no option is given those of a registration."""
+    """Return the rules for episodes that a host will record; without judging options, those of the registration."""
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
         raise click.UsageError("--set invalid=skip is for episodes that are there.")
@@ -122,8 +125,8 @@ def _read_rules(
 
 
 def _hide_pandas() -> None:
-    """Have pyarrow take pandas for missing: it would import it for its first array, which takes half a second. Anybody
-    may still import pandas, and pyarrow does where it makes a data frame.
+    """Make pyarrow believe that pandas is missing: its first array would import pandas, which takes half a second.
+    Other code can still import pandas, and pyarrow does so when it makes a data frame.
     """
     finder: Any = SimpleNamespace(find_spec=_refuse_pandas)
     sys.meta_path.insert(0, finder)
@@ -139,15 +142,15 @@ def _refuse_pandas(name: str, *where: object) -> None:
 
 
 def is_as_judged(files: Sequence[Path]) -> bool:
-    """Return whether --rules asks for the rules that the run folders themselves hold."""
+    """Return whether --rules asks for the rules stored in the run folders."""
     return Path(AS_JUDGED) in files
 
 
 def sort_rules(files: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the files of --rules that hold specifications, and those that hold tasks.
+    """Split the files of --rules into those with specifications and those with tasks.
 
-    The tables of a file, or the first row of a JSON file, tell; a file that cannot be read counts as one of
-    specifications, whose reader says why.
+    This depends on a file's tables, or on the first row of a JSON file. An unreadable file counts as specifications,
+    whose reader reports the error.
     """
     named = [path for path in files if path != Path(AS_JUDGED)]
     of_tasks = tuple(filter(_holds_tasks, named))
@@ -167,7 +170,7 @@ def _holds_tasks(path: Path) -> bool:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the keywords of `load_ruleset` for the texts of --set; raise `RunError` for a value that is none of its.
+    """Return the keyword arguments of `load_ruleset` for the texts of --set; raise `RunError` for an invalid value.
 
     A NAME that is not a setting is a specification, whose threshold changes.
     """
@@ -187,16 +190,16 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def load_rules(library: str, files: Sequence[Path], settings: Mapping[str, Any]) -> Ruleset:
-    """Return the rules of a library, the files of --rules and further keywords of `load_ruleset`."""
+    """Return the rules from a library, the files of --rules and further keyword arguments of `load_ruleset`."""
     specs, registry = sort_rules(files)
     return load_ruleset(library, spec_files=specs, registry_files=registry, **settings)
 
 
 def given_judge_options() -> list[str]:
-    """Return the options of judging that the command line or the --config file gives, by name without dashes.
+    """Return the names, without dashes, of the judging options given on the command line or in the --config file.
 
-    --rules as-judged, --set intervals= and --set invalid=, which name no rules, are never among them. Needs click's
-    current context.
+    --rules as-judged, --set intervals= and --set invalid= choose no rules and are left out. Needs click's current
+    context.
     """
     context = click.get_current_context()
     named = {
@@ -216,10 +219,7 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
 
 
 def print_missing(judged: Judged) -> None:
-    """Print which parts of the sources are not among the judged episodes, and what registrations say of the runs.
-
-    Nothing where all was judged and nothing is registered.
-    """
+    """Print which parts of the sources were not judged, and how runs depart from their registrations; else nothing."""
     if judged.interrupted_run_count:
         click.echo(INTERRUPTED)
     if was_stopped_early(judged):
@@ -232,7 +232,7 @@ def print_missing(judged: Judged) -> None:
 
 @options.command("help")
 def help_command(context: click.Context, topic: str = options.argument("[TOPIC]", default=_TOPIC)) -> None:
-    """Say what the options mean by which every command judges. All options of a command: safevla COMMAND --help-all."""
+    """Explain the options that all judging commands share. For all options of a command: safevla COMMAND --help-all."""
     if topic.lower() != _TOPIC:
         raise click.UsageError(f"there is no topic {topic!r}: {_TOPIC} is one; or: safevla {topic} --help-all")
     formatter = context.make_formatter()

@@ -1,4 +1,4 @@
-"""The options of running a policy, on the command line or in the file of --config, and the request that they make."""
+"""The options for running a policy, from the command line or the --config file, and the request that they make."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _name_policy(text: str) -> RequestedPolicy:
 
 
 def _parse_indices(text: str) -> tuple[int, ...] | None:
-    """Return the task indices of `0,3` or `0-4` or both, each once, in the order given; None for `all`."""
+    """Return the task indices in `0,3` or `0-4` or a mix, without duplicates, in the order given; None for `all`."""
     if text == "all":
         return None
     indices: list[int] = []
@@ -119,12 +119,12 @@ class _ActorShares(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RunCommand:
-    """A parsed command line. `resume_command` is the command that continues the run."""
+    """A parsed command line. `resume_command` is the shell command that continues the run."""
 
     request: Request
     ruleset: Ruleset
-    out: Path  # absolute: a policy may change this process's folder
-    shown: Path  # the run folder as the user wrote it
+    out: Path  # absolute, because a policy may change the working directory
+    shown: Path  # the run folder as the user typed it
     execution: ExecutionOptions
     record_only: bool
     dry_run: bool
@@ -150,7 +150,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         request = _new_request(context, what, how)
         makers = (policy.maker.partition("replay:") for policy in request.roster)
         replays = [Path(path) for start, kind, path in makers if kind and not start]
-        file = what.get("found") or next(iter(replays), None)  # a recording names suites and the host's arguments
+        file = what.get("found") or next(iter(replays), None)  # a recording names suites and host arguments
     request = replace(request, named_by=_find_naming_file(context, what, file, request))
     shares = msgspec.structs.asdict(options.parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
@@ -167,8 +167,8 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
     )
 
 
-# The file of --config: every option is a key of the same name, and a list where it can be repeated. The options of
-# judging are in the table `[judge]`. The command line takes precedence over the file.
+# The --config file has a key for every option, with a list as its value if the option can be repeated. The judging
+# options are in its table `[judge]`. The command line takes precedence over the file.
 
 
 JUDGE = "judge"
@@ -182,7 +182,7 @@ def option_key(option: click.Parameter) -> str:
 
 
 def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option]]:
-    """Return key -> option of the keys that a command's file may hold, at the top and in the table `[judge]`."""
+    """Return key -> option for the keys that a command's file may contain, at the top level and in `[judge]`."""
     known = {
         option_key(option): option
         for option in command.params
@@ -193,9 +193,10 @@ def config_keys(command: click.Command) -> tuple[dict[str, click.Option], dict[s
 
 
 def read_config(path: Path, context: click.Context) -> dict[str, object]:
-    """Return the values of a TOML file by the command's parameter names, those of `[judge]` among them.
+    """Return the values of a TOML file, including those in `[judge]`, by the command's parameter names.
 
-    A relative path is one from the file's folder. Raises `RunError` if the file cannot be read or has an unknown key.
+    Relative paths are resolved from the file's folder. Raises `RunError` if the file cannot be read or has an unknown
+    key.
     """
     try:
         document = decode_input(path, lambda content: parse_toml(content.decode("utf-8")))
@@ -237,7 +238,7 @@ def _load_config(context: click.Context, option: click.Parameter, path: Path | N
 
 CONFIG_OPTION = option("Take options from a TOML file: max-steps = 50, and [judge] for those of judging.", "FILE",
                        type=options.FILE, is_eager=True, expose_value=False, callback=_load_config)  # fmt: skip
-"""`--config FILE`, whose values become the defaults of the command's other options; a bad file is a `RunError`."""
+"""`--config FILE` sets the defaults of the command's other options; an invalid file raises `RunError`."""
 
 
 # The request
@@ -256,14 +257,14 @@ def _requested_cluster(engine: str, **shares: Any) -> RayCluster | None:
 
 
 def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
-    """Return the request of the plan's options that a command has, named on the command line."""
+    """Return the request made by the command's plan options that are given."""
     return _new_request(context, {"episodes": 1, "protocol": None, **what}, {"resume": False})
 
 
 def _find_naming_file(
     context: click.Context, what: Mapping[str, Any], recorded: Path | None, request: Request
 ) -> Path | None:
-    """Return the file that chooses code or files which the command line does not name; None without any."""
+    """Return the file that selects code or files not named on the command line, or None."""
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
     if calls <= _list_calls(context, what, [ParameterSource.COMMANDLINE]):
         return None
@@ -387,9 +388,9 @@ def _assign_to_policies(texts: Sequence[str], policies: Sequence[str]) -> dict[s
 
 
 def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return policy -> its --policy-arg values by key; those that name it replace those for every policy.
+    """Return policy -> key -> value from --policy-arg; arguments that name a policy override those for all policies.
 
-    Raises `RunError` for a text that is no argument, or is for another policy.
+    Raises `RunError` for a malformed argument or a policy that is not in the run.
     """
     everyone: dict[str, str] = {}
     single: dict[str, dict[str, str]] = {policy: {} for policy in policies}

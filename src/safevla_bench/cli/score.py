@@ -47,15 +47,15 @@ def score_command(
 ) -> None:
     """Judge archives, run folders or logs; write scores.json, scores.parquet and report.html.
 
-    A changed threshold, tag or specification needs no new rollout: score again. A judgement by other rules (--library,
-    --rules, --set) of a run folder that is judged already goes into RUN/experiments/NAME, unless --out is given.
-    Nothing is written where any episode is bad, unless --set invalid=skip is given.
+    A changed threshold, tag or specification needs no new rollout: score again. If a run folder is already judged, a
+    judgement by other rules (--library, --rules, --set) goes into RUN/experiments/NAME, unless --out is given. If any
+    episode is invalid, nothing is written unless --set invalid=skip is given.
 
-    Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that says which feature or
-    topic is what: docs/howto/real-robots.md.
+    Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that maps their features or
+    topics to channels: see docs/real-robots.md.
 
-    Results of other tools that hold successes alone (LeRobot's eval_info.json, a recording of vla-evaluation-harness
-    or its output folder) are printed as SR with intervals. Safety, SBU and VSI are unknown there, never zero.
+    Results of other tools that record only successes (LeRobot's eval_info.json, a recording of vla-evaluation-harness
+    or its output folder) are printed as SR with intervals. Their Safety, SBU and VSI are unknown, never zero.
     """
     results = [foreign.find_results(path) for path in sources.paths]
     if results and all(results):
@@ -66,7 +66,7 @@ def score_command(
         return
     if out is None:
         for log in filter(None, map(find_log, sources.paths)):
-            log.require_mapping()  # one that fits is printed, which needs no output
+            log.require_mapping()  # without an output folder, the mapping that fits is printed
     folder, kept = options.choose_output(out, sources.paths), ""
     if out is None and (folder / SCORES).exists() and rules.given_judge_options():
         folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))
@@ -89,7 +89,7 @@ def _name_rules(ruleset: Ruleset) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9]}-{digest}"
 
 
-# Characters of the name of an experiment's folder.
+# Characters allowed in the name of an experiment's folder.
 _LONGEST_NAME = 80
 
 
@@ -103,7 +103,7 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 
-# Added or changed specifications that are printed, a line each.
+# Number of added or changed specifications to print, one per line.
 _MOST_CHANGED = 8
 
 
@@ -135,9 +135,8 @@ def _cells_table(judged: Judged) -> Table:
 
 
 def print_warnings(judged: Judged) -> None:
-    """Print warnings, if any, on known differences of physics versions, unknown poses, and limits that `noop` breaks.
-
-    All goes to stdout.
+    """Print warnings on stdout, if any: known physics differences between versions, unknown poses, limits that `noop`
+    breaks.
     """
     baseline = notices.baseline_warnings(measure_baseline(judged.scores))
     for line in [*provenance_marks.warn_of_records(judged.scores), *baseline]:
@@ -151,10 +150,10 @@ def print_warnings(judged: Judged) -> None:
 def demo_command(
     out: Path = options.out_option("Where to write; made where it is missing.", "DIR", default=Path("safevla-demo")),
 ) -> None:
-    """Judge recorded rollouts that come with the package and write a report; needs no simulator.
+    """Judge recorded rollouts that ship with the package and write a report; needs no simulator.
 
-    Two built-in scripted policies, a careful and a hasty one, were rolled out on real LIBERO tasks. Their records are
-    copied into DIR, so that every command that reads an archive can be tried on them.
+    Two built-in scripted policies, one careful and one hasty, were rolled out on real LIBERO tasks. Their records are
+    copied into DIR, so that you can try every command that reads an archive.
     """
     path = demo.unpack_archive(out)
     judged = judge([path], load_ruleset())
@@ -181,9 +180,9 @@ def validate_command(
 ) -> None:
     """Check archives, run folders or logs against the trajectory contract.
 
-    Of a log each channel is shown: its source, time base, rate and extremes, with warnings of the impossible.
-    Every bad episode is listed with file, line, episode, step, field and remedy; then the exit code is 2.
-    --schema needs no SOURCE; it says fields, types and units.
+    For a log, each channel is shown with its source, time base, rate and extremes, and with warnings about impossible
+    values. Every invalid episode is listed with file, line, episode, step, field and remedy; the exit code is then 2.
+    --schema needs no SOURCE and lists fields, types and units.
     """
     if wants_schema:
         if sources:
@@ -221,7 +220,7 @@ def convert_command(
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 
     The suffix of DESTINATION names the form: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, or .json and .npz for a single
-    episode. Nothing is overwritten, and an archive of any size is converted in the memory of a few episodes.
+    episode. Existing files are not overwritten. An archive of any size needs the memory of only a few episodes.
     """
     target = Path(destination)
     if target.exists() or target.is_symlink():
@@ -251,8 +250,8 @@ def merge_command(
 ) -> None:
     """Join run folders made with --shard into one.
 
-    It holds the same bytes as if the whole plan had been run at once, so the shards must be of one plan, all of them,
-    each once and complete; what is wrong is named. The order in which they are given does not matter.
+    The result has the same bytes as a single run of the whole plan, so the shards must belong to one plan and all be
+    complete, each given once; errors say what is wrong. Their order does not matter.
     """
     rows = writer.merge_shards(shards, out)
     crashed = sum(row.outcome == "crashed" for row in rows)

@@ -1,4 +1,4 @@
-"""`safevla tables`, `export` and `board`: results for papers, for programs and for others."""
+"""`safevla tables`, `export` and `board`: results for papers, for other programs and for a website."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Style(msgspec.Struct, frozen=True):
 
 _SUFFIX = {"text": "txt"}
 _TABLE_FORMS = click.Choice(get_args(render.TableFormat))
-# The tables that are printed if none is asked for.
+# The tables to print if none is requested.
 _DEFAULT = ("main", "violations")
 
 
@@ -64,9 +64,9 @@ def tables_command(
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
-    Without --which these are main and violations, without notes; `--which all` takes all that the sources allow.
-    A number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) takes that benchmark alone; a name
-    takes all. `--which active` needs no source.
+    Without --which, these are main and violations, without notes; `--which all` selects all that the sources allow. A
+    number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) selects that benchmark alone; a name
+    selects all benchmarks. `--which active` needs no source.
     """
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
@@ -178,7 +178,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]
 @dataclass(frozen=True)
 class _ExportForm:
     file: str
-    # Return the file, or the folder's files by name.
+    # Return the content of the file, or file name -> content for a folder.
     encode: Callable[[Judged, _ExportChoice], str | bytes | Mapping[str, str | bytes]]
     option: Literal["episode", "meta", "cameras"] | None = None
 
@@ -220,21 +220,21 @@ def export_command(
     cameras: str | None = option("lerobot: pictures of these, such as agentview,robot0_eye_in_hand.", "LIST"),
     image_size: int = option("lerobot: pixels of a side.", type=click.IntRange(16, 1024), default=128),
 ) -> None:
-    """Judge archives or run folders and write the results for others.
+    """Judge archives or run folders and write the results for other programs.
 
     \b
-    safevla-csv  one row a policy and suite, in the columns and with the ids of the CSV that the authors publish
+    safevla-csv  one row per policy and suite, with the columns and ids of the authors' published CSV
     submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
     rerun        one episode for the viewer Rerun (.rrd): poses, contacts, signals, limits, violations
     mcap         the same for Foxglove
-    hub          the block of a model card with model-index, as the model hub reads
-    robocasa     JSON for RoboCasa's leaderboard; what is not known is N/A
-    lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
-                 the simulator that recorded the run, also pictures
+    hub          a model-index block for a model card, as the model hub reads it
+    robocasa     JSON for RoboCasa's leaderboard; unknown values are N/A
+    lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; --cameras adds
+                 images, rendered in the simulator that recorded the run
     lerobot-results, vla-eval-results
-                 JSON as lerobot-eval and vla-evaluation-harness write it, with safe, sbu and vsi beside success
+                 JSON in the format of lerobot-eval or vla-evaluation-harness, with safe, sbu and vsi added to success
 
-    An ablation (--set applicability=off) is not exported.
+    An ablation (--set applicability=off) cannot be exported.
     """  # noqa: D301  (click wants the character itself)
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
@@ -261,14 +261,14 @@ def board_command(
     reports: bool = option("Add a full report of each policy.", spelling="--reports/--no-reports", default=True),
     audit: AuditPlan | None = options.AUDIT,
 ) -> None:
-    """Write a static site: policies ranked by Safety, the rank by SR beside it, a report of each.
+    """Write a static site that ranks policies by Safety, with their rank by SR and a report of each.
 
-    Run folders and archives are judged anew, all alike. Policies that ran the same tasks stand in one table. The
-    paper's entries and the authors' leaderboard stand apart; without a RUN they are all that there is. The site fetches
-    nothing and runs no script; written again, it replaces the board in DIR.
+    All run folders and archives are judged again by the same rules. Policies that ran the same tasks share a table. The
+    paper's entries and the authors' leaderboard have separate tables, which are all that the site holds without a RUN.
+    The site fetches nothing and runs no script. A new site replaces the board in DIR.
 
-    With --audit, K recorded episodes of each policy of each run are played again in the simulator; its row says what
-    that shows. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
+    --audit plays K recorded episodes of each policy of each run again in the simulator, and adds the result to the
+    policy's row. Exit code 1 if a replay differs from its record, 2 if a policy could not be audited.
     """
     from safevla_bench.publishing.board import INDEX, check_folder, write_folder
 
