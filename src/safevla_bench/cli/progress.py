@@ -72,9 +72,7 @@ def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
 
 
 def make_progress(console: Console) -> Progress:
-    """Return a progress bar that disappears when finished. It shows count, bar, remaining time, then as much text as
-    fits.
-    """
+    """Return a progress bar that disappears when finished: count, bar, remaining time, then as much text as fits."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
@@ -91,9 +89,7 @@ def make_progress(console: Console) -> Progress:
 
 
 class EpisodeLines:
-    """Observer of a run that prints a line per finished episode: outcome, verdict, seconds and violated
-    specifications.
-    """
+    """Observer that prints a line per finished episode: outcome, verdict, seconds and violated specifications."""
 
     def __init__(self, scorer: OutcomeScorer) -> None:
         self.scorer = scorer

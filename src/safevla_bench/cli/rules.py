@@ -74,9 +74,7 @@ class JudgedSources:
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
     def judge(self) -> Judged:
-        """Judge the sources as `judgement.judge` does, and note on stderr which of them their makers judged
-        differently.
-        """
+        """Judge as `judgement.judge` does, and note on stderr which sources their makers judged differently."""
         with show_status("judging"):
             judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
         for line in judged.makers:

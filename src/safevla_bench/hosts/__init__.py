@@ -1,7 +1,7 @@
-"""Hosts: simulators with a recorder attached, found by the entry points of the group ``safevla_bench.hosts``.
+"""Hosts: simulators with a recorder attached, found by entry points of the group ``safevla_bench.hosts``.
 
-An entry point names a factory that returns a `Host`: its keyword parameters are all text and none required. One of the
-same name in ``safevla_bench.registries`` names the file with the tags of its tasks.
+An entry point names a factory that returns a `Host`; its keyword parameters are text and optional. An entry point of
+the same name in ``safevla_bench.registries`` names the file with the tags of the host's tasks.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from safevla_recorder.recorder import EpisodeLog
 
 GROUP = "safevla_bench.hosts"
 REGISTRIES = "safevla_bench.registries"
-"""Group of the entry points that name a host's file of tags: `module:attribute`, a path."""
+"""Group of the entry points that name a host's file of tags as `module:attribute`; the attribute is a path."""
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
 _REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
 
 
 def host_names() -> tuple[str, ...]:
-    """Return the names of the hosts that are installed here, sorted."""
+    """Return the names of the installed hosts, sorted."""
     return _HOSTS.names()
 
 
 def host_owner(name: str) -> str:
-    """Return the name of the distribution that offers a host; `nobody` if none does."""
+    """Return the distribution that provides a host, or `nobody`."""
     return _HOSTS.owner(name)
 
 
 def describe_call(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call of a host that a file must not choose, a plug-in's with arguments; None if the host is ours or
-    has none.
+    """Return the host call that a file must not choose (a plug-in's with arguments), or None for a built-in host or a
+    call without arguments.
     """
     return None if not arguments or _HOSTS.is_own(name) else format_call(f"host {name}", arguments)
 
 
 def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_by: Path | None = None) -> Host:
-    """Make the host of that name; `named_by` is the file that names it, None = the user did.
+    """Make a host by name; `named_by` is the file that names it, None if the user did.
 
-    Raises `RunError` if a file gives a plug-in arguments, `HostError`, with those there are, for an unknown host or
-    argument, and `PluginError`, with the distribution, if the host cannot be loaded.
+    Raises `RunError` if a file gives arguments to a plug-in, `HostError`, which lists what exists, for an unknown host
+    or argument, and `PluginError`, which names the distribution, if the host cannot be loaded.
     """
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     made: Host = _HOSTS.make(name, arguments)
@@ -67,25 +67,25 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return the task files that the text of a suite stands for, which a file must not choose; None if it is a name."""
+    """Return the task files that a suite text refers to, which a file must not choose; None if it is a suite's name."""
     is_path = "/" in suite or suite.endswith(".bddl")
-    if not is_path and Path(suite).exists():  # LIBERO takes an existing folder for a path, unless it is a suite's name
+    if not is_path and Path(suite).exists():  # LIBERO treats an existing folder as a path, unless a suite has that name
         is_path = not (_HOSTS.is_own(host) and spell_suite(suite) in map(spell_suite, make_host(host).suites()))
     return f"the task files at {suite}" if is_path else None
 
 
 def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...]:
-    """Return a suite's tasks; `named_by` is the file that names it, None = the user did.
+    """Return a suite's tasks; `named_by` is the file that names it, None if the user did.
 
-    Raises `RunError` if a file that is not trusted names task files, and what `Host.tasks` raises.
+    Raises `RunError` if an untrusted file names task files, and the errors of `Host.tasks`.
     """
     require_trust(named_by, [files] if (files := describe_suite(host.name, suite)) else [])
     return host.tasks(suite)
 
 
 def registry_files(name: str) -> tuple[Path, ...]:
-    """Return the files with the tags of a host's tasks; raises `PluginError`, with the distribution, for what is no
-    file.
+    """Return the files with the tags of a host's tasks; raise `PluginError`, which names the distribution, if one is
+    not a file.
     """
     values = tuple(_REGISTRIES.load(name))
     for value in values:
@@ -97,13 +97,13 @@ def registry_files(name: str) -> tuple[Path, ...]:
 
 
 def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_OPTIONAL) -> None:
-    """Raise `HostError` unless an episode of the task can start by this seed in a host with this declaration.
+    """Raise `HostError` unless a host with this support can start an episode of the task by this seed.
 
-    Preparation calls it for each planned episode, and a host's `reset` for the seed that it is given.
+    Called in preparation for each planned episode, and by a host's `reset` for its seed.
 
-    The environment's seed and the index are 0 or more. The index is below `Task.init_states`, if there is such a number
-    and the start is neither drawn nor a recorded state. A `wait_action` is as long as `Task.still` and finite. There is
-    a recorded state, a placement, a draw in place of an initial state or a change of physics only if `supports` has it.
+    The environment's seed and the index must be >= 0. The index must be below `Task.init_states`, if that is set and
+    the start is neither drawn nor a recorded state. `wait_action` must be finite and as long as `Task.still`. A
+    recorded state, placements, draws in place of an initial state and changes of physics must be listed in `supports`.
     """
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
@@ -142,8 +142,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
 
 
 def drawn_reset_seed(seed: EpisodeSeed) -> int:
-    """Return the 32-bit seed of a reset that places everything itself, made of `env_seed` and the index: that of
-    episodes that are `drawn`, and of tasks without initial states.
+    """Return the 32-bit seed, made of `env_seed` and the index, of a reset that places all objects itself: for `drawn`
+    episodes and for tasks without initial states.
     """
     return int(np.random.SeedSequence([seed.env_seed, seed.init_state_index]).generate_state(1)[0])
 
@@ -158,9 +158,9 @@ def episode_header(
     versions: Mapping[str, str],
     **further: object,
 ) -> dict[str, object]:
-    """Return the header of a host's episode, as `build_recording` takes it; `dt` in seconds. `further` are other
-    fields of `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. It names no index if the episode
-    starts from a recorded state.
+    """Return the header of a host's episode for `build_recording`; `dt` in seconds. `further` are other fields of
+    `safevla_bench.trajectory.Header`, such as `joint_torque_limit_nm`. An episode that starts from a recorded state has
+    no index.
     """
     is_recorded = seed.recorded is not None and seed.recorded.state is not None
     return attachment.episode_header(
@@ -179,15 +179,15 @@ Log = TypeVar("Log", bound=EpisodeLog)
 
 
 class RecordedEnv(HostEnv, Generic[Log]):
-    """What environments share whose episode a recorder holds: bounds of ±1, the records, and their header."""
+    """Base of environments that record their episodes: bounds of ±1, records and their header."""
 
     embodiment: str
     torque_limit_nm: tuple[float, ...] | None = None
-    """Of the arm's joints, base first, where they are not the embodiment's own."""
+    """Torque limits of the arm's joints, base first [N·m], if they differ from the embodiment's."""
     _identity = TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:
-        """Set bounds [A] of ±1; nothing is simulated."""
+        """Set bounds [A] of ±1, without simulating."""
         self.task, self._wants, self._versions = task, wants, versions
         self.action_low: Action = np.full(action_size, -1.0)
         self.action_high: Action = np.full(action_size, 1.0)
@@ -209,14 +209,14 @@ class RecordedEnv(HostEnv, Generic[Log]):
         return self.task.instruction
 
     def recorded(self) -> Batch:
-        """Return the episode so far as a validated batch of one; raises `HostError` before a reset."""
+        """Return the episode so far as a validated batch of one; raise `HostError` before a reset."""
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
         return from_recording(replace(recording, extra=extra))
 
     def latest(self) -> Batch:
-        """Return the newest record alone, without the host's own fields; raises `HostError` before a reset."""
+        """Return only the newest record, without fields specific to the host; raise `HostError` before a reset."""
         return from_recording(self._require_recorder().latest_record(self._build_header()))
 
     def _require_recorder(self) -> Log:
@@ -242,7 +242,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
 def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
     """Raise `HostError` if a policy wants a camera or reading, or gives poses, that the host does not support.
 
-    Preparation calls it for each policy, and a host's `make` for what it is given.
+    Called in preparation for each policy, and by a host's `make` for its arguments.
     """
     if wants.cameras and not supports.cameras:
         raise HostError(f"{host} renders nothing", remedy="Use a policy that needs no camera.")
@@ -255,7 +255,7 @@ def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: st
 
 
 def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> None:
-    """Raise `HostError`, with those there are, if `owner` has no suite, task, camera or the like of that name."""
+    """Raise `HostError`, which lists the known names, if `owner` has no suite, task or camera of that name."""
     known = tuple(known)
     if name not in known:
         remedy = f"{kind.capitalize()}{'' if kind.endswith('s') else 's'}: {', '.join(known)}."
@@ -263,7 +263,7 @@ def require_known(owner: str, kind: str, name: str, known: Iterable[str]) -> Non
 
 
 def read_versions(names: Iterable[str], simulator: str, remedy: str) -> dict[str, str]:
-    """Return the versions of installed distributions; raises `HostError` if one is missing. Imports none of them."""
+    """Return the versions of installed distributions without importing them; raise `HostError` if one is missing."""
     try:
         return {name: importlib.metadata.version(name) for name in names}
     except importlib.metadata.PackageNotFoundError as error:

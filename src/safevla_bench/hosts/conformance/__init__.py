@@ -1,4 +1,4 @@
-"""The rules that every host keeps, as a test class for its author to subclass; importing this needs pytest.
+"""The rules that every host must keep, as a test class for its author to subclass; importing this needs pytest.
 
     from safevla_bench.hosts.conformance import HostConformance
     from safevla_bench.hosts.conformance.base import Trial
@@ -10,8 +10,8 @@
         def bare(self, task, seed, actions): ...   # the simulator's states without our recorder
 
 Each method is one rule; its failure says in one sentence what the host does wrong. The rule that recording changes
-nothing and the rules about the gripper are skipped until their hooks are written. A gripper's hook set to None says
-that its rule cannot apply to this host, and takes it away. `docs/howto/adding-a-host.md` shows a whole host.
+nothing and the gripper rules are skipped until their hooks are implemented. Set a gripper's hook to None if its rule
+cannot apply to the host. `docs/adding-a-host.md` shows a whole host.
 """
 
 from __future__ import annotations
@@ -21,4 +21,4 @@ from safevla_bench.hosts.conformance.record_rules import ContactRules, PhysicsRu
 
 
 class HostConformance(TaskRules, RepeatRules, RecordRules, ContactRules, PhysicsRules, OptionalRules):
-    """Subclass as `TestMyHost` and fill in the attributes; override the methods that are no tests where they apply."""
+    """Subclass as `TestMyHost` and fill in the attributes; override the hooks that apply."""

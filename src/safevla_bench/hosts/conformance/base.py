@@ -1,4 +1,4 @@
-"""Base of the conformance rules: a host author's attributes and hooks, trial episodes, and how a rule fails."""
+"""Base of the conformance rules: attributes and hooks for a host's author, trial episodes, and how rules fail."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trial:
-    """A task to try, and facts that its author is sure of. `targets` are all bodies of the role target; None = the
-    record's `target_object` alone, or none where it has none. `roles` says which role some other bodies must have.
+    """A task to try, and facts that its author knows. `targets` are all bodies with the role target; None = only the
+    record's `target_object`, if any. `roles` gives the expected roles of other bodies.
     """
 
     suite: str
@@ -42,13 +42,13 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
-        """Return the task of that suite and index."""
+        """Return the task with this suite and index."""
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One recorded episode, the same again in its environment, which is still open, and in another one."""
+    """A recorded episode, repeated in the same environment, which is still open, and in another environment."""
 
     trial: Trial
     task: Task
@@ -64,8 +64,8 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class HookRun:
-    """The episode since a hook's last reset: what the hook returned, the record, the N actions, N + 1 observations, and
-    the coordinates of the state.
+    """The episode since a hook's last reset: the hook's result, the record, N actions, N + 1 observations, and the
+    coordinates of the state.
     """
 
     result: Any
@@ -78,8 +78,8 @@ class HookRun:
 def run_actions(
     env: HostEnv, seed: EpisodeSeed, actions: Floats, before: Callable[[Action], None] | None = None
 ) -> Batch:
-    """Reset, take the actions [N, A] whatever the success says, and return the record: a batch of one, N + 1 records.
-    `before` is called with each action before that action's step.
+    """Reset, take the actions [N, A] regardless of success, and return the record: a batch of one, N + 1 records.
+    `before` is called with each action before its step.
     """
     env.reset(seed)
     for action in actions:
@@ -91,7 +91,7 @@ def run_actions(
 
 def first_difference(first: object, second: object, name: str = "") -> str | None:
     """Return the dotted name of a field in which two records differ, such as `contacts.force_n`; None if all bits are
-    equal. Arrays are compared by dtype, shape and bytes, so that NaN equals the same NaN.
+    equal. Arrays are compared by dtype, shape and bytes, so that equal NaNs match.
     """
     leaves, others = dict(_leaves(first, name)), dict(_leaves(second, name))
     names = dict.fromkeys((*leaves, *others))
@@ -136,22 +136,22 @@ _RULES_OF_IMAGES = ("test_images_are_of_the_wanted_size", "test_images_are_uprig
 
 
 class HostRules:
-    """Attributes that a host's author fills in, and hooks where they apply."""
+    """Attributes for a host's author to fill in, and optional hooks."""
 
     factory: ClassVar[str]
     """The host's factory as in its entry point, `module:attribute`."""
     trials: ClassVar[Sequence[Trial]]
-    """The tasks to try; the first is also the one that the gripper's hooks are given."""
+    """The tasks to try; the gripper's hooks use the first."""
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
     other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)
-    """Observations that policies may want, besides none at all; add a camera to have its images checked."""
+    """Observations that policies may want, besides none; add a camera to check its images."""
     registries: ClassVar[Sequence[Path]] = ()
-    """Files that hold the tasks' tags, where these do not ship with the package."""
+    """Files with the tasks' tags, if they do not ship with the package."""
     capabilities: ClassVar[Sequence[str]] = ()
     workspace_m: ClassVar[float] = 100.0
     state_begins_with_time: ClassVar[bool] = True
-    """Whether the first number of `sim_state` is the simulated time, as MuJoCo's [time, qpos, qvel]."""
+    """Whether `sim_state` begins with the simulated time, as in MuJoCo's [time, qpos, qvel]."""
 
     def host(self) -> Host:
         """Return a new host, made by `factory` without arguments."""
@@ -159,26 +159,26 @@ class HostRules:
         return host
 
     def actions(self, env: HostEnv) -> Floats:
-        """Return `steps` actions to try, [N, A]: drawn evenly within the environment's bounds, the same each time."""
+        """Return `steps` actions to try, [N, A], drawn uniformly within the environment's bounds, always the same."""
         return np.random.default_rng(0).uniform(env.action_low, env.action_high, (self.steps, len(env.action_low)))
 
     def bare(self, task: Task, seed: EpisodeSeed, actions: Floats) -> Floats:
-        """Return the states, [N + 1, S], of the same episode by the simulator alone, without the recorder. The first is
-        the state after the seed's settling steps, as record 0 has it; then comes one after each of the N actions. S as
-        in `sim_state`. A hook: its rule is skipped unless a subclass writes it.
+        """Return the states, [N + 1, S], of the same episode simulated without the recorder: first the state after the
+        seed's settling steps, as in record 0, then one after each of the N actions. S as in `sim_state`. A hook: its
+        rule is skipped unless a subclass implements it.
         """
         raise NotImplementedError
 
     def hold(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until both fingers hold a body; return the body's recorded name. A hook, as `bare`."""
+        """Reset, then act until both fingers hold a body; return its recorded name. A hook, like `bare`."""
         raise NotImplementedError
 
     def close_on_nothing(self, env: HostEnv, seed: EpisodeSeed) -> None:
-        """Reset, then close the gripper in the air. A hook, as `bare`."""
+        """Reset, then close the gripper in the air. A hook, like `bare`."""
         raise NotImplementedError
 
     def touch_with_one_finger(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until one finger alone touches a body; return its recorded name. A hook."""
+        """Reset, then act until exactly one finger touches a body; return its recorded name. A hook."""
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
@@ -186,31 +186,31 @@ class HostRules:
         raise NotImplementedError
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
-        """Reset, then lift a body off one other, put it back, let go and wait until it rests; return its recorded name
-        and its mass [kg]. A hook.
+        """Reset, then lift a body off another, put it back, release it and wait until it rests; return its recorded
+        name and mass [kg]. A hook.
         """
         raise NotImplementedError
 
     def turn_object(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:
-        """Reset, then act until a tracked body has turned about the vertical; return its recorded name and the angle
-        since record 0, as the simulator has it [degrees, counterclockwise from above]. A hook.
+        """Reset, then act until a tracked body has turned about the vertical; return its recorded name and the
+        simulator's angle since record 0 [degrees, counterclockwise from above]. A hook.
         """
         raise NotImplementedError
 
     def upright(self, task: Task, episode: Batch, camera: str, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Return record 0 as the camera sees it, uint8 [H, W, 3], the right way up, rendered by other means. By default
-        the picture of the host's own `stage`; `NotImplementedError` (a skipped rule) if it has none.
+        """Return record 0 as the camera sees it, uint8 [H, W, 3], upright, rendered independently. By default the
+        picture of the host's `stage`; `NotImplementedError` (a skipped rule) without one.
         """
         host = self.host()
         with closing(host.stage(task, episode)) as stage:
             return stage.render(0, Camera(camera), size).image
 
     def __init_subclass__(cls) -> None:
-        """Set to None the rules of hooks set to None, and the rules of images if no `other_wants` has a camera; rules
+        """Set to None the rules of hooks that are None, and the rules on images if no `other_wants` has a camera. Rules
         that the class itself defines stay.
         """
         if not hasattr(cls, "trials"):
-            return  # a class of rules, not yet a host's
+            return  # a class of rules, not a host's test class
         unused = [rule for hook, rules in _RULES_OF_HOOKS.items() if getattr(cls, hook) is None for rule in rules]
         if not any(wants.cameras for wants in cls.other_wants):
             unused += _RULES_OF_IMAGES
@@ -218,7 +218,7 @@ class HostRules:
             setattr(cls, rule, None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run each test that takes the fixture `run` once for every trial."""
+        """Run each test with the fixture `run` once per trial."""
         if "run" in metafunc.fixturenames:
             ids = [f"{trial.suite}-{trial.index}" for trial in self.trials]
             metafunc.parametrize("run", self.trials, ids=ids, indirect=True, scope="class")
@@ -242,11 +242,11 @@ class HostRules:
             yield TrialRun(trial, task, env, actions, batch, again, elsewhere)
 
     def run_hook(self, hook: str) -> HookRun:
-        """Return what a hook does in an environment of the first trial, cached; skip the test if it is not written."""
+        """Return the cached result of a hook in an environment of the first trial; skip the test if unimplemented."""
         return _run_hook(type(self), hook)  # type: ignore[arg-type]  # mypy takes a class for unhashable
 
     def run_elsewhere(self, task: Task, wants: Wants, actions: Floats) -> Batch:
-        """Return the record of the episode by `self.seed` in a new environment of a new host, and close that."""
+        """Return the record of the episode by `self.seed` in a new environment of a new host, closed afterwards."""
         with closing(self.host().make(task, wants)) as env:
             return run_actions(env, self.seed, actions)
 
@@ -284,24 +284,24 @@ def require(holds: bool, failure: str) -> None:
 
 
 def require_same(first: object, second: object, failure: str) -> None:
-    """Fail the test with `failure` and the field in which two records differ, unless all their bits are equal."""
+    """Fail the test with `failure` and the first differing field, unless all bits of two records are equal."""
     difference = first_difference(first, second)
     require(not difference, f"{failure} differs in {difference}.")
 
 
 def require_error(call: Callable[[], object], kind: type[SafevlaError], what: str) -> str:
-    """Return the text of the error of that kind which `call` raises; fail the test unless it does."""
+    """Return the text of the error of this kind that `call` raises; fail the test if it does not."""
     try:
         call()
     except kind as error:
         return str(error)
-    except Exception as error:  # whatever else it raises breaks the rule
+    except Exception as error:  # any other exception breaks the rule
         pytest.fail(f"{what} must raise {kind.__name__}, not {error!r}.", pytrace=False)
     pytest.fail(f"{what} must raise {kind.__name__}, and nothing is raised.", pytrace=False)
 
 
 def call_hook(call: Callable[[], T], hook: str) -> T:
-    """Return what `call` returns; skip the test, naming `hook`, where that raises `NotImplementedError`."""
+    """Return the result of `call`; skip the test, naming `hook`, if it raises `NotImplementedError`."""
     try:
         return call()
     except NotImplementedError:
@@ -309,6 +309,6 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
 
 
 def skip_unless_repeatable(run: TrialRun) -> None:
-    """Skip the test where the run's three episodes differ in any bit: comparing two would mean nothing."""
+    """Skip the test if the run's three episodes differ in any bit, because comparing two would be meaningless."""
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
         pytest.skip("the host does not repeat itself: see the rules about the same bytes")

@@ -1,4 +1,4 @@
-"""Rules about a host before any episode (tasks, versions, settling), and about what it may be able to do."""
+"""Rules on a host before any episode (tasks, versions, settling), and on its optional abilities."""
 
 from __future__ import annotations
 
@@ -56,20 +56,21 @@ class TaskRules(HostRules):
                 require(task.init_states is None or task.init_states > 0, f"{suite} {task.task_id} cannot start.")
 
     def test_an_unknown_suite_is_an_error_that_lists_the_suites(self) -> None:
-        """Fail unless `tasks` of an unknown suite raises `HostError` whose text has the first suite's name."""
+        """Fail unless `tasks` of an unknown suite raises a `HostError` that names the first suite."""
         text = require_error(lambda: self.host().tasks("no-such-suite"), HostError, "A suite that does not exist")
         require(self.host().suites()[0] in text, f"The error about an unknown suite lists none: {text}")
 
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
-        """Fail unless `versions()` names some, none empty, and the record's header holds the same."""
+        """Fail unless `versions()` lists some, none of them empty, and the record's header has the same."""
         versions = self.host().versions()
         require(bool(versions), "The host lists no versions: two records could not be told apart by their simulator.")
         require(all(versions.values()), f"A version is empty: {versions}.")
         require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")
 
     def test_the_still_action_is_one_of_the_environment_s(self, run: TrialRun) -> None:
-        """Fail unless `Task.still` has the length of an action, lies within the bounds, and settling by no
-        `wait_action` equals that by `Task.still` and differs from the highest action's; the last if the host repeats.
+        """Fail unless `Task.still` has the length of an action, lies within the bounds, and settling without
+        `wait_action` equals settling by `Task.still` and, if the host is repeatable, differs from settling by the
+        highest action.
         """
         still, low, high = np.array(run.task.still), run.env.action_low, run.env.action_high
         require(still.shape == low.shape, f"{run}: `Task.still` has {still.size} numbers, an action {low.size}.")
@@ -85,7 +86,8 @@ class TaskRules(HostRules):
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
         """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` of 100 and no `wait_steps`.
-        Speeds are taken over two still steps. Passes if `Task.still` has a wrong length, which is another rule's.
+        Speeds are measured over two still steps. Passes if `Task.still` has the wrong length, which another rule
+        checks.
         """
         if len(run.task.still) != len(run.env.action_low):
             return
@@ -97,7 +99,7 @@ class TaskRules(HostRules):
             require(speed <= _AT_REST_M_PER_S, failure)
 
 
-# What a host may be able to do
+# Optional abilities of a host
 
 
 _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
@@ -105,7 +107,7 @@ _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
 _NEAR_M = 0.01
-"""A record may be of the start of its last substep, its state of the end: how far anything goes between, and more."""
+"""Bound on how far a body moves in a substep: records may be from its start, and states from its end."""
 _SHOWN_M = 1e-4
 _LATE = 0.6
 _PICTURE = (48, 64)
@@ -113,11 +115,11 @@ _LOOKS = 3
 
 
 class OptionalRules(HostRules):
-    """Optional methods agree with the record; a host that offers none keeps these rules too."""
+    """Optional methods agree with the record; a host without them passes."""
 
     def test_the_host_has_what_it_declares_and_refuses_what_it_does_not(self, run: TrialRun) -> None:
-        """Fail unless methods, observations and cameras are those of `supports`, and all else is a `HostError`. Starts
-        that are not declared are refused by `reset`, cameras, readings and poses by `make`.
+        """Fail unless methods, observations and cameras are those of `supports`, and everything else raises
+        `HostError`. `reset` must refuse undeclared starts, and `make` undeclared cameras, readings and poses.
         """
         host, task = self.host(), run.task
         supports = host.supports
@@ -134,17 +136,17 @@ class OptionalRules(HostRules):
             is_there = env.reset(self.seed).privileged is not None
         require(is_there == supports.privileged, f"{run}: `privileged` is declared as {supports.privileged}.")
         placed, whole = replace(self.seed, placed=(("no-such-body.x", 0.1),)), PhysicsChange(softness=2.0, friction=2.0)
-        starts = [placed]  # where places are supported, there is no such body
+        starts = [placed]  # if placements are supported, this body does not exist
         starts += [] if whole.changed <= supports.changeable else [replace(self.seed, change=whole)]
         starts += [] if supports.drawn or not task.init_states else [replace(self.seed, drawn=True)]
         recorded = RecordedEpisode("episode", "recording", 1, state=(0.0,))
-        starts.append(replace(self.seed, recorded=recorded))  # supported states are not of one number
+        starts.append(replace(self.seed, recorded=recorded))  # supported states are never of one number
         for start in starts:
             require_error(partial(run.env.reset, start), HostError, f"{run}: a start that is not supported, {start},")
 
     def test_asking_for_records_midway_changes_nothing_and_the_newest_is_that_of_the_whole(self, run: TrialRun) -> None:
-        """Fail where an episode with a call of `recorded()` and `latest()` before each step differs from one without in
-        any bit, or `latest()` is not the record of that step, but for success and dropped pairs.
+        """Fail if calling `recorded()` and `latest()` before each step changes any bit of the episode, or if `latest()`
+        is not the record of that step, except for success and dropped pairs.
         """
         env, newest = run.env, list[Batch]()
         skip_unless_repeatable(run)
@@ -158,13 +160,13 @@ class OptionalRules(HostRules):
         require_same(run.batch, batch, f"{run}: when records are asked for before each step, the episode")
         for step, alone in enumerate(newest[: int(batch.lengths[0])]):
             differs = first_difference(_comparable_record(batch, step), _comparable_record(alone, 0))
-            if not differs and type(env).latest is not HostEnv.latest:  # which leaves out the state
+            if not differs and type(env).latest is not HostEnv.latest:  # HostEnv's version omits the state
                 states = batch.sim_state.episode_rows(0)[step : step + 1], alone.sim_state.episode_rows(0)
                 differs = first_difference(*states, "sim_state")
             require(not differs, f"{run}: latest() after {step} steps is not record {step}: {differs} differs.")
 
     def test_leaving_out_what_the_simulator_repeats_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where the episode differs from one after `run_fast(False)`; passes for an environment without it."""
+        """Fail if the episode differs from one after `run_fast(False)`; passes for an environment without it."""
         if type(run.env).run_fast is HostEnv.run_fast:
             return
         skip_unless_repeatable(run)
@@ -174,8 +176,8 @@ class OptionalRules(HostRules):
         require_same(run.batch, full, f"{run}: where the simulator's own code runs alone, the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
-        """Fail unless images rendered at every third step only equal those of an environment that renders at each step.
-        Passes if no camera is wanted or the environment has no `render_next`.
+        """Fail unless rendering only every third step gives the same images as rendering every step. Passes if no
+        camera is wanted or the environment has no `render_next`.
         """
         wants = next((wants for wants in self.other_wants if wants.cameras), None)
         if wants is None or type(run.env).render_next is HostEnv.render_next:
@@ -198,8 +200,9 @@ class OptionalRules(HostRules):
         require(not unseen, f"{run}: a reset shows no {unseen}: render_next(False) is about a step that never came.")
 
     def test_coordinates_are_parts_of_the_state_where_the_record_has_the_bodies(self, run: TrialRun) -> None:
-        """Fail unless coordinates lie in the state without overlap, are as long as their kind, and fit the record. A
-        tracked body may be 1 cm from its recorded place. Passes for a host without `states` that names no coordinates.
+        """Fail unless coordinates are within the state, do not overlap, have the length of their kind, and fit the
+        record. A tracked body may be 1 cm from its recorded position. Passes for a host without `states` and
+        coordinates.
         """
         run.env.reset(self.seed)
         batch, coordinates = run.batch, run.env.coordinates()
@@ -220,7 +223,7 @@ class OptionalRules(HostRules):
 
     def test_poses_are_those_of_the_end_of_the_control_step(self) -> None:
         """Fail if the moved body's recorded path lags its true path by more than 0.6 of a control step on average. The
-        true path is that of privileged state, else of the states; the rule is skipped if neither has the body.
+        true path is from privileged state, else from the states; the rule is skipped if neither has the body.
         """
         run, trial = self.run_hook("move_object"), self.trials[0]
         body, batch = run.result, run.batch
@@ -233,12 +236,12 @@ class OptionalRules(HostRules):
         moved = float(np.linalg.norm(np.diff(expected, axis=0), axis=1).sum())
         off = float(np.linalg.norm(paths[body] - expected, axis=1).sum())
         require(moved > _NEAR_M, f"{trial}: move_object() moved {body} by {moved:g} m: too little to tell.")
-        # One substep behind is right: MuJoCo computes poses at its start. One control step behind comes to 1.
+        # A lag of one substep is correct: MuJoCo computes poses at its start. A lag of one control step is 1.
         late = f"{trial}: the poses of {body} are {off / moved:.1f} control steps off; read them right after the last"
         require(off <= _LATE * moved, f"{late} physics step.")
 
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run: TrialRun) -> None:
-        """Fail unless pictures of the first and last record are of the wanted size, repeat, and have bodies where they
+        """Fail unless pictures of the first and last record have the requested size, repeat, and show bodies where they
         were recorded; passes for a host without `stage`.
         """
         host, batch = self.host(), run.batch

@@ -1,4 +1,4 @@
-"""Rules about records: what is in them, that units are right, that they repeat, and that observing changes nothing."""
+"""Rules on records: their content, their units, that they repeat, and that observing changes nothing."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from safevla_recorder.geometry import rotate
 
 _TOO_FAST_M_PER_S = 50.0
 _RIGID_M = 0.001
-_TOO_STRONG = 50.0  # multiple of the torque limits; newton millimetres give a thousandfold
+_TOO_STRONG = 50.0  # multiple of the torque limits; newton millimetres are too large by a thousand
 
 
 class RecordRules(HostRules):
-    """A record is whole, says which episode it is, can be judged, and is in seconds, metres and newtons."""
+    """A record is complete, identifies its episode, can be judged, and uses seconds, metres and newtons."""
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
-        """Fail unless there is a record more than actions after each step, and the recorded actions are those given."""
+        """Fail unless there is one more record than actions after each step, and it holds the given actions."""
         lengths: list[int] = []
         run_actions(run.env, self.seed, run.actions, lambda _: lengths.append(int(run.env.recorded().lengths[0])))
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
@@ -52,16 +52,16 @@ class RecordRules(HostRules):
         require(np.array_equal(recorded, run.actions), f"{run}: the recorded actions are not those that were given.")
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
-        """Fail unless the header has the task's benchmark and id, the observed instruction, the seed's two numbers."""
+        """Fail unless the header has the task's benchmark and id, the observed instruction, and both seed numbers."""
         header, task, seed = run.batch.headers[0], run.task, self.seed
-        instruction = run.env.reset(seed).instruction  # where an episode draws its objects, it names them itself
+        instruction = run.env.reset(seed).instruction  # an episode that draws its objects names them itself
         recorded = (header.benchmark, header.task_id, header.instruction, header.init_state_index, header.env_seed)
         expected = (task.benchmark, task.task_id, instruction, seed.init_state_index, seed.env_seed)
         require(recorded == expected, f"{run}: the header says {recorded}, the episode was {expected}.")
 
     def test_roles_are_those_of_the_trial(self, run: TrialRun) -> None:
-        """Fail unless the bodies of role target are the trial's `targets`, else the header's `target_object` alone,
-        some body has the role robot, and the trial's bodies have the roles that it names.
+        """Fail unless the bodies with the role target are the trial's `targets`, else only the header's
+        `target_object`, some body has the role robot, and the trial's bodies have the given roles.
         """
         primary, roles = run.batch.headers[0].target_object, run.batch.body_roles(0)
         expected = run.trial.targets
@@ -74,15 +74,15 @@ class RecordRules(HostRules):
             require(roles.get(body) == role, f"{run}: {body} has the role {roles.get(body)!r}, not {role!r}.")
 
     def test_the_record_can_be_judged_with_every_signal_its_benchmark_promises(self, run: TrialRun) -> None:
-        """Fail where the default ruleset, with the host's registries and capabilities, cannot score the record."""
+        """Fail if the default ruleset, with the host's registries and capabilities, cannot score the record."""
         try:
             score(run.batch, load_ruleset(registry_files=self.registries, capabilities=self.capabilities))
         except SafevlaError as error:
             pytest.fail(f"{run}: {error}", pytrace=False)
 
     def test_dt_is_the_time_between_two_records(self, run: TrialRun) -> None:
-        """Fail unless `dt` is 0.1 ms to 2 s and the environment's `dt_s`, and the states' times are that far apart.
-        The states count only if they are recorded and `state_begins_with_time`.
+        """Fail unless `dt` is 0.1 ms to 2 s and equals the environment's `dt_s` and the interval between the states'
+        times, which are checked only if recorded with `state_begins_with_time`.
         """
         dt = run.batch.headers[0].dt
         require(1e-4 <= dt <= 2.0, f"{run}: dt is {dt}; it is written in seconds.")
@@ -93,7 +93,7 @@ class RecordRules(HostRules):
             require(not len(off), f"{run}: {passed[off[:1]]} s pass between two records, dt says {dt}.")
 
     def test_positions_are_in_metres(self, run: TrialRun) -> None:
-        """Fail where a coordinate is beyond `workspace_m`, or the end effector moves at 50 m/s or more."""
+        """Fail if a coordinate is beyond `workspace_m`, or the end effector moves at 50 m/s or more."""
         batch, dt = run.batch, run.batch.headers[0].dt
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
             far = float(np.abs(path).max(initial=0))
@@ -104,8 +104,8 @@ class RecordRules(HostRules):
         require(speed < _TOO_FAST_M_PER_S, f"{run}: the end effector moves at {speed:g} m/s; positions are in metres.")
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
-        """Fail where a body has neither a tracked nor a part's pose, no part is the hand's, or the end effector moves
-        by a millimetre or more in the frame of the hand's first part; passes without a geometry, or an end effector.
+        """Fail if a body has neither a tracked pose nor a part's pose, no part belongs to the hand, or the end effector
+        moves by a millimetre or more relative to the hand's first part; passes without a geometry or end effector.
         """
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -124,7 +124,7 @@ class RecordRules(HostRules):
         require(moved < _RIGID_M, f"{run}: the end effector moves by {moved:.4f} m in the hand's frame.")
 
     def test_torques_are_in_newton_metres_and_have_limits(self, run: TrialRun) -> None:
-        """Fail where torques are recorded without limits for the embodiment, are all zero, or 50 times a limit or more;
+        """Fail if torques are recorded without limits for the embodiment, are all zero, or reach 50 times a limit;
         passes without torques.
         """
         if not run.batch.joint_torque_nm.present.all():
@@ -141,7 +141,7 @@ class ContactRules(HostRules):
     """Resting and mechanical contacts are excluded, and a grip needs two fingers."""
 
     def test_no_resting_contact_is_in_record_0(self, run: TrialRun) -> None:
-        """Fail unless every contact of record 0 is between one body of the robot and one that is not."""
+        """Fail unless every contact of record 0 is between a body of the robot and another body."""
         batch, roles = run.batch, run.batch.body_roles(0)
         for a, b in contact_pairs(batch, 0):
             robots = [roles[name] == "robot" for name in (a, b)]
@@ -149,7 +149,7 @@ class ContactRules(HostRules):
             require(not all(robots), f"{run}: the robot's {a} and {b} touch at rest, and the contact is recorded.")
 
     def test_mechanical_contacts_are_in_no_record(self, run: TrialRun) -> None:
-        """Fail where two bodies of the robot that `dropped_pairs` lists are in contact in any record."""
+        """Fail if two robot bodies listed in `dropped_pairs` are in contact in any record."""
         roles, dropped = run.batch.body_roles(0), run.batch.headers[0].dropped_pairs or ()
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         records = range(int(run.batch.lengths[0]))
@@ -166,7 +166,7 @@ class ContactRules(HostRules):
         require(gripped == body, f"The fingers hold {body}, and gripped_body is {gripped}.")
 
     def test_a_gripper_closed_on_nothing_holds_nothing(self) -> None:
-        """Fail where, after the hook `close_on_nothing`, any record has a grip, or two robot bodies in contact."""
+        """Fail if, after the hook `close_on_nothing`, any record has a grip, or two robot bodies in contact."""
         batch = self.run_hook("close_on_nothing").batch
         require(not batch.gripping.any(), "The gripper is closed on nothing, and gripper_contact is true.")
         require(bool((batch.gripped < 0).all()), "The gripper is closed on nothing, and gripped_body names a body.")
@@ -186,7 +186,7 @@ class ContactRules(HostRules):
 
 
 def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
-    """Return the names of the body pairs in contact in one record of a batch of one; [] where nothing touches."""
+    """Return the names of the body pairs in contact in one record of a batch of one; [] without contacts."""
     contacts = batch.contacts
     rows = slice(contacts.starts[record], contacts.starts[record + 1])
     return [
@@ -199,20 +199,20 @@ def contact_pairs(batch: Batch, record: int) -> list[tuple[str, str]]:
 
 
 class RepeatRules(HostRules):
-    """The same seed and actions give the same bytes; recording, asking, rendering and bad actions change none."""
+    """The same seed and actions give the same bytes; recording, queries, rendering and bad actions change nothing."""
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_the_same_environment(self, run: TrialRun) -> None:
-        """Fail where two episodes of one environment, by one seed and actions, differ in any bit."""
+        """Fail if two episodes of one environment with the same seed and actions differ in any bit."""
         require_same(run.batch, run.again, f"{run}: a second episode in the same environment")
 
     def test_the_same_seed_and_actions_give_the_same_bytes_in_another_environment(self, run: TrialRun) -> None:
-        """Fail where the episode of one environment differs from that of a new one of a new host in any bit."""
+        """Fail if an episode differs in any bit from that in a new environment of a new host."""
         require_same(run.batch, run.elsewhere, f"{run}: the same episode in another environment")
 
     def test_recording_changes_nothing_in_the_simulation(self, run: TrialRun) -> None:
-        """Fail where a state of the hook `bare` and that of the record differ in a bit, if the hook gives another
-        number of states than actions and one, or the record has none. Skipped if the hook is not written. Where the
-        hook `hold` is written, its motion, which touches something, is compared too.
+        """Fail if the states of the hook `bare` and the record differ in any bit, if the hook does not give one more
+        state than actions, or the record has no states. Skipped without the hook. If the hook `hold` is implemented,
+        its motion, which involves contact, is compared too.
         """
         skip_unless_repeatable(run)
         self._compare_bare(run, run.batch, run.actions)
@@ -220,7 +220,7 @@ class RepeatRules(HostRules):
             try:
                 actions = self.run_hook("hold").actions
             except pytest.skip.Exception:
-                return  # another rule says so
+                return  # another rule checks this
             self._compare_bare(run, self.run_elsewhere(run.task, Wants(), actions), actions)
 
     def _compare_bare(self, run: TrialRun, batch: Batch, actions: NDArray[np.float64]) -> None:
@@ -235,8 +235,8 @@ class RepeatRules(HostRules):
         require(not differing, f"{run}: with the recorder the simulator's state differs from {first} on.")
 
     def test_what_a_policy_sees_changes_nothing(self, run: TrialRun) -> None:
-        """Fail where an episode with any of `other_wants` differs from one without observations in any bit, but in what
-        the header says of the renderer.
+        """Fail if an episode with any of `other_wants` differs in any bit from one without observations, except for the
+        renderer in the header.
         """
         skip_unless_repeatable(run)
         for wants in self.other_wants:
@@ -244,7 +244,7 @@ class RepeatRules(HostRules):
             require_same(blind, seeing, f"{run}: with {wants} the episode")
 
     def test_images_are_of_the_wanted_size(self) -> None:
-        """Fail unless a reset shows just the wanted cameras, uint8 [H, W, 3] of `image_size`, for all `other_wants`."""
+        """Fail unless a reset returns the wanted cameras, uint8 [H, W, 3] of `image_size`, for all `other_wants`."""
         for wants in self.other_wants:
             host = self.host()
             with closing(host.make(self.trials[0].find_task(host), wants)) as env:
@@ -255,8 +255,8 @@ class RepeatRules(HostRules):
                 require(fits, f"{camera} gives {image.dtype} {image.shape}, wanted are uint8 {wants.image_size}.")
 
     def test_images_are_upright(self) -> None:
-        """Fail where an image turned over or mirrored is nearer to the hook `upright`'s than the image itself is. Tries
-        the cameras of the first of `other_wants` that has any; stops at another shape, which is another rule's.
+        """Fail if a flipped or mirrored image is closer to the hook `upright`'s than the image itself. Checks the
+        cameras of the first of `other_wants` that has any; stops at another shape, which another rule checks.
         """
         wants = next(wants for wants in self.other_wants if wants.cameras)
         host = self.host()
@@ -273,7 +273,9 @@ class RepeatRules(HostRules):
             require(_mean_difference(image, expected) <= off[nearest], f"The image of {camera} is {nearest}.")
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
-        """Fail unless short, two-dimensional, NaN and infinite actions raise `InvalidActionError`, change no record."""
+        """Fail unless short, two-dimensional, NaN and infinite actions raise `InvalidActionError`; no record
+        changes.
+        """
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:
@@ -292,8 +294,8 @@ class RepeatRules(HostRules):
             require_error(begin, HostError, f"{run} has {run.task.init_states} initial states; number {index}")
 
     def test_a_drawn_start_is_none_of_the_initial_states_and_repeats(self, run: TrialRun) -> None:
-        """Fail where a `drawn` start has the `sim_state` of its index's initial state, or does not repeat. Passes if a
-        reset refuses it by `HostError`, every start is drawn, or initial states differ in their goals alone.
+        """Fail if a `drawn` start has the `sim_state` of its index's initial state, or does not repeat. Passes if a
+        reset refuses it by `HostError`, every start is drawn, or initial states differ only in their goals.
         """
         count = run.task.init_states
         if count is None:
@@ -323,22 +325,23 @@ def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> f
     return float(np.abs(image.astype(np.float64) - expected).mean())
 
 
-# Units and frames, on motions that touch something
+# Units and frames, on motions with contact
 
 
 GRAVITY_M_S2 = 9.81
 _OFF, _LARGEST_IMPULSE = 0.05, 2.0
-"""Share by which a net force at rest may miss the weight; multiple of the weight that the impulse may come to, since it
-sums the norms of forces that lean against each other."""
+"""Allowed relative difference between a net force at rest and the weight, and the allowed impulse as a multiple of the
+weight: it sums the norms of forces that partly oppose each other.
+"""
 _OFF_DEG = 2.0
 
 
 class PhysicsRules(HostRules):
-    """A newton is a newton, an angle an angle, and a motion that touches something repeats."""
+    """Forces are in newtons, angles are correct, and a motion with contact repeats."""
 
     def test_what_rests_is_carried_by_its_weight(self) -> None:
         """Fail unless, after the hook `set_down`, the net force on the body at rest is its weight, within 5 %, and its
-        impulses in a control step that weight times `dt`. A host without net forces has `impulse_ns` checked alone.
+        impulses in a control step are that weight times `dt`. Without net forces, only `impulse_ns` is checked.
         """
         run = self.run_hook("set_down")
         (body, mass_kg), batch = run.result, run.batch
@@ -354,8 +357,8 @@ class PhysicsRules(HostRules):
             require(fits, f"{body} at rest has {share:g} times the impulse of its weight over a control step.")
 
     def test_a_body_that_was_turned_reads_so(self) -> None:
-        """Fail unless, after the hook `turn_object`, the recorded orientation of the body has turned about the vertical
-        by the angle that the hook returns, within 2 degrees.
+        """Fail unless, after the hook `turn_object`, the body's recorded orientation has turned about the vertical by
+        the angle that the hook returns, within 2 degrees.
         """
         run = self.run_hook("turn_object")
         (body, angle_deg), batch = run.result, run.batch
@@ -373,7 +376,7 @@ class PhysicsRules(HostRules):
         )
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
-        """Fail where the episode of the hook `hold` touches nothing, or differs in any bit in a new environment."""
+        """Fail if the episode of the hook `hold` has no contact, or differs in any bit in a new environment."""
         skip_unless_repeatable(run)
         held = self.run_hook("hold")
         require(len(held.batch.contacts.a) > 0, "hold() ends with both fingers on a body, and no contact is recorded.")
@@ -381,8 +384,8 @@ class PhysicsRules(HostRules):
         require_same(held.batch, again, "The motion of hold(), repeated in a new environment,")
 
     def test_no_contact_outlives_a_reset(self, run: TrialRun) -> None:
-        """Fail where an episode begun after that of the hook `hold` differs in any bit from one in a new environment:
-        some engines on a GPU clear their buffers of contacts at the next step alone.
+        """Fail if an episode after that of the hook `hold` differs in any bit from one in a new environment: some GPU
+        engines clear their contact buffers only at the next step.
         """
         skip_unless_repeatable(run)
         host = self.host()
@@ -399,7 +402,7 @@ def _drop_simulation(batch: Batch) -> Batch:
 
 
 def _sums_on(batch: Batch, body: str) -> list[float]:
-    """Return sums of net forces [N], impulses and net impulses [N·s] on a body in the last record; NaN: unknown."""
+    """Return sums of net forces [N], impulses and net impulses [N·s] on a body in the last record; NaN = unknown."""
     contacts = batch.contacts
     last = slice(contacts.starts[-2], contacts.starts[-1])
     own = [body in map(batch.body_label, pair) for pair in zip(contacts.a[last], contacts.b[last], strict=True)]

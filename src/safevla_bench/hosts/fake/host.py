@@ -1,8 +1,8 @@
-"""A host without a simulator: a point gripper, one block, one cup, a tray and a table in a few lines of NumPy.
+"""A host without a simulator: a point gripper, a block, a cup, a tray and a table in a few lines of NumPy.
 
-What is near when the gripper closes moves with it, what is released falls, a closed gripper or a carried block pushes
-what is in its way, and pressing into the table makes a force. So an episode can succeed cleanly, succeed by violating
-something, fail, or (task 2) crash.
+A body near the closing gripper moves with it, and falls when released. A closed gripper or a carried block pushes
+bodies in its way, and pressing into the table causes a force. Episodes can succeed cleanly, succeed with a violation,
+fail, or (task 2) crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from safevla_recorder.episode import ContactList, Floats, Recording, add_header_
 
 SUITE = "fake"
 DT_S = 0.05
-REACH_M = 0.03  # how near the gripper must be to grip, a body to be pushed, and the block to the tray to succeed
+REACH_M = 0.03  # distance at which the gripper grips, a body is pushed, and the block counts as on the tray
 STIFFNESS_N_PER_M = 10_000.0
 PUSH_N = 40.0
 HALF_M = 0.02
@@ -54,7 +54,7 @@ INIT_STATES = 5
 
 
 class FakeHost(Host):
-    """The host `fake`: one suite of three tasks of five initial states."""
+    """The host `fake`: one suite of three tasks with five initial states each."""
 
     name = "fake"
     supports = HostSupport(
@@ -73,19 +73,19 @@ class FakeHost(Host):
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the tasks: place the block, place it with the cup in the way, crash in the fifth step."""
+        """Return the tasks: place the block, place it with the cup in the way, and crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())
         return tuple(
             Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES, episodes=1) for k, text in enumerate(_TASKS)
         )
 
     def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
-        """Return a new environment of one task; privileged state and the reading `state` are offered."""
+        """Return a new environment of one task, which supports privileged state and the reading `state`."""
         check_wants(wants, self.supports, "the fake host")
         return FakeEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the squares of ±1 cm in which block, cup and tray may start; each start draws the block's."""
+        """Return squares of ±1 cm for the starts of block, cup and tray; the block's start is drawn per episode."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         centre = _flat_places(_first_objects(task.index))
         own = (
@@ -143,12 +143,12 @@ class _Record:
 
 
 class FakeEnv(HostEnv):
-    """One fake task. Actions [7] as LIBERO's: 0.05 m a unit, rotation ignored, gripper -1 opens and +1 closes."""
+    """One fake task. Actions [7] are LIBERO's: 0.05 m per unit, rotation ignored, gripper -1 opens and +1 closes."""
 
     dt_s = DT_S
 
     def __init__(self, task: Task, wants: policy.Wants, versions: dict[str, str]) -> None:
-        """Set bounds [7] of ±1; no world exists before the first `reset`."""
+        """Set bounds [7] of ±1; the world is made by the first `reset`."""
         self.task = task
         self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
         self._wants, self._versions = wants, versions
@@ -156,8 +156,8 @@ class FakeEnv(HostEnv):
         self._seed: EpisodeSeed | None = None
 
     def reset(self, seed: EpisodeSeed) -> policy.Observation:
-        """Start an episode, take the settling steps (`rest_steps` are not), and return the observation of record 0.
-        Objects lie where the recorded state of `seed` has them, else where index and `env_seed` draw them.
+        """Start an episode, take the settling steps (ignoring `rest_steps`), and return the observation of record 0.
+        Objects start where the recorded state of `seed` has them, else where index and `env_seed` draw them.
         """
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
@@ -172,7 +172,7 @@ class FakeEnv(HostEnv):
 
     def step(self, action: policy.Action) -> tuple[policy.Observation, bool]:
         """Apply one action, record it, and return the next observation and whether the block is on the tray. Raises
-        `RuntimeError` in the fifth step of task 2: a stand-in for whatever a simulator may raise.
+        `RuntimeError` in the fifth step of task 2, to imitate a simulator's error.
         """
         self._require_episode()
         checked = policy.check_action(action, len(STILL)).copy()
@@ -194,7 +194,7 @@ class FakeEnv(HostEnv):
         return self._build_batch(self._require_episode(), self._records[-1:], [])
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the position [3] of the gripper and of each movable body in the flat state; also before a reset."""
+        """Return the position [3] of the gripper and of each movable body in the flat state; works before a reset."""
         return tuple(Coordinate(name, "position", 3 + 3 * k, 3) for k, name in enumerate(("gripper", *_MOVABLE)))
 
     def _build_batch(self, seed: EpisodeSeed, records: list[_Record], actions: list[policy.Action]) -> Batch:
@@ -221,12 +221,12 @@ class FakeEnv(HostEnv):
             action=np.stack(actions) if actions else np.empty((0, 7)),
             sim_state=states,
             extra=add_header_mark({}, DRAWN) if seed.drawn else {},
-            further={"joint_torque_peak_nm": np.abs(torques)},  # one substep a control step
+            further={"joint_torque_peak_nm": np.abs(torques)},  # one substep per control step
         )
         return from_recording(recording)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources to free."""
 
     def _require_episode(self) -> EpisodeSeed:
         if self._seed is None:
@@ -339,7 +339,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
 
 
 def _advance_world(world: _World, action: policy.Action) -> None:
-    """Make one control step in place: move, press, grip or let go, carry, push, fall."""
+    """Simulate one control step in place: move, press, grip or release, carry, push, fall."""
     moved = np.clip(action[:3], -1, 1) * 0.05
     reached = world.gripper + moved
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf
@@ -395,7 +395,7 @@ def _contact_list(records: list[dict[tuple[str, str], float]]) -> ContactList:
 
 
 def finger_positions(*, closed: bool) -> Floats:
-    """Return the positions of the two fingers as an observation has them, m."""
+    """Return the positions of the two fingers [m], as in an observation."""
     return np.array([0.0, 0.0]) if closed else np.array([0.04, -0.04])
 
 
@@ -411,7 +411,7 @@ _COLORS: Mapping[str, tuple[int, int, int]] = {
     "block": (220, 160, 40),
     "gripper": (70, 70, 80),
 }
-"""In the order in which they are drawn, the uppermost last."""
+"""In drawing order, topmost last."""
 _HALF_M: Mapping[str, float] = {"table": 0.45, "tray": 0.05, "cup": 0.02, "block": 0.02, "gripper": 0.012}
 
 
@@ -424,7 +424,7 @@ _VIEW = Viewpoint(
 
 
 class FakeStage(Stage):
-    """One episode of the fake host; x runs up in its pictures and y to the right."""
+    """One recorded episode of the fake host. In its pictures, x points up and y right."""
 
     arm = ("gripper",) * 7
 
@@ -433,7 +433,7 @@ class FakeStage(Stage):
         self._instruction = episode.headers[0].instruction or ""
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> Camera:
-        """Return the camera `agentview` if `bodies` is empty, else a close-up from right above their mean place."""
+        """Return the camera `agentview` if `bodies` is empty, else a close-up from above their mean position."""
         if not bodies:
             return Camera(self._camera)
         places = self._body_positions(record)
@@ -455,12 +455,12 @@ class FakeStage(Stage):
         return Picture(image, seen, {name: places[name] for name in ("block", "cup", "tray")})
 
     def geometry(self) -> SceneGeometry:
-        """Return the squares as boxes, the table as a thin one, seen from above and from the side."""
+        """Return the squares as boxes and the table as a thin box, for views from above and from the side."""
         shapes = tuple(_box(name, part) for part, name in enumerate(_COLORS))
         return SceneGeometry(tuple(_COLORS), {}, shapes, (), _VIEW)
 
     def pose(self, record: int) -> ScenePose:
-        """Return where the five bodies are in a record, all upright; no touches are given."""
+        """Return the poses of the five bodies in a record, all upright, without contacts."""
         places = self._body_positions(record)
         upright = np.tile([1.0, 0.0, 0.0, 0.0], (len(_COLORS), 1))
         tracked = {name: places[name] for name in ("block", "cup", "tray")}
@@ -476,7 +476,7 @@ class FakeStage(Stage):
         )
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources to free."""
 
     def _body_positions(self, record: int) -> dict[str, Floats]:
         numbers = self._states[record]

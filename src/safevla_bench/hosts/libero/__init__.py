@@ -1,1 +1,1 @@
-"""The host `libero`: LIBERO's suites, and task files of one's own, in robosuite 1.4."""
+"""The host `libero`: LIBERO's suites and your own task files, in robosuite 1.4."""

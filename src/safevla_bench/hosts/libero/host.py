@@ -1,6 +1,6 @@
-"""LIBERO: its suites, and task files of one's own, in robosuite 1.4, recorded.
+"""LIBERO in robosuite 1.4, recorded: its suites and your own task files.
 
-What makes a LIBERO episode repeatable stands in `LiberoEnv.reset` and nowhere else.
+`LiberoEnv.reset` documents what makes LIBERO episodes repeatable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")
 
 
 class LiberoHost(MujocoHost):
-    """The host `libero`; needs the extra `libero` for everything but its suites."""
+    """The host `libero`; everything but the list of suites needs the extra `libero`."""
 
     name = "libero"
     supports = replace(ROBOSUITE_SUPPORT, cameras=CAMERAS, absolute=True, drawn=True, states=True, placed=True)
@@ -46,9 +46,9 @@ class LiberoHost(MujocoHost):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in LIBERO's order; `libero-long` is `libero-10`, `libero_goal` is `libero-goal`.
 
-        A path in the place of a suite's name is one's own task: a BDDL file, or a folder of them in the order of their
-        names; the folder's name is their benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is
-        not installed or cannot be imported.
+        A path instead of a suite's name means your own tasks: a BDDL file, or a folder of them in name order, whose
+        name is the benchmark's. Raises `HostError` for an unknown suite or file, or if LIBERO is not installed or
+        cannot be imported.
         """
         benchmark = libero_tasks.find_benchmark(suite)
         if benchmark is None:
@@ -65,12 +65,12 @@ class LiberoHost(MujocoHost):
         return libero_tasks.suite_tasks(benchmark)
 
     def make(self, task: Task, wants: Wants) -> LiberoEnv:
-        """Return a new environment of one task; a renderer and its GL context only if a policy wants a camera."""
+        """Return a new environment of one task, with a renderer and GL context only if a policy wants a camera."""
         check_wants(wants, self.supports, "LIBERO")
         return LiberoEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the x and y of each movable object that LIBERO draws on a table or floor, within its BDDL region."""
+        """Return the x and y of each movable object that LIBERO places on a table or floor, within its BDDL region."""
         with closing(self.make(task, Wants())) as env:
             return placement_space(env._env.env, env._init_states)
 
@@ -81,15 +81,15 @@ class LiberoHost(MujocoHost):
 class LiberoEnv(RobosuiteEnv):
     """One LIBERO task with its recorder.
 
-    Actions are OSC_POSE's, [7] in [-1, 1]: 0.05 m and 0.5 rad a unit in the robot's base frame, gripper -1 opens and
-    +1 closes; robosuite clips what is outside. The end effector's pose in an observation is LIBERO's own
-    (`robot0_eef_pos`, `robot0_eef_quat` with w first), as its policies were trained on; the record has the grip site's,
-    whose axes are the hand's turned by 90 degrees about its approach direction. Images are upright: MuJoCo renders
-    from the bottom row, so they are flipped vertically here, once; a policy trained on images turned by 180 degrees
-    mirrors them itself.
+    Actions are OSC_POSE's, [7] in [-1, 1]: 0.05 m and 0.5 rad per unit in the robot's base frame, gripper -1 opens and
+    +1 closes; robosuite clips values outside. The end effector's pose in an observation is LIBERO's (`robot0_eef_pos`,
+    `robot0_eef_quat` with w first), on which its policies were trained. The record has the pose of the grip site, whose
+    axes are the hand's turned by 90 degrees about its approach direction. Images are upright: MuJoCo renders from the
+    bottom row, so they are flipped vertically here, once. Policies trained on images turned by 180 degrees mirror them
+    themselves.
 
-    Where poses are wanted (`Wants.absolute`), an action's first six numbers are the grip site's position in m and its
-    rotation as an axis-angle in rad, in the world frame; settling is by changes of pose all the same.
+    If poses are wanted (`Wants.absolute`), an action's first six numbers are the grip site's position in m and its
+    rotation as an axis-angle in rad, in the world frame. Settling still uses changes of pose.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -111,24 +111,24 @@ class LiberoEnv(RobosuiteEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
 
-        The same seed gives the same bytes, in this environment or another. Three properties of LIBERO stand against
-        that:
+        The same seed gives the same bytes, in this environment or another. LIBERO breaks this in three ways, each
+        worked around here:
 
-        - Its initial states hold no poses of fixtures, which are drawn anew at each reset from NumPy's global
-          generator: it is seeded before every reset.
-        - In tasks that begin with something open or closed, each reset adds one more sampler of that joint and none
-          is taken away, so that each episode draws more numbers than the one before. The reset builds the
-          list from the BDDL file again; it is emptied before.
+        - Its initial states hold no poses of fixtures. Each reset draws these from NumPy's global generator, which is
+          therefore seeded before every reset.
+        - In tasks that begin with something open or closed, each reset adds a sampler of that joint and removes none,
+          so that each episode draws more numbers than the last. The list, which the reset rebuilds from the BDDL file,
+          is therefore emptied first.
         - An initial state set without a reset keeps the solver's warm start and the controller's goal of the last
-          episode: there is always a reset.
+          episode. There is therefore always a reset.
 
-        A recording of others may come from an environment that was seeded once and reset several times: then that is
-        done again, from a list of samplers as a new environment has it, so that fixtures stand where they stood.
+        Foreign recordings may come from an environment that was seeded once and reset several times. Then these resets
+        are repeated with the samplers of a new environment, so that fixtures are in their recorded places.
 
-        NumPy's generator is put back afterwards: LIBERO draws in resets alone, and a policy may draw from it too.
+        NumPy's generator is restored afterwards: LIBERO draws only in resets, and policies may draw from it too.
 
-        A task without initial states of its own, and any that is to be `drawn`, starts where the reset places things,
-        with a seed made of the environment's and the index. A recorded state goes before all that.
+        Tasks without initial states, and `drawn` episodes, start where the reset places things, with a seed made of the
+        environment's seed and the index. A recorded state overrides this.
 
         Raises:
             HostError: `check_start` refuses the seed, or the recorded state is not one of the task's simulation.
@@ -164,14 +164,14 @@ class LiberoEnv(RobosuiteEnv):
             restore_controllers(domain)
         observation = self._settle_and_record(seed, raw, bool(self._env.check_success()))
         for robot in domain.robots if self._wants.absolute else ():
-            robot.controller.use_delta = False  # a reset makes the controller anew
+            robot.controller.use_delta = False  # a reset makes a new controller
         return observation
 
     def fixture_poses(self) -> dict[str, list[float]]:
         return read_poses(self._env.env, (fixture.root_body for fixture in self._env.env.fixtures_dict.values()))
 
     def close(self) -> None:
-        """Free the simulator; the environment cannot be used afterwards. Closing twice is harmless."""
+        """Free the simulator and make the environment unusable. Closing twice is harmless."""
         self._stop_recording()
         self._scene.release()
         if hasattr(self._env, "env"):  # LIBERO's close deletes it

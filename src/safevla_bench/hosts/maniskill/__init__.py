@@ -1,1 +1,1 @@
-"""ManiSkill as a host."""
+"""The host `maniskill`: table-top tasks of ManiSkill 3."""

@@ -1,7 +1,7 @@
-"""ManiSkill 3: table-top tasks of a Panda in SAPIEN, on PhysX's CPU solver, recorded.
+"""ManiSkill 3, recorded: table-top tasks of a Panda in SAPIEN, on PhysX's CPU solver.
 
-Nothing is rendered, and no Vulkan is needed: SAPIEN makes materials on a rendering device alone, so that stand-ins take
-their place while a scene is built. PhysX tells the normal forces of contacts and no friction (docs/howto/maniskill.md).
+Nothing is rendered, so Vulkan is not needed: SAPIEN makes materials only on a rendering device, so stand-ins replace
+them while a scene is built. PhysX reports the normal forces of contacts but no friction (docs/maniskill.md).
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ CONTROLS = {
     "pd_ee_delta_pos": ("position [3], gripper", 4),
     "pd_joint_delta_pos": ("joints [7], gripper", 8),
 }
-"""ManiSkill's control modes that this host takes, the default first: the numbers of an action, and how many."""
+"""ManiSkill's control modes that this host supports, the default first, with the parts of an action and their sizes."""
 TORQUE_LIMIT_NM = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
-"""Of the Panda's joints, base first, by ManiSkill's own URDF; its drives would give 100 N·m each."""
+"""Of the Panda's joints, base first, from ManiSkill's URDF; its drives would allow 100 N·m each."""
 _ARM = len(TORQUE_LIMIT_NM)
 _AXIS_TORQUE = 3
-"""Place of the torque about the joint's axis in SAPIEN's wrench: force [3], torque [3], in a frame whose x it is."""
+"""Index of the torque about the joint's axis in SAPIEN's wrench (force [3], torque [3]), in a frame with x along it."""
 _RESTING_M_S = 0.05
 _INSTALL = "make maniskill   (in a checkout: it makes ManiSkill's own environment, .venv-maniskill)"
 STATE, START = "state", "start"
 _READINGS = ("joint_pos", "joint_vel")
 _building = threading.Lock()
-"""Held while SAPIEN's materials are replaced: environments in threads take turns."""
+"""Held while SAPIEN's materials are replaced, so that environments in threads take turns."""
 
 
 class TaskRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a task's success asks to be moved, the tool in hand last, and ManiSkill's own limit in steps."""
+    """The bodies that a task's success requires to be moved, a held tool last, and ManiSkill's limit in steps."""
 
     targets: tuple[str, ...]
     horizon: int = 50
@@ -64,13 +64,13 @@ TASKS: Mapping[str, TaskRules] = msgspec.toml.decode(
 
 
 class ManiskillHost(Host):
-    """The host `maniskill`; needs the extra `maniskill` for everything but its suites and tasks."""
+    """The host `maniskill`; everything but its suites and tasks needs the extra `maniskill`."""
 
     name = "maniskill"
     supports = HostSupport(readings=_READINGS, privileged_readings=(STATE, START))
 
     def __init__(self, control: str = next(iter(CONTROLS))) -> None:
-        """Take ManiSkill's control mode; raises `HostError` for another than `CONTROLS`."""
+        """Set ManiSkill's control mode; raise `HostError` if it is not in `CONTROLS`."""
         require_known("the host maniskill", "control", control, CONTROLS)
         self._control = control
 
@@ -86,7 +86,7 @@ class ManiskillHost(Host):
         )
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
-        """Return a new environment of one task; raises `HostError` for a camera, or a policy that gives poses."""
+        """Return a new environment of one task; raise `HostError` for a camera, or for a policy that gives poses."""
         check_wants(wants, self.supports, "ManiSkill")
         return ManiskillEnv(task, wants, self.versions(), self._control)
 
@@ -97,10 +97,10 @@ class ManiskillHost(Host):
 class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     """One ManiSkill task with its recorder.
 
-    Actions in [-1, 1] are ManiSkill's. Of `pd_ee_delta_pose`, [7]: the fingers' middle by 0.1 m a unit [0:3], the hand
-    by -0.1 rad a unit about the base's axes [3:6], as ManiSkill turns it, and the fingers [6], 1 opens. A policy that
-    wants privileged state gets `extra["state"]`, ManiSkill's own observation `state`, and `extra["start"]` [2]: the
-    seed of ManiSkill's reset and how many settling steps followed.
+    Actions in [-1, 1] are ManiSkill's. Those of `pd_ee_delta_pose`, [7], move the midpoint of the fingers by 0.1 m per
+    unit [0:3] and turn the hand by -0.1 rad per unit about the base's axes [3:6], as ManiSkill does; 1 opens the
+    fingers [6]. A policy that wants privileged state gets `extra["state"]`, ManiSkill's observation `state`, and
+    `extra["start"]` [2]: the seed of ManiSkill's reset and the number of settling steps after it.
     """
 
     embodiment = "Panda"
@@ -116,8 +116,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self.dt_s = float(self._env.control_timestep)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a scene built anew by a seed made of `env_seed` and the index; settle, take record 0. At
-        least one settling step is made: PhysX tells contacts after its steps alone.
+        """Start an episode in a new scene with a seed made of `env_seed` and the index; settle, take record 0. At least
+        one settling step is made, because PhysX reports contacts only after a step.
         """
         check_start(self.task, seed, ManiskillHost.supports)
         self._recorder, self._seed = None, seed
@@ -143,7 +143,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return wait_steps + rest_steps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and ManiSkill's own success."""
+        """Apply one action, record it, and return the observation and ManiSkill's success."""
         recorder = self._require_recorder()
         taken = check_action(action, len(self.action_low), self._meaning).copy()
         self._advance(taken)
@@ -158,7 +158,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._targets[0]
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """Return the coordinates of the present `sim_state`: of actors, then of the robot's joints, the arm's first."""
+        """Return the coordinates of the current `sim_state`: those of actors, then of the robot's joints, arm first."""
         return state_coordinates(self._env)
 
     def close(self) -> None:
@@ -186,28 +186,28 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return Observation(self.task.instruction, place, turn, fingers, extra=extra)
 
 
-# ManiSkill's and SAPIEN's objects
+# Objects of ManiSkill and SAPIEN
 
 
 def still_action(control: str) -> tuple[float, ...]:
-    """Return the action of a control mode that moves nothing and opens the gripper."""
+    """Return a control mode's action that moves nothing and opens the gripper."""
     return (*[0.0] * (CONTROLS[control][1] - 1), 1.0)
 
 
 def task_targets(name: str) -> tuple[str, ...]:
-    """Return what a task's success asks to be moved; raises `HostError` for an unknown name."""
+    """Return the bodies that a task's success requires to be moved; raise `HostError` for an unknown name."""
     require_known("the host maniskill", "task", name, TASKS)
     return TASKS[name].targets
 
 
 def import_maniskill() -> Mapping[str, Any]:
-    """Return ManiSkill's registry of tasks; raises `HostError` if it is missing or cannot be imported."""
+    """Return ManiSkill's registry of tasks; raise `HostError` if ManiSkill is missing or cannot be imported."""
     ManiskillHost().versions()
     with importing("ManiSkill", _INSTALL, by_egl=False), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SAPIEN's, that there is no Vulkan; gymnasium's
+        warnings.simplefilter("ignore")  # SAPIEN warns that Vulkan is missing; gymnasium warns too
         import mani_skill.envs
         from mani_skill.utils.registration import REGISTERED_ENVS
-    mani_skill.logger.setLevel(logging.ERROR)  # it warns of poses that its own tasks leave open
+    mani_skill.logger.setLevel(logging.ERROR)  # it warns about poses that its own tasks leave undefined
     found: Mapping[str, Any] = REGISTERED_ENVS
     return found
 
@@ -221,13 +221,13 @@ def make_env(name: str, control: str = next(iter(CONTROLS))) -> Any:
 
 
 def start(env: Any, seed: int) -> None:
-    """Build the scene anew, so that nothing of an earlier episode is left in its solver, and draw the start."""
+    """Build a new scene, so that nothing of an earlier episode remains in the solver, and draw the start."""
     with without_visuals():
         env.reset(seed=seed, options={"reconfigure": True})
 
 
 class _NoVisual:
-    """Stands for a material or texture, which nothing shows."""
+    """Replaces a material or texture, which nothing shows."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -237,7 +237,7 @@ class _NoVisual:
 
 @contextmanager
 def without_visuals() -> Iterator[None]:
-    """Let SAPIEN build scenes without a rendering device: `render_backend="none"` leaves the materials in place."""
+    """Let SAPIEN build scenes without a rendering device; `render_backend="none"` still makes materials."""
     import sapien.render
     import sapien.wrapper.urdf_loader
 
@@ -249,19 +249,19 @@ def without_visuals() -> Iterator[None]:
 
 
 def robot(env: Any) -> Any:
-    """Return SAPIEN's articulation of the arm."""
+    """Return SAPIEN's articulation of the robot."""
     return env.agent.robot._objs[0]
 
 
 def dynamic_bodies(env: Any) -> dict[str, Any]:
-    """Return SAPIEN's bodies of what moves freely, by ManiSkill's names."""
+    """Return SAPIEN's freely moving bodies by ManiSkill's names."""
     moving = {name: actor for name, actor in env.scene.actors.items() if actor.px_body_type == "dynamic"}
     return {name: actor._bodies[0] for name, actor in moving.items()}
 
 
 def read_scene(env: Any, targets: tuple[str, ...]) -> SceneMap:
-    """Return names and roles: links under their own names, actors under ManiSkill's; what has no collision shape, such
-    as the mark of a goal, is left out. Shapes of one body are one, by the number of its entity.
+    """Return names and roles: links have their own names, actors ManiSkill's. Bodies without collision shapes, such as
+    goal markers, are left out. Shapes of one entity form one body.
     """
     links = {link.entity.name: link for link in robot(env).links if link.collision_shapes}
     solid = {name: actor._bodies[0] for name, actor in env.scene.actors.items() if actor._bodies[0].collision_shapes}
@@ -284,7 +284,7 @@ _FINGERS = ("leftfinger", "rightfinger")
 
 
 def read_parts(env: Any) -> tuple[list[Part], list[int], list[Any]]:
-    """Return the robot's links and the solid actors as parts, the places of hand and fingers, and SAPIEN's bodies."""
+    """Return the robot's links and the solid actors as parts, the indices of hand and fingers, and SAPIEN's bodies."""
     links = sorted(robot(env).links, key=lambda link: len(_ancestors(link)))
     places = {link.entity.name: place for place, link in enumerate(links)}
     parts = []
@@ -324,7 +324,7 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
 
 
 _PLANE_TURN = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])
-"""SAPIEN's planes look along x, ours along z."""
+"""SAPIEN's planes face x, ours face z."""
 
 
 def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -356,9 +356,9 @@ def _half_size(kind: str, shape: Any) -> NDArray[np.float64]:
 
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
-    """Yield the points where bodies press on each other: the normal force on the second one, world frame [N], [3].
+    """Yield the contact points that carry force, with the normal force on the second body in the world frame [N], [3].
 
-    SAPIEN lists points that are only near, too, and the impulse on the first body.
+    SAPIEN also lists points that are only close, and gives the impulse on the first body.
     """
     for contact in env.scene.px.get_contacts():
         first, second = (body.entity.per_scene_id for body in contact.bodies)
@@ -368,13 +368,13 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
 
 
 def read_torques(env: Any) -> NDArray[np.float64]:
-    """Return what the arm's drives give about its joints in the last physics step, base first [N·m], [7]."""
+    """Return the torques of the arm's drives in the last physics step, base first [N·m], [7]."""
     wrenches: NDArray[np.float32] = robot(env).get_link_incoming_joint_forces()
     return wrenches[1 : _ARM + 1, _AXIS_TORQUE].astype(np.float64)
 
 
 def read_state(env: Any) -> NDArray[np.float64]:
-    """Return ManiSkill's own flat state: of each actor and the robot's base position, quaternion wxyz and velocities,
+    """Return ManiSkill's flat state: position, quaternion wxyz and velocities of each actor and of the robot's base,
     then positions and velocities of its joints.
     """
     state: NDArray[np.float64] = env.get_state()[0].numpy().astype(np.float64)
@@ -395,6 +395,6 @@ def state_coordinates(env: Any) -> tuple[Coordinate, ...]:
 
 
 def to_pose(pose: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return position [3] in m and unit quaternion wxyz [4] of a pose of SAPIEN's, which is of single precision."""
+    """Return position [3] in m and unit quaternion wxyz [4] of a SAPIEN pose, which has single precision."""
     turn = pose.q.astype(np.float64)
     return pose.p.astype(np.float64), turn / np.linalg.norm(turn)

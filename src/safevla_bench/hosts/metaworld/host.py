@@ -1,8 +1,8 @@
-"""Meta-World: fifty tasks of a Sawyer arm in MuJoCo, recorded.
+"""Meta-World, recorded: fifty tasks of a Sawyer arm in MuJoCo.
 
-An action moves a mocap body by up to 1 cm an axis, and a weld drags the hand behind it. So no motor drives the arm's
-joints, there are no torques, and nothing yields: forces are several times those of an arm under impedance control
-(docs/reference/limits.md). Suites, tasks and names of bodies are those of `metaworld.toml`.
+An action moves a mocap body by up to 1 cm per axis, and a weld constraint pulls the hand after it. So no motor drives
+the arm's joints, there are no torques, and nothing is compliant: forces are several times those of an arm under
+impedance control (docs/limits.md). `metaworld.toml` defines suites, tasks and names of bodies.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
 _MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}
-"""Cameras of ours that are Meta-World's, elsewhere [m]: LeRobot's, by 7427f31 src/lerobot/envs/metaworld.py."""
+"""Our cameras that are Meta-World's at another position [m]: LeRobot's, from 7427f31 src/lerobot/envs/metaworld.py."""
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
 _APPEARANCE = Appearance(
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
-"""As Meta-World's own pictures, with the mark of the goal; only that those of some cameras are upside down."""
+"""As in Meta-World's pictures, with the goal's marker; only some cameras are upside down."""
 _HAND_READING, _STATE_READING = "agent_pos", "state"
 
 
 class MetaworldHost(MujocoHost):
-    """The host `metaworld`; needs the extra `metaworld` for everything but its suites and tasks."""
+    """The host `metaworld`; everything but its suites and tasks needs the extra `metaworld`."""
 
     name = "metaworld"
     supports = replace(
@@ -92,10 +92,10 @@ class MetaworldHost(MujocoHost):
 class MetaworldEnv(MujocoEnv):
     """One Meta-World task with its recorder.
 
-    Actions [4] in [-1, 1]: the hand by 1 cm a unit [0:3], and the gripper's effort [3], -1 opens. The pose in an
-    observation is that of the site `endEffector`. Images are upright: cameras that hang upside down are turned.
-    A policy that wants privileged state gets `extra["state"]`, Meta-World's own observation [39] with the goal, and
-    every policy `extra["agent_pos"]` [4], its first numbers: the hand's position and how far the gripper is open.
+    Actions [4] in [-1, 1] move the hand by 1 cm per unit [0:3] and set the gripper's effort [3], -1 opens. The pose in
+    an observation is that of the site `endEffector`. Images are upright: those of upside-down cameras are turned. A
+    policy that wants privileged state gets `extra["state"]`, Meta-World's observation [39] with the goal. Every policy
+    gets `extra["agent_pos"]` [4], its first numbers: the hand's position and how far the gripper is open.
     """
 
     action_meaning = "position [3], gripper"
@@ -117,10 +117,10 @@ class MetaworldEnv(MujocoEnv):
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
 
-        Initial state i is the i-th of the fifty goals that `metaworld.MT1(task, seed=env_seed)` draws, which places
-        things, too. A `drawn` start has the first goal that `MT1` draws by the seed `drawn_reset_seed(seed)`.
-        Meta-World moves the hand to its start by fifty steps of its own before those of `seed`. Raises `HostError` if
-        `check_start` refuses the seed.
+        Initial state i is the i-th of the fifty goals, with positions of objects, that `metaworld.MT1(task,
+        seed=env_seed)` draws. A `drawn` start has the first goal that `MT1` draws with the seed
+        `drawn_reset_seed(seed)`. Meta-World takes fifty steps to move the hand to its start, before the steps of
+        `seed`. Raises `HostError` if `check_start` refuses the seed.
         """
         check_start(self.task, seed, MetaworldHost.supports)
         self._stop_recording()
@@ -137,13 +137,13 @@ class MetaworldEnv(MujocoEnv):
         return self._observe(vector)
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
-        """Attach a recorder to the simulation, which takes record 0; logs a warning if an object still moves."""
+        """Attach a recorder, which takes record 0, to the simulation; log a warning if an object still moves."""
         env, self._seed = self._env, seed
         scene = self._change_physics(seed, self._read_scene())
         warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
         recorder = Recorder(env.model, env.data, scene)
         off_substeps = hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep)
-        # Behind the physics and before Meta-World's `mj_forward`, which moves positions on by a substep.
+        # After the physics and before Meta-World's `mj_forward`, which advances positions by a substep.
         off_steps = hook_after(env, "do_simulation", lambda: recorder.record_step(self._action))
 
         self._recorder = recorder
@@ -153,7 +153,7 @@ class MetaworldEnv(MujocoEnv):
         self._env.frame_skip = count
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and Meta-World's own success."""
+        """Apply one action, record it, and return the observation and Meta-World's success."""
         self._require_recorder()
         self._action = check_action(action, len(STILL), self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
@@ -184,7 +184,7 @@ class MetaworldEnv(MujocoEnv):
         self._env.close()
 
     def _observe(self, vector: NDArray[np.float64]) -> Observation:
-        """Return the observation; `vector` is Meta-World's own [39]. Takes back what `render_next` said."""
+        """Return the observation for Meta-World's `vector` [39]. Resets what `render_next` set."""
         import mujoco
 
         data = self._env.data
@@ -217,7 +217,7 @@ class MetaworldEnv(MujocoEnv):
 
     @contextmanager
     def _place(self, camera: str) -> Iterator[str]:
-        """Yield Meta-World's name of a camera, which stands meanwhile where ours does; physics sees nothing of it."""
+        """Yield Meta-World's name of a camera, moved to our position in the block; the physics is not affected."""
         own, place_m = _MOVED_M.get(camera, (camera, None))
         position = self._env.data.camera(own).xpos
         stood = position.copy()
@@ -226,11 +226,11 @@ class MetaworldEnv(MujocoEnv):
         position[:] = stood
 
 
-# Suites, tasks and goals; the names and roles of a model
+# Suites, tasks and goals; names and roles of a model
 
 
 class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task: what it asks for, the bodies that its goal moves, and the fixture of which it moves a part."""
+    """One task: its goal, the bodies that it moves, and the fixture that has a moving part."""
 
     instruction: str
     targets: tuple[str, ...] = ()
@@ -262,17 +262,17 @@ def suite_tasks(suite: str) -> tuple[Task, ...]:
 
 
 def metaworld_task(name: str) -> MetaworldTask:
-    """Return what one task asks for, by Meta-World's name; raises `HostError` for an unknown name."""
+    """Return a task's entry by Meta-World's name; raise `HostError` for an unknown name."""
     tasks = _read_tasks().tasks
     require_known("Meta-World", "task", name, tasks)
     return tasks[name]
 
 
 def import_metaworld() -> Any:
-    """Return the package `metaworld`; raises `HostError` if it is missing or cannot be imported."""
+    """Return the package `metaworld`; raise `HostError` if it is missing or cannot be imported."""
     MetaworldHost().versions()
     with importing("Meta-World", _INSTALL), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gymnasium's, about its own registry
+        warnings.simplefilter("ignore")  # gymnasium warns about its registry
         import metaworld
     return metaworld
 
@@ -286,16 +286,15 @@ def make_env(name: str) -> SawyerXYZEnv:
 
 @lru_cache(maxsize=64)
 def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
-    """Return Meta-World's own tasks, fifty goals and places of things, as `metaworld.MT1(name, seed)` draws them."""
+    """Return Meta-World's fifty variants of a task (goals and positions), as drawn by `metaworld.MT1(name, seed)`."""
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
 
 def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
-    """Return names and roles of a task's model.
+    """Return names and roles of the bodies in a task's model.
 
-    The robot is the arm and the mocap body that drags it. A rigid piece is one body. Pieces that fly free, and the
-    task's targets, are objects; other moving pieces are links of furniture, tracked unless the goal moves their
-    fixture.
+    The robot is the arm and the mocap body that moves it. A rigid piece is one body. Free pieces and the task's targets
+    are objects. Other moving pieces are links of furniture, tracked unless the goal moves their fixture.
     """
     names = _body_names(model)
     robot = {body for root in _ROBOT_ROOTS for body in subtree_bodies(model, int(model.body(root).id))}
@@ -318,8 +317,8 @@ def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
 
 
 def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
-    """Return the recorded name of each MuJoCo body: its own if it moves, stands on the world or is the robot's, else
-    its parent's. An unnamed body that moves has the name that the task file gives for its parent, if any.
+    """Return the recorded name of each MuJoCo body: its own if it moves, is fixed to the world or is the robot's, else
+    its parent's. An unnamed moving body has the name that the task file gives for its parent, if any.
     """
     names = ["world"]
     robot = subtree_bodies(model, int(model.body("base").id))

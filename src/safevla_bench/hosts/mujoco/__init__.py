@@ -1,1 +1,1 @@
-"""Shared by hosts that run MuJoCo: the recorder, and the viewer of recorded episodes."""
+"""Code shared by MuJoCo hosts: the recorder and the viewer of recorded episodes."""

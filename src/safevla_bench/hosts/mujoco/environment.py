@@ -1,6 +1,4 @@
-"""The life cycle that environments in MuJoCo share: record, observe, be looked at, in changed physics; and robosuite's
-share of it.
-"""
+"""Base classes of MuJoCo and robosuite environments: recording, observations, viewers and changes of physics."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 CONTROL_STEP_S = 0.05
 FAST = "SAFEVLA_FAST"
-"""Environment variable: `no` runs robosuite's own code alone, and leaves out nothing that it repeats."""
+"""Environment variable; `no` runs robosuite's code unchanged, including its repeated computations."""
 _CHATTER = (
     "No private macro file found",
     "It is recommended to use a private macro",
@@ -50,51 +48,51 @@ RawObservation = Mapping[str, NDArray[np.generic]]
 
 
 class MujocoHost(Host):
-    """What hosts of a `MujocoEnv` share: every change of physics, and a stage for what they recorded."""
+    """Base of hosts whose environments are a `MujocoEnv`: all changes of physics, and viewers of records."""
 
     supports = HostSupport(changeable=frozenset(part.name for part in fields(PhysicsChange)), pictures=True)
 
     @abstractmethod
     def make(self, task: Task, wants: Wants) -> MujocoEnv:
-        """Return a new environment of one task, not reset yet."""
+        """Return a new environment of one task, before its first reset."""
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at; raises `HostError` if the
-        simulator cannot be used here or lacks the task, or the record lacks its states or its start.
+        """Return a stage for a recorded episode, a batch of one with its `sim_state`. Raises `HostError` if the
+        simulator is unusable here or lacks the task, or the record lacks states or its start.
         """
         return self.make(task, Wants()).open_stage(episode)
 
 
 class MujocoEnv(RecordedEnv[Recorder]):
-    """One task in MuJoCo with its recorder.
+    """One MuJoCo task with its recorder.
 
-    A subclass makes the simulation, starts episodes in it by `reset`, steps it, and says what differs.
+    Subclasses make the simulation, start episodes in `reset`, and implement the steps.
     """
 
     action_meaning: str
-    """The parts of an action, for error messages."""
+    """Names of the parts of an action, for error messages."""
     still: tuple[float, ...]
-    """The action that moves nothing and opens the gripper; as long as every action."""
+    """The action that moves nothing and opens the gripper; it has the length of every action."""
     stage_camera: str
-    """The camera that shows a recorded episode best."""
+    """The camera with the best view of a recorded episode."""
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Set bounds [A] of ±1; nothing is simulated."""
+        """Set bounds [A] of ±1, without simulating."""
         super().__init__(task, wants, versions, len(self.still))
         self._renders_next = True
         self._hooks: list[Undo] = []
 
     @abstractmethod
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Return the present simulation."""
+        """Return the current simulation."""
 
     @abstractmethod
     def _read_scene(self) -> Scene:
-        """Return names and roles of the present model."""
+        """Return names and roles of the current model."""
 
     def _observe_pose(self) -> Callable[[Floats, Floats], Observation] | None:
-        """Return what observes a pose, given as qpos and qvel; None = the host cannot say."""
+        """Return a function from qpos and qvel to an observation, or None if the host has none."""
         return None
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -104,10 +102,10 @@ class MujocoEnv(RecordedEnv[Recorder]):
         self._renders_next = wanted
 
     def open_stage(self, episode: Batch) -> MujocoStage:
-        """Return a recorded episode, a batch of one with its `sim_state`, as a stage that owns this environment.
+        """Return a stage for a recorded episode, a batch of one with its `sim_state`. The stage owns this environment.
 
-        The scene is made by a reset from the record's seed. Raises `HostError`, and closes the environment, if it
-        cannot be made again here, or the record lacks its start, or states of this model.
+        A reset from the record's seed makes the scene. Raises `HostError`, and closes the environment, if the scene
+        cannot be made here, or the record lacks its start or states of this model.
         """
         try:
             self.reset(episode_seed(episode))
@@ -120,10 +118,10 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
     @abstractmethod
     def _set_substeps(self, count: int) -> None:
-        """Let a control step have so many substeps, whose length the model says."""
+        """Set the number of substeps per control step; the model defines their length."""
 
     def _change_physics(self, seed: EpisodeSeed, scene: Scene) -> Scene:
-        """Change the physics as the start asks, until recording stops; return the scene as it is to be recorded."""
+        """Apply the start's changes of physics until recording stops; return the scene to record."""
         change = seed.change or PhysicsChange()
         model, data = self._mujoco()
         self._hooks.append(change_model(model, data, scene, change, [seed.env_seed, seed.init_state_index]))
@@ -145,24 +143,24 @@ class MujocoEnv(RecordedEnv[Recorder]):
 
 
 ROBOSUITE_SUPPORT = replace(MujocoHost.supports, privileged=True, readings=tuple(_JOINT_READINGS), unit_m=0.05)
-"""What hosts of a `RobosuiteEnv` share; robosuite's arm controllers scale an action of 1 to 5 cm."""
+"""Support shared by hosts with a `RobosuiteEnv`; an action of 1 moves robosuite's arm controllers by 5 cm."""
 
 
 class RobosuiteEnv(MujocoEnv):
     """One task in a robosuite environment with its recorder.
 
-    A subclass makes the environment, starts episodes in it by `reset` and `_settle_and_record`, and says what differs.
-    Its `reset` opens the gate of the cameras for the observation that it returns, and for no other.
+    Subclasses make the environment and start episodes in `reset` with `_settle_and_record`. `reset` opens the camera
+    gate only for the observation that it returns.
     """
 
     dt_s = CONTROL_STEP_S
     substep_method = "step2"
-    """The method of robosuite's `MjSim` after which the forces of one physics substep are there: robosuite 1.5 advances
-    a substep in two halves (`lite_physics`).
+    """The method of robosuite's `MjSim` after which the forces of a physics substep are available. robosuite 1.5 splits
+    a substep into two halves (`lite_physics`).
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Set bounds [A] of ±1; nothing is simulated."""
+        """Set bounds [A] of ±1, without simulating."""
         super().__init__(task, wants, versions)
         self._gate = CameraGate(wants.image_size)
         self._privileged: ScenePrivileged | None = None
@@ -174,7 +172,7 @@ class RobosuiteEnv(MujocoEnv):
         self._is_fast = wanted
 
     def _set_speed(self) -> None:
-        """Speed robosuite's environment up or slow it down, as `run_fast` has said; before its reset."""
+        """Turn shortcuts in robosuite's environment on or off, as set by `run_fast`, before its reset."""
         if self._is_fast and self._slow_down is None:
             self._slow_down = speed_up(self._robosuite())
         elif not self._is_fast and self._slow_down is not None:
@@ -182,10 +180,10 @@ class RobosuiteEnv(MujocoEnv):
             self._slow_down = None
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and the benchmark's own success.
+        """Apply one action, record it, and return the observation and the benchmark's success.
 
-        Raises `InvalidActionError` for an action of another length or not finite, before anything is simulated, and
-        `HostError` if the simulation diverged, there was no reset, or the simulator sampled no picture to show.
+        Raises `InvalidActionError`, before simulating, for an action of the wrong length or with values that are not
+        finite; `HostError` if the simulation diverged, no reset was made, or the simulator rendered no picture.
         """
         recorder = self._require_recorder()
         checked = check_action(action, len(self.still), self.action_meaning)
@@ -208,21 +206,21 @@ class RobosuiteEnv(MujocoEnv):
         return observe
 
     def close(self) -> None:
-        """Free the simulator; a reset makes another. Closing twice is harmless."""
+        """Free the simulator; a reset makes a new one. Closing twice is harmless."""
         self._stop_recording()
         if self._env is not None:
             self._env.close()
         self._env = None
 
     def _robosuite(self) -> Any:
-        """Return robosuite's own environment; raises `HostError` before a reset."""
+        """Return robosuite's environment; raise `HostError` before a reset."""
         if self._env is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._env
 
     def _make_anew(self, make: Callable[[], Any], *, is_seen: bool) -> Any:
-        """Close the environment, and return another one, before its reset, for an episode whose first observation is
-        the reset's if `is_seen`.
+        """Close the environment and return a new one, before its reset. `is_seen`: the episode's first observation is
+        that of the reset.
         """
         self.close()
         self._env, self._slow_down = make(), None
@@ -237,11 +235,11 @@ class RobosuiteEnv(MujocoEnv):
 
     @abstractmethod
     def _advance(self, action: Action) -> tuple[RawObservation, bool]:
-        """Apply one action, and return the observation and the benchmark's own success."""
+        """Apply one action, and return the observation and the benchmark's success."""
 
     @abstractmethod
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
-        """Return a reader of the present scene's ground truth."""
+        """Return a reader of the current scene's ground truth."""
 
     def _set_substeps(self, count: int) -> None:
         env = self._robosuite()
@@ -255,13 +253,13 @@ class RobosuiteEnv(MujocoEnv):
         return None, None
 
     def _settle_and_record(self, seed: EpisodeSeed, raw: RawObservation, success: bool) -> Observation:
-        """Make the still steps that `seed` asks for, take record 0, and return its observation; `raw` and `success` are
-        those before.
+        """Take the still steps that `seed` requests, take record 0, and return its observation. `raw` and `success` are
+        the values before settling.
         """
         still = np.array(seed.wait_action or self.still)
         steps = settling_steps(*self._mujoco(), self._read_scene().objects, seed.wait_steps, seed.rest_steps)
         for step, _ in enumerate(steps):
-            self._gate.set_open(step >= seed.wait_steps - 1)  # any of the steps until things rest may be the last
+            self._gate.set_open(step >= seed.wait_steps - 1)  # until bodies rest, any step may be the last
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
@@ -301,7 +299,7 @@ class RobosuiteEnv(MujocoEnv):
 
 
 def camera_options(wants: Wants) -> dict[str, object]:
-    """Return robosuite's options of an environment's cameras; nothing is rendered if none is wanted."""
+    """Return robosuite's camera options for an environment; without a wanted camera nothing is rendered."""
     height, width = wants.image_size
     rendered = bool(wants.cameras)
     return {
@@ -311,14 +309,14 @@ def camera_options(wants: Wants) -> dict[str, object]:
         "camera_names": list(wants.cameras),
         "camera_heights": height,
         "camera_widths": width,
-        # The rollout decides when an episode ends; robosuite would refuse the 1001st step, settling included.
+        # The rollout ends episodes; robosuite would refuse step 1001, counting settling steps.
         "ignore_done": True,
     }
 
 
 def env_options(robot: str, wants: Wants) -> dict[str, object]:
-    """Return the keyword arguments of an environment of one robot under its own controller; imports robosuite. Nothing
-    is rendered if no camera is wanted.
+    """Return the keyword arguments for an environment of one robot with its default controller; imports robosuite.
+    Without a wanted camera nothing is rendered.
     """
     from robosuite.controllers import load_composite_controller_config
 
@@ -327,18 +325,18 @@ def env_options(robot: str, wants: Wants) -> dict[str, object]:
 
 
 def quieten_log() -> None:
-    """Keep from robosuite's log, from now on, what no part of this package needs."""
+    """Silence robosuite's log messages that this package does not need."""
     logging.getLogger("robosuite_logs").addFilter(lambda record: not record.getMessage().startswith(_CHATTER))
 
 
 def to_wxyz(quat_xyzw: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Return robosuite's quaternion with w first, [4]."""
+    """Return a quaternion of robosuite, [4], in the order wxyz."""
     return np.array(quat_xyzw[[3, 0, 1, 2]], dtype=np.float64)
 
 
 def flat_state(recorded: Sequence[float], size: int) -> Floats:
-    """Return a recorded flat state as an array, [size]; raises `HostError` if it is of another size, so of
-    another scene or version, or not finite.
+    """Return a recorded flat state as an array [size]; raise `HostError` if it has another size, because it belongs to
+    another scene or version, or is not finite.
     """
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
@@ -350,8 +348,8 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
 
 
 def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate, ...]:
-    """Return every joint of a MuJoCo model as parts of its flat state, which begins with the time. Free joints are
-    the pose of their body, by its recorded name; others have their own name, or else the body's.
+    """Return every joint of a MuJoCo model as a part of its flat state, which begins with the time. A free joint is the
+    pose of its body, under the body's recorded name; other joints have their own name, or else the body's.
     """
     found = list[Coordinate]()
     for joint in range(model.njnt):
@@ -367,23 +365,23 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
     return tuple(found)
 
 
-# Changes of a compiled model for one episode, and back
+# Reversible changes of a compiled model for one episode
 
 
 _CLASSES = 31
-"""Bits of `contype` that an int32 offers without its sign."""
+"""Number of bits of `contype` in an int32 without its sign."""
 _FROZEN_KG = 1e10
-"""Inertia under which nothing moves within an episode."""
+"""Inertia at which nothing moves noticeably within an episode."""
 ROBOT = "robot"
 
 
 def change_model(
     model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, change: PhysicsChange, seed: Sequence[int]
 ) -> Undo:
-    """Change a model, and the state where `change` says so, and return what puts the model back; not its time step.
+    """Change a model, and its state if `change` says so, except its time step; return a function that undoes this.
 
-    Under the default nothing is written or computed. `seed` draws the directions of `change.shift_m`. Raises
-    `HostError` for a body that the scene lacks, and for more kinds of geoms than can be told apart.
+    The default change writes and computes nothing. `seed` draws the directions of `change.shift_m`. Raises `HostError`
+    for a body that the scene lacks, and if there are more kinds of geoms than bits.
     """
     changed = () if change == PhysicsChange() else _CHANGED
     kept = {name: getattr(model, name).copy() for name in changed}
@@ -419,12 +417,12 @@ _CHANGED = (
     "dof_armature",
     "dof_M0",
 )
-"""The arrays of a model that a change may write."""
+"""Arrays of a model that a change may write."""
 
 
 def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> None:
-    """Multiply time constants [s] by a factor, and divide stiffness and damping where `solref` holds those (negative).
-    MuJoCo takes no time constant below two time steps, `least_s`: what is there already gets no stiffer by it.
+    """Multiply time constants [s] by a factor, or divide stiffness and damping if `solref` holds those (negative
+    values). MuJoCo allows no time constant below two time steps, `least_s`, so smaller ones are not stiffened.
     """
     is_time = solref[:, :1] > 0
     softened = np.maximum(solref, [least_s, -np.inf]) * [factor, 1.0]
@@ -443,9 +441,8 @@ def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
 
 
 def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
-    """Let no geom of `first` touch one of `second`; every other pair collides, or does not, as before. Geoms of one
-    kind (masks, and which of the two they are in) get a bit of their own, and take up contact with the bits of those
-    kinds that they collided with.
+    """Prevent contact between geoms of `first` and `second`, and keep all other pairs as they are. Geoms of one kind
+    (equal masks and membership) get a bit of their own, and accept the bits of the kinds that they collided with.
     """
     contype, conaffinity = model.geom_contype, model.geom_conaffinity
     kinds, of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
@@ -462,7 +459,7 @@ def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
 
 
 def _join_masks(model: mujoco.MjModel) -> None:
-    """Make the masks of bodies those of their geoms, which MuJoCo's broad phase reads."""
+    """Recompute the bodies' masks, which MuJoCo's broad phase reads, from their geoms."""
     for mask in ("contype", "conaffinity"):
         of_body = getattr(model, f"body_{mask}")
         of_body[...] = 0
@@ -477,7 +474,7 @@ def _remove_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name:
         getattr(model, mask)[geoms] = 0
     _join_masks(model)
     dofs = [dof for dof, body in enumerate(model.dof_bodyid) if scene.body_name[body] == name]
-    for inertia in ("dof_armature", "dof_M0"):  # MuJoCo takes the latter for bodies about their centre of mass
+    for inertia in ("dof_armature", "dof_M0"):  # MuJoCo uses `dof_M0` for bodies about their centre of mass
         getattr(model, inertia)[dofs] = _FROZEN_KG
     data.qvel[dofs] = 0.0
 

@@ -1,7 +1,8 @@
-"""The import of a MuJoCo simulator: the EGL device that it renders on, caches that can be written, and its errors.
+"""Import of MuJoCo simulators: the EGL device for rendering, writable caches, and import errors.
 
-robosuite reads CUDA_VISIBLE_DEVICES as a number of an EGL device (`robosuite/renderers/context/egl_context.py`, 1.4.0
-and 1.5.2). EGL and CUDA count differently, and the variable may be empty or hold UUIDs. So the device is chosen here.
+robosuite uses CUDA_VISIBLE_DEVICES as the index of an EGL device (`robosuite/renderers/context/egl_context.py`, 1.4.0
+and 1.5.2). But EGL and CUDA count differently, and the variable may be empty or hold UUIDs, so this module chooses the
+device.
 """
 
 from __future__ import annotations
@@ -35,11 +36,10 @@ GRAPHICS_REMEDY = (
 
 @contextmanager
 def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[None]:
-    """Import a simulator in the block: on the chosen EGL device, with caches that can be written.
+    """Import a simulator in the block, with a chosen EGL device and writable caches.
 
-    A simulator that does not render `by_egl` keeps CUDA_VISIBLE_DEVICES. Whatever the import raises becomes a
-    `HostError`. Its remedy is `install` if a package or a name is missing, or the graphics if MuJoCo or OpenGL raised;
-    another error is named as it is.
+    A simulator that does not render `by_egl` keeps CUDA_VISIBLE_DEVICES. Import errors become a `HostError`. Its remedy
+    is `install` if a package or a name is missing, a graphics remedy if MuJoCo or OpenGL raised, else the error itself.
     """
     _use_writable_caches()
     try:
@@ -64,7 +64,7 @@ _LOG_FILE = os.path.join(os.sep, "tmp", "robosuite.log")
 
 @contextmanager
 def _without_log_file() -> Iterator[None]:
-    """Let robosuite be imported although its log file belongs to another user of this machine."""
+    """Let robosuite be imported although another user of this machine owns its log file."""
     make = logging.FileHandler
     if os.path.exists(_LOG_FILE) and not os.access(_LOG_FILE, os.W_OK):
         logging.FileHandler = lambda *_, **__: logging.NullHandler()  # type: ignore[assignment, misc]
@@ -83,7 +83,7 @@ def _list_modules(error: BaseException) -> list[str]:
 
 
 def _choose_for_robosuite() -> None:
-    """Let robosuite choose the EGL device in `egl_device`; it does so once per process, at the first picture."""
+    """Make robosuite choose the EGL device in `egl_device`; it does so once per process, at the first picture."""
     module = sys.modules.get(_ROBOSUITE)
     make = getattr(module, _MAKE_DISPLAY, None)
     if make is None or hasattr(make, "__wrapped__"):
@@ -102,7 +102,7 @@ def _choose_for_robosuite() -> None:
 
 @dataclass(frozen=True, slots=True)
 class EglDevice:
-    """A device of EGL's list: its ordinal in CUDA (None = not a CUDA device), and whether it is software."""
+    """A device in EGL's list: its CUDA ordinal (None if it has none), and whether it is a software renderer."""
 
     cuda: int | None = None
     is_software: bool = False
@@ -110,9 +110,9 @@ class EglDevice:
 
 @contextmanager
 def egl_device() -> Iterator[None]:
-    """Choose the EGL device of this process in the block; both environment variables are restored afterwards.
+    """Choose this process's EGL device in the block; both environment variables are restored afterwards.
 
-    A device that the user names by MUJOCO_EGL_DEVICE_ID stays. A warning is logged once if the choice is a guess.
+    MUJOCO_EGL_DEVICE_ID set by the user has precedence. Logs one warning if the choice is a guess.
     """
     before = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}
     if before[DEVICE] is None and os.environ.get("MUJOCO_GL", "").lower() in ("", "egl"):
@@ -133,11 +133,11 @@ def egl_device() -> Iterator[None]:
 
 
 def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int = 0) -> tuple[int | None, str]:
-    """Return the index of the EGL device that a worker renders on, and a warning or "".
+    """Return the index of the EGL device for a worker, and a warning or "".
 
-    `visible` is CUDA_VISIBLE_DEVICES. Workers take its devices in turn. The ordinals that EGL states (attribute
-    EGL_CUDA_DEVICE_NV) count the visible devices; if there are more of them than visible ones, they count all.
-    None leaves the choice to the simulator, as there is nothing to choose by.
+    `visible` is CUDA_VISIBLE_DEVICES; workers take its devices in turn. EGL's ordinals (attribute EGL_CUDA_DEVICE_NV)
+    count only visible devices, unless there are more ordinals than visible devices; then they count all. None means
+    that nothing is known and the simulator chooses.
     """
     entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
     ordinals = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
@@ -163,7 +163,7 @@ _CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64
 
 @cache
 def _list_devices() -> tuple[EglDevice, ...]:
-    """Return the devices in EGL's own order; () without EGL or its extensions."""
+    """Return the devices in EGL's order; () without EGL or its extensions."""
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:
@@ -194,8 +194,8 @@ def _list_devices() -> tuple[EglDevice, ...]:
 
 
 def _use_writable_caches(variables: Mapping[str, str] = os.environ) -> None:
-    """Name a private folder for the caches of numba and Matplotlib if the user's cache folder cannot be written.
-    Workers inherit it; it is removed when this process ends.
+    """If the user's cache folder is not writable, set a private folder for the caches of numba and Matplotlib. Workers
+    inherit it; it is removed when this process ends.
     """
     missing = [name for name in _CACHES if name not in variables]
     if not missing or _can_write(Path(variables.get("XDG_CACHE_HOME") or "~/.cache").expanduser()):
@@ -207,7 +207,7 @@ def _use_writable_caches(variables: Mapping[str, str] = os.environ) -> None:
 
 
 def _can_write(folder: Path) -> bool:
-    """Try it: `os.access` allows root what a file system refuses, and a full one takes no content."""
+    """Return whether a file can be written; `os.access` misses a full disk and a file system that refuses root."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -1,4 +1,4 @@
-"""Sizes of bodies from MuJoCo's collision geometry, for policies that ask for privileged state."""
+"""Body sizes from MuJoCo's collision geometry, for policies that ask for privileged state."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from safevla_recorder.mujoco.recorder import Scene, subtree_bodies
 if TYPE_CHECKING:
     import mujoco
 
-# mjtGeom; a plane has no size, and height fields occur in no host.
+# mjtGeom values; a plane has no size, and no host has height fields.
 _SPHERE, _CAPSULE, _ELLIPSOID, _CYLINDER, _BOX, _MESH = 2, 3, 4, 5, 6, 7
 
 
 class ScenePrivileged:
-    """Ground truth of a scene, step by step; sizes are measured once, in the pose at making. Bodies are everything with
-    bounded collision geometry but the robot, by their recorded names; of several MuJoCo bodies under one name the first
-    is the root.
+    """Ground truth of a scene at each step. Sizes are measured once, in the pose at construction. Covers all bodies
+    with bounded collision geometry except the robot, by recorded name; of several MuJoCo bodies with one name, the
+    first is the root.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ScenePrivileged:
         goal: tuple[tuple[str, ...], ...],
         sites: Mapping[str, Floats],
     ) -> None:
-        """Measure sizes in the pose of `data`; `sites` are views [3] of the goal's places."""
+        """Measure sizes in the pose of `data`; `sites` are views [3] of the goal's sites."""
         self._model, self._data, self._goal, self._sites = model, data, goal, sites
         self._movable = frozenset(scene.objects)
         made_of: dict[str, tuple[int, ...]] = {}
@@ -47,11 +47,11 @@ class ScenePrivileged:
         self._pieces = {name: parts for name, parts in pieces.items() if parts}
         self._root = {name: made_of[name][0] for name in self._boxes}
         self._hand: tuple[int, ...] = ()
-        if scene.eef_site is not None:  # in robosuite the end effector is a body of its own, beside the fingers
+        if scene.eef_site is not None:  # robosuite makes the end effector a separate body next to the fingers
             self._hand = subtree_bodies(model, model.body_parentid[model.site_bodyid[scene.eef_site]])
 
     def read_now(self) -> Privileged:
-        """Return the scene as it is, in read-only copies."""
+        """Return the current scene in read-only copies."""
         data = self._data
         return Privileged(
             body_pos_m={name: read_only(data.xpos[body]) for name, body in self._root.items()},
@@ -82,8 +82,8 @@ def _mesh_corners(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
 def bounding_box(
     model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
 ) -> tuple[Floats, Floats] | None:
-    """Return half extents [3] and centre [3], m, of the present collision geometry of `bodies` along the axes of body
-    `root`; None if they have no bounded collision geometry.
+    """Return half extents [3] and centre [3], m, of the collision geometry of `bodies` in its current pose, along the
+    axes of body `root`; None without bounded collision geometry.
     """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
@@ -96,8 +96,8 @@ def bounding_box(
 
 
 def piece_boxes(model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]) -> Boxes | None:
-    """Return a box around each geom of the present collision geometry of `bodies`, in the frame of body `root`;
-    None if there is none.
+    """Return a box around each collision geom of `bodies` in its current pose, in the frame of body `root`; None
+    without geoms.
     """
     geoms = _collision_geoms(model, bodies)
     if not len(geoms):
@@ -123,7 +123,7 @@ def read_only(array: NDArray[np.float64]) -> Floats:
 def _geom_span(
     model: mujoco.MjModel, data: mujoco.MjData, geom: int, origin: Floats, turn: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the least and greatest coordinates of one geom in the frame at `origin` with axes `turn`, [3] each."""
+    """Return the minimum and maximum coordinates of one geom in the frame at `origin` with axes `turn`, [3] each."""
     axes = turn.T @ data.geom_xmat[geom].reshape(3, 3)
     centre = turn.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:

@@ -1,8 +1,8 @@
-"""Pictures of a MuJoCo model, off screen: colours, and which body each pixel shows.
+"""Off-screen pictures of a MuJoCo model: colours, and the body that each pixel shows.
 
     python -m safevla_bench.hosts.mujoco.renderer
 
-renders one frame and prints what it came to, as JSON. It may crash: run it in a process of its own.
+renders one frame and prints the result as JSON. It may crash, so run it in a separate process.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ if TYPE_CHECKING:
     import mujoco
 
 VISUAL_GROUPS = frozenset({1, 2})
-"""robosuite's models: group 0 holds the collision geometry, 1 what is to be seen; 2 is MuJoCo's other visible one."""
+"""robosuite's models: group 0 is collision geometry, 1 is visible geometry; 2 is visible by default in MuJoCo."""
 
 
 @dataclass(frozen=True)
 class Appearance:
-    """Drawing of a host's models: groups of geoms, whether sites are drawn, and cameras that hang upside down."""
+    """Appearance of a host's models: geom groups, whether sites are drawn, and cameras that are upside down."""
 
     groups: frozenset[int] = VISUAL_GROUPS
     sites: bool = False
-    """Marks such as goals, of MuJoCo's visible groups."""
+    """Whether to draw sites of MuJoCo's visible groups, such as goal markers."""
     turned: frozenset[str] = frozenset()
 
 
 ROBOSUITE = Appearance()
-_SHADOWS = 1024  # texels; more cost a second a picture where the graphics are software
+_SHADOWS = 1024  # texels; a larger map takes a second per picture with software rendering
 _NOTHING = -1
 
 
 class Renderer:
-    """Renders one model off screen, up to one size (height, width).
+    """Off-screen renderer of one model, up to one size (height, width).
 
-    Its OpenGL context is its own, by EGL unless MUJOCO_GL names osmesa or glfw, so that it does not matter in which
-    order MuJoCo and robosuite were imported.
+    It has a separate OpenGL context (EGL unless MUJOCO_GL names osmesa or glfw), so the import order of MuJoCo and
+    robosuite does not matter.
     """
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:
         """Make a context for pictures up to `size`; sets the model's offscreen size and shadows. Raises `HostError` if
-        nothing can be rendered here.
+        rendering is not possible here.
         """
         import mujoco
 
@@ -64,7 +64,7 @@ class Renderer:
         try:
             with egl_device():
                 self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(size[1], size[0])
-        # Each backend fails in its own ways: no such module, no library, no device, no display.
+        # Each backend fails differently: no such module, library, device or display.
         except Exception as error:
             raise HostError(f"no picture can be rendered by {backend}: {error}", remedy=GRAPHICS_REMEDY) from error
         self._gl.make_current()
@@ -79,8 +79,8 @@ class Renderer:
             self._option.sitegroup[:] = 0
 
     def look(self, data: mujoco.MjData, camera: Camera) -> None:
-        """Take in the scene of `data`, whose kinematics must be up to date, and the camera, for pictures to come.
-        Raises `KeyError` if the model has no camera of that name.
+        """Set the scene of `data`, whose kinematics must be current, and the camera for the next pictures. Raises
+        `KeyError` if the model has no camera of that name.
         """
         import mujoco
 
@@ -94,7 +94,7 @@ class Renderer:
         mujoco.mjv_updateScene(self._model, data, self._option, None, view, everything, self._scene)
 
     def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Render the colours of the last view, uint8 [H, W, 3], the right way up; `size` is (height, width)."""
+        """Render the colours of the current view, uint8 [H, W, 3], upright; `size` is (height, width)."""
         import mujoco
 
         self._gl.make_current()
@@ -102,18 +102,18 @@ class Renderer:
         rectangle = mujoco.MjrRect(0, 0, size[1], size[0])
         mujoco.mjr_render(rectangle, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, rectangle, self._context)
-        upright = pixels[::-1]  # OpenGL begins with the bottom row
+        upright = pixels[::-1]  # OpenGL starts with the bottom row
         return (upright[::-1, ::-1] if self._turns else upright).copy()
 
     def bodies(self, size: tuple[int, int]) -> NDArray[np.int64]:
-        """Return the id of the body that each pixel of the last view shows, -1 = none, [H, W]."""
+        """Return the id of the body that each pixel of the current view shows, -1 for none, [H, W]."""
         import mujoco
 
         flags = self._scene.flags
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 1
         pixels = self.image(size).astype(np.int64)
         flags[mujoco.mjtRndFlag.mjRND_SEGMENT] = flags[mujoco.mjtRndFlag.mjRND_IDCOLOR] = 0
-        drawn = pixels @ np.array([1, 256, 65536])  # 0 = background, else one more than the drawn thing's number
+        drawn = pixels @ np.array([1, 256, 65536])  # 0 = background, else the index of the drawn geom plus 1
         owner = np.full(self._scene.ngeom + 1, _NOTHING)
         for geom in self._scene.geoms[: self._scene.ngeom]:
             if geom.objtype == mujoco.mjtObj.mjOBJ_GEOM and 0 <= geom.segid < self._scene.ngeom:
@@ -131,41 +131,41 @@ _Sensor = Callable[[Mapping[str, Any]], Any]
 
 
 class CameraGate:
-    """The gate of one robosuite environment's cameras; `renders` counts the pictures that were rendered.
+    """Switch for the cameras of one robosuite environment; `renders` counts the pictures rendered.
 
     robosuite renders every camera at the first physics substep of every control step, and three times at a reset. The
-    gate wraps the sensors and leaves the observables around them alone: their timers run on, so that a picture is
-    sampled at the same instant, from the same state, as without the gate. Switching an observable off
-    (`modify_observable(enabled=False)`) resets its timer and shifts that instant.
+    gate wraps the sensors but leaves their observables running, so pictures are sampled at the same instant, from the
+    same state, as without it. Disabling an observable (`modify_observable(enabled=False)`) would reset its timer and
+    shift that instant.
 
-    It takes hold at the environment's next reset, which makes its sensors anew. A closed sensor gives a black picture,
-    which must not be shown: `is_open` says whether pictures may be, and `is_fresh` whether there is one.
+    It takes effect at the environment's next reset, which makes new sensors. A closed sensor returns a black picture,
+    which must not be shown: `is_open` says whether pictures may be rendered, `is_fresh` whether one was.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
-        """Begin open; `size` is (height, width) of the black picture."""
+        """Start open; `size` is (height, width) of the black picture."""
         self.is_open = True
         self.is_fresh = False
         self.renders = 0
         self._blank: NDArray[np.uint8] = np.zeros((*size, 3), dtype=np.uint8)
 
     def set_open(self, wanted: bool) -> None:
-        """Open or close the gate for the samples to come; `is_fresh` stays true only while the gate stays open."""
+        """Open or close the gate for the next samples; `is_fresh` stays true only while the gate stays open."""
         self.is_fresh = self.is_fresh and self.is_open and wanted
         self.is_open = wanted
 
     def install(self, env: Any) -> None:
-        """Wrap the camera sensors that robosuite's environment makes from its next reset on; for versions 1.4 and 1.5.
-        A second call does nothing.
+        """Wrap the camera sensors that robosuite 1.4 or 1.5 makes from the next reset on. A second call does
+        nothing.
         """
         create = env._create_camera_sensors
         if getattr(create, "gate", None) is self:
             return
 
         def gate_sensor(sensor: _Sensor) -> _Sensor:
-            @wraps(sensor)  # with robosuite's mark of its modality
+            @wraps(sensor)  # keeps robosuite's mark of the sensor's modality
             def sample(cache: Mapping[str, Any]) -> Any:
-                # robosuite tries each new sensor for its shape, with an empty cache and not with the environment's.
+                # robosuite calls each new sensor with an empty cache, not the environment's, to find its shape.
                 if not self.is_open or cache is not env._obs_cache:
                     return self._blank
                 self.renders, self.is_fresh = self.renders + 1, True
@@ -197,7 +197,7 @@ def main() -> None:
     """Render a white ball on black, 64 x 64; print the renderer and the darkest and brightest value as JSON."""
     import mujoco
 
-    gl = importlib.import_module("OpenGL.GL")  # it has no types
+    gl = importlib.import_module("OpenGL.GL")  # it has no type stubs
     model = mujoco.MjModel.from_xml_string(_PROBE_SCENE)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)

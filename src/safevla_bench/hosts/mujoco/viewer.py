@@ -1,6 +1,6 @@
-"""A recorded MuJoCo episode to be looked at, set from the record's `sim_state`: its pictures, shapes and touches.
+"""Viewer of a recorded MuJoCo episode, set from the record's `sim_state`: pictures, shapes and contacts.
 
-Textures become colours of corners (of a mesh with texture coordinates), or one mean colour.
+Textures become vertex colours (for a mesh with texture coordinates) or one mean colour.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH = (120, 160)
 WELL_SHOWN = 0.015
-"""Share of a picture that makes a body easy to find in the default view."""
+"""Share of a picture at which a body is easy to find in the default view."""
 _ENOUGH = 0.06
-"""Share of a close-up beyond which a body is not shown any better: a table shall not outweigh a finger."""
+"""Share of a close-up above which a larger view of a body does not help: a table must not outweigh a finger."""
 _NEARLY_BEST = 0.85
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _RADII = 5.0
 _DISTANCE_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)
-"""A geom of this colour has its material's (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
+"""MuJoCo gives a geom of this colour its material's colour (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
 _ENDLESS_M = 10.0
 _VISIBLE_SITES = 3
 
 
 class MujocoStage(stage.Stage):
-    """One episode of a MuJoCo host, which owns the host's environment."""
+    """One episode of a MuJoCo host; it owns the host's environment."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class MujocoStage(stage.Stage):
         observe: Callable[[Floats, Floats], Observation] | None = None,
         appearance: Appearance = ROBOSUITE,
     ) -> None:
-        """Keep the episode, a batch of one with `sim_state`, and a simulation of its model; no renderer is made yet.
+        """Keep the episode, a batch of one with `sim_state`, and a simulation of its model, without a renderer yet.
 
-        `on_close` frees the host's environment; `observe` is what that observes at a pose, given as qpos and qvel, None
-        = it cannot say. Raises `HostError` if the record holds no states, or those of another model.
+        `on_close` frees the host's environment. `observe` maps qpos and qvel to an observation; None if the host
+        cannot. Raises `HostError` if the record has no states, or states of another model.
         """
         import mujoco
 
@@ -73,14 +73,14 @@ class MujocoStage(stage.Stage):
         self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
-        """Return the default camera if it shows every body well, or `bodies` is empty, else a close-up that shows them
-        nearly best. Raises `HostError` if the model has no such body or nothing can be rendered.
+        """Return the default camera if it shows every body well or `bodies` is empty, else a close-up that shows them
+        nearly best. Raises `HostError` if the model has no such body or rendering is not possible.
         """
         usual = stage.Camera(self._camera)
         if not bodies:
             return usual
         self._set(record)
-        self._open_renderer(size)  # at once as large as the picture will be
+        self._open_renderer(size)  # the picture's full size from the start
         if (shares(self._render_sketch(usual, bodies), len(bodies)) >= WELL_SHOWN).all():
             return usual
         owners = self._model.geom_bodyid
@@ -95,8 +95,8 @@ class MujocoStage(stage.Stage):
     def render(
         self, record: int, camera: stage.Camera, size: tuple[int, int], bodies: Sequence[str] = ()
     ) -> stage.Picture:
-        """Return the picture of one record from one camera. Raises `HostError` if the model has no such body or nothing
-        can be rendered, and `KeyError` if it has no camera of that name.
+        """Return one record's picture from one camera. Raises `HostError` if the model has no such body or rendering is
+        not possible, and `KeyError` if the model has no camera of that name.
         """
         self._set(record)
         eye = self._open_renderer(size)
@@ -105,14 +105,14 @@ class MujocoStage(stage.Stage):
         return stage.Picture(eye.image(size), seen, self._current_positions())
 
     def observe(self, record: int) -> Observation | None:
-        """Return the host's own observation of a record, without images; None if the host cannot say."""
+        """Return the host's observation of a record, without images; None if the host cannot make one."""
         if self._observe is None:
             return None
         self._set(record)
         return self._observe(self._data.qpos.copy(), self._data.qvel.copy())
 
     def geometry(self) -> stage.SceneGeometry:
-        """Return the model's visible shapes, and its default camera as at record 0."""
+        """Return the model's visible shapes, and its default camera at record 0."""
         self._set(0)
         shown = {name: tuple(self._visible_body_ids(name)) for name in sorted(set(self._scene.body_name))}
         stand_ins = {name: parts for name, parts in shown.items() if self._scene.body_name[parts[0]] != name}
@@ -121,7 +121,7 @@ class MujocoStage(stage.Stage):
         )
 
     def pose(self, record: int) -> stage.ScenePose:
-        """Return where the model's bodies are in a record, and which of them touch in that state."""
+        """Return the poses of the model's bodies in a record, and which bodies are in contact there."""
         self._set(record)
         touches = find_touches(self._model, self._data, self._scene)
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
@@ -134,9 +134,9 @@ class MujocoStage(stage.Stage):
         self._on_close()
 
     def _set(self, record: int) -> None:
-        """Bring the model into the record's instant. A record's poses are those at the start of the last substep, its
-        state is the one at the end (see `mujoco.Recorder`): positions are taken back by one substep, exactly up to
-        rounding. For record 0, which may have no substep before it, the nearer of the two is taken.
+        """Set the model to the record's instant. A record's poses are taken at the start of the last substep, its state
+        at the end (see `mujoco.Recorder`), so positions are moved back by one substep, exact up to rounding. Record 0
+        may have no substep before it, so the closer of the two is used.
         """
         self._pose(record, -self._model.opt.timestep)
         if record == 0:
@@ -177,7 +177,7 @@ class MujocoStage(stage.Stage):
         return self._locate_bodies(eye, bodies, _SKETCH)
 
     def _locate_bodies(self, eye: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
-        place = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last is for -1, nothing
+        place = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry is for -1, no body
         for number, name in enumerate(bodies, start=1):
             place[self._visible_body_ids(name)] = number
         return place[eye.bodies(size)]
@@ -193,8 +193,8 @@ class MujocoStage(stage.Stage):
         return self._shown_ids(name, np.isin(self._model.geom_group, list(self._appearance.groups)))
 
     def _shown_ids(self, name: str, counts: Bools) -> list[int]:
-        """Return the bodies that stand for a recorded one: its own, else those it carries, else its next parent that
-        has geoms; `counts` says which geoms do, [ngeom].
+        """Return the bodies to show for a recorded one: itself, else the bodies attached to it, else its closest
+        ancestor with geoms. `counts` says which geoms count, [ngeom].
         """
         bodies, owners = self._body_ids(name), self._model.geom_bodyid
         if bodies != [0] and not (np.isin(owners, bodies) & counts).any():
@@ -206,9 +206,7 @@ class MujocoStage(stage.Stage):
 
 
 def read_states(episode: Batch, width: int) -> Floats:
-    """Return the states of a batch of one, [n, width]; raises `HostError` if it holds none, or those of another
-    model.
-    """
+    """Return the states of a batch of one, [n, width]; raise `HostError` if it has none, or those of another model."""
     states = episode.sim_state.episode_rows(0)
     if not len(states):
         remedy = "Only records with `sim_state` can be shown; those that `safevla eval` writes have it."
@@ -220,11 +218,11 @@ def read_states(episode: Batch, width: int) -> Floats:
 
 
 def episode_seed(episode: Batch) -> EpisodeSeed:
-    """Return the seed that makes the episode's scene again; nothing settles, since states are set.
+    """Return the seed that recreates the episode's scene; no settling, because states are set.
 
-    A replay that began at a recorded state is begun there again; so is an episode of somebody's own loop that names no
-    seed or initial state, with the fixtures if its record has them. Raises `HostError` if the record names neither kind
-    of start, or its fixtures are not poses.
+    A replay that began at a recorded state begins there again. So does an episode of a user's loop without a seed or
+    initial state, with its fixtures if recorded. Raises `HostError` if the record has neither kind of start, or its
+    fixtures are not poses.
     """
     header = episode.headers[0]
     if header.env_seed is None or header.init_state_index is None:
@@ -255,8 +253,8 @@ def _read_recorded_start(episode: Batch) -> RecordedEpisode | None:
 
 
 def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
-    """Return where the record says that fixtures stand: root body -> position [3] in m, quaternion [4] wxyz, in
-    the world frame; {} if it says nothing of them. Raises `HostError` if what it says is not poses.
+    """Return the recorded fixture poses: root body -> position [3] in m and quaternion [4] wxyz, in the world frame; {}
+    if none are recorded. Raises `HostError` if they are not poses.
     """
     (replay,), (extra,) = replay_fields(episode), episode.extra
     header_extra = extra.get("header")
@@ -271,7 +269,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
     return {name: np.array(pose) for name, pose in poses.items()}
 
 
-# The geometry of a model: visible geoms and sites as values, and where bodies touch
+# Geometry of a model: visible geoms and sites, and contacts between bodies
 
 
 def extract_geometry(
@@ -282,8 +280,8 @@ def extract_geometry(
     appearance: Appearance,
     stand_ins: Mapping[str, tuple[int, ...]],
 ) -> stage.SceneGeometry:
-    """Return the visible shapes of a model; the parts are its bodies, and the camera is where `data` has it.
-    `stand_ins` are the parts shown for a body without a shape of its own.
+    """Return the visible shapes of a model. The parts are its bodies; the camera is at its pose in `data`. `stand_ins`
+    are the parts shown for a body without a shape.
     """
     import mujoco
 
@@ -298,10 +296,10 @@ def extract_geometry(
 def _visible_shapes(
     model: mujoco.MjModel, appearance: Appearance, meshes: dict[tuple[int, int], stage.TriangleMesh]
 ) -> Iterator[stage.Shape]:
-    """Yield the shapes of visible geoms, then sites; `meshes` takes in each mesh and texture when first met."""
+    """Yield the shapes of visible geoms, then of sites; `meshes` collects each mesh and texture on first use."""
     import mujoco
 
-    # A field of heights and the like has no kind here, and is left out.
+    # Height fields and other unsupported kinds of geoms are left out.
     kinds: dict[int, stage.ShapeKind] = {
         int(getattr(mujoco.mjtGeom, f"mjGEOM_{kind.upper()}")): kind for kind in get_args(stage.ShapeKind)
     }
@@ -361,7 +359,7 @@ def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> stage.TriangleMesh:
 def _corner_colors(
     model: mujoco.MjModel, texture: int, triangles: NDArray[np.int64], coordinates: NDArray[np.int64], count: int
 ) -> NDArray[np.uint8]:
-    """Return the mean colour of the texture at each of a mesh's `count` corners, [count, 3]."""
+    """Return the mean texture colour at each of a mesh's `count` vertices, [count, 3]."""
     image = _texture_image(model, texture)
     height, width = image.shape[:2]
     u, v = np.moveaxis(model.mesh_texcoord[coordinates.ravel()].astype(np.float64) % 1.0, 1, 0)
@@ -372,8 +370,8 @@ def _corner_colors(
 
 
 def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[stage.Touch, ...]:
-    """Return one touch for each pair of recorded bodies that touch in `data`: the mean point [3], m, in the world
-    frame, and the direction [3], from the lower name's body to the other. Sorted by names.
+    """Return one contact for each pair of recorded bodies that touch in `data`: the mean point [3], m, in the world
+    frame, and the direction [3] from the body whose name sorts first. Sorted by names.
     """
     points: dict[tuple[str, str], list[tuple[Floats, Floats]]] = {}
     for contact in data.contact:
@@ -387,7 +385,7 @@ def find_touches(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tu
         places, directions = (np.array(values) for values in zip(*contacts, strict=True))
         normal = directions.sum(axis=0)
         length = float(np.linalg.norm(normal))
-        # Forces of a grasp from both sides cancel; one of them is shown.
+        # The forces of a two-sided grasp cancel; only one is shown.
         direction = normal / length if length > 0.1 else directions[0]
         touches.append(stage.Touch(*pair, _plain(places.mean(axis=0)), _plain(direction)))
     return tuple(touches)
@@ -401,7 +399,7 @@ def _plain(values: NDArray[np.floating]) -> Any:
 
 
 def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
-    """Return centre [3] and radius of the smallest body, in m; `groups` holds the geoms of each body."""
+    """Return centre [3] and radius [m] of the smallest body; `groups` holds the geoms of each body."""
     return min((_bounding_ball(model, data, geoms) for geoms in groups), key=lambda ball: ball[1])
 
 
@@ -413,7 +411,7 @@ def _bounding_ball(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np
 
 
 def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator[stage.Camera]:
-    """Yield free cameras around a point, the most natural first: as the default camera looks, from a little above."""
+    """Yield free cameras around a point, most natural first: in the default camera's direction, from slightly above."""
     x, y, z = (float(part) for part in lookat_m)
     distance = float(np.clip(_RADII * radius_m, *_DISTANCE_M))
     for tilt in _TILTS_DEG:
@@ -422,20 +420,20 @@ def close_ups(lookat_m: Floats, radius_m: float, azimuth_deg: float) -> Iterator
 
 
 def azimuth_deg(model: mujoco.MjModel, data: mujoco.MjData, camera: str) -> float:
-    """Return the direction in which one of the model's cameras looks, seen from above, in degrees from x towards y."""
+    """Return a camera's viewing direction seen from above, in degrees from x towards y."""
     forward = -data.cam_xmat[model.camera(camera).id].reshape(3, 3)[:, 2]
     return float(np.degrees(np.arctan2(forward[1], forward[0])))
 
 
 def shares(seen: NDArray[np.uint8], bodies: int) -> Floats:
-    """Return the share of the picture that shows each body, [B]; `seen` as in `Picture`."""
+    """Return the share of the picture that each body covers, [B]; `seen` as in `Picture`."""
     counted: Floats = np.bincount(seen.ravel(), minlength=bodies + 1)[1:] / seen.size
     return counted
 
 
 def choose_camera(cameras: Sequence[stage.Camera], shown: Sequence[Floats]) -> stage.Camera:
-    """Return the first camera that shows the least visible body nearly as well as the best camera does; `shown` has for
-    each camera the share of the picture that each body takes, [B].
+    """Return the first camera that shows the least visible body nearly as well as the best camera does; `shown` holds,
+    per camera, the share of the picture that each body covers, [B].
     """
     least = np.minimum([seen.min() for seen in shown], _ENOUGH)
     return cameras[int(np.argmax(least >= _NEARLY_BEST * least.max()))]

@@ -1,6 +1,6 @@
-"""Evaluation protocols as data: `*.toml` here, each value with its source.
+"""Evaluation protocols as data: `*.toml` in this folder, with a source for each value.
 
-A protocol says how episodes start and end, and how a policy sees the scene and answers.
+A protocol defines how episodes start and end, and how a policy sees the scene and answers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
 SERVER_SEED = " or server"
-"""After the number of an environment's seed that gives way to what a policy's server asks for."""
-UNKNOWN_SOURCE = "unknown"  # the source of a value whose source is not known, and a version that is not known
+"""Suffix of an environment's seed that is replaced by the one a policy's server requests, if any."""
+UNKNOWN_SOURCE = "unknown"  # value of unknown sources and versions
 REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another packaging of the same code
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The view of the scene that a policy gets, and the conversion of its answer to actions; see `FIELDS`."""
+    """The view of the scene that a policy gets, and how its answer becomes actions; see `FIELDS`."""
 
     render: tuple[int, int]
     flip: Flip
@@ -42,7 +42,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to evaluate, as a project publishes it; `FIELDS` describes each value, `sources` cites it."""
+    """One published way to evaluate; `FIELDS` describes each value, `sources` cites it."""
 
     name: str
     about: str
@@ -58,23 +58,23 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     trials: dict[str, int]
     horizons: dict[str, int]
     simulator: dict[str, dict[str, str]]
-    """Host -> package -> the version that it was established under, or a bound such as `<3.9.0`, or `unknown`."""
+    """Host -> package -> version used by the protocol's authors, or a bound such as `<3.9.0`, or `unknown`."""
     inference: Inference | None = None
     sources: dict[str, str]
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` if the environment's seed is not a rule."""
+        """Raise `ValueError` for an invalid seed rule of the environment."""
         if isinstance(self.env_seed, str) and not re.fullmatch(
             rf"sha256|\d+ \+ episode|\d+{SERVER_SEED}", self.env_seed
         ):
             raise ValueError(f"env_seed = {self.env_seed!r} is not a number, 'N + episode', 'N or server' or 'sha256'")
 
     def suite_wait_steps(self, suite: str) -> int:
-        """Return the settling steps before record 0 in a suite: its own by its exact name, else `wait_steps`."""
+        """Return the settling steps before record 0: the suite's by its exact name, else `wait_steps`."""
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
-        """Return the number of episodes of each task in a suite; None if the protocol has none."""
+        """Return the number of episodes per task in a suite; None if the protocol has none."""
         return find_suite_value(self.trials, suite)
 
     def suite_horizon(self, suite: str) -> int | None:
@@ -82,14 +82,14 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return find_suite_value(self.horizons, suite)
 
     def values(self) -> dict[str, object]:
-        """Return all values by field, the name among them, without `about` and the sources."""
+        """Return all values by field, including the name, without `about` and the sources."""
         values = msgspec.to_builtins(self)
         left_out = ("about", "sources", *(() if self.resets else ("resets",)))
         return {name: value for name, value in values.items() if name not in left_out}
 
     def version_differences(self, host: str, installed: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-        """Return package -> the version that the protocol was established under, and the installed one, if different. A
-        package that either side does not know differs from nothing.
+        """Return package -> (the protocol's version, the installed version) where they differ. A version that is
+        unknown on either side does not count as different.
         """
         differing = {}
         for package, established in self.simulator.get(host, {}).items():
@@ -102,12 +102,12 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return differing
 
     def episode_values(self) -> dict[str, object]:
-        """Return all of `values` but `inference`, which is recorded with the policy, for run.json's protocol."""
+        """Return the protocol's values for run.json: all but `inference`, which is recorded with the policy."""
         return {name: value for name, value in self.values().items() if name != "inference"}
 
 
 FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joinpath("fields.json").read_bytes())
-"""Descriptions of a protocol's values, in the order of tables; values by suite have the suite's name after a dot."""
+"""Descriptions of a protocol's values, in table order; per-suite values have the suite's name after a dot."""
 
 
 PRESET = "safevla-bench"
@@ -116,7 +116,7 @@ RELEASE = "release"
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRow:
-    """One value of one or several protocols, in their order, with the source of each."""
+    """One value in one or several protocols, in their order, with the source of each."""
 
     field: str
     values: tuple[object, ...]
@@ -129,8 +129,8 @@ class ProtocolRow:
 
 
 def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
-    """Return a suite's value, else that of the suite whose name it extends, such as libero-goal for libero-goal-swap;
-    None without either. LIBERO-PRO's evaluation runs its suites as LIBERO's own.
+    """Return a suite's value, else that of the suite whose name it extends, such as libero-goal for libero-goal-swap,
+    else None. LIBERO-PRO evaluates its suites like LIBERO's.
     """
     names = [suite[:k] for k in range(len(suite), 0, -1) if k == len(suite) or suite[k] == "-"]
     return next((values[name] for name in names if name in values), None)
@@ -144,7 +144,7 @@ def protocol_names() -> tuple[str, ...]:
 
 @cache
 def load_protocol(name: str = PRESET) -> EvaluationProtocol:
-    """Return a protocol by its name; `RunError`, with those there are, if there is none of that name."""
+    """Return a protocol by name; raise `RunError`, which lists the names, if it does not exist."""
     if name not in protocol_names():
         raise RunError(f"there is no protocol {name!r}", remedy=f"Protocols: {', '.join(protocol_names())}.")
     content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
@@ -152,7 +152,7 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:
-    """Return the fields in which a protocol of run.json differs from the preset that it names; [] without a preset."""
+    """Return the fields in which a protocol of run.json differs from its named preset; [] without a preset."""
     name = recorded.get("name")
     if name not in protocol_names():
         return []
@@ -162,8 +162,8 @@ def preset_differences(recorded: Mapping[str, object]) -> list[str]:
 
 
 def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
-    """Return a row for each value but the name, in the order of `FIELDS`, then by field. A row holds the value of each
-    protocol, side by side; None if a protocol has no such value.
+    """Return a row per value except the name, in the order of `FIELDS`, then by field. A row holds the value of each
+    protocol, None if it has none.
     """
     columns = [dict(_flatten_field("", protocol.values())) for protocol in protocols]
     order = list(FIELDS)
@@ -176,7 +176,7 @@ def protocol_rows(*protocols: EvaluationProtocol) -> list[ProtocolRow]:
 
 
 def describe_field(field: str) -> str:
-    """Return the description of a field that `protocol_rows` lists."""
+    """Return the description of a field in `protocol_rows`."""
     return FIELDS[_nearest_key(FIELDS, field)]
 
 
@@ -189,7 +189,7 @@ def _flatten_field(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _nearest_key(keys: Mapping[str, object], field: str) -> str:
-    """Return the key of a field: its own, or that of its family, such as `horizons` of `horizons.libero-goal`."""
+    """Return the key of a field: its own, or its family's, such as `horizons` for `horizons.libero-goal`."""
     while field not in keys and "." in field:
         field = field.rpartition(".")[0]
     return field

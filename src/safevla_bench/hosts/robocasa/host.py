@@ -1,13 +1,13 @@
-"""RoboCasa-365: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5, recorded.
+"""RoboCasa-365, recorded: the 18 atomic-seen tasks on the mobile manipulator PandaOmron in robosuite 1.5.
 
-An episode is fixed by task, split, index and the environment's seed, in RoboCasa's own numbering of scenes:
+Task, split, index and the environment's seed determine an episode, with RoboCasa's numbering of scenes:
 
-- `target`: the ten scenes (layout i, style i), i = 1..10, in turn, so that index 10 is the first scene again.
-- `pretrain`: the layouts 11..60 in turn, each with the style of its number; each round of fifty takes the next style,
+- `target`: the ten scenes (layout i, style i), i = 1..10, in turn; index 10 is the first scene again.
+- `pretrain`: the layouts 11..60 in turn, each with the style of its number; each round of fifty uses the next style,
   so that 2,500 episodes see every pair once.
 
-Pairs that RoboCasa's task bars are left out before counting. The kitchen's generator is seeded with
-1000 * env_seed + index, which draws objects, their places and the robot's.
+Pairs that a RoboCasa task excludes are removed before counting. The kitchen's generator, which draws objects, their
+positions and the robot's, is seeded with 1000 * env_seed + index.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CAMERAS = ("robot0_agentview_left", "robot0_agentview_right", "robot0_agentview_
 
 
 class RobocasaHost(environment.MujocoHost):
-    """The host `robocasa`; needs the extra `robocasa` and RoboCasa's assets for everything but its suites and tasks.
+    """The host `robocasa`; everything but its suites and tasks needs the extra `robocasa` and RoboCasa's assets.
 
     Args:
         split: whose scenes and objects: `target` (layout and style 1 to 10) or `pretrain` (11 to 60).
@@ -93,7 +93,7 @@ class RobocasaHost(environment.MujocoHost):
         return tuple(read_table().suites)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks in alphabetical order, with the horizons of that release."""
+        """Return the suite's tasks in alphabetical order, with the horizons of the chosen release."""
         table, entries = read_table(), registry().tasks
         require_known("RoboCasa", "suite", suite, table.suites)
         return tuple(
@@ -111,14 +111,14 @@ class RobocasaHost(environment.MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobocasaEnv:
-        """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, it has no
-        such task, camera or reading, or the policy gives poses.
+        """Return a new environment of one task. Raises `HostError` if RoboCasa or its assets are missing, if it has no
+        such task, camera or reading, or if the policy gives poses.
         """
         check_wants(wants, self.supports, "RoboCasa")
         return RobocasaEnv(task, wants, self.versions(), self._split, self._horizons)
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
-        """Set up a recorded episode, a batch of one with its `sim_state`, to be looked at, in the kitchen it names."""
+        """Return a stage for a recorded episode, a batch of one with its `sim_state`, in its recorded kitchen."""
         header = episode.extra[0].get("header")
         scene = header.get(self.name) if isinstance(header, Mapping) else None
         if not isinstance(scene, Mapping) or "split" not in scene:
@@ -141,8 +141,8 @@ class RobocasaEnv(environment.RobosuiteEnv):
     """One RoboCasa task with its recorder.
 
     Actions are those of PandaOmron's composite controller, [12] in [-1, 1]: end effector 0.05 m [0:3] and 0.5 rad [3:6]
-    a unit in the frame of the base, gripper [6] (-1 opens, +1 closes), base forward, sideways and turn [7:10], torso
-    [10], and mode [11]: above 0 the base moves and the arm stands still, else the arm moves. The end effector's pose in
+    per unit in the frame of the base, gripper [6] (-1 opens, +1 closes), base forward, sideways and turn [7:10], torso
+    [10], and mode [11]: above 0 the base moves and the arm holds still, else the arm moves. The end effector's pose in
     an observation is the grip site's, as in the record. Images are upright.
     """
 
@@ -162,14 +162,14 @@ class RobocasaEnv(environment.RobosuiteEnv):
         self._meta: Mapping[str, Any] = {}
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a kitchen built anew, settle, take record 0.
+        """Start an episode in a newly built kitchen, settle, take record 0.
 
-        The same seed gives the same bytes, in this environment or another: RoboCasa rebuilds its model at each reset,
-        and a kitchen that was used before remembers its last fixtures and where its generator stood, so a new one is
-        made for each episode. What RoboCasa draws by the order of a set has one order here. The kitchen's
-        own reset settles for ten control steps before those of `seed`.
+        The same seed gives the same bytes, in this environment or another. RoboCasa rebuilds its model at each reset,
+        and a used kitchen remembers its last fixtures and its generator's state, so each episode makes a new one. Draws
+        that RoboCasa makes in the order of a set have a fixed order here. The kitchen's reset settles for ten control
+        steps before those of `seed`.
 
-        Every start is drawn, whether `seed.drawn` says so or not: RoboCasa's tasks have no initial states.
+        Every start is drawn, with or without `seed.drawn`: RoboCasa's tasks have no initial states.
 
         Raises:
             HostError: `check_start` refuses the seed, or RoboCasa cannot build this kitchen.
@@ -216,7 +216,7 @@ class RobocasaEnv(environment.RobosuiteEnv):
 
 
 class TaskTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Suites, and the horizon of each task by release of RoboCasa."""
+    """Suites, and the horizon of each task per release of RoboCasa."""
 
     episodes: int
     suites: dict[str, tuple[str, ...]]
@@ -241,14 +241,14 @@ def read_table() -> TaskTable:
 
 
 def task_goal(task: Task) -> Goal:
-    """Return what a task's success asks for; raises `HostError` for an unknown task."""
+    """Return what a task's success requires; raise `HostError` for an unknown task."""
     require_known("RoboCasa", "task", task.task_id, read_table().suites.get(task.benchmark, ()))
     return known_goals()[task.task_id]
 
 
 def pick_scene(split: str, seed: EpisodeSeed, no_layouts: Collection[int], no_styles: Collection[int]) -> KitchenStart:
-    """Return the start of the episode with that index, 0 or more, past the layouts and styles that the task bars; after
-    the last allowed scene of the split comes the first again.
+    """Return the start of the episode with this index >= 0, skipping layouts and styles that the task excludes. After
+    the last allowed scene of the split, the first follows again.
     """
     index = seed.init_state_index
     allowed = [pair for pair in _scenes(split) if pair[0] not in no_layouts and pair[1] not in no_styles]
@@ -289,8 +289,8 @@ def _resolve_name(kitchen: Kitchen, name: str) -> str:
 def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileged:
     """Return a reader of the kitchen's ground truth.
 
-    `sites_m` has the centres of the buttons that RoboCasa names, and for a task of going somewhere `goal` and
-    `goal_ahead`: where the base should stand, and 1 m in front.
+    `sites_m` has the centres of the buttons that RoboCasa names. For a navigation task it has `goal`, where the base
+    should stand, and `goal_ahead`, 1 m in front of that.
     """
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}
@@ -302,14 +302,14 @@ def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileg
     return ScenePrivileged(model, data, scene, (read_goal(kitchen, goal),), sites)
 
 
-# The installation, and how one of its kitchens is made
+# The installation, and making its kitchens
 
 
 DISTRIBUTION = "praxis-robocasa"
 _ROBOSUITE = "praxis-robosuite"
 _SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
 ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
-"""Environment variable: a folder of assets to use instead of the package's own."""
+"""Environment variable: a folder of assets that replaces the package's."""
 INSTALL = "make robocasa   (in a checkout: it makes RoboCasa's own environment, .venv-robocasa)"
 DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
 _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")
@@ -325,8 +325,8 @@ def require_robocasa() -> None:
 
 
 def assets() -> Path:
-    """Return the folder of assets that `SAFEVLA_ROBOCASA_ASSETS` names, else the package's; `HostError` if it lacks
-    some.
+    """Return the folder of assets from `SAFEVLA_ROBOCASA_ASSETS`, else the package's; raise `HostError` if it is
+    incomplete.
     """
     named, package = os.environ.get(ASSETS), importlib.util.find_spec("robocasa")
     if named:
@@ -344,7 +344,7 @@ def assets() -> Path:
 
 
 def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
-    """Return RoboCasa's environment of one episode, before its reset; a renderer only if cameras are wanted."""
+    """Return RoboCasa's environment for one episode, before its reset; with a renderer only if cameras are wanted."""
     return task_class(task)(
         **environment.env_options("PandaOmron", wants),
         layout_and_style_ids=[(start.layout, start.style)],
@@ -354,7 +354,7 @@ def make_kitchen(task: Task, start: KitchenStart, wants: Wants) -> Kitchen:
 
 
 def task_class(task: Task) -> type[Kitchen]:
-    """Return RoboCasa's class of a task; raises `HostError` if RoboCasa or its assets cannot be had here."""
+    """Return RoboCasa's class of a task; raise `HostError` if RoboCasa or its assets are not available."""
     require_robocasa()
     _import_robocasa(assets())
     from robocasa.environments.kitchen.kitchen import REGISTERED_KITCHEN_ENVS
@@ -369,20 +369,20 @@ def _import_robocasa(root: Path) -> None:
     if imported is not None and Path(imported.assets_root).resolve() != root:
         problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
         raise HostError(problem, remedy=f"Start anew with {ASSETS}={root}.")
-    # RoboCasa prints that mimicgen is not there.
+    # RoboCasa prints that mimicgen is missing.
     with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
         if imported is None:
             _load_package(root)
         counter = importlib.import_module("robocasa.models.fixtures.counter")
-    # RoboCasa puts the tops of a counter through a set of XML elements, which Python orders by address, and then draws
-    # a top by its place in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a
+    # RoboCasa puts the tops of a counter into a set of XML elements, which Python orders by address, and then draws a
+    # top by its position in that order: models/fixtures/counter.py of robocasa 1.0.0, line 813. With the same seed, a
     # process that had built other kitchens placed a stand mixer elsewhere. Here they keep the order of the model; the
-    # name `set` occurs in that module nowhere else.
+    # module uses the name `set` nowhere else.
     counter.set = dict.fromkeys  # type: ignore[attr-defined]
 
 
 def _load_package(root: Path) -> None:
-    """Import RoboCasa with the assets in `root`, which its first modules read for good."""
+    """Import RoboCasa with the assets in `root`; its first modules read the path once and for all."""
     spec: Any = importlib.util.find_spec("robocasa")
     package = sys.modules["robocasa"] = importlib.util.module_from_spec(spec)
     try:

@@ -1,6 +1,6 @@
-"""robosuite 1.5's own tasks of one Panda arm, recorded: cubes, nuts, things for bins, a door, a tool to hang.
+"""robosuite 1.5's single-Panda tasks, recorded: cubes, nuts, objects for bins, a door, a tool to hang.
 
-Tasks and goals are those of `robosuite.toml`. robosuite is imported when an environment is made.
+`robosuite.toml` defines tasks and goals. robosuite is imported when an environment is made.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CAMERAS = ("agentview", "frontview", "birdview", "robot0_eye_in_hand")
 
 
 class RobosuiteHost(environment.MujocoHost):
-    """The host `robosuite`; needs the extra `robosuite` for everything but its suite and tasks."""
+    """The host `robosuite`; everything but its suite and tasks needs the extra `robosuite`."""
 
     name = "robosuite"
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS, states=True, placed=True)
@@ -61,7 +61,7 @@ class RobosuiteHost(environment.MujocoHost):
         return (SUITE,)
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
-        """Return the suite's tasks, with the registry's instructions; raises `HostError` for another suite."""
+        """Return the suite's tasks, with the registry's instructions; raise `HostError` for another suite."""
         require_known("robosuite", "suite", suite, self.suites())
         file, entries = _read_tasks(), registry().tasks
         return tuple(
@@ -75,15 +75,15 @@ class RobosuiteHost(environment.MujocoHost):
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
-        """Return the x and y of each recorded object, and of a fixture that is to be opened, within what robosuite's
-        samplers draw.
+        """Return the x and y of each recorded object, and of a fixture that the goal opens, within the ranges of
+        robosuite's samplers.
         """
         with closing(self.make(task, Wants())) as env:
             env.reset(start)
             return env.search_space()
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of all that a trajectory depends on; raises `HostError` without robosuite 1.5."""
+        """Return the versions of all that a trajectory depends on; raise `HostError` without robosuite 1.5."""
         present = package_versions(("mujoco", *_DISTRIBUTIONS, "numpy"))
         installed = [present[name] for name in _DISTRIBUTIONS if name in present]
         if not installed:
@@ -95,10 +95,10 @@ class RobosuiteHost(environment.MujocoHost):
 
 
 class RobosuiteTaskEnv(environment.RobosuiteEnv):
-    """One of robosuite's tasks with its recorder.
+    """One robosuite task with its recorder.
 
-    Actions are those of the Panda's own controller, [7] in [-1, 1]: 0.05 m [0:3] and 0.5 rad [3:6] a unit in the frame
-    of the base, gripper [6], -1 opens. Images are upright. Success is robosuite's `_check_success`.
+    Actions are those of the Panda's default controller, [7] in [-1, 1]: 0.05 m [0:3] and 0.5 rad [3:6] per unit in the
+    frame of the base, gripper [6], -1 opens. Images are upright. Success is robosuite's `_check_success`.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
@@ -107,27 +107,27 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Look up the task's goal; raises `HostError` for an unknown task or reading."""
+        """Look up the task's goal; raise `HostError` for an unknown task or reading."""
         super().__init__(task, wants, versions)
         self._goal = task_goal(task.name)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in an environment made anew, whose generator is seeded by `seed`; settle, take record 0.
+        """Start an episode in a new environment with a generator seeded by `seed`; settle, take record 0.
 
-        Every start is drawn, whether `seed.drawn` says so or not: robosuite's tasks have no initial states. A recorded
-        state is put in its place. Raises `HostError` if `check_start` refuses the seed, the state is not one of the
-        task's simulation, or robosuite cannot be imported.
+        Every start is drawn, with or without `seed.drawn`: robosuite's tasks have no initial states. A recorded state
+        overrides the draw. Raises `HostError` if `check_start` refuses the seed, the state does not fit the task's
+        simulation, or robosuite cannot be imported.
         """
         check_start(self.task, seed, RobosuiteHost.supports)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
         env = self._make_anew(make, is_seen=not seed.wait_steps)
         self._identity = read_identity(find_env_class(self.task.name), None, "robosuite", "environments")
-        # Its reset loads the model, and with that makes the samplers, before it draws from them.
+        # Its reset loads the model, which makes the samplers, before it draws from them.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
         if seed.recorded is not None and seed.recorded.state is not None:
             model, data = self._mujoco()
-            # Our records have all of the state; robosuite's demonstrations stop behind the velocities.
+            # Our records have the full state; robosuite's demonstrations end after the velocities.
             size = state_size(model) if len(seed.recorded.state) == state_size(model) else 1 + model.nq + model.nv
             state = environment.flat_state(seed.recorded.state, size)
             set_state(model, data, np.concatenate([state, copy_state(model, data)[size:]]))
@@ -139,7 +139,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return self._settle_and_record(seed, raw, bool(env._check_success()))
 
     def search_space(self) -> SearchSpace:
-        """Return the search space of the present episode; see `RobosuiteHost.search_space`."""
+        """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
         sampler, searched = self._robosuite().placement_initializer, {*self._read_scene().objects}
         searched.update(opened_fixtures(self._goal))
         leaves = [
@@ -194,24 +194,24 @@ def _read_tasks() -> _TaskFile:
 
 
 def task_goal(name: str) -> Goal:
-    """Return what a task's success asks for, as predicates; raises `HostError` for an unknown task."""
+    """Return what a task's success requires, as predicates; raise `HostError` for an unknown task."""
     goals = _read_tasks().goals
     require_known("the host robosuite", "task", name, goals)
     return goals[name]
 
 
 def goal_targets(goal: Goal) -> tuple[str, ...]:
-    """Return the objects that a goal lifts or puts somewhere, in the goal's order."""
+    """Return the objects that a goal lifts or places, in the goal's order."""
     return tuple(name for verb, name, *_ in goal if verb != _OPENS)
 
 
 def opened_fixtures(goal: Goal) -> tuple[str, ...]:
-    """Return the fixtures of which a goal moves a part."""
+    """Return the fixtures that have a part moved by the goal."""
     return tuple(name for verb, name, *_ in goal if verb == _OPENS)
 
 
 def make_env(name: str, wants: Wants, seed: int) -> Any:
-    """Return robosuite's environment of a task, whose generator has that seed, before its reset."""
+    """Return robosuite's environment of a task, with a generator of this seed, before its reset."""
     RobosuiteHost().versions()
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
@@ -220,8 +220,8 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
 
 
 def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
-    """Let the samplers of robosuite's environment draw as ever, and then put `placed` coordinates [m] in the place of
-    theirs; the draw raises `HostError` for a coordinate of no object.
+    """Let robosuite's samplers draw as usual, then replace their coordinates by `placed` [m]; the draw raises
+    `HostError` for a coordinate without an object.
     """
     draw = env.placement_initializer.sample
 
@@ -240,25 +240,25 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's own class of one of its tasks; raises `StopIteration` if it has none of that name.
+    """Return robosuite's class of one of its tasks; raise `StopIteration` if it has none of that name.
 
-    `robosuite.make` goes by the name alone, and RoboCasa defines another `PickPlace`: whoever is imported last has it.
+    `robosuite.make` looks up only the name, and RoboCasa defines another `PickPlace`: the last one imported wins.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 
     kinds = list(ManipulationEnv.__subclasses__())
     for kind in kinds:
-        kinds.extend(kind.__subclasses__())  # which this loop comes to as well
+        kinds.extend(kind.__subclasses__())  # the loop visits these too
     return next(kind for kind in kinds if kind.__name__ == name and kind.__module__.startswith("robosuite."))
 
 
 def read_scene(env: Any, goal: Goal) -> Scene:
-    """Return names and roles of the present model of robosuite's environment.
+    """Return names and roles of the bodies in robosuite's current model.
 
-    Objects are those that move freely, under robosuite's names with all their bodies; whatever else, fixed objects too,
-    is furniture under MuJoCo's body names. Tasks of one object throw the others out of reach: those are furniture,
-    untracked, and what they do to the floor is left out, as is what parts of a door that is to be opened do to each
-    other.
+    Objects are the freely moving ones, under robosuite's names with all their bodies. All else, fixed objects included,
+    is furniture under MuJoCo's body names. Tasks of one object throw the others out of reach: these are untracked
+    furniture, and their contacts with the floor are left out, as are contacts between parts of a door that the goal
+    opens.
     """
     model, robot = env.sim.model._model, env.robots[0]
     things = {str(thing.name): int(model.body(thing.root_body).id) for thing in env.model.mujoco_objects}
