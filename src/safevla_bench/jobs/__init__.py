@@ -1,1 +1,1 @@
-"""What a command does from start to end: evaluation, verification, diagnosis, browsing, the demo."""
+"""The work behind each command: evaluation, search, verification, diagnosis, browsing, the demo."""

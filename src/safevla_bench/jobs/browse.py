@@ -1,4 +1,4 @@
-"""The runs of a folder in a browser: an index as one static page, with links to their reports."""
+"""Runs of a folder in a browser: an index as one static page, with links to their reports."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text
 from safevla_bench.sources.runs.folder import REPORT, RUN, SCORES
 from safevla_bench.text import NO_VALUE
 
-INDEX = "safevla-runs.html"  # the page that is written into a folder of runs
+INDEX = "safevla-runs.html"  # written into the folder of runs
 MOST_RUNS = 1000
-# Levels of folders below the one that is listed.
+# Depth of folders that are searched.
 _DEEPEST = 3
 
 
@@ -36,10 +36,10 @@ _COLUMNS = (
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
-    """Return run name -> folder, sorted by name, the first `MOST_RUNS` alone; a run folder stands for itself.
+    """Return run name -> folder, sorted by name, at most `MOST_RUNS`; a run folder is returned as itself.
 
-    Folders are searched 3 levels deep, without links, hidden folders, and folders inside a run. Raises `RunError` if
-    there is no such folder, or no run in it.
+    Searches 3 levels deep, without links, hidden folders, and folders inside a run. Raises `RunError` if the folder
+    does not exist or holds no run.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}", remedy="Name a run folder, or a folder that holds some.")
@@ -67,8 +67,8 @@ def _walk_runs(folder: Path) -> Iterator[Path]:
 
 
 def list_runs(folders: Mapping[str, Path]) -> Table:
-    """Return the index of runs, in the order of `folders`: a row for each cell, or a single row with a problem. Nothing
-    is judged, and nothing is raised for a run whose files cannot be read.
+    """Return the index of runs, in the order of `folders`: a row for each cell, or one row with a problem. Nothing is
+    judged, and runs with unreadable files raise nothing.
     """
     rows = [row for name, path in folders.items() for row in _run_rows(name, path)]
     return Table("Runs by policy and suite", _COLUMNS, tuple(rows))
@@ -101,7 +101,7 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
 def find_page(folder: Path) -> Path:
     """Return the page to open: the report of a run folder, else the index of the runs below, which is rewritten.
 
-    Raises as `find_runs` does, `RunError` if the only run has no report, and `FileError` if the folder cannot be
+    Raises the errors of `find_runs`, `RunError` if the only run has no report, and `FileError` if the folder cannot be
     written.
     """
     runs = find_runs(folder)
@@ -127,14 +127,14 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
                 for name, path in runs.items()
             },
             policy=render.content_security_policy(style, script),
-            style=Markup(style),  # our own files, not anybody's text
+            style=Markup(style),  # our own files, not foreign text
             script=Markup(script),
         )
     )
 
 
 def describe_maker(folder: Path) -> list[str]:
-    """Return a sentence if a folder is a run that its maker judged by other rules than the default ones."""
-    with suppress(SafevlaError):  # a run that cannot be read says so on its page
+    """Return a sentence if a folder is a run that its maker judged by non-default rules."""
+    with suppress(SafevlaError):  # the page of an unreadable run says so
         return judged.describe_maker(folder, find_rules([folder])) if _is_run(folder) else []
     return []

@@ -1,6 +1,6 @@
 """A small archive of real LIBERO rollouts that ships with the package; `docs/tools/record_demo.py` records it.
 
-Each episode is rolled out by a careful and by a hasty built-in policy, and lacks `sim_state`.
+Each start is rolled out by a careful and by a hasty built-in policy. The records have no `sim_state`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from safevla_bench.files import is_leftover, translated_errors, write_atomically
 from safevla_recorder.folder import require_free_folder
 
-ARCHIVE = "rollouts.parquet"  # the archive's name where it is unpacked
+ARCHIVE = "rollouts.parquet"  # name of the unpacked archive
 
 
 def archive_bytes() -> bytes:
@@ -20,8 +20,8 @@ def archive_bytes() -> bytes:
 
 
 def unpack_archive(folder: Path) -> Path:
-    """Copy the shipped archive into a new folder, or into one that already holds it, and return its path. Raises
-    `RunError` if the folder holds something else, and `FileError` if it cannot be written to. Nothing is changed then.
+    """Copy the shipped archive into a new folder, or one that already holds it, and return its path. Raises `RunError`,
+    without changes, if the folder holds something else, and `FileError` if it is not writable.
     """
     path, shipped = folder / ARCHIVE, archive_bytes()
     with translated_errors(folder):

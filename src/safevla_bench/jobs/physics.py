@@ -1,6 +1,7 @@
-"""Replays of recorded episodes under changed physics, each first as recorded, which must give the record bit for bit.
+"""Replays of recorded episodes under changed physics. Each episode is first replayed unchanged and must reproduce its
+record exactly.
 
-A run under varied physics; and one episode without a cause of its violation: did the violation vanish?
+There are two uses: a run under varied physics, and one episode without one cause of its violation.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.episode import Floats
 
-# Replays after which the file is written again.
+# Number of replays between writes of the file.
 _SAVE_EVERY = 20
-# Recorded episodes that are kept in memory: workers finish replays of the same ones.
+# Recorded episodes cached in memory, because workers finish replays of the same ones.
 _KEPT_EPISODES = 8
 
 
@@ -51,10 +52,10 @@ def vary_physics(
     episodes: int | None = None,
     observer: Observer | None = None,
 ) -> firmness.PhysicsFile:
-    """Replay the judged episodes of a run under recorded and varied physics, and return its file of them.
+    """Replay the judged episodes of a run under recorded and varied physics, and return its file of replays.
 
-    Replays that are in the file already are not made again; the others are added as they end. `episodes` are chosen by
-    their names' digests; None = all.
+    Replays already in the file are not repeated; others are added as they end. `episodes` are chosen by digests of
+    their names; None = all.
 
     Raises:
         RunError: the source is not one complete run folder, its file is of other records, rules or versions, or none
@@ -123,7 +124,7 @@ class _Replays:
         return cls(judged, setting, head, done)
 
     def choose(self, count: int | None) -> list[int]:
-        """Return the indices of judged episodes to replay: as many of each policy and suite, drawn by their names."""
+        """Return the indices of judged episodes to replay: equally many per policy and suite, drawn by their names."""
         headers, cells = self.judged.headers, defaultdict[tuple[str | None, str], list[int]](list)
         judged = np.flatnonzero(self.judged.scores.is_judged).tolist()
         for index in sorted(judged, key=lambda index: draw_key(headers[index])):
@@ -183,8 +184,8 @@ class _Replays:
         return episode
 
     def _plan(self, index: int, episode: Batch, variation: str) -> PlannedEpisode:
-        """Return the replay of an episode; `RunError` with the reason if there can be none. One that leaves its path
-        before any recorded violation ends there: nothing later is compared.
+        """Return the replay of an episode, or raise `RunError` with the reason. A replay that diverges before any
+        recorded violation ends there: nothing later is compared.
         """
         task, _, (start, *_) = self.setting.find_starts(episode)
         header, actions = episode.headers[0], episode.action.episode_rows(0)
@@ -234,11 +235,11 @@ class _Replays:
         self.done[self.key(index, variation)] = row
 
 
-# Names of the two policies that play recorded actions: changes of pose, and poses.
+# Policies that play recorded actions: one for changes of pose, one for poses.
 _CHANGES, _POSES = "changes", "poses"
 
 
-# One episode without a cause of its violation
+# One episode without one cause of its violation
 
 
 _FORMS = "contact:A,B, body:NAME, slow, or hold:FROM-TO in control steps"
@@ -248,9 +249,9 @@ _UNCHANGED = PhysicsChange()
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What is taken away, as written and in words.
+    """A cause to remove, as written and in words.
 
-    `edit` makes the actions [T, A] to play of the recorded ones and of the still action [A].
+    `edit` makes the actions [T, A] to play from the recorded ones and the still action [A].
     """
 
     text: str
@@ -260,7 +261,7 @@ class Cause:
 
     @classmethod
     def parse(cls, text: str) -> Cause:
-        """Return the cause that a text names; raises `RunError` for another text.
+        """Return the cause that a text names; raise `RunError` if there is none.
 
         >>> Cause.parse("contact:gripper,cup").change.apart
         ('gripper', 'cup')
@@ -284,7 +285,7 @@ class Cause:
 
 
 def halve_speed(actions: Floats, still: Floats) -> Floats:
-    """Return each action twice, halved where the still action is 0: there it is a change of pose.
+    """Return each action twice, halved in components where the still action is 0, which are changes of pose.
 
     >>> halve_speed(np.array([[0.5, 1.0]]), np.array([0.0, -1.0])).tolist()
     [[0.25, 1.0], [0.25, 1.0]]
@@ -293,8 +294,8 @@ def halve_speed(actions: Floats, still: Floats) -> Floats:
 
 
 def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Floats:
-    """Return the actions with those of steps `first` to `last` - 1 replaced: no motion, and the rest of each as in the
-    action before.
+    """Return the actions with steps `first` to `last` - 1 replaced by no motion; other components repeat the previous
+    action.
     """
     before = actions[first - 1] if 0 < first <= len(actions) else still
     held = actions.copy()
@@ -303,7 +304,7 @@ def hold_actions(actions: Floats, still: Floats, *, first: int, last: int) -> Fl
 
 
 def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counterfactual:
-    """Replay the episode at `index` of the judged ones as recorded, then without a cause, and judge that.
+    """Replay the judged episode at `index` as recorded, then without a cause, and judge the result.
 
     Raises:
         RunError: its source is not a complete run, it is not replayed exactly here, or the cause is not one of it.

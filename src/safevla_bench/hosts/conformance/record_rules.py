@@ -273,9 +273,7 @@ class RepeatRules(HostRules):
             require(_mean_difference(image, expected) <= off[nearest], f"The image of {camera} is {nearest}.")
 
     def test_invalid_actions_are_refused_before_the_simulator_sees_them(self, run: TrialRun) -> None:
-        """Fail unless short, two-dimensional, NaN and infinite actions raise `InvalidActionError`; no record
-        changes.
-        """
+        """Fail unless short, two-dimensional, NaN and infinite actions raise `InvalidActionError`, without effect."""
         skip_unless_repeatable(run)
 
         def try_bad_actions(action: Action) -> None:

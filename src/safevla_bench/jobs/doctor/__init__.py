@@ -1,6 +1,6 @@
-"""Examination of a machine: checks of what a run needs, each with its remedy.
+"""Diagnosis of a machine: checks of what a run needs, each with its remedy.
 
-What could crash the process (a renderer, a simulator) is tried in a process of its own.
+Renderers and simulators, which could crash the process, run in a separate one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TEST_HOST = "fake"
 
 
 def examine_machine(host: str | None = None, out: Path | None = None, *, quick: bool = False) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each check: the machine, the judge, the simulators, graphics, an episode of each simulator.
+    """Yield a diagnosis for each check: machine, judging, simulators, graphics, one episode per simulator.
 
-    `host`: check this one alone; what it lacks is an error. `out`: the folder of a future run. `quick` leaves out what
-    takes seconds. Raises `HostError` if no host has that name, `PluginError` if it cannot be loaded.
+    `host`: check only this one; missing parts are errors. `out`: the folder of a future run. `quick` skips slow checks.
+    Raises `HostError` if no host has that name, `PluginError` if it cannot be loaded.
     """
     if host is not None:
         hosts.make_host(host)
@@ -75,7 +75,7 @@ def _load_host(name: str) -> None:
     registry(hosts.registry_files(name))
 
 
-# Python and the simulators: the tested versions, and what others and this project found under another
+# Python and the simulators: tested versions, and known differences of other versions
 
 
 # Distributions that both install the package folder `robosuite`.
@@ -83,7 +83,7 @@ _SHARED_FOLDER = ("robosuite", "praxis-robosuite")
 
 
 class TestedSimulator(msgspec.Struct, frozen=True):
-    """The tested simulator of a host: its main distribution, versions by distribution."""
+    """A host's tested simulator: its main distribution, and versions by distribution."""
 
     distribution: str
     versions: dict[str, str]
@@ -98,12 +98,12 @@ class TestedVersions(msgspec.Struct, frozen=True):
 
 @cache
 def tested_versions() -> TestedVersions:
-    """Return the shipped list of tested versions."""
+    """Return the tested versions that ship with the package."""
     return msgspec.toml.decode(resources.files(__package__).joinpath("tested.toml").read_bytes(), type=TestedVersions)
 
 
 def check_python() -> Diagnosis:
-    """Return the diagnosis of Python's version: a warning if this project is not tested with it."""
+    """Diagnose Python's version: a warning if this project is not tested with it."""
     found = f"{platform.python_version()} ({sys.executable}); tested are {', '.join(tested_versions().python)}"
     if f"{sys.version_info.major}.{sys.version_info.minor}" in tested_versions().python:
         return passed_check("Python", found)
@@ -111,7 +111,7 @@ def check_python() -> Diagnosis:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return distribution -> version of the simulators' distributions that are installed."""
+    """Return distribution -> version of the installed simulators."""
     versions = {}
     for name in {
         *_SHARED_FOLDER,
@@ -128,8 +128,8 @@ def installed_hosts(versions: Mapping[str, str]) -> list[str]:
 
 
 def check_simulators(versions: Mapping[str, str], host: str | None = None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of installed simulators, by distribution -> version, and conflicts between them. It is an
-    error that a tested simulator is asked for and not installed, and a warning that there is none at all.
+    """Yield diagnoses of the installed simulators (distribution -> version) and of conflicts between them. A requested
+    but missing simulator is an error; no simulator at all is a warning.
     """
     present = installed_hosts(versions)
     if all(name in versions for name in _SHARED_FOLDER):

@@ -1,4 +1,4 @@
-"""Diagnoses, the results of all checks, and checks of the machine: folders, disk, graphics, an episode of a simulator.
+"""The value `Diagnosis`, and checks of the machine: folders, disk, graphics, an episode of a simulator.
 
     python -m safevla_bench.jobs.doctor.machine HOST
 
@@ -41,7 +41,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One check: its level, what was found, and the remedy if there is one."""
+    """One check: its level, its finding, and a remedy if there is one."""
 
     check: str
     level: Level
@@ -72,7 +72,7 @@ _OFF_WORDS = ("disable", "disabled", "off", "false", "0")
 
 
 def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of MUJOCO_GL and, unless `quick` or it names no backend, of a frame rendered off screen."""
+    """Diagnose MUJOCO_GL and, unless `quick` or no backend is set, a frame rendered off screen."""
     backend = os.environ.get("MUJOCO_GL", "").lower()
     if backend in _OFF_WORDS:
         yield warned_check(
@@ -107,7 +107,7 @@ TIMEOUT_S = 300
 def _run_probe(
     check: str, remedy: str, *arguments: str, environment: Mapping[str, str] = NO_ARGUMENTS
 ) -> dict[str, str] | Diagnosis:
-    """Return what a module prints as JSON in a process of its own; a failed check if it crashes or does not end."""
+    """Run a module in a separate process and return the JSON that it prints; a failed check if it crashes or hangs."""
     command = [sys.executable, "-m", *arguments]
     try:
         process = subprocess.run(
@@ -131,7 +131,7 @@ _DISK_GIB = 2.0
 
 
 def check_machine(out: Path | None) -> Iterator[Diagnosis]:
-    """Yield the diagnoses of this package's version, the current folder, and `out`, that of a future run."""
+    """Diagnose the package's version, the current folder, and `out`, the folder of a future run."""
     yield passed_check(OWN_DISTRIBUTION, __version__)
     yield _check_folder("current folder", Path.cwd())
     if out is not None:
@@ -176,7 +176,7 @@ STEPS = 30
 
 
 def check_judging(host: str) -> Diagnosis:
-    """Roll out, record and judge an episode of this host in this process, and return the diagnosis."""
+    """Diagnose an episode of this host: roll out, record and judge it in this process."""
     try:
         summary = run_test_episode(host)
     except SafevlaError as problem:
@@ -185,7 +185,7 @@ def check_judging(host: str) -> Diagnosis:
 
 
 def check_episode(host: str) -> Diagnosis:
-    """Roll out and judge an episode of a host's first task in a process of its own, and return the diagnosis."""
+    """Diagnose an episode of the host's first task, rolled out and judged in a separate process."""
     check, module = f"{host} episode", "safevla_bench.jobs.doctor.machine"
     found = _run_probe(check, f"The whole story: python -m {module} {host}", module, host)
     if isinstance(found, Diagnosis):
@@ -196,8 +196,8 @@ def check_episode(host: str) -> Diagnosis:
 
 
 def run_test_episode(host: str) -> str:
-    """Run, record and judge one episode of the host's first task, and return a sentence about it. Raises what the host
-    and the judge raise, and `HostError` if the episode crashed or its action was invalid.
+    """Run, record and judge one episode of the host's first task, and return a sentence about it. Raises the errors of
+    host and judge, and `HostError` if the episode crashed or its action was invalid.
     """
     built_host = hosts.make_host(host)
     task = built_host.tasks(built_host.suites()[0])[0]
@@ -216,8 +216,8 @@ def run_test_episode(host: str) -> str:
 
 
 def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
-    """Say that an episode of random actions is the same where the simulator's code runs alone; "" if it does anyway.
-    Raises `HostError` if it is another one.
+    """Return a sentence if an episode of random actions is the same with the simulator's original code; "" if no other
+    code is used. Raises `HostError` if the episodes differ.
     """
     if type(env).run_fast is HostEnv.run_fast:
         return ""
@@ -235,7 +235,7 @@ def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
 def _describe_scores(batch: Batch, host: str) -> str:
     try:
         scores = score(batch, load_ruleset(registry_files=hosts.registry_files(host)))
-    except RegistryError:  # a plug-in's tags may come by --rules
+    except RegistryError:  # a plug-in's tags may be passed by --rules
         return "not judged: no registry has its tags"
     assets = f", with {STANDIN}" if scores.standin_suites else ""
     return f"judged by {len(scores.episode(0).active_specs)} specifications{assets}"

@@ -1,6 +1,6 @@
-"""The examination of a policy server by a few requests of a made-up scene: its wire, its dialect, its actions.
+"""Diagnosis of a policy server by a few requests of a made-up scene: connection, dialect and actions.
 
-A mistake of normalisation shows in the actions: saturated, far out of range, or nearly no motion.
+Errors of normalisation show in the actions: saturated, far out of range, or almost without motion.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ class ServerAnswer:
     """One server's replies to the same observation, in one dialect."""
 
     model: servers.ChunkModel
-    asked: Mapping[str, str]  # arguments of the client that the server asked for, as `eval` does
-    arguments: Mapping[str, str]  # of the client that got the answer, beside those
-    replan: int | None  # actions that would be carried out of each reply; None = all
+    asked: Mapping[str, str]  # client arguments that the server requested, as in `eval`
+    arguments: Mapping[str, str]  # further arguments of the client that got the reply
+    replan: int | None  # actions to execute from each reply; None = all
     request: Request
     reply: Reply
-    replies: Sequence[Numbers]  # the actions of each reply, [H, A], as the simulator gets them
-    seconds: tuple[float, ...]  # of each request
+    replies: Sequence[Numbers]  # actions of each reply, [H, A], as the simulator gets them
+    seconds: tuple[float, ...]  # per request
 
     @property
     def actions(self) -> Numbers:
-        """Of the last reply, [H, A]."""
+        """Actions of the last reply, [H, A]."""
         return self.replies[-1]
 
 
 def examine_server(
     server: str, arguments: Mapping[str, str] = NO_ARGUMENTS, host: str | None = None
 ) -> Iterator[Diagnosis]:
-    """Yield a diagnosis for each thing that a server shows of itself, ending with the command that evaluates it.
+    """Yield a diagnosis for each property of a server, ending with the command that evaluates it.
 
-    What cannot be asked or understood is a failed check, never an exception. `server` is KIND:ADDRESS, `host` the
+    Failed requests and unusable replies are failed checks, not exceptions. `server` is KIND:ADDRESS, `host` the
     simulator whose dialects are tried; None = all, LIBERO's first.
     """
     kind = servers.KINDS.get(server.partition(":")[0])
@@ -124,7 +124,7 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
         observation = servers.make_observation(model.wants, task.instruction)
         seconds, replies = [], []
         for _ in range(servers.REQUESTS):
-            model.begin(task, 0)  # some remember what they answered before in an episode
+            model.begin(task, 0)  # some servers keep state within an episode
             start = time.perf_counter()
             reply = model.query(observation)
             seconds.append(time.perf_counter() - start)
@@ -133,7 +133,7 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
     return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds))
 
 
-# What is said of an answer
+# Statements about a reply
 
 
 def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iterator[Diagnosis]:
@@ -174,10 +174,9 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
 
 
 def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
-    """Yield the statistics of a chunk [H, A], as the simulator gets it, and a warning for what is wrong with them.
+    """Yield the statistics of a chunk [H, A], as the simulator gets it, and warnings about what is wrong.
 
-    Numbers that are not finite are an error, and nothing else is said then. The range is not judged for absolute
-    actions.
+    Numbers that are not finite are an error, the only one reported then. The range of absolute actions is not checked.
     """
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
@@ -188,7 +187,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     if dialect.wants.absolute or _host(dialect.name) not in WIDTHS:
         return
     for oddity in find_oddities(measure_actions(actions, grips=dialect.switches.get(GRIPPER) == "raw")):
-        if oddity.about in ("range", "gripper"):  # one chunk may well repeat an action, or leave the gripper
+        if oddity.about in ("range", "gripper"):  # one chunk may repeat an action or leave the gripper alone
             yield warned_check(oddity.about, oddity.found, f"{oddity.cause} {_MEND}")
 
 

@@ -1,1 +1,1 @@
-"""Whole jobs as one call each: `roll_out`, `judge`, and `evaluate_request` = roll out, judge and report."""
+"""Complete jobs in one call: `roll_out`, `judge`, and `evaluate_request`, which rolls out, judges and reports."""

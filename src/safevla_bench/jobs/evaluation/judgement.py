@@ -1,4 +1,4 @@
-"""Judging the episodes of run folders and archives, here or on a Ray cluster."""
+"""Judging the episodes of run folders and archives, locally or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
-    """Score every episode of run folders and archives; `skip_invalid` leaves invalid and lost ones out and counts them.
+    """Score every episode of run folders and archives; `skip_invalid` leaves out and counts invalid and lost ones.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
@@ -95,12 +95,12 @@ def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownT
 
 
 RULES = "judged_with.json"
-"""The file of a run folder that holds by what it was judged, if not by the default; see --rules as-judged."""
-HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file of tags that the run's host brought
+"""File of a run folder with the rules that judged it, if not the default ones; see --rules as-judged."""
+HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file of tags from the run's host
 
 
 def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
-    """Return by what the run folders among the sources were judged last, else are registered to be; None if unknown.
+    """Return the rules by which the run folders were last judged, else are registered to be judged; None if unknown.
 
     Scored runs without `judged_with.json` were judged by the default rules. Raises `RunError` if the runs were judged
     by different rules, or a `judged_with.json` is damaged.
@@ -123,28 +123,28 @@ def _find_own_recipe(path: Path) -> RulesetRecipe | None:
         return None
     try:
         return registration.parse_registration(read_description(path).get(registration.REGISTERED)).rules.recipe
-    except (ValueError, RunError):  # not registered; a damaged one is told of where it is compared
+    except (ValueError, RunError):  # not registered; damage is reported by the comparison
         return None
 
 
 def add_host_registries(ruleset: Ruleset, paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
-    """Return the rules with the tags that the hosts of the run folders among the sources have for their own tasks.
+    """Return the rules, extended by the tags that the hosts of the run folders provide for their own tasks.
 
-    They are those of the hosts that are installed here; `as_judged` takes those in each run.json. Raises `RunError` if
-    these are damaged, `RegistryError` if they contradict others or are of tasks of the built-in registry, and
-    `PluginError` if an installed host's file of tags cannot be found.
+    These are the tags of the hosts installed here; `as_judged` takes those in each run.json. Raises `RunError` if these
+    are damaged, `RegistryError` if they contradict others or cover tasks of the built-in registry, and `PluginError` if
+    an installed host's file of tags cannot be found.
     """
     read = _read_brought if as_judged else _read_installed
     return ruleset.with_host_registry([file for path in paths for file in read(path)])
 
 
 def read_host_registry(host: str) -> tuple[RuleFile, ...]:
-    """Return the files of tags that an installed host's distribution brings; `PluginError` if one is not there."""
+    """Return an installed host's files of tags; raise `PluginError` if one is missing."""
     return tuple(map(RuleFile.read, hosts.registry_files(host)))
 
 
 def read_installed_registries() -> tuple[RuleFile, ...]:
-    """Return the files of tags of all hosts that are installed here; raises as `read_host_registry` does."""
+    """Return the files of tags of all installed hosts; raises the errors of `read_host_registry`."""
     return tuple(file for host in hosts.host_names() for file in read_host_registry(host))
 
 
@@ -166,9 +166,9 @@ def _read_brought(path: Path) -> tuple[RuleFile, ...]:
 
 
 def find_rules(paths: Sequence[Path], *, as_judged: bool = False) -> Ruleset:
-    """Return the default rules, with the tags of the runs' hosts that are installed here.
+    """Return the default rules, with the tags of the runs' hosts installed here.
 
-    `as_judged` takes the runs' own rules and tags. Raises what `find_recipe` and `add_host_registries` do, and
+    `as_judged` takes the runs' own rules and tags. Raises the errors of `find_recipe` and `add_host_registries`, and
     `SpecError` or `RegistryError` if the rules cannot be loaded.
     """
     recipe = find_recipe(paths) if as_judged else None
@@ -190,7 +190,7 @@ def _score_sources(paths: Sequence[Path], ruleset: Ruleset, skip_invalid: bool) 
     scan = Scan(paths)
     try:
         scores = scoring.score_chunks(scan, ruleset)
-    except SafevlaError:  # bad episodes are reported before what the good ones lack, and all of them are listed
+    except SafevlaError:  # report all bad episodes first, then what the good ones lack
         scan.index().require_valid(skip_invalid=skip_invalid)
         raise
     return scan.index(), scores
@@ -210,7 +210,7 @@ def _lost_episodes(records: EpisodeIndex) -> LostEpisodes | None:
 
 
 def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
-    """Return a function that judges the same records with another library; each call reads the records again."""
+    """Return a function that judges the same records by another library; each call reads the records again."""
 
     def rescore(library: Library) -> Scores:
         scores = scoring.score_chunks(judged.records.read_chunks(), replace(judged.ruleset, library=library))
@@ -220,7 +220,7 @@ def make_rescorer(judged: Judged) -> Callable[[Library], Scores]:
 
 
 def describe_losses(judged: Judged) -> list[str]:
-    """Return what is missing from the scores beside crashed and stopped episodes, a phrase each; [] if nothing is."""
+    """Return a phrase for each thing missing from the scores, besides crashed and stopped episodes; [] if complete."""
     runs_were = "1 run was" if judged.interrupted_run_count == 1 else f"{judged.interrupted_run_count} runs were"
     interrupted = [f"{runs_were} interrupted before the last episode"] if judged.interrupted_run_count else []
     return interrupted + judged.left_out.describe_kinds()
@@ -234,16 +234,16 @@ def load_policy_results(
     skip_invalid: bool = False,
     join: bool = True,
 ) -> list[PolicyResults]:
-    """Return the policies of every source (all, or those named), each source judged alone, with unique names.
+    """Return the policies of every source (all, or those named), judged source by source, with unique names.
 
     Sources of one policy that have no suite in common, such as runs on two hosts, are joined unless `join` is false.
-    Policies of one name that differ stay apart, under names that say how. Raises what `judge` raises, and `RunError`
-    for a policy that no source has.
+    Different policies with one name get distinct names. Raises the errors of `judge`, and `RunError` for a policy that
+    no source has.
     """
     results: list[PolicyResults] = []
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
-        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names of its records
+        judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names in its records
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
             recorded[name] = result.name
@@ -260,8 +260,8 @@ def load_policy_results(
 
 
 def measure_costs(judged: Judged) -> EpisodeCosts:
-    """Return the cumulative costs of the episodes, whose records are read again. Raises `RunError` if a record names no
-    horizon, so that the most that an episode can cost is not known.
+    """Return the cumulative costs of the episodes, reading the records again. Raises `RunError` if a record has no
+    horizon, which bounds the cost of an episode.
     """
     from safevla_bench.judging.gates import EpisodeCosts
     from safevla_bench.training.labels import label_records
@@ -281,7 +281,7 @@ def measure_costs(judged: Judged) -> EpisodeCosts:
 
 
 def split_judged(judged: Judged, source: str = "", protocol: Mapping[str, object] | None = None) -> list[PolicyResults]:
-    """Return the results of each policy, with what the records say of how its episodes began."""
+    """Return the results of each policy, with what the records say about how its episodes began."""
     records = judged.records
     results = policy_results.split_by_policy(
         replace(judged.scores, absent=(*judged.scores.absent, *records.lost)),

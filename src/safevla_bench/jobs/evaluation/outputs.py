@@ -1,4 +1,4 @@
-"""Outputs of a judgement: score files, material of tables, the report, a board, a submission."""
+"""Outputs of a judgement: score files, inputs of tables, the report, a board, a submission."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _PLAIN_TYPES = {
     msgspec.inspect.IntType: pa.int64(),
     msgspec.inspect.FloatType: pa.float64(),
 }
-# Columns of scores.parquet that most judgements do not need, its last ones.
+# Last columns of scores.parquet, which most judgements do not need.
 _RARE = ("unknown_records", "diverged_replay")
 
 
 def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInputs:
-    """Return what tables are made of: scores, records, rules and remarks."""
+    """Return the inputs of tables: scores, records, rules and remarks."""
     return catalog.TableInputs(
         scores=judged.scores,
         ruleset=judged.ruleset,
@@ -83,7 +83,7 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
 
 
 def scores_document(judged: Judged, sources: object = None) -> dict[str, object]:
-    """Return the content of scores.json; `sources`, unless None, stand in for those of the judgement."""
+    """Return the content of scores.json; `sources`, if given, replace those of the judgement."""
     cells, total = judged.summarize_scores()
     return {
         "episodes": list(judged.scores.episodes()),
@@ -99,16 +99,16 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
 
 
 def write_outputs(judged: Judged, out: Path) -> None:
-    """Write scores.json, scores.parquet and report.html into a folder `out`, which is made where it is missing.
+    """Write scores.json, scores.parquet and report.html into the folder `out`, which is made if missing.
 
-    Rules other than the default are written too, as judged_with.json, for --rules as-judged; older files are replaced
-    together, so that scores never stand beside the report of others. Raises `FileError` where the disk refuses.
+    Non-default rules are also written, as judged_with.json, for --rules as-judged. Older files are replaced together,
+    so scores and report always match. Raises `FileError` if writing fails.
     """
     contents = score_files(judged)
     html = render_report(judged)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(out)
-    # The rules of older scores are replaced with these, in one step; the default ones say so then.
+    # The rules of older scores are replaced in the same step, also by the default rules.
     is_remembered = (recipe is not None and not recipe.is_default) or (out / RULES).exists()
     remembered = {RULES: folder.dump_json(recipe or RulesetRecipe())} if is_remembered else {}
     written = {**contents, folder.REPORT: html.encode(), **remembered}
@@ -117,8 +117,8 @@ def write_outputs(judged: Judged, out: Path) -> None:
 
 
 def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
-    """Return the bytes of scores.parquet and scores.json by file name; `sources` as in `scores_document`. The table's
-    metadata repeat the document's keys `ORIGIN`; it has the columns `_RARE` only where a row has any.
+    """Return file name -> bytes of scores.parquet and scores.json; `sources` as in `scores_document`. The table's
+    metadata repeats the document's keys `ORIGIN`. The columns `_RARE` are written only if a row has a value.
     """
     document, rows = scores_document(judged, sources), list(judged.scores.episodes())
     origin = {name: document[name] for name in folder.ORIGIN if name in document}
@@ -131,8 +131,8 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
 
 
 def render_report(judged: Judged, title: str = "Safety report", *, has_extras: bool = True) -> str:
-    """Return the report of all judged episodes as one self-contained HTML page; the records are read anew. Without
-    `has_extras` it is as before pictures were rendered and physics was varied.
+    """Return the report of all judged episodes as one self-contained HTML page; reads the records again. Without
+    `has_extras` it omits rendered pictures and results under varied physics.
     """
     paths = judged.paths if has_extras else ()
     drawn, kept = page.drawn_episodes(judged.scores), list[Batch]()
@@ -146,7 +146,7 @@ def render_report(judged: Judged, title: str = "Safety report", *, has_extras: b
         privileged=judged.privileged,
         protocols=judged.protocols,
     )
-    for _ in chunks:  # the analysis reads none where no episode is counted
+    for _ in chunks:  # the analysis reads no chunk if no episode counts
         pass
     names = [source.policy_names for source in judged.records.sources]
     return page.render_page(
@@ -173,7 +173,7 @@ def render_report(judged: Judged, title: str = "Safety report", *, has_extras: b
 
 
 def render_episode_report(judged: Judged, index: int) -> str:
-    """Return the HTML page of the episode at `index`, with the replay in 3-D that the run's `frames` have of it."""
+    """Return the HTML page of the episode at `index`, with the 3-D replay from the run's `frames`, if any."""
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
@@ -213,7 +213,7 @@ def comparison_tables(
     *,
     full: bool = True,
 ) -> list[Table]:
-    """Return the tables of `safevla compare`: a block of three metrics; in full one of each suite, and the tests."""
+    """Return the tables of `safevla compare`: a block of three metrics; if `full`, one per suite, and the tests."""
     simulators: dict[tuple[str | None, str], Mapping[str, Sequence[str]]] = {
         (entrant.name, suite): versions
         for entrant in entrants
@@ -230,8 +230,8 @@ def comparison_tables(
 
 
 def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()) -> published.PublishedComparison:
-    """Return the rates of one policy of the judged sources beside those that the paper prints for `paper:NAME`. Without
-    `policies` the sources hold one. Raises what `compare_published` raises, and `RunError` for several.
+    """Return the rates of one policy next to those that the paper prints for `paper:NAME`. Without `policies` the
+    sources must hold one. Raises the errors of `compare_published`, and `RunError` for several policies.
     """
     inputs = table_material(judged)
     names = list(dict.fromkeys(map(policy_name, inputs.cells)))
@@ -254,8 +254,8 @@ def build_board(
     skip_invalid: bool = False,
     audits: Sequence[Mapping[str | None, provenance_marks.AuditMark]] | None = None,
 ) -> dict[str, str]:
-    """Return path -> content of a board's files: published results, and the policies of the sources, if any. `audits`
-    are of each path policy -> its audit. Raises what `judge` raises, and `RunError` for an ablation.
+    """Return path -> content of a board's files: published results and the policies of the sources, if any. `audits`
+    holds policy -> audit for each path. Raises the errors of `judge`, and `RunError` for an ablation.
     """
     from safevla_bench.jobs.evaluation.judgement import split_judged
     from safevla_bench.publishing.board import OwnResults, render_site, report_path, select_policy

@@ -1,4 +1,4 @@
-"""Preparation of a rollout: from a request to the host, its tasks, the policies and the plan."""
+"""Preparation of a rollout: from a request to host, tasks, policies and plan."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ from safevla_recorder.simulator_versions import find_differences
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A rollout that can start: host, plan and policies exist."""
+    """A rollout that is ready to start, with its host, plan and policies."""
 
     host: Host
     episodes: tuple[PlannedEpisode, ...]
     policies: Mapping[str, Policy]
     cast: WorkerSpec
     description: Mapping[str, object]
-    resources: ExitStack  # closes the policies, but those that the caller made
-    tally: RoundTally | None = None  # what ends the run early; None = nothing does
+    resources: ExitStack  # closes the policies, except those that the caller made
+    tally: RoundTally | None = None  # can end the run early; None = nothing does
 
 
 def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True) -> PreparedRun:
-    """Find the host, its tasks and the policies, and plan the episodes; nothing is written yet.
+    """Find the host, its tasks and the policies, and plan the episodes, without writing anything.
 
-    A dry run makes no policy that runs code: `noop` stands in for it, and its cameras are not known. `is_here` says
-    that the run's workers are on this machine, so that a server that cannot be reached from here cannot be used.
+    A dry run makes no policy that runs code: `noop` replaces it, and its cameras are unknown. `is_here`: the run's
+    workers are on this machine, so a server that is unreachable from here is an error.
 
     Raises a `SafevlaError` for what the user must change: `HostError`, `PolicyError`, `PluginError`, `RunError`, or
-    `RegistryError` and `SpecError` where the run is watched by rules. Policies made until then are closed.
+    `RegistryError` and `SpecError` if rules watch the run. Policies made before the error are closed.
     """
     require_counts(max_steps=request.max_steps)
     if not is_dry:
@@ -119,16 +119,16 @@ def _assign_rounds(plan: Sequence[PlannedEpisode]) -> tuple[PlannedEpisode, ...]
 
 
 def require_counts(**counts: int | None) -> None:
-    """Raise `RunError`, naming it, for the first count below 1; a count of None passes."""
+    """Raise `RunError` for the first named count below 1; None passes."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise RunError(f"{name} is {count}", remedy="Give 1 or more.")
 
 
 def _ask_server(request: Request, policy: RequestedPolicy, *, is_dry: bool, is_here: bool) -> RequestedPolicy:
-    """Return the policy with what its server asks for beside the arguments that are given. Nothing if it cannot be
-    reached: it may be up when other policies are done, or be near a worker on another machine. Raises
-    `ServerUnreachableError` if neither can be.
+    """Return the policy with the arguments that its server requests, added to those given, or unchanged if the server
+    is unreachable: it may start when other policies are done, or be near a worker on another machine. If neither is
+    possible, raises `ServerUnreachableError`.
     """
     given, asked = request.client_options(policy), policy.asked or {}
     if policy.asked is None and not is_dry and policy.made is None:
@@ -189,7 +189,7 @@ def _require_support(host: Host, plan: Sequence[PlannedEpisode], made: Mapping[s
             policy.require_task(planned.task)
         check_start(planned.task, planned.start, supports)
     for policy in made.values():
-        is_served = isinstance(policy, RemotePolicy)  # its server may ask for other cameras and readings
+        is_served = isinstance(policy, RemotePolicy)  # its server may request other cameras and readings
         wants = replace(policy.wants, cameras=(), extra=()) if is_served else policy.wants
         check_wants(wants, supports, f"the host {host.name}")
 
@@ -216,7 +216,7 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
         episodes = {(name, task): policy.recorded_episodes(task) for task in tasks}
         recorded |= {key: numbers for key, numbers in episodes.items() if numbers}
         if not any(episodes.values()):
-            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # says what the recording holds
+            policy.match(tasks[0], EpisodeSeed(0, 0, wait_steps=0))  # its error says what the recording holds
     return recorded
 
 
@@ -229,8 +229,8 @@ def _check_servers(made: Mapping[str, Policy], tasks: Sequence[Task]) -> None:
 
 
 def list_start_notes(request: Request) -> list[str]:
-    """Return what to know before a run, a sentence each; [] also where the request cannot be prepared. They are
-    differences of the simulator's version from the protocol's, and what is known of them.
+    """Return notes to read before a run, one sentence each: how the simulator's version differs from the protocol's,
+    and known effects. [] also if the request cannot be prepared.
     """
     try:
         require_trust(request.named_by, request.list_calls())
@@ -302,8 +302,8 @@ def _describe_policy(asked: RequestedPolicy, policy: Policy, *, is_watching: boo
 
 
 def request_rules(request: Request) -> Ruleset:
-    """Return the rules that watch a run: its own, else the registered ones, else the default ones. The request's own
-    rules stay as they are; to the others the tags that the host brings are added.
+    """Return the rules that watch a run: its own, else the registered ones, else the default ones. The host's tags are
+    added, except to the request's own rules.
     """
     if request.ruleset is not None:
         return request.ruleset
@@ -335,7 +335,7 @@ def _describe_maker(policy: Policy, is_given: bool) -> dict[str, object]:
 
 
 def estimate_run(request: Request, running: ExecutionOptions = DEFAULT_EXECUTION) -> RunEstimate:
-    """Return what `roll_out` would cost; raises what `prepare_run` raises, and writes nothing."""
+    """Estimate the cost of `roll_out` without writing; raises the errors of `prepare_run`."""
     served = request if request.servers else replace(request, servers=placeholder_servers(request))
     prepared = prepare_run(served, is_dry=True)
     with prepared.resources:

@@ -42,19 +42,19 @@ class RequestedPolicy:
 
     name: str
     spec: str = ""
-    """What makes it: `python:module:factory`, `replay:PATH`, an entry; "" = its name."""
+    """How to make it: `python:module:factory`, `replay:PATH`, an entry; "" = its name."""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """They override those for every policy."""
+    """These override the arguments for every policy."""
     coupling: Coupling = UNCOUPLED
-    """Its filter, as `--filter` takes it, and how late its answers come: `3` control steps, `120ms` or `measured`."""
+    """Its filter, as in `--filter`, and the delay of its answers: `3` control steps, `120ms` or `measured`."""
     made: Policy | None = None
-    """The policy, if it exists already; it is not closed, and cannot be sent to other processes."""
+    """An existing policy object; it is not closed and cannot be sent to other processes."""
     asked: Mapping[str, str] | None = None
-    """What its server asked for when the run began; None = it is to be asked."""
+    """What its server requested when the run began; None = not asked yet."""
 
     @property
     def maker(self) -> str:
-        """What makes it, which mostly is its name."""
+        """What makes it, usually its name."""
         return self.spec or self.name
 
     @property
@@ -72,15 +72,15 @@ class Request:
     tasks: tuple[int, ...] | None = None
     """Indices in each suite; None = all."""
     episodes: Episodes = 1
-    """Of each task; `protocol` = as many as the protocol says, otherwise its benchmark.
+    """Number per task; `protocol` = the protocol's number, else the benchmark's.
 
-    None is in runs of earlier versions: as many as its benchmark says, otherwise 1.
-    `recorded` = each that the recording of a replay holds, and no task without.
+    None occurs in runs of earlier versions: the benchmark's number, else 1. `recorded` = all in the recording of a
+    replay, and no task without one.
     """
     policies: Sequence[str | RequestedPolicy] = ()
-    """A text names a policy that is made of its name alone."""
+    """A text names a policy that needs nothing but its name."""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """For every policy."""
+    """Arguments for every policy."""
     servers: tuple[str, ...] = ()
     """Servers of the paper's entries, each URL or SUITE=URL; they are `volatile` in run.json and may change."""
     host_arguments: Mapping[str, str] = field(default_factory=dict)
@@ -90,25 +90,27 @@ class Request:
     shard: Shard | None = None
     """The piece of the plan to run; None = all of it."""
     archive: str = PARQUET
-    """The form of the archive, of `runs.FORMS`."""
+    """The form of the archive, one of `runs.FORMS`."""
     stop_on_violation: bool = False
     """End each episode at its first violation; it is then `stopped`, and of all rates only Safety is known."""
     ruleset: Ruleset | None = None
-    """The rules by which an episode is stopped; None = the default library and registry."""
+    """The rules that stop an episode; None = the default library and registry."""
     until: str | None = None
     """Stop as soon as this is decided, such as `safety >= 0.9` or `A safer than B`."""
     registration: Registration | None = None
-    """What was registered before; run.json holds it, and tables say whether the run is that one."""
+    """The registration, stored in run.json; tables say whether the run agrees with it."""
     found: Path | None = None
-    """The file of a suite of found starts, whose tasks and starts are run; `suites` is its benchmark's suite."""
+    """The file of a suite of found starts to run; `suites` is then its benchmark's suite."""
     volatile: Mapping[str, object] = field(default_factory=dict)
-    """Facts of the day, such as the command and the time; run.json holds them under `volatile`."""
+    """Facts such as the command and the time, which run.json holds under `volatile`."""
     named_by: Path | None = None
-    """The file that names host, suites and policies; only a trusted one chooses code or files. None = the user did."""
+    """The file that names host, suites and policies; only a trusted one may choose code or files. None = the user
+    did.
+    """
 
     @cached_property
     def roster(self) -> tuple[RequestedPolicy, ...]:
-        """The policies, with the arguments for every policy among their own."""
+        """The policies, with the arguments for every policy merged into their own."""
         named = (RequestedPolicy(policy) if isinstance(policy, str) else policy for policy in self.policies)
         return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in named)
 
@@ -123,23 +125,23 @@ class Request:
         return [use for use in (host, *calls, *filters, *found, *files) if use]
 
     def format_resume_command(self, out: Path, *words: str) -> str:
-        """Return the command that continues this run, with --trust where it needs that."""
+        """Return the command that continues this run, with --trust if needed."""
         return format_resume_command(out, *words, *(["--trust", str(out / RUN)] if self.list_calls() else []))
 
     def make_host(self) -> Host:
-        """Make the host; raises what `hosts.make_host` raises."""
+        """Make the host; raises the errors of `hosts.make_host`."""
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def client_options(self, policy: RequestedPolicy) -> dict[str, str]:
-        """Return what a policy is made with: its arguments and, of one of the paper's entries, the servers."""
+        """Return a policy's constructor arguments, including the servers for one of the paper's entries."""
         servers = {entries.SERVER: " ".join(self.servers)} if self.servers and policy.is_entry else {}
         return {**servers, **policy.arguments}
 
     @classmethod
     def from_run(cls, run: Path) -> Request:
-        """Return the request of a run folder; raise `RunError` where its run.json does not hold one.
+        """Return the request of a run folder; raise `RunError` if its run.json does not contain one.
 
-        Facts of the day are left out, except the servers. It is not trusted: see `named_by`.
+        Volatile facts are left out, except the servers. The request is not trusted: see `named_by`.
         """
         description, place = read_description(run), Place(file=str(run / RUN))
         protocol = description.get("protocol")
@@ -168,7 +170,7 @@ class Request:
 
 
 def plan_fields(plan: _RunOptions | Registration) -> dict[str, Any]:
-    """Return the fields of a `Request` that a run.json and a registration hold alike."""
+    """Return the fields of a `Request` that run.json and a registration share."""
     fields = {name: getattr(plan, name) for name in ("host", "host_arguments", "suites", "seed", "max_steps", "until")}
     return {**fields, "tasks": plan.indices, "policies": tuple(map(_read_policy, plan.policies))}
 
@@ -225,9 +227,7 @@ class _RunOptions(msgspec.Struct):
 
 
 def select_tasks(host: Host, request: Request) -> list[Task]:
-    """Return the requested tasks; of found starts, the tasks that they are of. Raises `HostError` if there is no such
-    suite or task.
-    """
+    """Return the requested tasks, or those of the found starts. Raises `HostError` for an unknown suite or task."""
     if request.found:
         return read_suite(request.found).list_tasks(host, request.tasks, request.named_by or request.found)
     return [task for suite in request.suites for task in _tasks_of_suite(host, suite, request)]
@@ -248,7 +248,7 @@ class ExecutionOptions:
     """Options of the execution; none of them changes a byte of a complete run."""
 
     workers: int = 1
-    """Processes; one runs here."""
+    """Number of processes; one means this process."""
     cluster: RayCluster | None = None
     """The Ray cluster whose actors are the workers; None = this machine."""
     resume: bool = False
@@ -257,18 +257,18 @@ class ExecutionOptions:
     """Run crashed episodes again when continuing."""
 
 
-DEFAULT_EXECUTION = ExecutionOptions()  # one process, from the beginning
+DEFAULT_EXECUTION = ExecutionOptions()  # one process, from the start
 
 
-ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # the options that an entry stands for
+ENTRY_OPTIONS = ("host", "host_arguments", "suites", "policies", "protocol")  # options that an entry sets
 
 
 def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
-    """Return the `host`, its `host_arguments` and the `suites` of the recordings of replays.
+    """Return `host`, `host_arguments` and `suites` of the replays' recordings.
 
-    {} where the recordings name no suite. The host is the one that their run.json names, else one here that has all of
-    the suites, else it is left out. Makes each policy and closes it; raises what `make_policy` raises, and `RunError`
-    if the recordings are of hosts with different arguments.
+    {} if the recordings name no suite. The host is the one in their run.json, else an installed one that has all the
+    suites, else it is left out. Makes and closes each policy; raises the errors of `make_policy`, and `RunError` if the
+    recordings are from hosts with different arguments.
     """
     suites: dict[str, None] = {}
     recorded = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
@@ -292,7 +292,7 @@ def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
 def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = None) -> dict[str, Any]:
     """Return the fields of a `Request` for one of the paper's entries: host, suites, protocol, policy and episodes.
 
-    The host's arguments are the entry's own, such as the split of RoboCasa that its checkpoint was evaluated on.
+    The host's arguments are the entry's, such as the split of RoboCasa that its checkpoint was evaluated on.
 
     Raises:
         PolicyError: there is no such entry.
@@ -314,8 +314,8 @@ def entry_fields(name: str, suites: Sequence[str] = (), protocol: str | None = N
 
 
 def open_questions(request: Request) -> list[str]:
-    """Return what the requested entries of the paper leave open or assume, a sentence each; [] if nothing is open.
-    Raises `PolicyError` for an entry that does not exist.
+    """Return what the requested entries leave open or assume, one sentence each; [] if nothing is open. Raises
+    `PolicyError` for an entry that does not exist.
     """
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]

@@ -1,4 +1,4 @@
-"""Evaluations in Python and in notebooks: `evaluate` a policy, `load` what was recorded, look at episodes."""
+"""Evaluations in Python and notebooks: `evaluate` a policy, `load` recorded episodes, inspect them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class JudgedEpisode:
     """One judged episode: its verdict, its record, and the explanation of both."""
 
     evaluation: Evaluation
-    index: int  # its place in the evaluation, from 0
+    index: int  # its index in the evaluation, from 0
 
     @cached_property
     def score(self) -> EpisodeScore:
@@ -78,19 +78,19 @@ class JudgedEpisode:
 
     @cached_property
     def record(self) -> Batch:
-        """The record as a batch of one, read from its source at first use; `RunError` where the source changed."""
+        """The record as a batch of one, read from its source at first use; `RunError` if the source has changed."""
         record = self.evaluation.judged.records.read_episodes([self.index])
         assert record is not None
         return record
 
     @cached_property
     def explanation(self) -> Explanation:
-        """The specification that the episode broke or came nearest to breaking: when, which bodies, by how much."""
+        """The specification that the episode violated or came closest to violating: when, which bodies, by how much."""
         judged = self.evaluation.judged
         return explain_episode(judged.scores, self.record, judged.ruleset, self.index, place=0)
 
     def show(self, *, plot_all: bool = False) -> None:
-        """Print the explanation, as `safevla show` does; with `plot_all` every specification is plotted."""
+        """Print the explanation, as `safevla show` does; `plot_all` plots every specification."""
         print(terminal.format_explanation(self.explanation, plot_all=plot_all), end="")
 
     def __repr__(self) -> str:
@@ -102,9 +102,9 @@ class JudgedEpisode:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Sequence[JudgedEpisode]):
-    """Judged episodes of runs and archives; a sequence of `JudgedEpisode`s, which also takes ids.
+    """Judged episodes of runs and archives: a sequence of `JudgedEpisode`s that can also be indexed by id.
 
-    `judged` holds everything that is known; `folder` is the run folder of `evaluate`, None of what was loaded.
+    `judged` holds all results; `folder` is the run folder of `evaluate`, None for loaded episodes.
     """
 
     judged: Judged
@@ -117,7 +117,7 @@ class Evaluation(Sequence[JudgedEpisode]):
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """The summary of each policy × suite, in order of first appearance; also where every episode crashed."""
+        """The summary of each policy × suite, in order of first appearance, including cells with only crashes."""
         return cells(self.scores)
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class Evaluation(Sequence[JudgedEpisode]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[JudgedEpisode]: ...
     def __getitem__(self, key: int | str | slice) -> JudgedEpisode | Sequence[JudgedEpisode]:
-        """Return the episode of an index (-1 is the last), an id, or the only id that ends so; of a slice a tuple.
+        """Return the episode of an index (-1 is the last), an id, or a unique ending of one; a tuple for a slice.
 
         Raises:
             IndexError: no episode has that index.
@@ -144,7 +144,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return JudgedEpisode(self, episode_list.find_recorded(self.judged, key))
 
     def table(self, name: str = "") -> PrintableTable:
-        """Return the table of rates, or another of those that `safevla tables` prints, by its name or number.
+        """Return the table of rates, or another table of `safevla tables`, by name or number.
 
         Raises:
             RunError: there is no such table, or it would be empty.
@@ -157,7 +157,7 @@ class Evaluation(Sequence[JudgedEpisode]):
     def episodes(self, *, unsafe: bool = False, success: bool | None = None) -> tuple[JudgedEpisode, ...]:
         """Return the episodes that have a record, worst first.
 
-        `unsafe` takes those that were unsafe; `success` those that succeeded (True) or did not (False).
+        `unsafe` selects unsafe ones; `success` those that succeeded (True) or did not (False).
         """
         records = self.judged.records
         rows = episode_list.list_episodes(self.scores, records.dt_s, stamps_s=records.stamps_s)
@@ -166,7 +166,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return tuple(JudgedEpisode(self, row.number - 1) for row in ordered if row.number <= len(self))
 
     def worst(self) -> JudgedEpisode:
-        """Return the episode of greatest severity; if none is unsafe, the one nearest to a limit.
+        """Return the episode of greatest severity; if none is unsafe, the one closest to a limit.
 
         Raises:
             RunError: there is no episode.
@@ -177,7 +177,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         return ordered[0]
 
     def write_report(self, path: str | Path) -> Path:
-        """Write the report, one self-contained HTML page, make its folder if that is missing, and return its path."""
+        """Write the report as one self-contained HTML page, make its folder if needed, and return its path."""
         page = Path(path)
         make_folder(page.parent)
         write_atomically(page, render_report(self.judged))
@@ -195,15 +195,15 @@ class Evaluation(Sequence[JudgedEpisode]):
 def load(
     *sources: str | Path, ruleset: Ruleset | None = None, as_judged: bool = False, skip_invalid: bool = False
 ) -> Evaluation:
-    """Judge run folders and archives; nothing is written.
+    """Judge run folders and archives, without writing anything.
 
     Args:
-        sources: their paths, or a text `NAME=PATH` that names the policy.
+        sources: paths, or texts `NAME=PATH` that name the policy.
         ruleset: how to judge; None = by the default rules.
-        as_judged: without a ruleset, judge by the runs' own rules: as they were judged last or are registered.
-        skip_invalid: leave invalid and lost episodes out and count them, instead of raising.
+        as_judged: without a ruleset, judge by the runs' own rules: the last ones or the registered ones.
+        skip_invalid: leave out and count invalid and lost episodes instead of raising.
 
-    Raises what `judge` raises, and `RunError` where no source is given.
+    Raises the errors of `judge`, and `RunError` without sources.
     """
     if not sources:
         raise RunError("there is nothing to load", remedy='Name run folders or archives: load("runs/mine").')
@@ -230,7 +230,7 @@ def evaluate(
     resume: bool = False,
     observer: Observer | None = None,
 ) -> Evaluation:
-    """Roll a policy out, judge every episode and write the run folder.
+    """Roll out a policy, judge every episode and write the run folder.
 
     >>> import safevla_bench as sb
     >>> run = sb.evaluate("noop", "fake", tasks=[0], episodes=2, max_steps=5)
@@ -238,26 +238,26 @@ def evaluate(
     (2, 'timeout')
 
     Args:
-        policy: an object with `act(observation)`, which stays open; a text as `--policy` takes it, `NAME=SPEC` too; or
-            several of them by their names, to be compared on the same initial states.
+        policy: an object with `act(observation)`, which stays open; a text as for `--policy`, including `NAME=SPEC`; or
+            several by name, which are compared on the same initial states.
         suite: one suite or several, or the path of a BDDL file.
-        host: the simulator; None = that of the suite.
+        host: the simulator; None = the suite's.
         tasks: indices in each suite; None = all.
-        episodes: of each task; None = as many as the protocol says, otherwise its benchmark.
-        name: of the policy in every output; None = an object's class, or the text.
-        out: the run folder to make; None = one that lasts as long as the evaluation that is returned.
+        episodes: number per task; None = the protocol's, else the benchmark's.
+        name: the policy's name in every output; None = an object's class, or the text.
+        out: the run folder to make; None = one that is deleted with the returned evaluation.
         ruleset: how to judge; None = the default registry, and the library with the suites' limits.
         protocol: how episodes start and end.
-        seed: of the policy's randomness, and of the environment's where the protocol derives its seeds from this.
-        max_steps: the horizon; None = the protocol's, else the task's own.
-        filter: of actions, as `--filter` takes it; None = none.
-        delay: of answers, as `--delay` takes it; None = none.
-        workers: processes; an object needs 1, since it cannot be sent to others.
-        resume: continue the run in `out`, if it holds one.
-        observer: hears of each episode as it begins and ends.
+        seed: of the policy's randomness, and of the environment's if the protocol derives its seeds from this.
+        max_steps: the horizon; None = the protocol's, else the task's.
+        filter: filter of actions, as for `--filter`; None = none.
+        delay: delay of answers, as for `--delay`; None = none.
+        workers: number of processes; an object needs 1, because it cannot be sent to others.
+        resume: continue the run in `out`, if there is one.
+        observer: is notified of the start and end of each episode.
 
     Raises:
-        SafevlaError: whatever a user must change: an unknown suite, a wrong policy, a folder in the way.
+        SafevlaError: for what a user must change: an unknown suite, an invalid policy, an existing folder.
     """
     suites = (suite,) if isinstance(suite, str) else tuple(suite)
     if not suites:
@@ -303,10 +303,10 @@ def evaluate_request(
     observer: Observer | None = None,
     running: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> Judged:
-    """Roll out, judge and report into the run folder `out`; takes and raises what `roll_out` and `judge` do. A task
-    without tags is an error before anything is rolled out, unless the rules are an ablation.
+    """Roll out, judge and report into the run folder `out`; arguments and errors are those of `roll_out` and `judge`. A
+    task without tags is an error before the rollout, unless the rules are an ablation.
     """
-    out = out.absolute()  # a policy may change this process's folder
+    out = out.absolute()  # a policy may change the working directory
     require_trust(request.named_by, request.list_calls())
     if not ruleset.is_ablation:
         for task in select_tasks(request.make_host(), request):

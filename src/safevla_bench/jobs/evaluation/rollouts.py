@@ -1,4 +1,4 @@
-"""Rollouts: their registration before they are run, and their execution into a run folder."""
+"""Rollouts: their registration in advance, and their execution into a run folder."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ _log = get_logger(__name__)
 def roll_out(
     request: Request, out: Path, observer: Observer | None = None, running: ExecutionOptions = DEFAULT_EXECUTION
 ) -> list[EpisodeRow]:
-    """Run every planned episode into a run folder, and return the row of each, in plan order.
+    """Run every planned episode into a run folder, and return their rows in plan order.
 
-    What is finished is kept, whatever ends this process, and `ExecutionOptions(resume=True)` continues from there.
+    Finished episodes are kept if this process ends early; `ExecutionOptions(resume=True)` continues from there.
 
-    Raises what `prepare_run` raises, `RunError` where the folder is in the way or holds a run that was asked for
-    differently, `FileError` where the disk refuses, `PolicyError` where a policy's server refuses or fails alike in
-    several episodes in a row, `HostError` where the simulator cannot be used or crashes alike (no folder is left behind
-    if nothing was recorded), what an engine of several workers raises, and `KeyboardInterrupt`.
+    Raises the errors of `prepare_run`, `RunError` if the folder is in the way or holds a run with another request,
+    `FileError` if writing fails, `PolicyError` if a policy's server refuses or repeats the same failure in consecutive
+    episodes, `HostError` if the simulator is unusable or repeats the same crash (no folder remains if nothing was
+    recorded), the errors of an engine with several workers, and `KeyboardInterrupt`.
     """
     require_counts(workers=running.workers)
-    out = out.absolute()  # a policy may change this process's folder
+    out = out.absolute()  # a policy may change the working directory
     if running.resume and (out / RUN).exists():
         asked = {policy.name: policy.asked for policy in Request.from_run(out).roster}
         kept = [replace(policy, asked=asked.get(policy.name, {})) for policy in request.roster]
         request = replace(request, policies=kept)
     prepared = prepare_run(request, is_here=running.cluster is None)
-    if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be here too
+    if running.cluster or running.workers > 1:  # the workers make their own; a large model need not be loaded here too
         prepared.resources.close()
         prepared = replace(prepared, policies={})
     with (
@@ -111,7 +111,7 @@ def _run_pending(
     if left_out:
         lines = [f"the rest of {'/'.join(place)} was not run: {end.reason}" for place, end in left_out.items()]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
-    prepared.resources.close()  # a server may have one policy alone, which this run's own connection holds
+    prepared.resources.close()  # some servers accept one connection, and this run holds it
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
         writer.finish(repeats=repeats)
@@ -122,8 +122,8 @@ def _run_pending(
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
-    """Return how each policy's server repeats itself, asked when nothing it draws can change an episode any more. A
-    server that cannot be reached, or refuses, is left out.
+    """Return policy -> how its server repeats answers, asked when this can no longer change an episode. Servers that
+    are unreachable or refuse are left out.
     """
     first = {episode.policy: episode.task for episode in reversed(prepared.episodes)}
     repeats: dict[str, Repeats] = {}
@@ -136,8 +136,8 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
 
 def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, remedy: str) -> Iterator[EpisodeOutcome]:
     """Yield episodes as they end; raise if the run cannot go on, unless the last of the `count` episodes has ended.
-    `PolicyError`: a policy's server has failed alike `SAME_CRASHES` times in a row. `HostError`: the simulator has, and
-    no episode has begun yet, or it did so in as many tasks in a row.
+    `PolicyError`: a policy's server failed the same way `SAME_CRASHES` times in a row. `HostError`: the simulator did,
+    and no episode has begun yet, or it did so in as many tasks in a row.
     """
     series = CrashSeries()
     for number, end in enumerate(finished_episodes, start=1):
@@ -158,12 +158,12 @@ def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, rem
             raise HostError(redact_secrets(problem), remedy=f"{remedy}\n  `safevla doctor` checks the simulator.")
 
 
-# Policies whose episodes from one start are equal by design.
+# Policies designed to give equal episodes from equal starts.
 _WITHOUT_NOISE = ("noop", "scripted", "replay")
 
 
 def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[EpisodeOutcome]:
-    """Yield episodes as they end; warn once of a policy whose actions are the same from one start under two seeds."""
+    """Yield episodes as they end; warn once per policy whose actions from one start are equal under two seeds."""
     seen: dict[tuple[object, ...], tuple[int, bytes]] = {}
     warned: set[str] = set()
     for end in finished_episodes:
@@ -191,7 +191,7 @@ def run_episodes(
     later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
     """Yield the pending episodes as they end, run in this process, by worker processes or by Ray actors. The batches of
-    `later` follow, each when all before have ended; not on Ray.
+    `later` follow, each after all earlier ones have ended; not supported on Ray.
     """
     if not pending and not later:
         return
@@ -213,7 +213,7 @@ def run_episodes(
 
 
 def raw_episode(end: EpisodeOutcome) -> RawEpisode:
-    """Return a finished episode's row with latency and greeting, secrets removed from its reason."""
+    """Return a finished episode's row with latency and greeting, without secrets in its reason."""
     planned = end.planned
     played = planned.start.recorded is not None and planned.start.recorded.state is not None
     return RawEpisode(
@@ -239,10 +239,10 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
 
 
 def freeze_request(request: Request, ruleset: Ruleset) -> Registration:
-    """Return the registration of a rollout and its judgement; nothing is run or written.
+    """Return the registration of a rollout and its judgement, without running or writing anything.
 
-    Raises what `prepare_run` raises, and `RunError` for a shard, a replay, a policy that is an object, and rules that
-    were made of values and not loaded.
+    Raises the errors of `prepare_run`, and `RunError` for a shard, a replay, a policy object, and rules that were not
+    loaded from files.
     """
     _require_registrable(request)
     prepared = prepare_run(
@@ -305,8 +305,8 @@ def _register_tasks(episodes: Sequence[PlannedEpisode], policy: str) -> tuple[Re
 
 
 def describe_deviation(registration: Registration, request: Request, ruleset: Ruleset) -> str:
-    """Return a sentence if a request and its rules are not what was registered, "" if they are. A shard of the
-    registered plan is not a deviation. Raises what `freeze_request` raises.
+    """Return a sentence if a request and its rules differ from the registration, else "". A shard of the registered
+    plan does not differ. Raises the errors of `freeze_request`.
     """
     digest = freeze_request(replace(request, shard=None), ruleset).digest
     if digest == registration.digest:
@@ -315,8 +315,8 @@ def describe_deviation(registration: Registration, request: Request, ruleset: Ru
 
 
 def registered_request(registration: Registration, file: Path = Path("registration")) -> Request:
-    """Return the request that runs what was registered; servers are not registered, and none are in it. `file` is where
-    it was read from; it is not trusted: see `Request.named_by`.
+    """Return the request that runs a registration. It has no servers, because these are not registered. `file` is the
+    registration's source; it is not trusted: see `Request.named_by`.
     """
     return Request(
         named_by=file,

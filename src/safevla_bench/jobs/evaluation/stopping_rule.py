@@ -1,9 +1,9 @@
-"""Rules by which a run stops as soon as its question is decided: `safevla eval --until`.
+"""Rules that stop a run as soon as its question is decided: `safevla eval --until`.
 
-A round is the next initial state of every task and policy. There is a look after each round, and the limits of each are
-those of a test with so many looks; a mean of graded values has a confidence sequence (`statistics.intervals`). An
-episode that crashed, was cut short or has no verdict may have any value: a verdict stands only if it is the same with
-all such values 0 and with all 1.
+A round is the next initial state of every task and policy. The rule is tested after each round, with limits that
+account for the number of looks; the mean of graded values has a confidence sequence (`statistics.intervals`). An
+episode that crashed, was cut short or has no verdict may have any value, so a verdict counts only if it is the same
+with all such values 0 and with all 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FORMS = 'Write "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A safer than B
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """A condition: a gate for each policy, or which of two policies is safer; exactly one is given."""
+    """A condition: either a gate for each policy, or which of two policies is safer."""
 
     condition: str
     gate: Gate | None = None
@@ -46,7 +46,7 @@ class StoppingRule:
 
     @property
     def metric(self) -> GateMetric:
-        """The metric that decides: the gate's, or Safety."""
+        """The deciding metric: the gate's, or Safety."""
         return self.gate.metric if self.gate else "safety"
 
 
@@ -56,11 +56,11 @@ Verdict = Literal["passed", "failed", "safer", "less safe", "undecided"]
 class RuleVerdict(msgspec.Struct, frozen=True):
     """A rule's verdict on one policy, or on two.
 
-    `n` is the number of initial states, each with its episodes, that count, and `unknown` that of states with an
-    episode that has no value. `least` and `greatest` are the looks if all unknown values were 0, or 1; of two policies
-    if those of the first were, and those of the second the opposite. They count what a pair's first policy wins, of
-    what either wins. `ci` is the confidence sequence of a graded mean, from the low end of the least to the high end of
-    the greatest.
+    `n` is the number of initial states that count, each with its episodes; `unknown` is the number of states with an
+    episode without a value. `least` and `greatest` are the looks with all unknown values set to 0, or to 1; for two
+    policies, with the first's set so and the second's to the opposite. For a pair they count the first policy's wins
+    among all wins. `ci` is the confidence sequence of a graded mean, from the low end of `least` to the high end of
+    `greatest`.
     """
 
     subject: str
@@ -72,7 +72,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
     ci: tuple[float, float] | None = None
 
     def to_text(self, unit: str = "") -> str:
-        """Return the verdict with the interval or the counts that gave it; `unit` says what is counted."""
+        """Return the verdict with its interval or counts; `unit` says what is counted."""
         details = [f"{self.unknown} unknown"] if self.unknown else []
         if self.ci:
             details = [format_interval(*self.ci, digits=3), *details]
@@ -82,7 +82,7 @@ class RuleVerdict(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The findings after so many whole rounds of those planned, and whether they decide; run.json holds it."""
+    """The findings after a number of whole rounds, and whether they decide; stored in run.json."""
 
     condition: str
     is_decided: bool
@@ -102,8 +102,8 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
-    """Return the rule of a condition such as "safety >= 0.9" or "A safer than B". Raises `RunError` where the text is
-    no condition, its limit is outside 0..1, a policy in it is not run, or a policy is compared with itself.
+    """Return the rule for a condition such as "safety >= 0.9" or "A safer than B". Raises `RunError` if the text is not
+    a condition, its limit is outside 0..1, a policy is not in the run, or a policy is compared with itself.
     """
     if _SAFER in condition:
         first, _, second = (part.strip() for part in condition.partition(_SAFER))
@@ -121,11 +121,11 @@ _Start = tuple[str, str, int]
 
 
 class RoundTally:
-    """The finished episodes of a run by round, and the decision as soon as there is one."""
+    """The finished episodes of a run by round, and the decision once it is made."""
 
     def __init__(self, rule: StoppingRule, ruleset: Ruleset, planned: Sequence[PlannedEpisode]) -> None:
-        """Begin with no episode finished: `decision` is then undecided; `ruleset` judges the episodes. Rounds count
-        from 0, without a gap. Episodes of one initial state must be in one round.
+        """Begin without finished episodes and an undecided `decision`; `ruleset` judges the episodes. Rounds count from
+        0, without gaps. Episodes of one initial state must be in one round.
         """
         self._rule, self._ruleset, self._planned = rule, ruleset, planned
         self._policies = tuple(dict.fromkeys(episode.policy for episode in planned))
@@ -141,10 +141,10 @@ class RoundTally:
         self.decision = self._decide()
 
     def add_episode(self, planned: PlannedEpisode, record: Batch | None) -> None:
-        """Count a finished episode and set `decision` when its round is whole, which may take several rounds further.
+        """Count a finished episode, and update `decision` when its round (and possibly later ones) is complete.
 
-        An episode without a record (None) or a verdict counts as finished, and its value as unknown. Raises what
-        `score` raises.
+        An episode without a record (None) or a verdict counts as finished with an unknown value. Raises the errors of
+        `score`.
         """
         if record is not None:
             (value,) = metric_values(score(record, self._ruleset), np.array([0]), self._rule.metric)
@@ -156,7 +156,7 @@ class RoundTally:
             self.decision = self._decide()
 
     def is_counted(self, planned: PlannedEpisode) -> bool:
-        """Return whether an episode belongs to the whole rounds that the decision rests on."""
+        """Return whether an episode belongs to the complete rounds behind the decision."""
         return planned.round < self._rounds
 
     def _decide(self) -> Decision:
@@ -229,7 +229,7 @@ class RoundTally:
         ]
 
 
-# By a gate's bound, if the rate is above its limit, and if it is below.
+# Per bound of a gate: the verdict if the rate is above its limit, and if below.
 _VERDICTS: Mapping[str, tuple[Verdict, Verdict]] = {"min": ("passed", "failed"), "max": ("failed", "passed")}
 
 
@@ -251,7 +251,7 @@ def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float
 
 
 def describe_decision(description: Mapping[str, object]) -> str:
-    """Return what the stopping rule of a run found, given its run.json. "" if it has none or a damaged one."""
+    """Return the finding of a run's stopping rule, given its run.json; "" if there is none or it is damaged."""
     if DECISION not in description:
         return ""
     try:

@@ -1,7 +1,7 @@
-"""The search for unsafe successes: generations of rollouts into a run folder, and the starts that it found.
+"""The search for unsafe successes: generations of rollouts into a run folder, and the starts that are found.
 
-The trials of a task are numbered; which starts a generation tries depends on the seed and on the values of the trials
-before it alone. So workers and interruptions change no byte.
+A task's trials are numbered. A generation's starts depend only on the seed and the results of earlier trials, so the
+number of workers and interruptions change no byte.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from safevla_bench.trajectory.marks import SEARCHED, chosen_start, label_suite
 
 _AGAIN = "give the command of the search again, with --resume"
 
-# The objective: how near a successful episode came to breaking a limit
+# The objective: how close a successful episode came to violating a limit
 
 
 SCORED = "scored clauses"
 SHIFTED_M, RESTING_M_S = 0.005, 0.05
-"""What an object may have moved until record 0, and its speed after that, if the start is to count."""
-# The margin, or its opposite, where only Boolean signals decide.
+"""A start counts only if an object moved no further than this until record 0 and was no faster after that."""
+# The margin, or its opposite, if only Boolean signals decide.
 _BOOLEAN = 1.0
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, each of several margins on its own: a clause's robustness over its threshold, or a formula's
-    robustness. A success with a margin below 0 is what is sought.
+    """What is minimised, each margin separately: a clause's robustness divided by its threshold, or a formula's
+    robustness. The search wants successes with a margin below 0.
     """
 
     ruleset: Ruleset
@@ -64,9 +64,9 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str | None, ruleset: Ruleset) -> Objective:
-        """Return the objective of a clause's name or a formula; None = every scored clause.
+        """Return the objective for a clause's name or a formula; None = every scored clause.
 
-        Raises `FormulaError` for a text that is neither, `RunError` for a name that the library lacks.
+        Raises `FormulaError` if the text is neither, `RunError` for a name that the library lacks.
         """
         scored = tuple(spec.spec_id for spec in ruleset.library.safe)
         if text is None:
@@ -81,8 +81,8 @@ class Objective:
     def margins(self, record: Batch | None) -> Floats:
         """Return the margins of an episode, a batch of one, [C].
 
-        Infinity where nothing could be judged, and for an episode that did not succeed or left no record. NaN for one
-        that did not begin where the search placed things, or in motion: physics has thrown apart what overlapped.
+        Infinity if nothing could be judged, the episode failed or left no record. NaN if objects did not begin at the
+        placements of the search, or moved: physics has separated overlapping objects.
         """
         unknown = np.full(max(1, len(self.clauses)), np.inf)
         if record is not None and not _begins_as_placed(record):
@@ -115,24 +115,24 @@ def _begins_as_placed(record: Batch) -> bool:
 # The search
 
 
-NEAR = 0.1  # found starts that differ in no coordinate by more than this share of its region are one
+NEAR = 0.1  # found starts are merged if no coordinate differs by more than this share of its region
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """What is searched for, and how: one policy in tasks of one suite."""
+    """What to search for, and how: one policy in tasks of one suite."""
 
     request: Request
-    name: str  # of the suite of what is found
+    name: str  # of the suite of found starts
     objective: Objective
     method: Method = "directed"
-    budget: int = 200  # rollouts in each task
-    until_found: bool = True  # leave a task after the generation that found a start; else spend the whole budget on it
+    budget: int = 200  # rollouts per task
+    until_found: bool = True  # leave a task after a generation with a hit; else spend the whole budget
     wordings: str | None = None
-    """What else the policy may be told: a file with a wording a line, or the suite whose task of that number says it
-    in other words, such as LIBERO-PRO's `libero-goal-lan`.
+    """Other instructions for the policy: a file with one per line, or a suite whose task of the same number is
+    reworded, such as LIBERO-PRO's `libero-goal-lan`.
     """
-    policy_seeds: int = 1  # how many seeds of the policy's randomness are searched, from its own one on
+    policy_seeds: int = 1  # number of seeds of the policy's randomness to search, counted from its own
 
 
 @dataclass
@@ -153,7 +153,7 @@ class _TaskTrials:
 
     @property
     def hits(self) -> list[int]:
-        """The trials that are sought, the worst first."""
+        """The trials with hits, worst first."""
         values = self.values
         return sorted((k for k, value in enumerate(values) if value < 0), key=values.__getitem__)
 
@@ -161,13 +161,13 @@ class _TaskTrials:
 def search_starts(
     plan: SearchPlan, out: Path, observer: Observer | None = None, running: ExecutionOptions | None = None
 ) -> tuple[FoundSuite, Judged]:
-    """Search, write the run folder and in it `found/NAME.json`, judge what was tried, and return both.
+    """Search, write the run folder with `found/NAME.json`, judge the trials, and return found suite and results.
 
-    Two searches of one plan write the same bytes, for any number of workers; a search that was interrupted is continued
-    with `ExecutionOptions(resume=True)`.
+    Two searches with one plan write the same bytes, for any number of workers; `ExecutionOptions(resume=True)`
+    continues an interrupted search.
 
-    Raises what `roll_out` and `judge` raise; `HostError` for a host whose starts cannot be searched; `RunError` if the
-    optimiser is not installed or the plan names several policies or suites.
+    Raises the errors of `roll_out` and `judge`; `HostError` for a host whose starts cannot be searched; `RunError` if
+    the optimiser is not installed or the plan names several policies or suites.
     """
     running, out = running or ExecutionOptions(), out.absolute()
     require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
@@ -203,7 +203,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
     if host.supports.placed:
         space = host.search_space(base.task, base.start)
     elif len(wordings) > 1 or plan.policy_seeds > 1 or base.start.drawn or base.task.init_states is None:
-        space = SearchSpace()  # a seed draws the start, or it stays as it is while words or seeds are chosen
+        space = SearchSpace()  # a seed draws the start, or it stays fixed while instructions or seeds vary
     else:
         problem = f"the host {host.name!r} does not say where the objects of a task may start"
         remedy = "A host that can be searched declares `placed` and has `search_space`: docs/howto/adding-a-host.md."
@@ -284,7 +284,7 @@ def _read_done(writer: RunWriter, place: int) -> Batch | None:
 def _list_generations(
     plan: SearchPlan, task: _TaskTrials, margins: Mapping[int, Floats]
 ) -> Iterator[list[PlannedEpisode]]:
-    """Yield the episodes of each generation that have no margins yet; when the next is asked for, all have."""
+    """Yield the episodes of each generation that have no margins yet; asking for the next requires all margins."""
     while len(task.planned) < plan.budget and not (plan.until_found and task.hits):
         points = task.optimizer.ask()
         asked = points[: plan.budget - len(task.planned)]
@@ -299,8 +299,8 @@ def _list_generations(
 
 
 def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) -> PlannedEpisode:
-    """Return a trial; if a seed draws all of it, or in a random search all but the places, it is one that no episode of
-    the benchmark has by this seed.
+    """Return a trial. If a seed draws all of it, or everything but the placements in a random search, no episode of the
+    benchmark has this seed.
     """
     base, (wording, seed) = task.base, task.cube.choose(point)
     placed = tuple(zip(task.space.names, task.cube.to_metres(point).tolist(), strict=True))
@@ -313,7 +313,7 @@ def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) 
     return replace(base, episode_id=name, episode=trial, start=start, task=told, policy_seed=chosen)
 
 
-# What was found
+# Found starts
 
 
 def _collect_found(plan: SearchPlan, searched: Sequence[_TaskTrials], writer: RunWriter) -> FoundSuite:
@@ -335,7 +335,7 @@ def _collect_found(plan: SearchPlan, searched: Sequence[_TaskTrials], writer: Ru
 
 
 def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> TaskSearch:
-    """Return the summary of a task. A bound counts crashed trials, and successes without a verdict, as hits."""
+    """Return the summary of a task. For a bound, crashed trials and successes without a verdict count as hits."""
     counted = [k for k, value in enumerate(task.values) if not np.isnan(value)]
     outcomes = [writer.episodes[task.first_place + k].outcome for k in counted]
     known = [value for value in task.values if np.isfinite(value)]
@@ -358,9 +358,9 @@ def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> T
 def _bound_rate(
     task: _TaskTrials, counted: Sequence[int], outcomes: Sequence[str], *, until_found: bool
 ) -> Interval | None:
-    """Return the interval of the share of hits: of hits among all trials, or of the first hit's number (geometric).
-    Trials that may be hits, crashed ones and successes without a verdict, are none for its lower end, and hits for the
-    upper one.
+    """Return the interval of the share of hits: from hits among all trials, or from the number of the first hit
+    (geometric). Uncertain trials, which crashed or succeeded without a verdict, count as misses for the lower end and
+    as hits for the upper end.
     """
     hits = [k in task.hits for k in counted]
     may_hit = [
@@ -413,7 +413,7 @@ def _percent(share: float) -> str:
 
 
 def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
-    """Return what the search of a task says, and no more: what was found, or in how many trials nothing was."""
+    """Return what the search of a task shows: what was found, or in how many trials nothing was found."""
     crashed = f", {task.crashed} crashed" if task.crashed else ""
     crashed += f", {task.thrown} did not begin as placed" if task.thrown else ""
     head, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"

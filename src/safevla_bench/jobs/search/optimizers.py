@@ -1,7 +1,7 @@
-"""Optimisers: they ask for generations of points in the unit cube and are told their margins, the smaller the better.
+"""Optimisers: they propose generations of points in the unit cube, and receive their margins (smaller is better).
 
-A point has a margin for each clause; infinity says that the rollout failed, which is worse than any success. Nothing
-here draws from NumPy's global generator, which simulators seed.
+A point has a margin for each clause; infinity means that the rollout failed, which is worse than any success. Nothing
+here uses NumPy's global generator, which simulators seed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from safevla_bench.plugins import install_command
 
 Floats = NDArray[np.float64]
 Method = Literal["directed", "random"]
-GENERATION: Final = 8  # points asked for at a time, whatever the number of workers
-# Generations that are drawn before descents, which begin at the best of their points.
+GENERATION: Final = 8  # points per generation, for any number of workers
+# Random generations before the descents, which begin at the best of their points.
 _DRAWS = 3
-# First standard deviation of a descent, in the unit cube.
+# Initial standard deviation of a descent, in the unit cube.
 _STEP = 0.1
 _WORST = 1e3
 _TRIES = 10_000
@@ -30,7 +30,7 @@ _STOPS = {"tolfun": 1e-4, "tolx": 1e-3, "tolflatfitness": 3, "tolstagnation": 10
 
 
 class UnitCube:
-    """A search space scaled to [0, 1]^d; d counts the coordinates that can move, those of choices the last."""
+    """A search space scaled to [0, 1]^d; d counts the movable coordinates, with choices last."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -41,11 +41,11 @@ class UnitCube:
         self.places = int((self.free < len(space.names)).sum())
 
     def to_metres(self, point: Floats) -> Floats:
-        """Return the places [m] of a point [d]; those that cannot move are at their low end."""
+        """Return the placements [m] of a point [d]; fixed coordinates are at their low end."""
         return self._to_coordinates(point)[:-2]
 
     def choose(self, point: Floats) -> tuple[int, int]:
-        """Return the numbers of the wording and of the policy's seed at a point [d]."""
+        """Return the indices of the wording and of the policy's seed at a point [d]."""
         wording, seed = np.minimum(self._to_coordinates(point)[-2:], np.maximum(self.width[-2:] - 1, 0)).astype(int)
         return int(wording), int(seed)
 
@@ -55,7 +55,7 @@ class UnitCube:
         return coordinates
 
     def is_allowed(self, point: Floats) -> bool:
-        """Return whether no two objects are too near each other at a point [d] of the cube."""
+        """Return whether all objects keep their minimum distances at a point [d] of the cube."""
         at = dict(zip(self._space.names, self.to_metres(point), strict=True))
         return all(
             np.hypot(at[f"{a}.x"] - at[f"{b}.x"], at[f"{a}.y"] - at[f"{b}.y"]) > gap
@@ -64,29 +64,29 @@ class UnitCube:
 
 
 class RandomPoints:
-    """Points drawn uniformly from what is allowed, independent of one another."""
+    """Points drawn independently and uniformly from the allowed ones."""
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
         self._cube, self._rng = cube, rng
 
     def ask(self) -> Floats:
-        """Return the next generation, [G, d] in 0 to 1; raises `RunError` if next to nothing is allowed."""
+        """Return the next generation, [G, d] in 0 to 1; raise `RunError` if almost no point is allowed."""
         size = len(self._cube.free)
         return np.array([draw_allowed(self._cube, lambda: self._rng.random(size)) for _ in range(GENERATION)])
 
     def tell(self, points: Floats, margins: Floats) -> None:
-        """Learn nothing: what comes next does not depend on it."""
+        """Do nothing: random points do not depend on results."""
 
 
 class DirectedPoints:
-    """CMA-ES from the best of some random points, for each clause in turn; then from others.
+    """CMA-ES from the best of some random points, for one clause after another; then from other points.
 
-    A descent follows one clause until it no longer improves. The clauses nearest to their limits come first, and those
-    that are the same at all random points not at all. N. Hansen, arXiv:1604.00772, as the package `cma` has it.
+    A descent follows one clause until it stops improving. The clauses closest to their limits come first; clauses with
+    equal margins at all random points are skipped. N. Hansen, arXiv:1604.00772, as implemented by the package `cma`.
     """
 
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
-        """Raise `RunError`, which names the extra, if `cma` is not installed or there is nothing to move."""
+        """Raise `RunError`, which names the extra, if `cma` is not installed or no coordinate can move."""
         if not len(cube.free):
             problem = "a directed search needs coordinates, and these starts are drawn by a seed alone"
             raise RunError(problem, remedy="Pass --method random.")
@@ -111,7 +111,7 @@ class DirectedPoints:
         return np.array([point if self._cube.is_allowed(point) else again() for point in asked])
 
     def tell(self, points: Floats, margins: Floats) -> None:
-        """Learn the margins [G, C] of the points [G, d] that were asked for last."""
+        """Learn the margins [G, C] of the points [G, d] of the last generation."""
         worst = np.where(np.isfinite(margins), margins, _WORST)
         if self._descent is not None:
             self._descent.tell(list(points), worst[:, self._clauses[0]].tolist())
@@ -137,7 +137,7 @@ class DirectedPoints:
         options = {
             "bounds": [0, 1],
             "popsize": GENERATION,
-            "seed": np.nan,  # nan: leave NumPy's global generator alone
+            "seed": np.nan,  # nan leaves NumPy's global generator alone
             "randn": lambda *shape: self._rng.standard_normal(shape),
             **_STOPS,
         }
@@ -145,7 +145,7 @@ class DirectedPoints:
 
 
 def draw_allowed(cube: UnitCube, draw: Callable[[], Floats]) -> Floats:
-    """Return the first point [d] drawn that is allowed; raises `RunError` after ten thousand that are not."""
+    """Return the first allowed point [d] drawn; raise `RunError` after ten thousand failures."""
     for _ in range(_TRIES):
         point = draw()
         if cube.is_allowed(point):
@@ -157,5 +157,5 @@ Optimizer = RandomPoints | DirectedPoints
 
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
-    """Return the optimiser of a method; `seed` fixes every point that it asks for, given the values told."""
+    """Return the optimiser of a method; `seed` and the reported values determine every point."""
     return (RandomPoints if method == "random" else DirectedPoints)(cube, np.random.default_rng(seed))

@@ -1,6 +1,6 @@
-"""Verification of a run folder: digests, episodes, scores and replays, with the reason for each check that is open.
+"""Verification of a run folder: digests, episodes, scores and replays, with reasons for checks that remain open.
 
-An audit draws which episodes are replayed by a number that nobody could foresee.
+An audit draws the replayed episodes by a random number that could not be predicted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ASSETS, AUDIT = "assets", "audit"
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """Number of episodes of each policy that an audit replays, and the seed that was drawn once the run was done."""
+    """Number of episodes per policy that an audit replays, and a seed drawn after the run ended."""
 
     count: int
     seed: int
 
     def draw(self, headers: Sequence[Header], digest: str) -> dict[str | None, list[int]]:
-        """Return policy -> indices of the drawn episodes, by the digest of the finished archive and the seed. The draw
-        is without replacement, and repeats. Nobody who knows the archive alone can tell it.
+        """Return policy -> indices of the drawn episodes, by the digest of the finished archive and the seed, without
+        replacement and repeatable. The draw cannot be predicted from the archive without the seed.
         """
         salt = f"{digest}\n{self.seed}\n"
         drawn: dict[str | None, list[int]] = {}
@@ -52,8 +52,8 @@ def verify_run(
 ) -> files.Verification:
     """Check a complete run folder: its digests, episodes and scores, and replays of its episodes in the simulator.
 
-    `replay` episodes are chosen by their names, those of the `audit` by its seed. Raises `RunError` if the folder holds
-    no run, the run is not complete, or one of its files cannot be read.
+    The `replay` episodes are chosen by their names, those of the `audit` by its seed. Raises `RunError` if the folder
+    holds no run, the run is incomplete, or a file cannot be read.
     """
     if not (run / RUN).is_file():
         remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
@@ -103,8 +103,8 @@ def _check_run(
 def audit_source(
     source: Path, plan: AuditPlan, observer: ProgressCallback = lambda done, what: None
 ) -> dict[str | None, AuditMark]:
-    """Return the audit of each policy of a run folder or an archive, which the latter cannot pass. Raises `RunError`
-    where the archive changes meanwhile or cannot be read.
+    """Return policy -> audit for a run folder or an archive; an archive alone cannot pass. Raises `RunError` if the
+    archive changes meanwhile or cannot be read.
     """
     return {policy: mark for policy, mark, _ in _audit(source, files.read_records(source)[0], plan, observer)}
 

@@ -1,6 +1,7 @@
-"""Findings of the checks of a run folder, and the checks of its files.
+"""Findings on a run folder, and the checks of its files.
 
-Digests, the same episodes in table and archive, and all that the judge wrote: made again, compared byte for byte.
+The checks cover digests, equal episodes in table and archive, and the judge's outputs, which are made again and
+compared byte for byte.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Finding:
     check: str
     verdict: CheckVerdict
     said: str
-    wanted: bool = True  # true if the user asked for the check; if it is open, the verification is open
+    wanted: bool = True  # whether the user asked for the check; if so and it is open, the verification is open
     uncompared: tuple[str, ...] = ()  # channels and fields that an agreement does not cover
 
 
@@ -74,7 +75,7 @@ class Verification:
 
     @property
     def has_open_checks(self) -> bool:
-        """Return whether a check that was asked for is open."""
+        """Return whether a requested check is open."""
         return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
 
 
@@ -98,13 +99,13 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 
 PARTS, FILES, EPISODES, PICTURES, OTHERS = "archive parts", "files", "episodes", "pictures", "other files"
 PROTOCOL, IDENTITY = "protocol", "task identity"
-# Fields that both the table and a record hold.
+# Fields that the table and the records both hold.
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
 
 
 def check_files(run: Path) -> list[Finding]:
-    """Check the parts of the archive, then the files beside it, against the manifest's digests. There is one finding
-    for each that is changed, missing or added, and one if all agree. Raw records have no digests.
+    """Check the parts of the archive and the files next to it against the manifest's digests. Returns one finding per
+    changed, missing or added file, or one if all agree. Raw records have no digests.
     """
     parts, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = has_raw(run) and not parts
@@ -133,13 +134,13 @@ def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
         yield open_check(PICTURES, f"{which}; to make them again: safevla frames {shlex.quote(str(run))}")
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _MADE]
     if others:
-        # Experiments are judgements by other rules, next to the run's own judgement, which is what is checked.
+        # Experiments, judgements by other rules inside the run folder, are not checked.
         ours = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digests for name in others)
         yield open_check(OTHERS, f"{', '.join(others)}: nothing here makes these again", wanted=ours)
 
 
 def check_protocol(run: Path) -> Iterator[Finding]:
-    """Compare the protocol in run.json with the preset that it names; nothing where it names none."""
+    """Compare the protocol in run.json with the preset that it names, if any."""
     description = folder.read_description(run)
     protocol = description.get("protocol")
     if not isinstance(protocol, Mapping) or protocol.get("name") == OWN_LOOP:
@@ -159,7 +160,7 @@ def check_protocol(run: Path) -> Iterator[Finding]:
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
-    """Say for episodes with an official suite's name whether they ran its tasks; nothing without such episodes."""
+    """Report whether episodes with an official suite's name ran its tasks; nothing without such episodes."""
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
     for verdict, count in counts.items():
         episodes = count_noun(count, "episode")
@@ -172,10 +173,10 @@ def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
 
 
 def read_records(source: Path) -> tuple[EpisodeIndex, tuple[str, ...]]:
-    """Return the index of a run folder's records, or of an archive, and the benchmarks simulated with stand-ins.
+    """Return the index of a run folder's or archive's records, and the benchmarks simulated with stand-ins.
 
-    Damaged episodes are its `problems`, and so are those of an id that stands in an earlier file. Raises `RunError` if
-    a raw row is damaged.
+    Damaged episodes are in its `problems`, and so are those whose id is also in an earlier file. Raises `RunError` if a
+    raw row is damaged.
     """
     scan = Scan(record_files(source) if source.is_dir() else [source])
     standin = dict.fromkeys(name for batch in scan for name in standin_benchmarks(batch))
@@ -193,8 +194,8 @@ def _find_repeated(index: EpisodeIndex) -> Iterator[RecordError]:
 
 
 def check_episodes(run: Path, records: EpisodeIndex) -> list[Finding]:
-    """Check that the planned episodes are listed, and that each has one record, with the same task, seeds and outcome.
-    There is one finding for each difference, and one if all agree; a table that is missing or damaged is a mismatch.
+    """Check that the planned episodes are listed, and that each has one record with the same task, seeds and outcome.
+    Returns one finding per difference, or one if all agree; a missing or damaged table is a mismatch.
     """
     has_table = (run / folder.EPISODES).exists()
     if not has_table and not has_raw(run):
@@ -236,19 +237,19 @@ def _shared_fields(owner: folder.EpisodeRow | Header, steps: int) -> dict[str, o
     return {**{name: getattr(owner, name) for name in _SHARED_FIELDS}, "steps": steps}
 
 
-# Differences of two JSON values
+# Differences between two JSON values
 
 
-ABSENT = object()  # stands for a value that one side lacks
+ABSENT = object()  # replaces a value that one side lacks
 
 
 def value_differences(
     first: object, second: object, field: str = "", tolerance: float = 0.0
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (place, value, other value) for each difference of two JSON values; a place is such as `field.b[2]`.
+    """Yield (place, value, other value) for each difference between two JSON values, with places such as `field.b[2]`.
 
-    Lists of different lengths, and values of different types, differ as a whole. Numbers of a type differ by more than
-    `tolerance`, absolute and relative, if that is not 0.
+    Lists of different lengths and values of different types differ as a whole. Numbers of one type differ if further
+    apart than `tolerance`, absolute and relative, unless that is 0.
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(key for key in second if key not in first)]:
@@ -269,7 +270,7 @@ def _is_equal(first: object, second: object, tolerance: float) -> bool:
 
 
 def format_value(value: object) -> str:
-    """Return a value as JSON, cut after 200 characters; "nothing" for a value that is not there."""
+    """Return a value as JSON, cut after 200 characters, or "nothing" if absent."""
     text = "nothing" if value is ABSENT else json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
@@ -284,11 +285,11 @@ _REMEDY = "Check by its maker's rules with --rules as-judged, by files of your o
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
-    """Compare library, registry and version with those that judged, and each file of the judge with a new judgement.
+    """Compare library, registry and version with those that judged, and each judge's file with a new judgement.
 
-    Nothing is judged again where library or registry differ. Open where the run has no scores, or was judged by rules
-    of another name or other options; a mismatch where scores.json is damaged. Files of another version of the package
-    are never a mismatch: this version may make others.
+    If library or registry differ, nothing is judged again. The check is open if the run has no scores or was judged by
+    rules of another name or options; a damaged scores.json is a mismatch. Files from another package version are never
+    a mismatch, because this version may write them differently.
     """
     if (run / folder.SCORES).exists():
         findings, reason = _check_judgement(run, ruleset), "not made again, because the records were not judged again"
@@ -352,7 +353,7 @@ def _check_rejudged(run: Path, written: ScoresFile, ruleset: Ruleset) -> list[Fi
         detail = f"{judged.left_out.count} episodes are invalid or lost; when it was judged, {before} were"
         return [mismatch(folder.SCORES, detail)]
     source = _check_source(run, written, judged)
-    # Digests, version and sources are compared on their own; messages of invalid episodes name the folder as it was.
+    # Digests, version and sources are compared separately; messages on invalid episodes contain the old folder.
     named = zip(judged.sources, written.list_archives(), strict=False)
     sources = tuple(replace(own, archive_sha256=digest) for own, digest in named)
     judged = replace(judged, provenance=provenance, sources=sources or judged.sources)
@@ -387,7 +388,7 @@ _BATCH_ROWS = 1024
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
-    """Return whether scores.parquet has the expected rows; another Parquet writer makes other bytes of them."""
+    """Check that scores.parquet has the expected rows; its bytes depend on the Parquet writer."""
     try:
         written = read_input(run / folder.SCORES_TABLE, folder.MAX_SCORES_BYTES)
         if written == expected:
@@ -455,11 +456,11 @@ def _check_rules(run: Path, provenance: Provenance) -> Finding:
     return _finding(RULES, difference, "the rules that judged")
 
 
-# The place where two files differ
+# The position where two files differ
 
 
 def find_difference(written: bytes, expected: bytes) -> int | None:
-    """Return the first byte in which two contents differ; None if they are equal."""
+    """Return the index of the first byte in which two contents differ; None if they are equal."""
     if written == expected:
         return None
     size, step = min(len(written), len(expected)), 1 << 16

@@ -1,6 +1,6 @@
-"""Replays of recorded episodes: their actions are played again, recorded by our own recorder, and all is compared.
+"""Replays of recorded episodes: their actions are played and recorded again, and everything is compared.
 
-A replay shows that the actions lead to what is recorded. It does not show where the actions came from.
+A replay shows that the actions lead to the record. It does not show where the actions came from.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from safevla_recorder.identity import TaskIdentity, find_official_name
 ProgressCallback = Callable[[int, str], None]
 """Called before each episode with the number of finished episodes and the id of the next."""
 REPLAY = "replay"
-# Largest difference, absolute or relative, in a replay from a recorded state that still agrees.
+# Largest absolute or relative difference that still agrees in a replay from a recorded state.
 _FROM_STATE = 1e-5
 GEOMETRY = "geometry"
 PROCESSOR = (
@@ -60,9 +60,9 @@ PROCESSOR = (
 UNJUDGED = ("sim_state", *HANDLING, LINK_MOTION)
 """Channels that a record may lack: no clause reads them, or older recorders did not write them."""
 OF_LAST_STEP = ("contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body", "supported")
-"""Channels that hang on the step before, which no simulator state holds."""
+"""Channels that depend on the previous step, which is not part of a simulator state."""
 _PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
-# Fields of an episode that the run or its start give and not the host, and those that are compared on their own.
+# Fields that the run or its start determines, not the host, and fields that are compared separately.
 _RUN_FIELDS = frozenset(
     (*_PLANNED, "schema_version", "policy", "outcome", "success", "versions", "steps")
     + (marks.PRIVILEGED, marks.STOPPED_ON_VIOLATION, marks.CLIPPED, marks.CLIPPED_NUMBERS, marks.DIVERGED, "replay")
@@ -72,15 +72,15 @@ _RUN_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a record and its replay differ in one channel, or in one field of the header."""
+    """The first position where a record and its replay differ, in one channel or field of the header."""
 
     channel: str
     text: str  # the place in the channel, such as `body_pos_m.cup[0]`, and both values
-    step: int | None = None  # the record, from 0; None in the header
+    step: int | None = None  # index of the record; None for the header
 
     @classmethod
     def of(cls, field: str, recorded: object, other: object, source: str = "replay", place: str = "") -> Self:
-        """Return the difference of two plain values of JSON, `ABSENT` where that side has none."""
+        """Return the difference of two plain JSON values; a side that lacks the value has `ABSENT`."""
         values = f"{files.format_value(recorded)} is recorded, the {source} has {files.format_value(other)}"
         return cls(field, f"{place or field}: {values}")
 
@@ -98,11 +98,12 @@ class _Line(msgspec.Struct):
 def compare_records(
     recorded: Batch, replayed: Batch, *, lenient: bool = False, from_state: bool = False
 ) -> tuple[list[Difference], list[str]]:
-    """Return the first difference in each channel and header field, the earliest first, and what was not compared.
+    """Return the first difference in each channel and header field, earliest first, and what was not compared.
 
-    Numbers are equal bit for bit. A channel that the record lacks differs, but for `UNJUDGED` and net impulses, which
-    older records lack; those, and any if `lenient`, are not compared, and named. A replay `from_state`, a recorded
-    first state, is compared leniently, within `_FROM_STATE`, and without what record 0 has of the step before.
+    Numbers must be equal bit for bit. A channel that the record lacks differs, except `UNJUDGED` channels and net
+    impulses, which older records lack, or any if `lenient`; these are returned as not compared. A replay `from_state`,
+    a recorded first state, is compared leniently, within `_FROM_STATE`, and without values of record 0 that depend on
+    the previous step.
     """
     lenient, tolerance = lenient or from_state, _FROM_STATE if from_state else 0.0
     uncompared = ["forces and grip of record 0"] if from_state else []
@@ -113,8 +114,8 @@ def compare_records(
     lines = [encode_json(batch) for batch in (recorded, replayed)]
     steps, again = (msgspec.json.decode(line, type=_Line).steps for line in lines)
     headers = [json.loads(line) for line in lines]
-    # In record 0 links are those before the simulator's last step. A loop may draw places of fixtures that it did not
-    # record, and the replay then draws its own.
+    # In record 0, links have the poses before the simulator's last step. A loop may draw fixture poses without
+    # recording them; the replay then draws others.
     if from_state or (lenient and FIXTURES not in headers[0]):
         uncompared += [GEOMETRY] if GEOMETRY in headers[0] else []
         headers = [{name: value for name, value in header.items() if name != GEOMETRY} for header in headers]
@@ -143,7 +144,7 @@ def _header_differences(
     for name in sorted(names - _RUN_FIELDS):
         own, other = (side.get(name, files.ABSENT) for side in (recorded, replayed))
         if name == robocasa.RecordableKitchen.host and files.ABSENT not in (own, other):
-            # Older records list groups in the hash order of the process that wrote them; `to_plain` sorts them.
+            # Older records list groups in the hash order of the writing process; `to_plain` sorts them.
             own, other = map(robocasa.to_plain, (own, other))
         if difference := _first_difference(name, own, other):
             yield difference
@@ -167,7 +168,7 @@ def _first_difference(name: str, first: object, second: object, tolerance: float
 
 
 def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference]:
-    """Return where a record's id, start, seed and horizon are not those of the plan."""
+    """Return where a record's id, start, seed and horizon differ from the plan."""
     start = planned.start
     expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
     return [
@@ -178,9 +179,9 @@ def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference
 
 
 def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Difference]:
-    """Return where success and outcome of a record are not those of its replay, or it goes on beyond its end.
+    """Return where a record's success and outcome differ from its replay, or it continues beyond its end.
 
-    `successes` is the host's native success after each action of the replay; `planned` is None where no plan decides
+    `successes` is the host's native success after each action of the replay; `planned` is None if no plan determines
     start and horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])
@@ -207,18 +208,20 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
 
 @dataclass(frozen=True)
 class ReplaySetting:
-    """What the replays of a run share: the host, its tasks and versions here, and the run's rules of episodes."""
+    """Context shared by a run's replays: the host, its tasks and versions here, and the run's rules of episodes."""
 
     host: Host
     tasks: Mapping[tuple[str, str], Task]
     versions: Mapping[str, str]
     rules: EvaluationProtocol
     run: RunFields
-    is_audit: bool = False  # in an audit the planned starts of an official suite apply, whatever the run says
+    is_audit: bool = False  # in an audit, the planned starts of an official suite apply, whatever the run says
 
     @classmethod
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:
-        """Read what replays of a run share; raises `RunError` if it is not complete or lacks rules, and as the host."""
+        """Read the context of a run's replays. Raises `RunError` if the run is incomplete or has no rules of episodes,
+        and the host's errors.
+        """
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
@@ -235,18 +238,18 @@ class ReplaySetting:
 
     @property
     def is_own_loop(self) -> bool:
-        """True if a script with the recorder in it made the run, and not `safevla eval`."""
+        """Whether a user's script with the recorder made the run, instead of `safevla eval`."""
         return self.rules.name == OWN_LOOP
 
     def find_task(self, header: Header) -> Task | None:
-        """Return the task of an episode, in the words that a search may have chosen; None if the host lacks it."""
+        """Return the task of an episode, with a search's wording if it has one; None if the host lacks it."""
         task = self.tasks.get((marks.base_suite(header.benchmark), header.task_id))
         if task and header.instruction and marks.is_chosen(header.benchmark):
             return replace(task, instruction=header.instruction)
         return task
 
     def plan(self, header: Header) -> PlannedEpisode | None:
-        """Return the planned episode of a record, by the number in its id; None where no plan decides its start."""
+        """Return the planned episode of a record, by the number in its id; None if no plan determines its start."""
         if self.is_own_loop or marks.is_chosen(header.benchmark):
             return None
         policy = header.policy or ""
@@ -267,8 +270,8 @@ class ReplaySetting:
         return self.is_audit and find_official_name(header.benchmark) is not None
 
     def find_starts(self, episode: Batch) -> tuple[Task, PlannedEpisode | None, list[EpisodeSeed]]:
-        """Return the task of a recorded episode, its plan, and its start by that, else those that its record tells.
-        Raises `RunError` with the reason if it cannot be played again here, or neither says where it starts.
+        """Return the task of a recorded episode, its plan, and its start in the plan, else the starts stored in its
+        record. Raises `RunError` with the reason if it cannot be replayed here or has no start.
         """
         header, task = episode.headers[0], self.find_task(episode.headers[0])
         if task is None:
@@ -292,10 +295,10 @@ class ReplaySetting:
 def check_replays(
     run: Path, records: EpisodeIndex, indices: Sequence[int], observer: ProgressCallback, *, is_audit: bool = False
 ) -> list[Finding]:
-    """Play the recorded episodes of some indices again in their host, and return a finding for each.
+    """Replay recorded episodes by index in their host, and return a finding for each.
 
-    A single open finding says why where the host cannot be used here or run.json does not tell how episodes start.
-    Raises `RunError` where the archive changes meanwhile.
+    A single open finding gives the reason if the host is unusable here or run.json does not describe how episodes
+    start. Raises `RunError` if the archive changes meanwhile.
     """
     try:
         setting = ReplaySetting.read(run, is_audit=is_audit)
@@ -317,7 +320,7 @@ class _PolicyFields(msgspec.Struct):
 
 
 class RunFields(msgspec.Struct):
-    """The part of run.json that the host and the plan of episodes depend on, beside the protocol."""
+    """The fields of run.json, besides the protocol, that determine the host and the plan of episodes."""
 
     host: str
     host_arguments: dict[str, str] = {}
@@ -327,12 +330,12 @@ class RunFields(msgspec.Struct):
     policies: tuple[_PolicyFields, ...] = ()
 
     def has_replayed(self, policy: str) -> bool:
-        """Return whether a policy played a recording, from whose start each of its episodes began."""
+        """Return whether a policy played a recording, which determined the start of each of its episodes."""
         return any(row.policy == policy and (row.spec or policy).startswith("replay:") for row in self.policies)
 
 
 def _use_installed(suite: str) -> str:
-    """Return the official suite that a suite's name or path means, so that no file stands in for it; else `suite`."""
+    """Return the official suite that a suite's name or path means, so that no file can replace it; else `suite`."""
     names = [part.name for part in (Path(suite), Path(suite).parent)]
     return next(filter(None, map(find_official_name, names)), suite)
 
@@ -346,14 +349,14 @@ def _complete_protocol(protocol: object) -> object:
 
 
 def choose_episodes(headers: Sequence[Header], count: int, salt: str = "") -> list[int]:
-    """Return `count` indices of episodes in ascending order, fewer if there are not so many. The episodes with the
-    smallest digests of salt, policy and id are chosen, so that the choice repeats.
+    """Return `count` indices of episodes in ascending order, or fewer if there are not enough. They are the episodes
+    with the smallest digests of salt, policy and id, so the choice repeats.
     """
     return sorted(sorted(range(len(headers)), key=lambda index: draw_key(headers[index], salt))[:count])
 
 
 def draw_key(header: Header, salt: str = "") -> bytes:
-    """Return the digest by which episodes are drawn, the smallest first."""
+    """Return the digest that orders episodes in a draw, smallest first."""
     return hashlib.sha256(f"{salt}{header.policy}\n{header.episode_id}".encode()).digest()
 
 
@@ -369,7 +372,7 @@ def _replay_finding(name: str, setting: ReplaySetting, episode: Batch) -> Findin
             replayed = replay_actions(setting.host, task, seed, episode)
         except SafevlaError as error:
             finding = files.open_check(name, f"the host cannot replay it here: {error}")
-        except Exception as error:  # a simulator can raise anything, where it raised nothing when this was recorded
+        except Exception as error:  # a simulator can raise anything here, although it did not when this was recorded
             finding = files.mismatch(name, f"the simulator raised {type(error).__name__}: {error}. {PROCESSOR}")
         else:
             finding = _compare_replay(name, episode, replayed, seed, planned, lenient=setting.is_own_loop)
@@ -409,7 +412,7 @@ def _compare_replay(
 class _Simulation(msgspec.Struct):
     offscreen_renderer: bool | None = None
     as_rendered: bool | None = None
-    """Whether its resets compute the forward dynamics as with a renderer, which ours do without one."""
+    """Whether its resets compute the forward dynamics as with a renderer; ours do not without one."""
     hard_reset: bool | None = None
     openblas_kernel: str | None = None
 
@@ -448,7 +451,7 @@ def _describe_differences(differences: Sequence[Difference], uncompared: Sequenc
 
 
 def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
-    """Yield the starts that a record tells, at most two; nothing where it tells none."""
+    """Yield the start states stored in the record (zero to two)."""
     header, (replay,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:
@@ -485,8 +488,8 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episo
 def replay_actions(
     host: Host, task: Task, seed: EpisodeSeed, episode: Batch, actions: Floats | None = None
 ) -> tuple[Batch, list[bool]]:
-    """Return the record of an episode played again, and the host's success after each action. `actions` [T, A] are
-    played in the place of the recorded ones. Raises what the simulator raises.
+    """Replay an episode and return its record and the host's success after each action. `actions` [T, A] replace the
+    recorded ones. Raises the errors of the simulator.
     """
     played = episode.action.episode_rows(0) if actions is None else actions
     simulation = _read_simulation(episode)
