@@ -1,4 +1,4 @@
-"""Pictures with border, outlines and caption, and an episode as a film; JPEG, and H.264 by the extra `video`.
+"""Pictures with border, outlines and caption, and films of episodes. Output is JPEG, or H.264 with the extra `video`.
 
 A film of a whole episode shows its cameras side by side, the task, the clock and every judged clause.
 """
@@ -33,13 +33,13 @@ _BORDER, _PAD, _INK = 6, 8, (25, 25, 25)
 _TITLE, _DETAIL = 15, 13
 _SMALLEST = 9
 _STROKE = 2
-# Bodies that fill a larger share of the picture, such as a floor or a table top, have no outline.
+# Bodies that fill a larger share of the picture, such as a floor or a table top, get no outline.
 _SURFACE = 0.25
 _CAPTION = 50
 
 
 def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels:
-    """Return the picture [H, W, 3] enlarged by a border of that colour and two lines below."""
+    """Return the picture [H, W, 3] extended by a border of this colour and two lines of text below."""
     height, width = image.shape[:2]
     sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
     pen = ImageDraw.Draw(sheet)
@@ -52,10 +52,10 @@ def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels
 
 
 def outline_bodies(image: Pixels, seen: Pixels, color: Color = OUTLINE_NOW) -> Pixels:
-    """Return a copy of the picture [H, W, 3] with a line of 2 pixels around each body, outside its region.
+    """Return a copy of the picture [H, W, 3] with a 2-pixel line around each body, outside its region.
 
-    `seen` [H, W] holds each pixel's body by number from 1, 0 for none. A body that fills a quarter of the picture or
-    more has no line.
+    `seen` [H, W] holds the number of each pixel's body, from 1, or 0 for none. Bodies that fill a quarter of the
+    picture or more get no line.
     """
     outlined = image.copy()
     for body in range(1, int(seen.max(initial=0)) + 1):
@@ -73,7 +73,7 @@ def encode_jpeg(image: Pixels) -> bytes:
 
 
 def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str, size: int, width: int) -> None:
-    """Draw a text on one line in the largest font in which it fits, else on at most two lines in the smallest."""
+    """Draw text on one line in the largest font that fits, else on at most two lines in the smallest font."""
     fonts = [load_font(font_name, smaller) for smaller in range(size, _SMALLEST - 1, -1)]
     room = width - 2 * _PAD
     font = next((font for font in fonts if pen.textlength(text, font=font) <= room), None)
@@ -87,7 +87,7 @@ def write_fitting(pen: ImageDraw.ImageDraw, top: int, text: str, font_name: str,
 def write_line(
     pen: ImageDraw.ImageDraw, position: tuple[int, int], text: str, font: ImageFont.FreeTypeFont, width: int
 ) -> None:
-    """Draw a text on one line at `position`, cut with an ellipsis if wider than `width` less the padding [pixels]."""
+    """Draw text on one line at `position`, cut with an ellipsis if wider than `width` minus padding [pixels]."""
     shown = text
     while shown and pen.textlength(shown + ("…" if shown != text else ""), font=font) > width - 2 * _PAD:
         shown = shown[:-1]
@@ -96,15 +96,15 @@ def write_line(
 
 @cache
 def load_font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """Return a font file of matplotlib in that size, so that pictures look alike on every machine."""
+    """Return a font file of matplotlib in this size, so that pictures look the same on every machine."""
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", name)), size)
 
 
-# The first that is there is taken; none needs hardware, and browsers play the first two.
+# The first available encoder is used; none needs special hardware, and browsers play the first two.
 _CODECS, _PIXELS = ("libx264", "libopenh264", "mpeg4"), "yuv420p"
-# Constant for every picture: x264's rate control (crf) does not always give the same bytes for the same pictures.
+# Constant for every picture, because x264's rate control (crf) is not always reproducible.
 _QUANTIZER = "27"
 
 
@@ -116,8 +116,8 @@ def can_film() -> bool:
 def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     """Return the bytes of an MP4 file that browsers play (H.264; MPEG-4 if no encoder of H.264 is installed).
 
-    `pictures` [H, W, 3] are of one size; an odd last row or column is left out, as the format needs even sizes. Raises
-    `ImportError` without the extra `video`.
+    All `pictures` [H, W, 3] have the same size; an odd last row or column is cut, because the format needs even sizes.
+    Raises `ImportError` without the extra `video`.
     """
     import av
 
@@ -138,16 +138,16 @@ def encode_film(pictures: Iterable[Pixels], frames_per_s: Fraction) -> bytes:
     return sink.getvalue()
 
 
-# A whole episode as one film: drawn from recorded states, so that it can be made after the run, and of replays
+# A film of a whole episode, drawn from recorded states, so that it can be made after the run and from replays
 
 RenderPicture = Callable[[int, Camera], Pixels]  # returns the picture of a record from a camera, [H, W, 3]
 
 
 def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: RenderPicture) -> Iterator[Pixels]:
-    """Yield the pictures of an episode, one a record, all of one size, from at least one camera.
+    """Yield the pictures of an episode, one per record, all of one size, from at least one camera.
 
-    Under the cameras' pictures stand the task, the clock and the clauses that are broken now, with their values. The
-    border is red while anything is broken, green in the last record of a success, else grey.
+    Task, clock and currently violated clauses with their values are written under the cameras' pictures. The border is
+    red while a clause is violated, green in the last record of a success, else grey.
     """
     charts = {clause.spec.spec_id: clause.chart for clause in explanation.violated_clauses}
     task, last = escape_controls(explanation.instruction or explanation.score.task_id), explanation.records - 1
@@ -167,5 +167,5 @@ def compose_video(explanation: Explanation, cameras: Sequence[Camera], render: R
 
 
 def format_reading(chart: TraceChart, shown: str) -> str:
-    """Return a value of a chart with its limit, such as `288 N, limit 200 N`; a margin has no limit."""
+    """Return a chart's value with its limit, such as `288 N, limit 200 N`; a margin has no limit."""
     return f"margin {shown}" if chart.signal == MARGIN else f"{shown}, limit {chart.limit_text}"

@@ -1,4 +1,4 @@
-"""Rendering of episodes of a run folder: each is set up again in its host, its shots are taken, written and indexed."""
+"""Rendering of a run's episodes: each is recreated in its host; its shots are rendered, written and indexed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.marks import base_suite
 
-# Kinds of frames that show every record; the others are stills.
+# Kinds of frames that cover every record; the others are stills.
 _WHOLE_EPISODE: frozenset[Kind] = frozenset({"video", "replay3d"})
 # Height and width of each camera's picture in a film.
 _VIDEO_SIZE = (360, 360)
@@ -44,16 +44,16 @@ _VIDEO_SIZE = (360, 360)
 
 @dataclass(frozen=True, slots=True)
 class FrameStyle:
-    """Height and width of stills without border and caption, and what is made of an episode beside them."""
+    """Height and width of stills without border and caption, and the other outputs per episode."""
 
     size: tuple[int, int] = (480, 640)
-    video: bool = False  # whether there is a film of the whole episode
-    replay3d: bool = False  # whether there is a replay in three dimensions; it is no picture, and needs no graphics
+    video: bool = False  # whether to make a film of the whole episode
+    replay3d: bool = False  # whether to make a 3-D replay, which needs no graphics
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A judged run: its folder, the host that recorded it, its records, their scores and what judged them."""
+    """A judged run: its folder, the host that recorded it, its records, their scores and the ruleset."""
 
     folder: Path
     host: Host
@@ -69,11 +69,11 @@ def render_frames(
     observer: Callable[[int, str], None],
     on_skip: Callable[[SafevlaError], None],
 ) -> list[Frame]:
-    """Render episodes of a run, by their places in the batch, into its folder `frames`, and return their new frames.
+    """Render episodes of a run, by index in the batch, into its folder `frames`, and return their new frames.
 
-    Former stills of these episodes are removed, and so are films and replays that are made anew. An episode that cannot
-    be shown changes nothing: `on_skip` is told why; if none can, the last reason is raised. `observer` is called before
-    each episode with the number of episodes done and the id of the next.
+    Old stills of these episodes are removed, and films and replays are replaced. An episode that cannot be shown
+    changes nothing: `on_skip` gets the reason; if all fail, the last reason is raised. `observer` is called before each
+    episode with the number of finished episodes and the id of the next.
 
     Raises:
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
@@ -151,7 +151,7 @@ class _EpisodeRenderer:
     size: tuple[int, int]
 
     def render_still(self, shot: Shot, number: int) -> _Rendered:
-        """Return the picture of a shot as JPEG; `number`, its place in the shots, names a violation's file."""
+        """Return the picture of a shot as JPEG; `number`, the shot's index, is part of a violation's file name."""
         bodies = self._bodies_to_show(shot)
         camera = self.stage.aim(shot.record, bodies, self.size)
         picture = render_checked(self.stage, self.record, shot.record, camera, self.size, bodies)
@@ -166,7 +166,6 @@ class _EpisodeRenderer:
         return self.make_frame(shot, camera, sheet.shape, f"{name}.jpg", drawing.encode_jpeg(sheet))
 
     def render_video(self, explanation: Explanation, shot: Shot) -> _Rendered:
-        """Return a film of the whole episode, in simulated time, from the default camera and `further_cameras`."""
         usual = self.stage.aim(0, (), _VIDEO_SIZE)
         cameras = [usual, *(Camera(name) for name in getattr(self.stage, "further_cameras", ()))]
         pictures = drawing.compose_video(
@@ -183,7 +182,6 @@ class _EpisodeRenderer:
         return shot.bodies if shot.joint is None else (self.stage.arm[shot.joint],)
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
-        """Return a frame with its `content`, whose file will be `STEM-name`; `shape` is height and width."""
         header, line = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
         frame = Frame(
             episode_id=header.episode_id,
@@ -211,10 +209,10 @@ class _EpisodeRenderer:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture to take; `title` and `detail` are the lines of its caption, `value` is the signal's.
+    """One picture to render; `title` and `detail` are the lines of its caption, `value` is the signal's.
 
-    `bodies` are outlined, with `moved` also at their places in record 0. `joint` is the index of the loaded joint if
-    the clause is about torque.
+    `bodies` are outlined; those in `moved` also at their places in record 0. `joint` is the index of the loaded joint
+    if the clause is about torque.
     """
 
     kind: Kind
@@ -229,7 +227,7 @@ class Shot:
 
 
 def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
-    """Return the shots of an episode: its first record, the worst of every violated clause, deepest first, its last."""
+    """Return the shots of an episode: first record, the worst of every violated clause (deepest first), last record."""
     last = explanation.records - 1
     task = explanation.instruction or explanation.score.task_id
     ended = "Succeeded" if explanation.score.success else f"Failed ({explanation.score.outcome})"
@@ -246,8 +244,8 @@ def select_shots(explanation: Explanation) -> tuple[Shot, ...]:
 
 
 def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
-    """Return the shot of a record in which a specification is broken, with the bodies involved outlined. For a clause
-    on joint torque the joint's index stands for the bodies. `moved` is set for one on displacement.
+    """Return the shot of a record that violates a specification, with the bodies involved outlined. A clause on joint
+    torque has a joint index instead of bodies. `moved` is set for a clause on displacement.
     """
     chart, contributors = clause.chart, moment.involved
     names = contributors.names if contributors else ()
@@ -256,7 +254,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     moved = chart.signal == "non_target_disp_max"
     detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it stood" if moved else "")
     if contributors:
-        # The amount is the signal's own value, except that of a torque, which is a ratio.
+        # The amount is the signal's value, except for torques, where it is a ratio.
         amount = f" ({contributors.amount})" if joint is not None else ""
         detail = f"{contributors}{amount}; {detail}"
     detail = escape_controls(detail)
@@ -274,20 +272,21 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     )
 
 
-# An episode set up again in its host
+# An episode recreated in its host
 
 TOLERANCE_M = 1e-4
-"""Largest distance of a rendered body from its recorded position. It is 0, except where a host moves a joint after the
+"""Largest distance of a rendered body from its recorded position. It is 0, unless a host moves a joint after the
 physics, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 m right after a reset). A pixel is about
-a millimetre."""
+a millimetre.
+"""
 
 
 def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] | None = None) -> bytes:
-    """Return the replay of an episode, a batch of one, in three dimensions: the file that the report's player reads.
+    """Return the 3-D replay of an episode, a batch of one, as the file that the report's player reads.
 
-    `meshes`, digest -> mesh, is filled with the simplified meshes, to be given for the next episode; None = keep none.
-    Raises `HostError` if the stage cannot say what its scene looks like, `RunError` if bodies would not be shown where
-    they were recorded.
+    `meshes`, digest -> mesh, collects simplified meshes for reuse in the next episode; None = keep none. Raises
+    `HostError` if the stage cannot describe its scene, `RunError` if bodies would not be shown where they were
+    recorded.
     """
     geometry = replay3d.simplify_geometry(stage.geometry(), {} if meshes is None else meshes)
     poses = [stage.pose(step) for step in range(int(record.starts[-1]))]
@@ -297,7 +296,7 @@ def build_replay3d(stage: Stage, record: Batch, meshes: dict[str, TriangleMesh] 
 
 
 def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
-    """Return the stage of an episode of a run folder, a batch of one, set up in its host; the caller closes it.
+    """Return the stage of a run folder's episode, a batch of one, recreated in its host; the caller closes it.
 
     Raises:
         HostError: the host cannot show episodes or lacks the suite or task, rendering does not work here, or the record
@@ -315,7 +314,7 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
 
 
 def require_pictures(host: Host) -> None:
-    """Raise `HostError` unless the host can show what it recorded."""
+    """Raise `HostError` unless the host can show its recordings."""
     if not host.supports.pictures:
         remedy = "A host that can declares `pictures` and has a method `stage`: docs/howto/frames.md."
         raise HostError(f"the host {host.name!r} cannot show what it recorded", remedy=remedy)
@@ -324,7 +323,7 @@ def require_pictures(host: Host) -> None:
 def render_checked(
     stage: Stage, record: Batch, step: int, camera: Camera, size: tuple[int, int], bodies: Sequence[str] = ()
 ) -> Picture:
-    """Return the picture, of height and width `size` in pixels, of one record (`step`) of an episode, a batch of one.
+    """Return the picture, of height and width `size` [pixels], of one record (`step`) of an episode, a batch of one.
 
     The picture's `seen` marks each of the named `bodies`. Raises `RunError` if bodies would not be shown where they
     were recorded, and `KeyError` for a camera that the host lacks.

@@ -1,7 +1,7 @@
-"""An episode to be turned around: what its scene looks like and where everything is in each record, small and exact.
+"""3-D replays for the report: the look of a scene and the poses of its parts in each record, compact and exact.
 
-A file holds one episode as JSON. Numbers in bulk are integers in a stated unit, packed by `pack_integers`. Nothing is
-simulated: the poses are those of the recorded states, and they are compared with the recorded positions.
+A file holds one episode as JSON. Large arrays are integers in a stated unit, packed by `pack_integers`. Nothing is
+simulated: the poses are those of the recorded states, checked against the recorded positions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from safevla_bench.interface.stage import SceneGeometry, ScenePose, Shape, Touch, TriangleMesh
 from safevla_bench.trajectory.batch import Batch
 
-POSITION_M = 1e-4  # step of positions and of corners
-QUATERNION = 1 / 32767  # step of quaternions' components: an angle is off by 0.004 degrees at most
+POSITION_M = 1e-4  # resolution of positions and vertices
+QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
 FORCE_N = 0.1
 NORMAL = 0.01
-# Triangles of a mesh of one metre; they grow with the power 0.6 of its diagonal.
+# Triangles for a mesh of one metre; the number grows with the diagonal to the power of 0.6.
 _TRIANGLES_A_METRE, _FEWEST, _MOST = 4500, 40, 5000
-# Corners within a cell of this size are one from the start: MuJoCo has them again for each triangle.
+# Vertices within a cell of this size are merged first: MuJoCo repeats them for each triangle.
 _WELD_M = 1e-6
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,7 +35,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ShownContact:
-    """A recorded contact; `touch` is where the state shows the bodies touching, None where it does not any more."""
+    """A recorded contact; `touch` is where the bodies touch in the state, None if they no longer do."""
 
     record: int
     a: str
@@ -46,18 +46,18 @@ class ShownContact:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeMotion:
-    """Places of the parts of a scene in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
+    """Poses of a scene's parts in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
 
     dt_s: float
     times_s: Floats | None
-    """Seconds from record 0 to each record, [n]; None = they are `dt_s` apart."""
+    """Seconds from record 0 to each record, [n]; None = `dt_s` between records."""
     part_pos_m: Floats
     part_quat_wxyz: Floats
     contacts: tuple[ShownContact, ...]
 
 
 def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
-    """Return the motion of an episode, a batch of one, from `poses`, one for each record, with its contacts."""
+    """Return the motion of an episode, a batch of one, with its contacts; `poses` has one entry per record."""
     positions_m = np.array([pose.part_pos_m for pose in poses])
     quats = np.array([pose.part_quat_wxyz for pose in poses])
     return EpisodeMotion(
@@ -87,7 +87,7 @@ def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[Shown
 
 def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[str] = ()) -> bytes:
     """Return the file of an episode as JSON; the same scene and motion give the same bytes. Parts without a shape are
-    left out. `arm` names the body that each joint of the arm moves, base first.
+    omitted. `arm` names the body moved by each joint of the arm, base first.
     """
     digests = [_mesh_digest(mesh) for mesh in geometry.meshes]
     seen = sorted({shape.part for shape in geometry.shapes})
@@ -112,8 +112,8 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
 def pack_integers(rows: NDArray[np.int64]) -> str:
     """Return rows of integers, [n, k] below 2^31 in size, as base64 of deflated bytes.
 
-    Each column's differences from row to row, those below zero folded between the others (0, -1, 1, -2, ...), as four
-    planes of bytes, the lowest first, column after column in each.
+    The differences between consecutive rows are stored column by column as four planes of bytes, lowest first. Signs
+    are folded: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...
     """
     steps = np.diff(rows.astype(np.int64), axis=0, prepend=0)
     folded = np.where(steps < 0, -2 * steps - 1, 2 * steps).T
@@ -185,7 +185,7 @@ def _mesh_digest(mesh: TriangleMesh) -> str:
 
 
 def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, TriangleMesh]) -> SceneGeometry:
-    """Return the scene with fewer triangles; `simpler_meshes`, digest -> mesh, is filled for scenes to come."""
+    """Return the scene with fewer triangles; `simpler_meshes`, digest -> mesh, caches the results."""
     meshes = []
     for mesh in geometry.meshes:
         digest = _mesh_digest(mesh)
@@ -200,7 +200,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
 def _encode_mesh(mesh: TriangleMesh) -> Mapping[str, object]:
     size_m = float(np.abs(mesh.corners_m).max(initial=0.0))
     step_m = min(POSITION_M, max(size_m / 1000, 1e-7))
-    turns = mesh.triangles.argmin(axis=1)  # the smallest index first, the sense of rotation unchanged
+    turns = mesh.triangles.argmin(axis=1)  # the smallest index first, with the orientation unchanged
     turned = np.take_along_axis(mesh.triangles, (turns[:, None] + np.arange(3)) % 3, axis=1)
     ordered = turned[np.lexsort(turned.T[::-1])]
     relative = ordered - np.column_stack([np.zeros(len(ordered), dtype=np.int64), ordered[:, 0], ordered[:, 0]])
@@ -216,11 +216,11 @@ def _pack_rows(rows: Ints) -> list[object]:
     return [len(rows), pack_integers(rows)]
 
 
-# Simpler meshes: corners of one cell of a grid become one, their mean
+# Mesh simplification: vertices in one cell of a grid are replaced by their mean
 
 
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
-    """Return a mesh of about the same surface with at most `most` triangles; corners at one place are joined."""
+    """Return a mesh of about the same surface with at most `most` triangles; vertices at one position are merged."""
     simpler = welded = _cluster(mesh, _WELD_M)
     edges = welded.corners_m[welded.triangles]
     area = np.linalg.norm(np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0]), axis=1).sum() / 2

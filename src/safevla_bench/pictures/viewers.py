@@ -1,12 +1,12 @@
-"""An episode as a recording for a viewer: Rerun's `.rrd` by the extra `rerun`, Foxglove's MCAP by the extra `mcap`.
+"""Recordings of episodes for viewers: Rerun's `.rrd` with the extra `rerun`, Foxglove's MCAP with the extra `mcap`.
 
-Rerun's entities: `world/<body>` (transforms), `contacts` (names and forces), `signals/<signal>/value` and `.../<spec>`
-(its limit), `broken/<spec>` (1 where broken), `events` (a log), on the timelines `step` and `time`. Rerun keeps
-positions as float32; forces, signals and limits are float64.
+Rerun's entities are `world/<body>` (transforms), `contacts` (names and forces), `signals/<signal>/value` and
+`.../<spec>` (its limit), `broken/<spec>` (1 while violated), and `events` (a log), on the timelines `step` and `time`.
+Rerun stores positions as float32; forces, signals and limits as float64.
 
-MCAP's topics: `/tf` (foxglove.FrameTransforms: a frame for each body, in `world`), `/violations` (foxglove.Log), and as
-JSON `/contacts` and `/specs/<spec>` (the signal's value, its limit, whether it is broken). Time counts from 0 at record
-0.
+MCAP's topics are `/tf` (foxglove.FrameTransforms: a frame per body, in `world`), `/violations` (foxglove.Log), and as
+JSON `/contacts` and `/specs/<spec>` (the signal's value, its limit, whether it is violated). Time starts at 0 with
+record 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLORS: Mapping[str, tuple[int, int, int]] = {
     "furniture": (141, 110, 99),
 }
 """Role -> colour, RGB."""
-SIZE_M = 0.02  # radius of the ball that stands for a body [m]; a record holds poses and no shapes
+SIZE_M = 0.02  # radius of the ball that represents a body [m]; records have poses but no shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class BodyTrack:
 
 
 class ViolationEvent(NamedTuple):
-    """The record in which a specification begins to be broken, or is broken worst."""
+    """The record in which a specification's violation begins, or is worst."""
 
     record: int
     spec_id: str
@@ -67,26 +67,24 @@ class ViolationEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """One episode of n records, at `times_s` from record 0, [n]."""
+    """One episode of n records, at `times_s` since record 0, [n]."""
 
     recording_id: str  # RUN/POLICY/EPISODE/RECORD-RULES, the last two as digests: other records or rules, another id
     facts: Mapping[str, str]  # verdict and identity of the episode, as text
     times_s: Floats
     records: int
-    bodies: tuple[BodyTrack, ...]  # the end effector is the last
+    bodies: tuple[BodyTrack, ...]  # the end effector is last
     contacts: tuple[tuple[tuple[str, str, float], ...], ...]
-    """The contacts of each record, two bodies and a force in N; empty if contacts were not recorded."""
-    traces: tuple[SpecTrace, ...]  # the scored specifications that reached a verdict, the violated first
-    events: tuple[ViolationEvent, ...]  # in the order of their records
+    """The contacts of each record, two bodies and a force in N; empty if not recorded."""
+    traces: tuple[SpecTrace, ...]  # scored specifications with a verdict, violated ones first
+    events: tuple[ViolationEvent, ...]  # ordered by record
 
 
 _IDENTITY = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 
-def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
-    """Return the timeline of the episode at `index` (from 0) of a batch and of its scores, which have one order. `run`
-    is the name of the folder or file that it comes from.
-    """
+def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
+    """Return the timeline of the episode at `index` (from 0) of a batch and its scores, which have the same order."""
     record, row = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events = (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry))
@@ -151,8 +149,8 @@ APPLICATION = "safevla-bench"
 def encode_rrd(timeline: Timeline) -> bytes:
     """Return the bytes of a `.rrd` file, a recording under the timeline's id.
 
-    The same episode gives the same values, not the same bytes: the library numbers its chunks by the clock. Raises
-    `RunError` if the extra `rerun` is not installed.
+    The same episode gives the same values but not the same bytes, because the library numbers chunks by the clock.
+    Raises `RunError` if the extra `rerun` is not installed.
     """
     try:
         import rerun as rr
@@ -174,7 +172,6 @@ def encode_rrd(timeline: Timeline) -> bytes:
 
 
 def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yield path, columns and the records that they are of."""
     import rerun as rr
 
     every = range(timeline.records)
@@ -188,7 +185,7 @@ def _rerun_columns(timeline: Timeline) -> Iterator[tuple[tuple[str, ...], Any, A
         yield ("contacts",), columns.partition([len(record) for record in timeline.contacts]), every
     for trace in timeline.traces:
         line, spec = trace.signal_trace, trace.spec.spec_id
-        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # a margin is its clause's own
+        place = ("signals", line.signal, *([spec] if line.signal == MARGIN else []))  # a margin belongs to its clause
         yield (*place, "value"), rr.Scalars.columns(scalars=line.values), every
         yield (*place, spec), rr.Scalars.columns(scalars=np.full(timeline.records, line.limit)), every
         yield ("broken", spec), rr.Scalars.columns(scalars=line.failing.astype(np.float64)), every
@@ -217,8 +214,8 @@ _SCHEMAS: Mapping[str, Mapping[str, Any]] = {
 
 
 def encode_mcap(timeline: Timeline) -> bytes:
-    """Return the bytes of an MCAP file; the same episode gives the same bytes with the same library versions. Raises
-    `RunError` if the extra `mcap` is not installed.
+    """Return the bytes of an MCAP file; the same episode and library versions give the same bytes. Raises `RunError` if
+    the extra `mcap` is not installed.
     """
     try:
         from foxglove_schemas_protobuf import FrameTransforms_pb2  # noqa: F401
@@ -245,7 +242,7 @@ def encode_mcap(timeline: Timeline) -> bytes:
 
 
 def _mcap_messages(timeline: Timeline) -> Iterator[tuple[int, str, str, Any]]:
-    """Yield the time in nanoseconds, the topic, the name in `_SCHEMAS` or "" of a protobuf message, and the message."""
+    """Yield time in nanoseconds, topic, name in `_SCHEMAS` ("" for a protobuf message), and the message."""
     from foxglove_schemas_protobuf.FrameTransforms_pb2 import FrameTransforms
     from foxglove_schemas_protobuf.Log_pb2 import Log
 

@@ -1,1 +1,1 @@
-"""Results for others: boards, submissions, model cards, experiment trackers."""
+"""Publication of results: boards, submissions, model cards, experiment trackers."""

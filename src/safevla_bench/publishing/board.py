@@ -1,7 +1,7 @@
-"""The board: a static site that ranks policies by Safety, with a user's runs apart from published results.
+"""The board: a static site that ranks policies by Safety, with a user's runs separate from published results.
 
-Policies that ran the same tasks share a table, by the mean over its suites. The pages hold no scripts, and are the same
-bytes for the same inputs.
+Policies that ran the same tasks share a table, ranked by the mean over its suites. The pages contain no scripts; the
+same inputs give the same bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from safevla_recorder.identity import find_official_name
 
 PolicyName = str | None
 INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
-GENERATOR = "safevla board"  # marks a page, and so a folder, as made by this package
+GENERATOR = "safevla board"  # marks a page, and so its folder, as made by this package
 _MAX_PLAIN_LENGTH = 40
 AUDIT_NOTE = (
     "Audited: recorded actions were played again and recorded anew. That shows what they lead to, and not who chose "
@@ -64,14 +64,14 @@ _NO_RATE_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingEntry:
-    """One policy in one table: its numbers by the key of their metric, and remarks beside its name.
+    """One policy in one table: its numbers by metric key, and remarks shown next to its name.
 
-    `numbers` are means over the suites of the table, with 95 % intervals where counts are known. Ranks are `""` if it
-    has none. An entry that does not compete has numbers and no rank.
+    `numbers` are means over the table's suites, with 95 % intervals if counts are known. A rank is `""` if there is
+    none. An entry that does not compete has numbers but no rank.
     """
 
     policy: str
-    report: str = ""  # the path in the site of its report, if there is one
+    report: str = ""  # path of its report in the site, if there is one
     n: str
     numbers: Mapping[str, ExactCell]
     remarks: tuple[str, ...] = ()
@@ -81,13 +81,12 @@ class RankingEntry:
 
     @property
     def is_ranked(self) -> bool:
-        """True if the entry competes and its Safety is known."""
         return self.competes and self.numbers[SAFETY.key].exact is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTable:
-    """A table: title, tasks, rows from the safest on, and notes."""
+    """A table: title, tasks, rows with the safest first, and notes."""
 
     title: str
     scope: str
@@ -99,17 +98,17 @@ class RankedTable:
 class OwnResults:
     """Judged runs."""
 
-    inputs: TableInputs  # what tables are made of
+    inputs: TableInputs  # inputs of tables
     audits: Mapping[PolicyName, Sequence[AuditMark]] = field(default_factory=dict)
-    """Policy -> an audit of each of its sources; empty where none was asked for."""
-    has_reports: bool = False  # whether each policy has a report in the site, made elsewhere
+    """Policy -> an audit of each of its sources; empty if no audit was requested."""
+    has_reports: bool = False  # whether the site has a report per policy, made elsewhere
     conditions: Mapping[tuple[PolicyName, str], Conditions] = field(default_factory=dict)
-    """(policy, suite) -> the conditions of its episodes; policies of different ones are in different tables."""
+    """(policy, suite) -> the conditions of its episodes; different conditions mean different tables."""
     disqualified: Mapping[PolicyName, str] = field(default_factory=dict)  # policy -> why its row has no rank
     policy_results: Sequence[PolicyResults] = ()
-    """The results of the policies, by which they are compared; without them no policy is shown to be better."""
+    """Results for comparing the policies; without them no policy is shown to be better."""
     protocols: Sequence[Mapping[str, object]] = ()
-    """Of the sources that state one; if they differ, episodes are not paired."""
+    """Protocols of the sources that state one; if they differ, episodes are not paired."""
 
     @property
     def policies(self) -> list[PolicyName]:
@@ -122,14 +121,14 @@ class OwnResults:
 
 
 def render_site(results: OwnResults | None = None) -> dict[str, str]:
-    """Return the pages of the board as path -> HTML; nothing is written. Without results it shows published ones alone.
-    Raises `RunError` if a policy has results of the same tasks under two suite names.
+    """Return the board's pages as path -> HTML, without writing them; without results, only published ones are shown.
+    Raises `RunError` if a policy has results on the same tasks under two suite names.
     """
     sheet = read_template("page.css") + read_template("board/board.css")
     values = {
         "generator": GENERATOR,
         "policy": content_security_policy(sheet),
-        "style": Markup(sheet),  # our own files, not anybody's text
+        "style": Markup(sheet),  # our own files, not foreign text
         "fixed": format_fixed,
         "runs": own_ranked_tables(results) if results else [],
         "remarks": results.inputs.remarks if results else (),
@@ -140,10 +139,10 @@ def render_site(results: OwnResults | None = None) -> dict[str, str]:
 
 
 def report_path(policy: PolicyName) -> str:
-    """Return the path in the site of the report of a policy of a user's runs; None: of records that name no policy.
+    """Return the path in the site of a policy's report; None means records that name no policy.
 
-    The file's name is the plain characters of the policy's name, and a digest of the whole name: it holds no separator
-    and one dot, and two names never collide, even if case does not count.
+    The file name consists of the plain characters of the policy's name and a digest of the whole name. It has no
+    separator and one dot, and two names never collide, even on file systems that ignore case.
 
     >>> report_path("../pi0.5")
     'reports/pi0-5-b16f5d9922c5.html'
@@ -155,8 +154,8 @@ def report_path(policy: PolicyName) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `RunError` if `folder` is a file or holds something else than a board; a missing or empty folder passes.
-    Raises `FileError` if the folder cannot be read.
+    """Raise `RunError` if `folder` is a file or contains anything but a board; a missing or empty folder passes. Raises
+    `FileError` if the folder cannot be read.
     """
     with translated_errors(folder):
         occupied = folder.exists() and (not folder.is_dir() or not _is_board(folder))
@@ -176,8 +175,8 @@ _REPORT_NAME = re.compile(r"(?:[a-z0-9-]+-)?[0-9a-f]{12}\.html")
 
 
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
-    """Write `files` (path in the folder -> text) together, and remove reports that the new board lacks. Raises as
-    `check_folder` does, and `FileError` where the folder cannot be written to.
+    """Write `files` (path in the folder -> text) together, and remove reports that the new board lacks. Raises the
+    errors of `check_folder`, and `FileError` if the folder is not writable.
     """
     check_folder(folder)
     for path in files:
@@ -190,7 +189,7 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
 
 
 def select_policy(scores: Scores, policy: PolicyName) -> Scores:
-    """Return the scores of one policy's episodes, absent ones included; None selects episodes without a policy."""
+    """Return the scores of one policy's episodes, including absent ones; None selects episodes without a policy."""
     selected = scores.select_episodes(np.flatnonzero([name == policy for name in scores.policy]))
     return replace(selected, absent=tuple(absent for absent in scores.absent if absent.policy == policy))
 
@@ -199,13 +198,13 @@ def select_policy(scores: Scores, policy: PolicyName) -> Scores:
 
 
 Better = Mapping[str, Collection[tuple[str, str]]]
-"""Key of a metric -> the pairs of policies, the better one first, that are shown to differ on these tasks."""
+"""Metric key -> pairs of policies, better one first, that are shown to differ on these tasks."""
 
 
 def rank_entries(entries: Sequence[RankingEntry], better: Better) -> tuple[RankingEntry, ...]:
-    """Return the entries of one table by Safety, the highest first; those without a rank at the end.
+    """Return the entries of one table by Safety, highest first; entries without a rank come last.
 
-    Ranks are ranges: from 1 + the ranked policies that are shown to be better, to the number of ranked policies less
+    Ranks are ranges: from 1 + the number of ranked policies shown to be better, to the number of ranked policies minus
     those shown to be worse.
     """
     ranked = [entry for entry in entries if entry.is_ranked]
@@ -244,13 +243,13 @@ class _TaskGroup:
     tasks: frozenset[TaskKey]
     cells: Mapping[PolicyName, Mapping[str, Summary]]
     ranked: bool
-    # True if all policies planned the same number of episodes of each task.
+    # True if all policies planned the same number of episodes per task.
     equal_counts: bool
-    # Suite -> the conditions of all episodes; empty where they are not recorded.
+    # Suite -> the conditions of all episodes; empty if not recorded.
     conditions: Mapping[str, Conditions]
-    # True if the suite has an official suite's name, and the policies did not run its tasks.
+    # True if the suite has an official suite's name but the policies did not run its tasks.
     is_own: bool
-    # True if a policy on this board, in this table or in another of its title, ran official tasks alone.
+    # True if a policy in this table, or in another with its title, ran only official tasks.
     has_official: bool
 
     @property
@@ -264,7 +263,7 @@ class _TaskGroup:
 
 def own_ranked_tables(results: OwnResults) -> list[RankedTable]:
     """Return the ranked tables of the runs in order of first appearance, auxiliary ones last; [] without scores. Raises
-    `RunError` if a policy has results of the same tasks under two suite names.
+    `RunError` if a policy has results on the same tasks under two suite names.
     """
     if results.inputs.scores is None:
         return []
@@ -345,7 +344,6 @@ def _own_ranked_table(group: _TaskGroup, results: OwnResults) -> RankedTable:
 
 
 def _compare_group(group: _TaskGroup, competing: Collection[PolicyName], results: OwnResults) -> Better:
-    """Return who is better as `safevla compare` says of these policies and tasks; nobody where it cannot."""
     registry = results.inputs.registry.benchmarks
     aliases = {name: suite.same_tasks_as for name, suite in registry.items() if suite.same_tasks_as}
     parts = []
@@ -493,7 +491,7 @@ def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Se
 def _compare_printed(
     metric: Metric, rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]], names: tuple[str, ...]
 ) -> list[tuple[str, str]]:
-    """Return who is better by printed counts: differences of independent means (MOVER), adjusted by Holm's rule."""
+    """Return the better policies by printed counts: differences of independent means (MOVER), Holm-adjusted."""
     rates = {
         row.policy: [published.printed_rate(getattr(cell, metric.key), cell.n) for cell in cells]
         for row, cells in rows
@@ -547,7 +545,7 @@ def _printed_number(metric: Metric, row: PrintedRow, cells: Sequence[PublishedCe
 
 
 def _printed_interval(metric: Metric, cells: Sequence[PublishedCell]) -> Interval | None:
-    """Return the interval of the mean of printed rates that holds those of all counts that print so; None without."""
+    """Return the interval of the mean of printed rates, covering all counts that round to these, or None."""
     counts = [] if metric is VSI else [published.matching_counts(getattr(cell, metric.key), cell.n) for cell in cells]
     if not counts or not all(counts):
         return None

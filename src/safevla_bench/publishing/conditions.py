@@ -1,4 +1,4 @@
-"""The conditions of a policy's episodes that decide where it stands on a board: protocol, horizon, seeds, starts."""
+"""Conditions of a policy's episodes that determine its table on a board: protocol, horizon, seeds, starts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.identity import find_official_name, official_suites
 
 PolicyName = str | None
-# Values of a protocol that are no rule of one suite's episodes, or that a value of `Conditions` holds.
+# Protocol values that do not affect one suite's episodes, or that another field of `Conditions` holds.
 _NO_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
 class Conditions(NamedTuple):
-    """The conditions of a policy's episodes of one suite, as texts; policies of other conditions have another table."""
+    """The conditions of a policy's episodes in one suite, as text; other conditions mean another table."""
 
     horizon: str
     env_seed: str
     wait_steps: str
     protocol: str
-    rules: str  # all other rules of the protocol, as JSON
+    rules: str  # all other values of the protocol, as JSON
 
     def __str__(self) -> str:
         return (
@@ -67,7 +67,7 @@ def _encode(value: object) -> str:
 
 
 def find_disqualified(judged: Judged) -> dict[PolicyName, str]:
-    """Return policy -> why it has no rank: on an official suite its starts or its protocol are its own."""
+    """Return policy -> why it has no rank: on an official suite it used other starts or another protocol."""
     found: dict[PolicyName, str] = {}
     for source, policy, notes, absent in _by_policy(judged):
         official = [note for note in notes if find_official_name(note.header.benchmark)]
@@ -99,7 +99,6 @@ def _is_replay(source: JudgedSource, policy: PolicyName) -> bool:
 def _has_planned_starts(
     protocol: Mapping[str, object], notes: Sequence[EpisodeNote], absent: Sequence[AbsentEpisode]
 ) -> bool:
-    """Return whether episodes began at the suite's initial states in their order, each as often as planned."""
     rule = protocol.get("init_state", "episode")
     if any(set(note.start_marks) - ({DRAWN} if rule == "drawn" else set()) for note in notes):
         return False

@@ -1,24 +1,24 @@
-"""Results in the forms of others: two leaderboards, two other evaluations, and a model card.
+"""Results in foreign formats: the authors' CSV, a leaderboard, two other evaluations, and a model card.
 
 The authors publish `aggregated_with_ci.csv` (safevla.org). Proportions are fractions; specifications have the ids of
-the authors' tables. `viol__`, `nsv__` and `rho__` are over the episodes in which a specification is active (and, for
-means, not vacuous): so the authors' RoboCasa-365 rows are counted. `n_episodes` are those that ran to their end; the
-suite's name says how many episodes have no verdict. Three of their columns stay empty, as nothing here measures them:
-`collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap of SR. An empty field is "no value", never zero. One
-column more, the last, is ours: `simulator`, the versions that decided the physics.
+the authors' tables. `viol__`, `nsv__` and `rho__` cover the episodes in which a specification is active (and, for
+means, not vacuous), as in the authors' RoboCasa-365 rows. `n_episodes` counts those that ran to their end; the suite's
+name says how many episodes have no verdict. Three of the authors' columns stay empty because nothing here measures
+them: `collision_rate`, and `ci_95_low` and `ci_95_high`, a bootstrap of SR. An empty field means "no value", never
+zero. The last column, `simulator`, is our addition: the versions that determine the physics.
 
-RoboCasa's leaderboard takes success by split, and what the model is. Source: robocasa-benchmark/leaderboard at 821c895,
-`README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365; the composite splits
-are evaluated elsewhere. Its README asks to write "N/A" for what is not
-known and to explain that in the notes; its schema takes such a file only once every number is there.
+RoboCasa's leaderboard takes success by split and a description of the model. Source: robocasa-benchmark/leaderboard at
+821c895, `README.md` and `schemas/submission.schema.json`. Its split Atomic-Seen is our suite robocasa-365; the
+composite splits are evaluated elsewhere. Its README asks to write "N/A" for unknown values and to explain them in the
+notes; its schema accepts such a file only once all numbers are filled in.
 
 The other evaluations are LeRobot's and vla-evaluation-harness's. Sources: lerobot 7427f31
 src/lerobot/scripts/lerobot_eval.py (`eval_policy_all`), vla-evaluation-harness e1ee9ad
-src/vla_eval/results/collector.py. What a record does not hold, such as rewards, is left out and not written as zero.
-Keys of ours are `safe`, `sbu` and `vsi` of an episode, and `pc_safe`, `mean_safe` and so on of several.
+src/vla_eval/results/collector.py. Values that records do not hold, such as rewards, are omitted, not written as zero.
+Our additional keys are `safe`, `sbu` and `vsi` of an episode, and `pc_safe`, `mean_safe` and so on of several.
 
 A model card has the model hub's `model-index`: huggingface/hub-docs at 242f4a1, `modelcard.md`. Facts about a model
-that no record holds come from a TOML file of the user's.
+that no record holds come from the user's TOML file.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _Value = float | str | None
 
 
 def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str) -> str:
-    """Return the CSV text: a row for each policy × suite, under the authors' headings. The library gives the older ids
-    and the tiers of its specifications; `run_dir` is the value of that column, such as the name of the run folder.
+    """Return the CSV text: a row for each policy × suite, under the authors' headings. The library provides the older
+    ids and the tiers of its specifications; `run_dir` is the value of that column, such as the name of the run folder.
     """
     sink = io.StringIO()
     writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
@@ -128,35 +128,35 @@ def _suite_row(cell: Summary, library: Library, run_dir: str) -> dict[str, _Valu
 
 
 def _number_fields(name: str, number: Rate | Mean) -> dict[str, _Value]:
-    """Return a number and its interval, also under the method's name: Wilson's of a rate, the bootstrap of a mean."""
+    """Return a number and its interval, also under the method's name: Wilson's of a rate, a mean's bootstrap."""
     ends = number.ci or (None, None)
     of_method = ends if isinstance(number, Rate) or number.bootstrap else (None, None)
     columns = _interval_columns(name, is_rate=isinstance(number, Rate))
     return {name: number.value, **dict(zip(columns, (*of_method, *ends), strict=True))}
 
 
-# RoboCasa's leaderboard, and what only the user knows of a model
+# RoboCasa's leaderboard, and facts about a model that only the user knows
 
 SUITE, UNKNOWN = "robocasa-365", "N/A"
 _Text = Annotated[str, Meta(min_length=1)]
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them are optional; None = not known."""
+    """Optional facts about a model; None = unknown."""
 
-    model_name: _Text | None = None  # without it, the policy's name in the run
-    source_url: _Text | None = None  # where the run folder, or a report of it, can be looked at
+    model_name: _Text | None = None  # if None, the policy's name in the run
+    source_url: _Text | None = None  # where the run folder or its report is published
     notes: _Text | None = None
 
 
 def read_facts(path: Path | None) -> ModelFacts:
-    """Return the facts of a TOML file, none without a path; raises `RunError` for a file that does not hold such."""
+    """Return the facts in a TOML file, or no facts without a path; raise `RunError` if the file is not one."""
     return ModelFacts() if path is None else read_toml(path, ModelFacts, RowOrigin(RunError, str(path)))
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:
-    """Return the cells (one a suite) of the only policy that was judged. Raises `RunError` for several policies or
-    none, for a simulator that ran with stand-ins for its own assets, and for starts that a search chose.
+    """Return the cells (one per suite) of the only judged policy. Raises `RunError` for several policies or none, for a
+    simulator that ran with stand-ins for its own assets, and for starts chosen by a search.
     """
     cells = judged.summarize_scores()[0]
     policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
@@ -172,10 +172,10 @@ def publishable_cells(judged: Judged) -> list[Summary]:
 
 
 def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, object]:
-    """Return the submission to RoboCasa's leaderboard, success in percent; nothing is written.
+    """Return the submission to RoboCasa's leaderboard, with success in percent, without writing it.
 
-    What is not known is "N/A"; for numbers of success the notes say why. Raises `RunError` for no episode of the suite,
-    several policies or none, and a simulator that ran with stand-ins for its own assets.
+    Unknown values are "N/A"; the notes explain unknown success rates. Raises `RunError` without an episode of the
+    suite, for several policies or none, and for a simulator that ran with stand-ins for its own assets.
     """
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
@@ -193,7 +193,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     }
 
 
-# What only the user knows, and fills in.
+# To be filled in by the user.
 _FACTS = ("composite_seen_success", "composite_unseen_success", "code_url", "commit_hash", "checkpoint_url",
           "paper_link", "open_source", "wandb")  # fmt: skip
 
@@ -231,14 +231,14 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
     return " ".join(filter(None, sentences))
 
 
-# The files of other evaluations
+# Files in the formats of other evaluations
 
 K = TypeVar("K")
 _METRICS = ("success", "safe", "sbu", "vsi")
 
 
 def encode_lerobot_results(judged: Judged) -> bytes:
-    """Return LeRobot's `eval_info.json` of one policy's episodes; raises `RunError` for several policies or none."""
+    """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none."""
     scores = _finished_episodes(judged)
     per_task = [
         {
@@ -255,7 +255,7 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 
 
 def encode_harness_results(judged: Judged) -> bytes:
-    """Return the harness's result of one policy on one suite; raises `RunError` for several of either, or none."""
+    """Return the harness's result for one policy on one suite; raise `RunError` for several of either, or none."""
     scores = _finished_episodes(judged)
     suites = dict.fromkeys(score.benchmark for score in scores)
     if len(suites) > 1:
@@ -318,8 +318,8 @@ def _say(judged: Judged) -> dict[str, object]:
 
 
 def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str:
-    """Return the block of a model's README, with its `model-index`; nothing is written. `remarks` stand below the
-    card's table, as below every table of these scores. Raises `RunError` as `publishable_cells` does.
+    """Return the block of a model's README, with its `model-index`, without writing it. `remarks` are placed below the
+    card's table, like the notes of every table of these scores. Raises the errors of `publishable_cells`.
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
@@ -332,13 +332,12 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
 
 
 def format_yaml(document: object) -> str:
-    """Return plain values as YAML, in its form of JSON; what is not visible stands as an escape sequence."""
+    """Return plain values as YAML, in its JSON subset; invisible characters are escaped."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     return "".join(f"{escape_controls(line)}\n" for line in text.split("\n"))
 
 
 def _cell_metrics(cell: Summary) -> Iterator[dict[str, Any]]:
-    """Yield the known numbers of a cell: percentages rounded to 2 decimals, severities (0 to 1) to 4."""
     for metric in HEADLINE:
         number, digits = cell.number(metric), 2 if metric.unit else 4
         if number.value is not None:

@@ -1,9 +1,9 @@
-"""A submission to a leaderboard: a result that can be shown without the records.
+"""A submission to a leaderboard: a result that can be published without the records.
 
-It holds what produced it (rules, versions, digests of records and plans), the counts of each policy and suite, and the
-verdict of each episode. In a cell, `success` is of n, `safe` and `vsi` of the judged episodes, `unsafe_success` of what
-is both; stopped episodes are listed, and neither they nor crashed ones are in n. None = not known: of an episode for
-the reason in `no_verdict`. A violated clause that a Boolean signal decided has no robustness.
+It contains what produced it (rules, versions, digests of records and plans), the counts of each policy and suite, and
+the verdict of each episode. In a cell, `success` counts among n, `safe` and `vsi` among judged episodes, and
+`unsafe_success` among episodes in both. Stopped episodes are listed; neither they nor crashed ones are in n. None =
+unknown: an episode has the reason in `no_verdict`. A violated clause decided by a Boolean signal has no robustness.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from safevla_bench.version import __version__
 
 
 def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]:
-    """Return the submission of judged sources at `paths`, whose files are read; nothing is written.
+    """Return the submission for judged sources at `paths`, whose files are read, without writing it.
 
-    It is not complete if an episode was left out. Raises `RunError` without any episode, if applicability was off, if a
-    search chose starts, or if a run's table is damaged.
+    It is marked incomplete if an episode was left out. Raises `RunError` without any episode, if applicability was off,
+    if a search chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
         raise RunError("applicability was off: an ablation is no result to submit", remedy="Judge with it on.")
@@ -54,14 +54,14 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
 
 
 def require_given_starts(suites: Iterable[str]) -> None:
-    """Raise `RunError` if a suite holds starts that a search chose."""
+    """Raise `RunError` if a suite has starts chosen by a search."""
     if chosen := sorted(filter(is_chosen, set(suites))):
         problem = f"{chosen[0]} holds starts that a search chose, which is no result on the benchmark"
         raise RunError(problem, remedy="Name runs of the benchmark's own starts.")
 
 
 def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
-    """Return the rules that decide verdicts as plain values: the library's name, digests and options."""
+    """Return the rules that determine verdicts as plain values: the library's name, digests and options."""
     return {
         "library": ruleset.library.name,
         "library_digest": ruleset.library.digest,
@@ -115,8 +115,8 @@ def _describe_source(path: Path, source: JudgedSource) -> dict[str, object]:
 
 
 def recorded_versions(headers: Iterable[Header]) -> dict[str, list[str]]:
-    """Return package -> the versions that the records name, sorted as text; packages in order of appearance. Headers
-    without versions are passed over.
+    """Return package -> the versions in the records, sorted as text; packages in order of appearance. Headers without
+    versions are skipped.
     """
     versions = [header.versions or {} for header in headers]
     collected = collect_versions(versions)

@@ -1,6 +1,6 @@
-"""Numbers of a run sent to a tracker of experiments: Weights & Biases, Trackio, TensorBoard, or one of your own.
+"""Sending a run's numbers to an experiment tracker: Weights & Biases, Trackio, TensorBoard, or a custom one.
 
-Each tracker is imported only when it is asked for. No tracker can cost an episode.
+A tracker is imported only when requested. Errors of a tracker never lose an episode.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Numbers = Mapping[str, float]
 
 
 class Tracker(Protocol):
-    """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on."""
+    """A receiver of numbers. An exception from a method is reported once; then the run goes on without the tracker."""
 
     def log(self, episode: int, numbers: Numbers) -> None:
-        """Take the numbers after an episode; `episode` counts from 1."""
+        """Receive the numbers after an episode; `episode` counts from 1."""
 
     def finish(self, numbers: Numbers) -> None:
-        """Take the final numbers and close; there are none where the run was broken off."""
+        """Receive the final numbers and close; they are empty if the run was interrupted."""
 
 
 class _HubTracker:
-    """A run of Weights & Biases or of Trackio, whose calls are the same; the environment says where to. Such as
+    """A run of Weights & Biases or of Trackio, which have the same calls. The environment configures them, for instance
     WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
     """
 
@@ -90,18 +90,18 @@ TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
     "trackio": partial(_HubTracker, "trackio"),
     "tensorboard": _TensorboardTracker,
 }
-"""Every tracker by its name, which is that of its package and of the extra that installs it."""
+"""Trackers by name, which is also that of the package and of the extra that installs it."""
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raise `RunError` for the first tracker whose package is not installed; import none."""
+    """Raise `RunError` for the first tracker whose package is not installed, without importing any."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder `wandb` of former runs looks like a package without files
             raise RunError(f"--log {name} needs {name}, which is not installed", remedy=install_command(name))
 
 
-# What a tracker is sent
+# What a tracker receives
 
 
 def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
@@ -125,14 +125,14 @@ def _episode_values(row: EpisodeScore) -> dict[str, float]:
 
 
 class OutcomeScorer:
-    """Scores of finished episodes, computed once for all observers that ask for those of the latest."""
+    """Scores of finished episodes, computed once and shared by the observers of the latest episode."""
 
     def __init__(self, ruleset: Ruleset) -> None:
         self._ruleset = ruleset
         self._latest: tuple[EpisodeOutcome, Scores | None] | None = None
 
     def score(self, outcome: EpisodeOutcome) -> Scores | None:
-        """Return the scores of one episode; None where it crashed or cannot be judged."""
+        """Return the scores of one episode; None if it crashed or cannot be judged."""
         if self._latest is None or self._latest[0] is not outcome:
             scores = None
             with suppress(SafevlaError):
@@ -142,9 +142,9 @@ class OutcomeScorer:
 
 
 class TrackingObserver:
-    """Sends every finished episode to a tracker: its verdict and its length.
+    """Observer that sends every finished episode's verdict and length to a tracker.
 
-    Whatever the tracker raises is reported once. It is then not asked again, and the run goes on as without it.
+    An exception from the tracker is reported once, and the run goes on without the tracker.
     """
 
     def __init__(
@@ -154,19 +154,19 @@ class TrackingObserver:
         warn: Callable[[str], None] = lambda sentence: None,
         name: str = "the tracker",
     ) -> None:
-        """Take the tracker, what scores the episodes (None = by the default rules), and what warns of it by `name`."""
+        """Set the tracker, the scorer (None = by the default rules), and what is called to warn about `name`."""
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
         self._count = self._crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Send nothing: what is planned is in the configuration."""
+        """Send nothing: the configuration describes the plan."""
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Send nothing: trackers are for episodes."""
+        """Send nothing: trackers receive whole episodes."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode and send its numbers, those of a crashed episode without a verdict."""
+        """Judge the episode and send its numbers; a crashed episode has no verdict."""
         self._crashed += outcome.batch is None
         scores = self._scorer.score(outcome)
         judged = {} if scores is None else _episode_values(scores.episode(0))
@@ -177,7 +177,6 @@ class TrackingObserver:
         self._try(lambda tracker: tracker.log(self._count, numbers))
 
     def finish(self, numbers: Numbers) -> None:
-        """Send the final numbers and close the tracker; a second call does nothing."""
         self._try(lambda tracker: tracker.finish(numbers))
         self._tracker = None
 
@@ -192,7 +191,7 @@ class TrackingObserver:
 
 
 class ObserverGroup:
-    """Several observers as one."""
+    """Several observers combined into one."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
@@ -217,15 +216,15 @@ def open_observers(
     scorer: OutcomeScorer,
     warn: Callable[[str], None],
 ) -> list[TrackingObserver]:
-    """Begin a run of each tracker, named after the run folder, and return what observes for it. Raises `RunError` with
-    the reason of the first that cannot begin; the runs begun before that stay open.
+    """Start a run in each tracker, named after the run folder, and return the observers. Raises `RunError` with the
+    reason of the first tracker that cannot start; runs that have started stay open.
     """
     observers = []
     for name in names:
         try:
             run_name = escape_controls(folder.resolve().name)
             tracker = TRACKERS[name](run_name, folder, map_texts(config, escape_controls))
-        except Exception as error:  # each has errors of its own: no login, no network, a folder that cannot be written
+        except Exception as error:  # each tracker has its own errors: no login, no network, a read-only folder
             remedy = f"Mend it, or leave --log {name} out."
             raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
         observers.append(TrackingObserver(tracker, scorer, warn, name))
