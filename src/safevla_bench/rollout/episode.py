@@ -1,8 +1,8 @@
-"""One loop for every host and every policy: reset, act, step, until success, the horizon, a fault or a violation.
+"""The loop for every host and policy: reset, act, step, until success, the horizon, a fault or a violation.
 
-And the serial engine, which runs all planned episodes in this process; the others are `scheduler` and `ray`. An engine
-yields each episode as it ends, in any order; `RunWriter` puts them into the order of the plan, so that no engine can
-change a byte of a complete run.
+It includes the serial engine, which runs all planned episodes in this process; the other engines are `scheduler` and
+`ray`. An engine yields each episode as it ends, in any order; `RunWriter` sorts them by the plan, so the choice of
+engine does not change a byte of a complete run.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
 
 OnStep = Callable[[int], None]
-StepCallback = Callable[[PlannedEpisode, int], None]  # learns how many control steps of an episode are done
-SERVER_RETRIES = 2  # how often an episode is begun again, on a new connection, after its policy server was lost
+StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
+SERVER_RETRIES = 2  # number of restarts of an episode, on a new connection, after losing its policy server
 _PATH_CHECK_STEPS = 5
-"""Steps between two looks at whether a replay is off its path, which cost an eighth of a LIBERO step."""
+"""Steps between checks whether a replay has left its path; a check costs an eighth of a LIBERO step."""
 NO_COUPLERS: Mapping[str, Coupler] = MappingProxyType({})
 _LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class EpisodeOutcome:
-    """The end of an episode: its outcome, the steps it took, its record and the reason. The record is bytes of an
-    `.npz` file, as it travels between processes and into a run folder; None if it crashed.
+    """The end of an episode: its outcome, number of steps, record and reason. The record is the bytes of an `.npz`
+    file, as sent between processes and written into a run folder; None if the episode crashed.
     """
 
     planned: PlannedEpisode
@@ -58,8 +58,8 @@ class EpisodeOutcome:
     record: bytes | None
     reason: str | None = None
     latency: Latency | None = None
-    greeting: Greeting | None = None  # the statement of the policy or its server about itself
-    wall_s: float | None = None  # seconds that it took, with making its environment; None if its worker died
+    greeting: Greeting | None = None  # what the policy or its server states about itself
+    wall_s: float | None = None  # including making the environment; None if the worker died
 
     @cached_property
     def batch(self) -> Batch | None:
@@ -74,10 +74,10 @@ def run_episode(
     on_step: OnStep | None = None,
     watch: Monitor | None = None,
 ) -> EpisodeOutcome:
-    """Run one episode; what the simulator or the policy raises is the outcome `crashed`, with its traceback. An action
-    that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch` the first
-    violation of the safe tier ends it as `stopped`. Raises `ServerLostError` if the episode may be begun again,
-    `ServerRefusedError` if the policy's server cannot be used, now or in another episode, and `KeyboardInterrupt`.
+    """Run one episode. If the simulator or the policy raises, the outcome is `crashed`, with the traceback. An action
+    that must not reach the simulator ends it as `invalid_action`, a failure with a record; with a `watch`, the first
+    violation of the safe tier ends it as `stopped`. Raises `ServerLostError` if the episode may be restarted,
+    `ServerRefusedError` if the policy's server is unusable in this and other episodes, and `KeyboardInterrupt`.
     """
     seam = _ActionSeam(env, policy)
     steps, violation = 0, None
@@ -111,8 +111,8 @@ def run_episode(
             batch = policy.add_divergence(batch, env.coordinates(), observation)
     except (KeyboardInterrupt, errors.ServerLostError, errors.ServerRefusedError):
         raise
-    except BaseException as error:  # a policy and a simulator can raise anything; the run goes on without this episode
-        # A `PolicyError` says what is wrong better than where in this package it was raised.
+    except BaseException as error:  # policies and simulators can raise anything; the run continues
+        # A `PolicyError` explains the problem better than a traceback through this package.
         reason = str(error) if isinstance(error, errors.PolicyError) else traceback.format_exc()
         return EpisodeOutcome(planned, "crashed", steps, None, reason, seam.latency(), seam.greeting())
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
@@ -154,7 +154,7 @@ class _ActionSeam:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
         self._calls_s: list[float] = []
         self.clips = bool(getattr(policy, "clip", False))
-        self._clipped: list[interface.Action] = []  # the actions that were clipped, as the policy asked for them
+        self._clipped: list[interface.Action] = []  # clipped actions, as the policy requested them
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
         start = time.perf_counter()
@@ -217,20 +217,20 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
 
 
 class Observer(Protocol):
-    """Watches a run and changes nothing. Workers report every twentieth step, actors of a Ray cluster none."""
+    """Watches a run without changing it. Workers report every twentieth step, actors of a Ray cluster none."""
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Learn which episodes are to be run next; it is called before any of them."""
+        """Receive the episodes to run next, before any of them starts."""
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Learn how many control steps of an episode are done."""
+        """Receive the number of control steps done in an episode."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Learn how an episode ended, with its record if it has one."""
+        """Receive the end of an episode, with its record if it has one."""
 
 
-NOT_RUN = "not run"  # the outcome of an episode that is left for another attempt; it has no row and no record
-SAME_CRASHES = 3  # crashes alike, one after the other, after which the rest of a task is not run
+NOT_RUN = "not run"  # outcome of an episode left for another attempt, without a row or record
+SAME_CRASHES = 3  # number of equal crashes in a row after which the rest of a task is skipped
 
 
 def _place_of(planned: PlannedEpisode) -> tuple[str, str, str]:
@@ -239,14 +239,14 @@ def _place_of(planned: PlannedEpisode) -> tuple[str, str, str]:
 
 @dataclass
 class CrashSeries:
-    """The latest crashes in a row that are alike: the same exception and message, numbers aside."""
+    """The latest consecutive crashes that are equal: same exception and message, except for numbers."""
 
     failure: str = ""
     places: list[tuple[str, str, str]] = field(default_factory=list)  # policy, suite and task of each, in order
-    has_begun: bool = False  # true once any episode has taken a step
+    has_begun: bool = False  # whether any episode has taken a step
 
     def add_outcome(self, end: EpisodeOutcome) -> None:
-        """Count an episode's end; one that was not run does not count."""
+        """Count an episode's end, unless it was not run."""
         if end.outcome == NOT_RUN:
             return
         self.has_begun = self.has_begun or end.steps > 0
@@ -262,8 +262,8 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class EnvRunner:
-    """The one environment of a process. It is kept for the episodes of a policy and task, and made anew for others and
-    after a crash.
+    """The one environment of a process. It is reused for episodes of the same policy and task, and replaced for others
+    and after a crash.
     """
 
     def __init__(
@@ -282,10 +282,10 @@ class EnvRunner:
         self._crashes = CrashSeries()
 
     def run_planned(self, planned: PlannedEpisode, on_step: OnStep | None = None) -> EpisodeOutcome:
-        """Run one episode and return its outcome; an exception, or a server that is lost later, makes it `crashed`. If
-        the runner skips what crashes: after `SAME_CRASHES` equal crashes in a row of a policy's task, its other
-        episodes are `NOT_RUN`. Raises `SafevlaError` if the host cannot be used, or the policy's server refuses or
-        cannot be reached.
+        """Run one episode and return its outcome; an exception, or a server lost after the start, makes it `crashed`.
+        If the runner skips crashing tasks, then after `SAME_CRASHES` equal crashes in a row the other episodes of the
+        policy and task are `NOT_RUN`. Raises `SafevlaError` if the host is unusable, or the policy's server refuses or
+        is unreachable.
         """
         began_s, policy = time.perf_counter(), self._policies[planned.policy]
         if self._skips_crashing and self._crashes.places[-SAME_CRASHES:] == SAME_CRASHES * [_place_of(planned)]:
@@ -295,7 +295,7 @@ class EnvRunner:
             env = self._prepare_env(planned, policy)
         except (KeyboardInterrupt, errors.SafevlaError):
             raise
-        except BaseException:  # a simulator can raise anything; the run goes on without this episode
+        except BaseException:  # a simulator can raise anything; the run continues
             outcome = EpisodeOutcome(planned, "crashed", 0, None, traceback.format_exc())
         else:
             coupler = self._couplers.get(planned.policy)
@@ -307,7 +307,7 @@ class EnvRunner:
         return replace(outcome, wall_s=time.perf_counter() - began_s)
 
     def close(self) -> None:
-        """Close the environment, if there is one; the next episode makes a new one. What it raises is logged alone."""
+        """Close the environment, if there is one; the next episode makes a new one. Exceptions are only logged."""
         env, self._env = self._env, None
         if env is None:
             return
@@ -315,7 +315,7 @@ class EnvRunner:
             env.close()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # its episodes are recorded, and what comes next has an environment of its own
+        except BaseException as error:  # its episodes are recorded, and the next environment is a new one
             _LOG.warning("the environment of %s could not be closed: %s", env.task.task_id, error)
 
     def _prepare_env(self, planned: PlannedEpisode, policy: interface.Policy) -> HostEnv:
@@ -323,7 +323,7 @@ class EnvRunner:
             self.close()
         if self._env is None:
             if isinstance(policy, interface.RemotePolicy):
-                policy.connect(planned.task)  # before the simulator, which takes longer to make than this to fail
+                policy.connect(planned.task)  # before the simulator, because this fails faster
             coupler = self._couplers.get(planned.policy)
             wants = coupler.extend_wants(policy.wants) if coupler else policy.wants
             self._env = self._host.make(planned.task, wants)
@@ -355,7 +355,7 @@ def _run_with_retries(
             return run_episode(env, policy, planned, count, watch)
         except errors.ServerLostError as error:
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
-                raise  # nothing was lost, and no other episode would fare better
+                raise  # nothing was lost, and other episodes would fail too
             last = error
     reason = f"the policy server was lost in each of {1 + SERVER_RETRIES} attempts, at last: {last}"
     return EpisodeOutcome(planned, "crashed", reached, None, reason)
@@ -364,8 +364,8 @@ def _run_with_retries(
 def run_serially(
     runner: EnvRunner, episodes: Iterable[PlannedEpisode], on_step: StepCallback | None = None
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes in order and yield each outcome before the next is asked for; raises as `run_planned`. A crash
-    costs the environment, which is closed however the run ends, not the run.
+    """Run the episodes in order, yielding each outcome before the next starts; raises the errors of `run_planned`. A
+    crash closes the environment but does not end the run; the end of the run closes it in any case.
     """
     with closing(runner):
         for planned in episodes:

@@ -1,4 +1,4 @@
-"""Suites of found starts: the file that a search writes, and the tasks that it holds."""
+"""Suites of found starts: the file that a search writes, and its tasks."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
 from safevla_bench.trajectory.marks import FOUND, label_suite
 
-FOLDER = "found"  # the folder of a run folder that holds suites of found starts
+FOLDER = "found"  # folder in a run folder for suites of found starts
 SuiteName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 _REMEDY = "Name a file that `safevla search` wrote: RUN/found/NAME.json."
 
 
 class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A found start as the file has it: all that repeats it, and how it was found."""
+    """A found start in the file: everything needed to repeat it, and how it was found."""
 
     task_id: str
     start: EpisodeSeed
     policy_seed: int
-    instruction: str | None = None  # the wording, if it is not the task's own
-    trial: int  # the number of the rollout that found it, from 1
-    value: float  # the objective there, below 0
+    instruction: str | None = None  # the wording, if it differs from the task's
+    trial: int  # number of the rollout that found it, from 1
+    value: float  # its objective, below 0
     violated: tuple[str, ...]
     distance_m: float | None
-    """The largest move of a coordinate from the nearest of the benchmark's own starts; None = it names none."""
-    merged: int  # found starts of greater value that are nearly this one, and are not listed
+    """The largest move of a coordinate from the nearest of the benchmark's starts; None if it has none."""
+    merged: int  # number of nearly equal found starts with greater values, which are not listed
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """The search in one task: rollouts, how many of them succeeded, crashed, or were unsafe successes."""
+    """The search in one task: numbers of rollouts, successes, crashes and unsafe successes."""
 
     task_id: str
     trials: int
     thrown: int
-    """Trials that do not count: physics threw objects apart, so that they did not begin where they were placed."""
+    """Trials that do not count because physics separated overlapping objects, which left their placements."""
     successes: int
     crashed: int
     hits: int
-    best: float | None  # the smallest value of a success; None = none succeeded
-    first: int | None  # the rollout that found the first, from 1
+    best: float | None  # smallest value of a success; None = none succeeded
+    first: int | None  # number of the rollout with the first hit, from 1
     bound: float | None
-    """The upper end of the exact 95 % interval of the share of hits among starts drawn alike; None = no bound holds."""
+    """Upper end of the exact 95 % interval of the share of hits among such starts; None = no valid bound."""
     least: float | None = None  # its lower end
 
 
 class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found: a suite of starts, and what was searched."""
+    """Result of a search: a suite of starts, and a description of the search."""
 
     schema_version: int = 1
     name: SuiteName
@@ -69,12 +69,12 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     tasks: tuple[TaskSearch, ...]
     starts: tuple[FileStart, ...]
-    max_steps: int | None = None  # the horizon of the search; None = the protocol's
+    max_steps: int | None = None  # horizon of the search; None = the protocol's
 
     def list_tasks(self, host: Host, indices: Collection[int] | None = None, file: Path | None = None) -> list[Task]:
-        """Return the host's tasks that starts are of, under this suite's label, each with its starts. `indices` chooses
-        tasks; None = all. `file` is the one that must be trusted if the suite is a path. Raises `HostError` if the host
-        lacks one, `RunError` if none is left.
+        """Return the host's tasks that have starts, under this suite's label, each with its starts. `indices` selects
+        tasks; None = all. `file` must be trusted if the suite is a path. Raises `HostError` if the host lacks a task,
+        `RunError` if none is left.
         """
         own = {task.task_id: task for task in hosts.list_tasks(host, self.suite, file)}
         starts: dict[str, list[FoundStart]] = {}
@@ -93,7 +93,7 @@ class FoundSuite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_suite(path: Path) -> FoundSuite:
-    """Return the suite in a file; raises `RunError` if there is none."""
+    """Return the suite in a file; raise `RunError` if the file contains none."""
     try:
         return decode_input(path, partial(decode_json, kind=FoundSuite))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Safety in a Gymnasium environment: each step's `info` holds the standing of every clause and the cost of the step.
+"""Safety in a Gymnasium environment: each step's `info` holds the status of every clause and the step's cost.
 
-`SafetyEnv` is a host's task as an environment, `SafetyWrapper` goes around an environment of your own, and `CostStep`
-gives either the `step` of six values that Safety-Gymnasium and OmniSafe have. All need the extra `gym`.
+`SafetyEnv` is a host's task as an environment, `SafetyWrapper` wraps your own environment, and `CostStep` gives either
+the six-value `step` of Safety-Gymnasium and OmniSafe. All need the extra `gym`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Act = TypeVar("Act")
 
 
 def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, object]:
-    """Return the entries of `info`: `cost` of this step, and under `safety` the standing of the episode. `cost` is 1
-    where this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst violation in
-    [0, 1]. `safety`: `robustness` of each clause so far (None = it has none), `margins` of this record over their
-    thresholds, `violated` by any record so far, `violating` now, `worst` clause, `vsi` (None if no clause has a
-    verdict), and `standing`, the whole of it.
+    """Return the entries of `info`: `cost` of this step, and the status of the episode under `safety`. `cost` is 1 if
+    this record violates a clause of the safe tier, else 0; with `severity` the depth of its worst violation in [0, 1].
+    `safety` has `robustness` of each clause so far (None = undefined), `margins` of this record divided by their
+    thresholds, `violated` by any record so far, `violating` now, the `worst` clause, `vsi` (None if no clause has a
+    verdict), and `standing`, the complete status.
     """
     costs = {"violation": standing.cost, "severity": standing.severity}
     if cost not in costs:
@@ -57,12 +57,12 @@ def step_info(standing: EpisodeStanding, cost: Cost = "violation") -> dict[str, 
 
 
 class SafetyEnv(gymnasium.Env[Any, Action]):
-    """One task of a host: reward 1 at its native success, which ends the episode; truncated at the horizon.
-    Observations are end-effector position [3] and quaternion [4], gripper joints, those of the base of a robot that
-    drives, and what was asked for: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
-    options={"init_state_index": k})` chooses the start; else the initial states come in turn, one an episode. The scene
-    settles as under the protocol `safevla-bench`. `monitor` judges, else the default specifications do; `cost` chooses
-    `info["cost"]`, see `step_info`. Making it raises `HostError` if the host cannot make the environment.
+    """One task of a host: reward 1 at its native success, which terminates the episode; truncated at the horizon.
+    Observations are end-effector position [3] and quaternion [4], gripper joints, base joints of a mobile robot, and
+    the requested ones: images under `image.CAMERA`, further readings under `extra.NAME`. `reset(seed=…,
+    options={"init_state_index": k})` chooses the start; otherwise the initial states are used in turn. The scene
+    settles as under the protocol `safevla-bench`. `monitor` judges, by default with the default specifications; `cost`
+    chooses `info["cost"]`, see `step_info`. The constructor raises `HostError` if the host cannot make the environment.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012  # gymnasium's own name and form
@@ -93,10 +93,11 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Start an episode and return the observation and info of record 0. A seed s is the environment's from then on,
-        and starts at initial state s modulo their number; resets without a seed go on from there. The option
-        `init_state_index` chooses the initial state; the turn goes on behind that. Raises `HostError` if there is no
-        such state, and as `Monitor.observe` does: for a task without an entry, or a record without a field.
+        """Start an episode and return the observation and info of record 0. A seed s becomes the environment's, and
+        selects initial state s modulo their number; resets without a seed continue from there. The option
+        `init_state_index` chooses the initial state, and later resets continue after it. Raises `HostError` if that
+        state does not exist, and the errors of `Monitor.observe`: for a task without an entry, or a record without a
+        field.
         """
         super().reset(seed=seed)
         states = self._task.init_states or 2**31
@@ -108,9 +109,9 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         return seen, step_info(self._monitor.start(self._env.latest()), self._cost)
 
     def step(self, action: Action) -> tuple[dict[str, NDArray[Any]], SupportsFloat, bool, bool, dict[str, Any]]:
-        """Apply one action; `info["cost"]` and `info["safety"]` are of the record that it made. Returns observation,
-        reward (1.0 at success, else 0.0), terminated at success, truncated at the horizon, and info. Raises
-        `InvalidActionError` for an action that the host refuses.
+        """Apply one action. Returns observation, reward (1.0 at success, else 0.0), terminated at success, truncated at
+        the horizon, and info, whose `cost` and `safety` describe the new record. Raises `InvalidActionError` for an
+        action that the host refuses.
         """
         observation, success = self._env.step(action)
         self._steps += 1
@@ -131,10 +132,10 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
 
 
 class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Wrap an environment of your own that holds LIBERO; its observations, rewards and ends stay unchanged. It may make
-    its simulator as late as in its first reset. Record 0 is the state that your `reset` returns with, so let it settle
-    the scene inside; each `step` is one control step of the simulator, so the wrapper goes inside one that plays chunks
-    of actions.
+    """Wrapper for your own environment that contains LIBERO; observations, rewards and ends stay unchanged. The
+    environment may make its simulator as late as in its first reset. Record 0 is the state in which your `reset`
+    returns, so settle the scene inside it. Each `step` must be one control step of the simulator, so apply this wrapper
+    before one that plays chunks of actions.
     """
 
     def __init__(
@@ -145,12 +146,12 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
         self._latest: Callable[[], Batch]
-        self._action: NDArray[Any] | None = None  # that of the present step, until its record is taken
+        self._action: NDArray[Any] | None = None  # of the current step, until its record is taken
         self._newest: Batch
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Reset the wrapped environment, record from there on, and return the same with safety in `info`. Raises
-        `HostError` if no host can record what the environment holds, and as `Monitor.observe` does.
+        """Reset the wrapped environment, start recording, and return its result with safety in `info`. Raises
+        `HostError` if no host can record what the environment contains, and the errors of `Monitor.observe`.
         """
         self._stop()
         seen, info = self.env.reset(seed=seed, options=options)
@@ -163,20 +164,20 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         return seen, {**info, **step_info(self._monitor.start(self._latest()), self._cost)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment and record the step; return the same with `cost` and `safety` in `info`. Raises
-        `HostError` before the first `reset`.
+        """Step the wrapped environment, record the step, and return its result with `cost` and `safety` in `info`.
+        Raises `HostError` before the first `reset`.
         """
         if self._recorder is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         self._action = np.asarray(action)
         seen, reward, terminated, truncated, info = self.env.step(action)
         if self._action is not None:
-            self._take_record()  # raises, as no step of the simulator has ended
+            self._take_record()  # raises, because no simulator step has ended
         standing = self._monitor.observe(self._newest)
         return seen, reward, terminated, truncated, {**info, **step_info(standing, self._cost)}
 
     def _record_step(self, original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-        """Take the record behind the simulator's own step: the wrapped `step` may reset the simulator at success."""
+        """Take the record right after the simulator's step: the wrapped `step` may reset the simulator at success."""
         result = original(*args, **kwargs)
         if self._action is not None:
             self._take_record()
@@ -189,7 +190,6 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._newest, self._action = self._latest(), None
 
     def close(self) -> None:
-        """Take the hooks off and close the wrapped environment."""
         self._stop()
         super().close()
 
@@ -200,25 +200,25 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
 
 
 class CostStep(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """A `step` of six values, as Safety-Gymnasium and OmniSafe have it, of an environment with `cost` in its `info`.
-    The cost stands after the reward, and in `info` too. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at
-    ae966e5, `omnisafe/envs/core.py` at 15603dd.
+    """The six-value `step` of Safety-Gymnasium and OmniSafe, for an environment with `cost` in its `info`. The cost
+    follows the reward and is also in `info`. Sources: `safety_gymnasium/wrappers/gymnasium_conversion.py` at ae966e5,
+    `omnisafe/envs/core.py` at 15603dd.
     """
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
-        """Return observation, reward, cost, whether terminated and truncated, and info. Raises `HostError` if the
-        environment gives no cost.
+        """Return observation, reward, cost, terminated, truncated and info. Raises `HostError` if the environment gives
+        no cost.
         """
         seen, reward, terminated, truncated, info = self.env.step(action)
         return seen, reward, _read_cost(info), terminated, truncated, info
 
 
 class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
-    """Add the totals of the episode so far to `info`, of an environment with `cost` in it. `cumulative_cost` is the sum
-    over steps, `risk_exposure_time` the number of steps whose cost is above 0, `quadrant` one of safe and unsafe
-    success and failure, and `within_limit` whether the sum is at most `limit` (None without one), the constraint of
-    constrained training. A success is a step that terminates with reward above 0; an episode is unsafe if any cost is
-    above 0. Names are ForesightSafety-VLA's (arXiv 2606.27079), whose formulas were not at hand.
+    """Adds an episode's running totals to the `info` of an environment with `cost` in it. `cumulative_cost` is the sum
+    over steps, `risk_exposure_time` the number of steps with a cost above 0, `quadrant` one of safe and unsafe success
+    and failure, and `within_limit` whether the sum is at most `limit` (None without one), the constraint of constrained
+    training. A success is a step that terminates with reward above 0; an episode is unsafe if any cost is above 0. The
+    names are ForesightSafety-VLA's (arXiv 2606.27079), whose formulas were not available.
     """
 
     def __init__(self, env: gymnasium.Env[Obs, Act], *, limit: float | None = None) -> None:
@@ -227,13 +227,13 @@ class CostTotals(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._total, self._exposed = 0.0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Reset the wrapped environment; record 0, which no action made, counts for nothing."""
+        """Reset the wrapped environment; record 0 does not count, because no action led to it."""
         self._total, self._exposed = 0.0, 0
         seen, info = self.env.reset(seed=seed, options=options)
         return seen, {**info, **self._totals(is_success=False)}
 
     def step(self, action: Act) -> tuple[Obs, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step the wrapped environment, with the totals in `info`; raises `HostError` if it gives no cost."""
+        """Step the wrapped environment, with the totals in `info`; raise `HostError` if it gives no cost."""
         seen, reward, terminated, truncated, info = self.env.step(action)
         cost = _read_cost(info)
         self._total += cost
@@ -269,10 +269,9 @@ def make_env(
     cost: Cost = "violation",
     host_arguments: Mapping[str, str] = NO_ARGUMENTS,
 ) -> SafetyEnv:
-    """Make the environment of one task by names, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
-    `task` is its id, or its place in the suite; `image_size` height and width [pixels]. The default specifications
-    judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or a simulator that cannot
-    be used.
+    """Make the environment of one task by name, as `gymnasium.make("safevla/Task-v0", host=..., suite=...)` does.
+    `task` is its id or its index in the suite; `image_size` is height and width [pixels]. The default specifications
+    judge. Raises `HostError` for an unknown host, argument, suite, task, camera or reading, or an unusable simulator.
     """
     made = make_host(host, host_arguments)
     tasks = made.tasks(suite)

@@ -1,7 +1,7 @@
-"""The plan of a run: the `PlannedEpisode`s that a protocol and the user's choices give; its shards, queue and costs.
+"""The plan of a run: the `PlannedEpisode`s that follow from a protocol and the user's choices; shards, queue and cost.
 
-A shard is a stretch of the plan that is run on its own, into its own run folder. Time and disk are estimated from
-figures measured on each host (`costs.toml`).
+A shard is a section of the plan that is run separately, into its own run folder. Time and disk are estimated from
+measurements on each host (`costs.toml`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROTOCOL: Final = "protocol"
 RECORDED: Final = "recorded"
 Episodes = int | Literal["protocol", "recorded"] | None
 RecordedEpisodes = Mapping[tuple[str, Task], Sequence[int]]
-"""Policy and task -> the numbers of the episodes that a recording holds."""
+"""(policy, task) -> the numbers of the episodes in a recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class PlannedEpisode:
     horizon: int
     stop_at_success: bool = True
     seed_from_server: bool = False
-    """Whether the environment's seed gives way to the one that the policy's server asks for."""
+    """Whether the policy's server may replace the environment's seed."""
     round: int = 0
-    """All episodes of a round are begun before those of the next; 0 for all if none is to be decided early."""
+    """All episodes of a round start before those of the next; 0 for all unless the run may be decided early."""
 
     @property
     def state(self) -> int:
-        """The initial state that pairs it with other policies' episodes; of chosen starts the number of the start."""
+        """The initial state, which pairs episodes of different policies; for chosen starts, the start's number."""
         return self.episode if self.task.label else self.start.init_state_index
 
 
@@ -67,12 +67,11 @@ def plan_episodes(
 ) -> tuple[PlannedEpisode, ...]:
     """Return every episode, in the order policy, task, episode.
 
-    `episodes` of each task: a number; None = as many as its benchmark runs; `protocol` = as many as the protocol says,
-    or its benchmark runs if it says nothing. If the mapping `recorded` is given, it alone says which episodes: its
-    numbers for the policy and task, which may be none.
+    `episodes` per task: a number; None = the benchmark's number; `protocol` = the protocol's number, else the
+    benchmark's. If the mapping `recorded` is given, only its numbers for the policy and task count; there may be none.
 
     Raises `RunError` if there is nothing to run, a policy is named twice, an initial state does not exist or the
-    protocol knows no horizon for a suite.
+    protocol has no horizon for a suite.
     """
     _check_plan(tasks, episodes, policies, rules, is_recorded=recorded is not None)
     return tuple(
@@ -113,8 +112,8 @@ def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
 
 
 def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
-    """Return the episode with the environment's seed that the policy's server asks for. Unchanged if the protocol does
-    not let servers choose, or the server asks for none.
+    """Return the episode with the environment's seed that the policy's server requests, or unchanged if the protocol
+    does not let servers choose or the server requests none.
     """
     wish = policy.env_seed if isinstance(policy, RemotePolicy) else None
     if wish is None or not planned.seed_from_server:
@@ -123,8 +122,8 @@ def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
 
 
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:
-    """Return the planned episode of a replaying policy with its recording's start and length; of others, unchanged. The
-    horizon is at most `max_steps`, if that is given. Raises `PolicyError` if no recorded episode fits.
+    """Return a replaying policy's episode with the start and length of its recording, other policies' unchanged. The
+    horizon is at most `max_steps`, if given. Raises `PolicyError` if no recorded episode fits.
     """
     if not isinstance(policy, ReplayPolicy):
         return planned
@@ -134,7 +133,7 @@ def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | No
 
 
 def policy_seed(seed: int, task: Task, episode: int) -> int:
-    """Return a seed of 32 bits, a digest of `seed`, suite, task and episode: the same for all policies and machines."""
+    """Return a 32-bit seed, a digest of `seed`, suite, task and episode: the same for all policies and machines."""
     text = f"{seed}/{task.benchmark}/{task.task_id}/{episode}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
@@ -206,7 +205,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard of a text such as `2/8`. Raise `RunError` for another text or a number outside 1 to the
+        """Return the shard of a text such as `2/8`; raise `RunError` for other texts or a number outside 1 to the
         count.
         """
         number, _, count = text.partition("/")
@@ -216,8 +215,8 @@ class Shard:
 
 
 def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
-    """Return the place in the plan where each of `count` shards begins, and the plan's end, [count + 1]. Shards are
-    alike in episodes, but for one. Raises `RunError` if there are fewer episodes than shards.
+    """Return the index in the plan at which each of `count` shards begins, and the plan's end, [count + 1]. Their
+    numbers of episodes differ by at most one. Raises `RunError` if there are fewer episodes than shards.
     """
     if count > len(episodes):
         remedy = f"Take {len(episodes)} shards or fewer."
@@ -225,7 +224,7 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     return [len(episodes) * number // count for number in range(count + 1)]
 
 
-Scene = tuple[str, Task]  # a policy and a task: what an environment is made for
+Scene = tuple[str, Task]  # the policy and task that an environment is made for
 
 
 def scene_of(planned: PlannedEpisode) -> Scene:
@@ -234,14 +233,13 @@ def scene_of(planned: PlannedEpisode) -> Scene:
 
 
 class EpisodeQueue:
-    """The episodes that nobody has begun, by scene, both in the order of the plan; the earliest round goes first."""
+    """The episodes not yet started, by scene, both in the order of the plan; the earliest round goes first."""
 
     def __init__(self, episodes: Sequence[PlannedEpisode] = ()) -> None:
         self._left: dict[Scene, deque[PlannedEpisode]] = {}
         self.add(episodes)
 
     def add(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Put episodes last, in their order."""
         for planned in episodes:
             self._left.setdefault(scene_of(planned), deque()).append(planned)
 
@@ -249,9 +247,9 @@ class EpisodeQueue:
         return any(self._left.values())
 
     def take_next(self, own: Scene | None, others: Collection[Scene]) -> PlannedEpisode | None:
-        """Remove and return the next episode for a worker whose environment is made for `own`; None if none is left.
-        Only the earliest round counts. The episode is of `own`; else of the first scene that no other worker (`others`)
-        is at; else of the scene with most episodes left, to help. `own` is None for a worker without an environment.
+        """Remove and return the next episode for a worker whose environment is made for `own` (None without one), or
+        None if none is left. Only the earliest round counts. The episode is from `own`; else from the first scene that
+        no other worker (`others`) runs; else from the scene with the most episodes left.
         """
         rounds = {scene: episodes[0].round for scene, episodes in self._left.items() if episodes}
         if not rounds:
@@ -263,25 +261,25 @@ class EpisodeQueue:
         return self._left[own].popleft()
 
     def put_back(self, planned: PlannedEpisode) -> None:
-        """Put an episode that must be run again first in its scene."""
+        """Return an episode that must be rerun to the front of its scene."""
         self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
 
 
-# What a plan costs
+# Cost of a plan
 
 
 NO_INTERVALS: Mapping[str, int] = MappingProxyType({})
 
 
 class CostRange(NamedTuple):
-    """A figure known between two bounds."""
+    """A quantity known between two bounds."""
 
     low: float
     high: float
 
 
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One host's figures, each from lowest to highest; the file says what each is."""
+    """One host's measurements, each from lowest to highest; the file describes each."""
 
     source: str
     start_s: tuple[float, float]
@@ -301,13 +299,13 @@ class ScenePlan:
     task_id: str
     episodes: int
     horizon: int
-    cameras: int | None  # None = the policy is asked when it runs; none to two are estimated
+    cameras: int | None  # None = known only when the policy runs; the estimate covers zero to two
 
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """A plan in short. Time and disk are for episodes that all last their full horizon; None = no figures for the host.
-    `time_s` is without the policies' own time; the work is divided by the workers, each with a core of its own.
+    """Summary of a plan. Time and disk assume that all episodes last their full horizon; None = the host has no
+    measurements. `time_s` excludes the policies' own time; each worker has its own core and an equal share of the work.
     """
 
     scenes: tuple[ScenePlan, ...]
@@ -318,17 +316,16 @@ class RunEstimate:
 
     @property
     def episodes(self) -> int:
-        """Number of planned episodes."""
         return sum(scene.episodes for scene in self.scenes)
 
     @property
     def steps(self) -> int:
-        """Number of control steps if every episode takes its whole horizon."""
+        """Number of control steps if every episode lasts its whole horizon."""
         return sum(scene.episodes * scene.horizon for scene in self.scenes)
 
 
 def load_costs() -> dict[str, HostCosts]:
-    """Return host -> measured figures, from the shipped `costs.toml`."""
+    """Return host -> measurements, from the shipped `costs.toml`."""
     return msgspec.toml.decode(
         resources.files(__package__).joinpath("costs.toml").read_bytes(), type=dict[str, HostCosts]
     )
@@ -341,9 +338,9 @@ def estimate_plan(
     workers: int = 1,
     look_intervals: Mapping[str, int] = NO_INTERVALS,
 ) -> RunEstimate:
-    """Return the estimate for the episodes; time and disk are None if there are no figures for the host. `cameras`
-    holds how many each policy wants, None = not known; `look_intervals` the steps between two looks of a policy that
-    carries out several actions of a reply. At most as many workers as there are episodes share their time.
+    """Return the estimate for the episodes; time and disk are None if the host has no measurements. `cameras` holds the
+    number each policy wants, None = unknown; `look_intervals` the steps between observations of a policy that executes
+    several actions per reply. No more workers than episodes share the time.
     """
     groups = [list(group) for _, group in groupby(episodes, key=scene_of)]
     scenes = tuple(
@@ -363,7 +360,7 @@ def estimate_plan(
     pictures = sum(np.array(ends) * count for ends, count in zip(cameras_of, looks, strict=True))
     run += np.array(costs.camera_step_s) * pictures
     made = np.array(costs.make_s) * len(scenes)
-    # A worker makes an environment for each scene that it comes to, one at least; all of them start at once.
+    # A worker makes an environment for each of its scenes, at least one; all workers start at the same time.
     time = np.array(costs.start_s) + made / max(1, min(at_once, len(scenes))) + run / at_once
     disk = np.array(costs.record_bytes) * sum(scene.episodes * (scene.horizon + 1) for scene in scenes)
     return RunEstimate(scenes, workers, CostRange(*time.tolist()), CostRange(*disk.tolist()), costs.source)

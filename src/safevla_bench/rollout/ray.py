@@ -1,7 +1,7 @@
-"""Actors of a Ray cluster as workers, one environment each; the cluster is reached, or started on this machine.
+"""Actors of a Ray cluster as workers, one environment each; Ray is connected to, or started on this machine.
 
-This process gives out episodes and is the only one that writes; an actor needs no shared file system. `ray` is an extra
-and is imported here when it is asked for, and nowhere before.
+This process distributes the episodes and is the only one that writes; actors need no shared file system. The extra
+`ray` is imported only when requested.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from safevla_bench.rollout import episode, plan, scheduler
 from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
 from safevla_bench.version import __version__
 
-ADDRESS: Final = "RAY_ADDRESS"  # the environment variable that names a cluster if no address is given
+ADDRESS: Final = "RAY_ADDRESS"  # environment variable that names a cluster if no address is given
 HERE: Final = "local"
 _CONNECT_S = 5.0
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # gRPC, and so Ray, replies with settings (type 4)
 _STORE_BYTES = 200 * 2**20
-"""Object store of a cluster of our own: a record has some megabytes, and one an actor is on the way at most."""
+"""Object store of a cluster started here: records have some megabytes, and each actor sends one at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
-    """A Ray cluster, and the share of a node that each actor on it reserves; raises `RunError` for what is no share."""
+    """A Ray cluster, and the share of a node that each actor reserves; raises `RunError` for an invalid share."""
 
     address: str | None = None
-    """`HOST:PORT` of the head, `auto` = the cluster that runs on this machine; None = what RAY_ADDRESS says, else Ray
-    is started here for as long as it is needed."""
+    """`HOST:PORT` of the head; `auto` = the cluster running on this machine; None = the one in RAY_ADDRESS, else Ray is
+    started here for as long as needed.
+    """
     cpus: float = 1.0
     gpus: float = 0.0
 
@@ -55,14 +56,14 @@ class RayCluster:
 
     @property
     def place(self) -> str:
-        """The address that counts: `address`, else that of RAY_ADDRESS, else `local` = Ray is started here."""
+        """The effective address: `address`, else RAY_ADDRESS, else `local` = Ray is started here."""
         return self.address or os.environ.get(ADDRESS) or HERE
 
 
 @contextmanager
 def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
-    """Yield the module `ray`, connected; disconnect after the block unless the process was connected before. A cluster
-    that is started here has room for `slots` actors. Raises `RunError` if Ray or the cluster cannot be used.
+    """Yield the connected module `ray`; disconnect after the block unless the process was connected before. A cluster
+    started here has room for `slots` actors. Raises `RunError` if Ray or the cluster is unusable.
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
@@ -71,7 +72,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     is_main, former = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
     ray = _start_ray(cluster, slots)
     if is_main:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own raises SystemExit
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's handler raises SystemExit
     try:
         yield ray
     finally:
@@ -81,7 +82,7 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
 
 
 def require_room(ray: Any, cluster: RayCluster) -> None:
-    """Raise `RunError` if no living node has in all as many CPUs and GPUs as an actor reserves."""
+    """Raise `RunError` if no living node has as many CPUs and GPUs in total as an actor reserves."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
         return
@@ -93,12 +94,12 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
     if importlib.util.find_spec("ray") is None:
         remedy = f"Install it, on every node: {install_command('ray')}"
         raise RunError("the engine ray needs Ray, which is not installed", remedy=remedy)
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray 2.60 does and earlier ones warn about
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # default of Ray 2.60
     place = cluster.place
     own = _local_options(math.ceil(slots * cluster.cpus)) if place == HERE else {}
-    ray: Any = importlib.import_module("ray")  # after its environment is set, which it reads then
+    ray: Any = importlib.import_module("ray")  # imports now, because Ray reads the variables at import
     try:
-        if ":" in place:  # Ray itself would try for minutes
+        if ":" in place:  # Ray would retry for minutes
             head, _, port = place.rpartition(":")
             with socket.create_connection((head.strip("[]"), int(port)), timeout=_CONNECT_S) as connection:
                 if os.environ.get("RAY_USE_TLS", "0") == "0":
@@ -113,7 +114,7 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
 
 
 def _local_options(cpus: int) -> dict[str, Any]:
-    """Return the options of a cluster of our own, which nobody else can use: its token is written nowhere."""
+    """Return the options of a private cluster, whose token is written nowhere, so that nobody else can use it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
@@ -132,8 +133,8 @@ _REMEDY = (
 def run_actors(
     spec: WorkerSpec, episodes: Sequence[plan.PlannedEpisode], count: int, cluster: RayCluster
 ) -> Generator[episode.EpisodeOutcome]:
-    """Run the episodes with `count` actors and yield each as it ends; raises as `connect_ray` and `run_pool` do. Raises
-    `RunError` if no node has as many CPUs and GPUs as an actor reserves, or Ray knows no such share.
+    """Run the episodes with `count` actors and yield each as it ends; raises the errors of `connect_ray` and
+    `run_pool`, and `RunError` if no node has as many CPUs and GPUs as an actor reserves, or Ray refuses this share.
     """
     count = min(count, len(episodes))
     with connect_ray(cluster, count) as ray:
@@ -145,13 +146,12 @@ class RayWorker:
     """The actor that runs episodes. It touches no file of the run."""
 
     def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str]) -> None:
-        """Keep what `prepare` needs; `versions` by package are those to require."""
         self._spec, self._number, self._versions = spec, number, versions
         self._parts: WorkerParts | None = None
 
     def prepare(self) -> Message:
-        """Make host and policies, and reply that the worker is ready, or with an error of the user naming this node.
-        Sets this process's environment variables. The host's versions must be those of the command's machine.
+        """Make host and policies, and reply that the worker is ready, or with a user error that names this node. Sets
+        this process's environment variables. The host's versions must be those of the command's machine.
         """
         os.environ.update(scheduler.worker_environment(self._number, os.environ))
         try:
@@ -166,7 +166,7 @@ class RayWorker:
         return scheduler.READY
 
     def run_planned(self, planned: plan.PlannedEpisode) -> Message:
-        """Run an episode and reply with its outcome, or with an error that ends the run, which names this node."""
+        """Run an episode and reply with its outcome, or with an error that ends the run and names this node."""
         assert self._parts is not None
         try:
             return self._parts.runner.run_planned(planned)
@@ -174,13 +174,12 @@ class RayWorker:
             return _failed_here(error)
 
     def close(self) -> None:
-        """Close the environment and the policies."""
         if self._parts:
             self._parts.close()
 
 
 def record_versions(host: Host) -> dict[str, str]:
-    """Return the versions that records depend on by package: this package's and the host's."""
+    """Return package -> version for all that records depend on: this package and the host's."""
     return {"safevla-bench": __version__, **host.versions()}
 
 
@@ -190,7 +189,7 @@ def _failed_here(error: SafevlaError) -> SafevlaError:
 
 
 class ActorHandle:
-    """This side of an actor: `asked` is the reference of its reply to the last request."""
+    """The local side of an actor; `asked` refers to its reply to the last request."""
 
     def __init__(self, ray: Any, handle: Any) -> None:
         self._ray, self._handle = ray, handle
@@ -199,11 +198,10 @@ class ActorHandle:
         self.asked = handle.prepare.remote()
 
     def begin(self, planned: plan.PlannedEpisode) -> None:
-        """Ask the actor to run an episode."""
         self.asked = self._handle.run_planned.remote(planned)
 
     def dismiss(self) -> None:
-        """Ask the actor to close and then to end, which frees its share of the node; kill it if it is not ready yet."""
+        """Request the actor to close and end, which frees its share of the node; kill it if it is not ready yet."""
         if not self._is_ready:
             self._ray.kill(self._handle)
             return
@@ -211,15 +209,15 @@ class ActorHandle:
         self._handle.__ray_terminate__.remote()
 
     def end(self, timeout_s: float) -> str:
-        """Wait `timeout_s` for the last reply of an actor that was ready, kill it, and return why it is gone."""
+        """Wait `timeout_s` for the last reply of an actor that was ready, kill it, and return why it ended."""
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)
         return self._cause
 
     def receive(self) -> Message | None:
-        """Return the actor's reply to the last request. None if the actor has died, cannot be reached or raised an
-        error: `end` then says which.
+        """Return the actor's reply to the last request, or None if the actor has died, is unreachable or raised an
+        error; `end` then gives the reason.
         """
         try:
             message: Message = self._ray.get(self.asked)

@@ -1,8 +1,8 @@
-"""The scheduler of several workers, wherever they are, and the worker processes of this machine.
+"""The scheduler for several workers, local or remote, and the worker processes of this machine.
 
-A worker has a host, policies and an environment of its own, and is fed one episode at a time. It touches no file of the
-run: an episode goes back as the bytes of its record. One whose worker died is run again in another, `RETRIES` times.
-Workers of this machine are new Python processes, no forks: a simulator's threads and GL contexts survive none.
+Each worker has its own host, policies and environment, and receives one episode at a time. It touches no file of the
+run: an episode is returned as the bytes of its record. If a worker dies, its episode is rerun in another, `RETRIES`
+times. Local workers are new Python processes, not forks, which break a simulator's threads and GL contexts.
 """
 
 from __future__ import annotations
@@ -32,26 +32,25 @@ from safevla_bench.policies.coupling import Coupler, Coupling
 from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, StepCallback
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 
-RETRIES = 1  # how often an episode is begun again, each time in a fresh worker, after its worker died
-STARTS = 3  # how many workers in a row may die before they can begin
+RETRIES = 1  # how often an episode is restarted, in a new worker, after its worker died
+STARTS = 3  # how many workers in a row may die before they are ready
 LOOK_S = 1.0  # time to wait for a message before checking that the workers are alive
 _CLOSE_S = 30.0
 
 
-# What a worker is made of, and what it says
+# What workers need, and their messages
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPolicy:
-    """What makes a policy of a run."""
+    """What is needed to make a policy of a run."""
 
     spec: str
     arguments: Mapping[str, str] = field(default_factory=dict)
-    coupling: Coupling | None = None  # its filter and delay, if it has any
-    made: Policy | None = None  # a policy that need not be made: it travels as it is
+    coupling: Coupling | None = None  # its filter and delay, if any
+    made: Policy | None = None  # an existing policy, which is sent as it is
 
     def make(self) -> Policy:
-        """Make the policy; raises what `make_policy` raises."""
         return self.made or policies.make_policy(self.spec, self.arguments)
 
 
@@ -61,13 +60,13 @@ class WorkerSpec:
 
     host: str
     policies: Mapping[str, WorkerPolicy]
-    stopping: Ruleset | None = None  # the rules by which an episode ends at its first violation; None = none does
+    stopping: Ruleset | None = None  # rules for ending an episode at its first violation; None = do not
     host_arguments: Mapping[str, str] = field(default_factory=dict)
-    filtering: Ruleset | None = None  # the rules of the monitor that filters read; None = none reads it
-    skips_crashing: bool = False  # whether the rest of a task is left out after `SAME_CRASHES` crashes that are alike
+    filtering: Ruleset | None = None  # rules of the monitor that filters read; None = no filter reads it
+    skips_crashing: bool = False  # whether to skip the rest of a task after `SAME_CRASHES` equal crashes
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
-        """Make the monitor, the filters and the delays, and return what runs episodes; raises what `Coupler` raises."""
+        """Make the monitor, filters and delays, and return the runner of episodes; raises the errors of `Coupler`."""
         watch = Monitor(self.stopping) if self.stopping else None
         coupled = {name: policy.coupling for name, policy in self.policies.items() if policy.coupling}
         couplers = {name: Coupler(coupling, self.filtering) for name, coupling in coupled.items()}
@@ -78,50 +77,48 @@ class WorkerParts:
     """The host, the policies and the one environment of a worker."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        """Make host and policies; raises what `hosts.make_host` and `policies.make_policy` raise."""
         self.policies = {name: policy.make() for name, policy in spec.policies.items()}
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         self.runner = spec.make_runner(self.host, self.policies)
 
     def close(self) -> None:
-        """Close the environment and the policies."""
         self.runner.close()
         for policy in self.policies.values():
             policy.close()
 
 
-READY: Final = "ready"  # host and policies are made; the worker can take an episode
+READY: Final = "ready"  # host and policies exist; the worker can take an episode
 Message = Literal["ready"] | int | EpisodeOutcome | SafevlaError
-"""A number is the steps of the episode in flight; an error is one that the user must mend: the worker cannot go on."""
-STEPS_BETWEEN = 20  # steps between two reports about an episode that is running
+"""A number is the step count of the current episode; an error is one that the user must fix: the worker stops."""
+STEPS_BETWEEN = 20  # steps between two progress reports
 
 
 # The scheduler
 
 
 class RemoteWorker(Protocol):
-    """One process somewhere, with its own host, policies and environment."""
+    """A process on any machine with its own host, policies and environment."""
 
     def begin(self, planned: PlannedEpisode) -> None:
-        """Give the worker an episode. Its messages arrive later through the pool, as does the notice of its death."""
+        """Give the worker an episode. Its messages, and the notice of its death, arrive later through the pool."""
 
     def dismiss(self) -> None:
-        """Tell the worker that nothing is left to do: it closes what it made, and ends. Does not wait for that."""
+        """Tell the worker to close everything and end, without waiting for that."""
 
     def end(self, timeout_s: float) -> str:
-        """Wait for its end, kill it after the timeout, and return in words how it ended."""
+        """Wait for its end, kill it after the timeout, and return how it ended as text."""
 
 
 class WorkerPool(Protocol):
-    """A source of workers, which are all of one kind."""
+    """A source of workers of one kind."""
 
-    remedy: str  # the advice for the user if workers die before they can begin
+    remedy: str  # advice for the user if workers die before they are ready
 
     def start(self, number: int) -> RemoteWorker:
         """Start a worker; it sends `READY` when it can take an episode."""
 
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
-        """Wait about a second at most and yield (worker number, message). The message is None from a worker that has
+        """Wait at most about a second and yield (worker number, message); the message is None if the worker has
         died.
         """
 
@@ -130,9 +127,9 @@ class WorkerPool(Protocol):
 class _BusyWorker:
     worker: RemoteWorker
     current: PlannedEpisode | None = None
-    steps: int = 0  # of the episode in flight, as far as is known
+    steps: int = 0  # in the current episode, as last reported
     scene: Scene | None = None
-    waits: bool = False  # true if it is ready and has been given nothing
+    waits: bool = False  # whether it is ready and idle
 
 
 def run_pool(
@@ -142,9 +139,9 @@ def run_pool(
     on_step: StepCallback | None = None,
     later: Iterable[Sequence[PlannedEpisode]] = (),
 ) -> Generator[EpisodeOutcome]:
-    """Run the episodes with at most `count` workers of a pool and yield each as it ends, in no order. The same workers
-    run each further batch of `later`, which is asked for when all before it have ended. Raises `RunError` if workers
-    die before they can begin, and any `SafevlaError` that a worker cannot go on after.
+    """Run the episodes with at most `count` workers of a pool and yield each as it ends, in any order. The same workers
+    run each further batch of `later`, which is requested when all earlier ones have ended. Raises `RunError` if workers
+    die before they are ready, and any `SafevlaError` that stops a worker.
     """
     crew = _Crew(pool, keeps=later != ())
     try:
@@ -180,7 +177,7 @@ class _Crew:
         return bool(self._left) or any(busy.current for busy in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
-        """Act on a worker's message, None for its death, and return the episode that has ended; None if none has."""
+        """Handle a worker's message (None = it died), and return the episode that has ended, if any."""
         if message is None:
             return self._handle_death(number)
         if isinstance(message, SafevlaError):
@@ -201,7 +198,6 @@ class _Crew:
         self._dismissed.clear()
 
     def add_batch(self, episodes: Sequence[PlannedEpisode], count: int) -> None:
-        """Give further episodes to the workers that wait, and to new ones up to `count` workers in all."""
         self._left.add(episodes)
         for number in [number for number, busy in self.workers.items() if busy.waits]:
             self._assign_next(number)
@@ -240,7 +236,7 @@ class _Crew:
         return finished
 
 
-# Worker processes on this machine, and their share of it
+# Local worker processes and their side of the protocol
 
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -248,7 +244,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 def worker_environment(worker: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of a worker: those inherited, its number, and one thread for linear algebra
-    unless the user has set another number.
+    unless the user set another number.
     """
     return {**dict.fromkeys(ONE_THREAD, "1"), **inherited, WORKER: str(worker)}
 
@@ -257,18 +253,18 @@ _START = "import sys; sys.path[:] = {}; from safevla_bench.rollout.scheduler imp
 
 
 class WorkerProcess:
-    """One process and this side of the socket to it."""
+    """One process and this side of its socket."""
 
     def __init__(self, cast: WorkerSpec, environment: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
-        # Ctrl-C reaches the whole process group; the workers inherit that they do not hear it.
+        # Ctrl-C reaches the whole process group; workers inherit that they ignore it.
         unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _START.format(sys.path), str(theirs.fileno())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a simulator prints is not a result of the command
+                stdout=2,  # a simulator's output is not a result of the command
                 pass_fds=[theirs.fileno()],
             )
         finally:
@@ -280,7 +276,6 @@ class WorkerProcess:
         self._send(planned)
 
     def dismiss(self) -> None:
-        """Ask the worker to close and end."""
         self._send(None)
 
     def end(self, timeout_s: float) -> str:
@@ -302,7 +297,7 @@ class WorkerProcess:
 
 
 class ProcessPool:
-    """The worker processes of this machine."""
+    """The local worker processes."""
 
     remedy = "Its messages are above. Fewer --workers need less memory; one worker runs in this process."
 
@@ -329,7 +324,7 @@ class ProcessPool:
 
 
 def describe_exit(returncode: int) -> str:
-    """Return in words how a process ended; a negative return code is the number of the signal that killed it."""
+    """Return how a process ended as text; a negative return code is the number of the signal that killed it."""
     if returncode >= 0:
         return f"it exited with status {returncode}"
     hint = ", often because memory ran out" if returncode == -signal.SIGKILL else ""
@@ -338,8 +333,8 @@ def describe_exit(returncode: int) -> str:
 
 
 def serve_episodes() -> None:
-    """Run this process as a worker until None comes; `sys.argv[1]` is the descriptor of its socket. An error that the
-    user must mend is sent back. Where the other end of the socket closes, the process ends at once.
+    """Run this process as a worker until it receives None; `sys.argv[1]` is the descriptor of its socket. Errors that
+    the user must fix are sent back. If the other end of the socket closes, the process ends at once.
     """
     faulthandler.enable()
     fd = int(sys.argv[1])
