@@ -1,8 +1,8 @@
 """Policies, found by the entry points of the group ``safevla_bench.policies``.
 
-An entry point names a factory `make(arg, **arguments)` that returns a `Policy`: `arg` is what follows the colon of
-``NAME:ARG`` (None if there is none), `arguments` are the factory's keyword parameters, all text. What the factory's
-signature does not take is refused before it is called.
+An entry point names a factory `make(arg, **arguments)` that returns a `Policy`: `arg` is the text after the colon of
+``NAME:ARG`` (None without one), and `arguments` are the factory's keyword parameters, all text. Arguments that the
+factory's signature lacks are refused before the call.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
 _PLAYED = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "scripted"})
-"""Policies of ours whose text behind the colon and whose arguments are data, whoever wrote them."""
+"""Built-in policies whose text after the colon and arguments are only data, whoever wrote them."""
 
 
 def split_name(text: str) -> tuple[str | None, str]:
-    """Return the name and the spec of `NAME=SPEC`; without a name None and the whole text.
+    """Return the name and the spec of `NAME=SPEC`; without a name, None and the whole text.
 
     >>> split_name("mine=python:my_model:Policy"), split_name("replay:runs/a=b")
     (('mine', 'python:my_model:Policy'), (None, 'replay:runs/a=b'))
@@ -47,7 +47,7 @@ def split_name(text: str) -> tuple[str | None, str]:
 
 
 def check_name(name: str) -> str:
-    """Return a name for a policy; raises `PolicyError` for one that could not stand in tables, files and options."""
+    """Return a name for a policy; raise `PolicyError` if tables, files or options cannot hold it."""
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         remedy = f"Use letters, digits, spaces and . _ - +; at most {_LONGEST_NAME} of them."
         raise PolicyError(f"{name!r} cannot be the name of a policy", remedy=remedy)
@@ -55,15 +55,15 @@ def check_name(name: str) -> str:
 
 
 def runs_code(spec: str) -> bool:
-    """Return whether making the policy of `spec` may run code that is not ours: its own, a plug-in's, a checkpoint's. A
-    policy that is not known to be data or a server's counts as code.
+    """Return whether making the policy of `spec` may run code that is not part of this package: the user's, a plug-in's
+    or a checkpoint's. A policy counts as code unless it is known to be data or a server's.
     """
     name = spec.partition(":")[0]
     return entries.MARK not in name and not (name in _PLAYED.union(KINDS) and POLICIES.is_own(name))
 
 
 def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str | None:
-    """Return the call if a file must not choose the policy: it runs code, reads a file, or sends the user's key."""
+    """Return the call if a file must not choose this policy: it runs code, reads a file, or sends the user's key."""
     if runs_code(spec) or spec.startswith("replay:"):
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
@@ -72,15 +72,15 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:
-    """Return `noop` for a policy that is not to be made; raises `PolicyError` if there is none, or for a secret."""
+    """Return `noop` for a policy that must not be made; raise `PolicyError` if it does not exist, or for a secret."""
     POLICIES.find_entry(spec.partition(":")[0], arguments)
     return make_policy("noop")
 
 
 def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Policy:
-    """Make the policy that `spec` asks for: NAME, NAME:ARG, or the name of one of the paper's entries. Raises
-    `PolicyError` if no policy has that name, or it refuses ARG or the arguments, or is not a policy, and `PluginError`,
-    with its distribution, if it cannot be loaded or made.
+    """Make the policy for `spec`: NAME, NAME:ARG, or the name of one of the paper's entries. Raises `PolicyError` if no
+    policy has that name, it refuses ARG or the arguments, or the result is not a policy; raises `PluginError`, which
+    names the distribution, if it cannot be loaded or made.
     """
     name, colon, arg = spec.partition(":")
     if entries.MARK in name:
@@ -95,8 +95,8 @@ def make_policy(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> Polic
 
 
 def ask_arguments(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> dict[str, str]:
-    """Return the arguments that a policy's server asks for and that are not given; {} without such a server. Raises
-    `ServerLostError` if the server does not answer, and what `make_policy` raises.
+    """Return the arguments that a policy's server requests and that are not given; {} without such a server. Raises
+    `ServerLostError` if the server does not answer, and the errors of `make_policy`.
     """
     if spec.partition(":")[0] not in KINDS or runs_code(spec):
         return {}

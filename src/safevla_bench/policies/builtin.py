@@ -1,7 +1,7 @@
-"""The policies `noop`, `random`, and `metaworld:expert`, Meta-World's own script for each of its tasks.
+"""The policies `noop`, `random`, and `metaworld:expert`, Meta-World's script for each of its tasks.
 
-What `noop`, a still arm and an open gripper, violates is the scene's own floor. `random` repeats its actions for the
-same seed.
+Violations by `noop`, with a still arm and an open gripper, are the baseline of the scene. `random` repeats its actions
+for equal seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class _Blind:
     wants = Wants()
 
     def __init__(self, arg: str | None = None) -> None:
-        """Take nothing: raises `PolicyError` for anything after the colon."""
         if arg is not None:
             name = type(self).__name__.lower()
             raise PolicyError(f"policy {name!r} takes nothing after the colon: {arg!r}", remedy=f"Write {name}.")
@@ -35,18 +34,18 @@ class _Blind:
         self._still, self._generator = task.still, np.random.default_rng(seed)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources to free."""
 
 
 class Noop(_Blind):
-    """No motion, gripper open: the host's own still action."""
+    """No motion, gripper open: the host's still action."""
 
     def act(self, observation: Observation) -> Action:
         return np.array(self._still)
 
 
 class Random(_Blind):
-    """Each number of an action uniform in [-1, 1), independently, every step."""
+    """Each number of an action is independently uniform in [-1, 1), at every step."""
 
     def act(self, observation: Observation) -> Action:
         return self._generator.uniform(-1.0, 1.0, size=len(self._still))
@@ -57,12 +56,12 @@ class Random(_Blind):
 
 EXPERT = "expert"
 _USE = "Use it with --host metaworld, after a reset."
-STATE = "state"  # Meta-World's own observation in `Observation.extra`, [39]
+STATE = "state"  # Meta-World's observation in `Observation.extra`, [39]
 
 
 class ExpertPolicy:
-    """Meta-World's script for the task, as `metaworld.policies` has it; it draws nothing, so the seed changes nothing.
-    Its actions are clipped to [-1, 1], as Meta-World's own evaluation does.
+    """Meta-World's script for the task, from `metaworld.policies`. It is deterministic, so the seed has no effect. Its
+    actions are clipped to [-1, 1], as in Meta-World's evaluation.
     """
 
     wants = Wants(privileged=True, extra=(STATE,))
@@ -72,30 +71,28 @@ class ExpertPolicy:
         self._script: Script | None = None
 
     def require_task(self, task: Task) -> None:
-        """Raise `PolicyError` if Meta-World has no script for the task."""
         if task.name not in self._scripts:
             raise PolicyError(f"Meta-World has no script for {task.benchmark} {task.task_id}", remedy=_USE)
 
     def reset(self, task: Task, seed: int) -> None:
-        """Take the task's script; raises as `require_task` does."""
         self.require_task(task)
         self._script = self._scripts[task.name]()
 
     def act(self, observation: Observation) -> Action:
-        """Return the script's action, [4]; `PolicyError` without a reset, or without Meta-World's own observation."""
+        """Return the script's action, [4]; raise `PolicyError` without a reset or without Meta-World's observation."""
         if self._script is None or STATE not in observation.extra:
             raise PolicyError("policy 'metaworld' needs Meta-World's own observation", remedy=_USE)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the environment clips actions, at most steps
+            warnings.simplefilter("ignore")  # it warns at most steps that actions are clipped
             action = self._script.get_action(observation.extra[STATE].copy())
         return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources to free."""
 
 
 def make_metaworld(arg: str | None) -> ExpertPolicy:
-    """Return the expert; raises `PolicyError` unless `expert` stands after the colon and Meta-World is installed."""
+    """Return the expert; raise `PolicyError` unless `expert` follows the colon and Meta-World is installed."""
     if arg != EXPERT:
         raise PolicyError(f"policy 'metaworld' has no {arg!r}", remedy="Write metaworld:expert.")
     try:

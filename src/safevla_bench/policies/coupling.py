@@ -1,13 +1,13 @@
-"""How a policy is coupled to the simulator: through a filter of its actions, and with a delay of its answers.
+"""Coupling of a policy to the simulator: filters of its actions, and delays of its answers.
 
-A filter sees the observation, the policy's action [A] and the standing of the episode, and returns the action that is
-executed. It wraps the environment, so that the loop, the policy and its timing are as without it. The record holds what
-was executed as `action`, and the policy's own as `policy_action` where any action was changed.
+A filter receives the observation, the policy's action [A] and the episode's status, and returns the action to execute.
+It wraps the environment, so that the loop, the policy and its timing do not change. The record holds the executed
+actions as `action` and, if any was changed, the policy's as `policy_action`.
 
-With a delay the world goes on while a policy thinks, by what is left of its last chunk, else by holding. A policy is
-asked as soon as what is left of its chunk lasts no longer than the delay, with the observation of that moment; the
-answer is there so many control steps later. Of its actions as many are left out as old ones were executed meanwhile,
-since those were for the steps that are past; one is always carried out.
+With a delay, the simulation continues while a policy computes, with the rest of its last chunk, or else by holding
+still. A policy is called, with the current observation, as soon as the rest of its chunk lasts no longer than the
+delay; its answer arrives that many control steps later. Its first actions, for the steps that have passed meanwhile,
+are skipped; at least one action is executed.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ _FORM = "Write python:module:Class, or python:module:Class:KEY=VALUE, of a class
 
 
 class FilterBase:
-    """What a filter does, and may say of itself; one that is not derived from it needs `filter` alone."""
+    """Base class for a filter and its optional attributes; other classes need only `filter`."""
 
     privileged: ClassVar[bool] = False
-    """It reads `observation.privileged`; records and outputs mark its policy as privileged."""
+    """It reads `observation.privileged`; records and outputs then mark its policy as privileged."""
     reads_margins: ClassVar[bool] = True
-    """It reads the monitor; else it is given None and nothing is judged while the episode runs."""
+    """It reads the monitor; otherwise it gets None, and nothing is judged during the episode."""
     takes_poses: ClassVar[bool] = True
-    """It can change actions that are poses in the world."""
+    """It can change actions that are poses in the world frame."""
 
     def reset(self, task: Task, seed: int) -> None:
         """Prepare for an episode; `seed` is the environment's."""
 
     def filter(self, observation: Observation, action: Action, monitor: EpisodeStanding) -> Action:
-        """Return the action to execute, [A], within the host's bounds; `action` itself to leave it. `monitor.margins`
-        are those of the newest record over their limits: 0 at the limit, negative beyond it.
+        """Return the action to execute, [A], within the host's bounds; return `action` to keep it. `monitor.margins`
+        are the newest record's, divided by their limits: 0 at the limit, negative beyond it.
         """
         return action
 
@@ -82,7 +82,7 @@ class Identity(FilterBase):
 
 
 class _OfMotion(FilterBase):
-    """A filter that must know which numbers of an action move: those that are 0 where nothing moves."""
+    """A filter that must know which numbers of an action are motion: those that are 0 in the still action."""
 
     takes_poses = False
     _still: Action
@@ -93,7 +93,7 @@ class _OfMotion(FilterBase):
 
 @dataclass
 class SpeedCap(_OfMotion):
-    """Shrinks a motion, its direction kept, until no number of it is larger than `share` of full scale."""
+    """Scales a motion down, keeping its direction, until no number of it is larger than `share` of full scale."""
 
     reads_margins = False
     share: float = 0.5
@@ -106,7 +106,7 @@ class SpeedCap(_OfMotion):
 
 @dataclass
 class StopNearLimit(_OfMotion):
-    """Holds while the newest record leaves less than `share` of any limit; the gripper stays the policy's."""
+    """Holds still while the newest record leaves less than `share` of any limit; the gripper remains the policy's."""
 
     share: float = 0.1
 
@@ -116,11 +116,11 @@ class StopNearLimit(_OfMotion):
 
 @dataclass
 class DistanceBarrier(_OfMotion):
-    """A control barrier function on the boxes of the hand and of bystanders: movable bodies not in the goal. Of h =
-    distance of a piece of the hand to a bystander - `margin_m`, the least change of the motion d [m] with n·d >=
-    -`gain` h for the normal n from bystander to hand of each pair (Ames et al. 2019, eq. 13, for a single integrator).
-    Turns are left alone. `unit_m` is what 1 stands for in x, y and z. On a host that does not give the hand's boxes,
-    the end effector is a point.
+    """A control barrier function on the boxes of the hand and of bystanders (movable bodies not in the goal). With h =
+    distance of a piece of the hand to a bystander - `margin_m`, it makes the least change of the motion d [m] such that
+    n·d >= -`gain` h for the normal n from bystander to hand of each pair (Ames et al. 2019, eq. 13, for a single
+    integrator). Rotations are not changed. `unit_m` is the motion of an action of 1 in x, y and z. If the host does not
+    give the hand's boxes, the end effector is a point.
     """
 
     privileged = True
@@ -138,7 +138,7 @@ class DistanceBarrier(_OfMotion):
         if not bystanders:
             return action
         gaps_m, normals = measure_gaps(hand, _place_boxes(truth, bystanders))
-        base = observation.base_quat_wxyz  # a robot that drives takes motions in the frame of its base
+        base = observation.base_quat_wxyz  # motions of a mobile robot are in the frame of its base
         turn = np.eye(3) if base is None else to_rotation(base).as_matrix()
         move = before = turn @ (action[:3] * self.unit_m)
         for _ in range(3):  # cyclic projections on the half-spaces
@@ -159,9 +159,9 @@ def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
 
 
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
-    """Return for each pair of boxes of two sets, in one frame, their distance [m] and its unit normal towards ours.
-    [G], [G, 3], by alternating projections between the two convex sets (Cheney and Goldstein 1959). Boxes that overlap
-    have the distance 0 and the direction of their centres.
+    """Return the distance [m] of each pair of boxes from two sets, in one frame, and its unit normal towards `ours`,
+    [G] and [G, 3], by alternating projections between the two convex sets (Cheney and Goldstein 1959). Overlapping
+    boxes have the distance 0 and the direction between their centres.
     """
     mine, theirs = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
     point = ours.center_m[mine]
@@ -184,7 +184,7 @@ def _project(points: Floats, boxes: Boxes, chosen: NDArray[np.intp]) -> Floats:
 
 
 def hold(still: Action, action: Action) -> Action:
-    """Return the action that moves nothing; numbers that are not 0 in the still action, such as the gripper's, stay."""
+    """Return the action that moves nothing but keeps numbers that are not 0 in the still action, as the gripper's."""
     return np.where(still == 0, still, action)
 
 
@@ -198,7 +198,7 @@ FILTERS: Mapping[str, type[Any]] = {
 
 def split_filter(text: str) -> tuple[str, dict[str, str]]:
     """Return name and arguments of `NAME[:KEY=VALUE]...`, where NAME may be `python:module:Class`. Raises `PolicyError`
-    if an argument has the name of a secret.
+    if an argument is named like a secret.
     """
     name, *parts = text.split(":")
     pairs = dict(part.split("=", 1) for part in parts if "=" in part)
@@ -208,12 +208,12 @@ def split_filter(text: str) -> tuple[str, dict[str, str]]:
 
 
 def runs_code(text: str) -> bool:
-    """Return whether making the filter runs code that is not ours."""
+    """Return whether making the filter runs code that is not part of this package."""
     return text.partition(":")[0] == _PYTHON
 
 
 def make_filter(text: str) -> Any:
-    """Return the filter of a text; raises `PolicyError` for an unknown one, and for wrong arguments."""
+    """Return the filter for a text; raise `PolicyError` for an unknown filter or invalid arguments."""
     name, arguments = split_filter(text)
     if runs_code(name):
         return make_object(name.partition(":")[2], arguments, "filter", _FORM)
@@ -230,17 +230,16 @@ def make_filter(text: str) -> Any:
 
 
 class FilteredEnv(HostEnv):
-    """An environment behind a filter: what it is asked to do goes through the filter first."""
+    """An environment behind a filter, which receives every action first."""
 
     def __init__(self, env: HostEnv, name: str, action_filter: Any, monitor: Monitor | None, *, hides: bool) -> None:
         """Wrap a host's environment, with the filter's `name` for errors; `monitor` gives the filter its margins.
-        `hides` says that the policy does not want simulator state that only the filter reads.
+        `hides`: remove simulator state from the observation that only the filter reads.
         """
         self.task, self.dt_s, self.action_low, self.action_high = env.task, env.dt_s, env.action_low, env.action_high
         self._env, self._name, self._filter, self._monitor, self._hides = env, name, action_filter, monitor, hides
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Begin an episode of environment and filter; the monitor begins with record 0."""
         self._own: list[Action] = []
         self._has_changed = False
         self._seen = self._env.reset(seed)
@@ -250,7 +249,7 @@ class FilteredEnv(HostEnv):
         return self._show()
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Execute what the filter makes of a valid action; `PolicyError` for a filter that gives an invalid one."""
+        """Execute the filter's result for a valid action; raise `PolicyError` if the filter returns an invalid one."""
         executed = self._check(self._filter.filter(self._seen, action.copy(), self._standing))
         is_changed = not np.array_equal(executed, action)
         self._seen, success = self._env.step(executed if is_changed else action)
@@ -261,14 +260,13 @@ class FilteredEnv(HostEnv):
         return self._show(), success
 
     def recorded(self) -> Batch:
-        """Return the record of what was executed, with the policy's own actions if any was changed."""
+        """Return the record of the executed actions, including the policy's own actions if any was changed."""
         batch = self._env.recorded()
         if getattr(self._filter, "privileged", False):
             batch = replace(batch, extra=(add_header_mark(batch.extra[0], PRIVILEGED),))
         return add_rows(batch, POLICY_ACTION, np.stack(self._own)) if self._has_changed else batch
 
     def latest(self) -> Batch:
-        """Return the newest record alone."""
         return self._env.latest()
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -298,14 +296,14 @@ class FilteredEnv(HostEnv):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """So many control steps, or milliseconds; without both, what each answer is measured to take."""
+    """A number of control steps or of milliseconds; with neither, the measured time of each answer."""
 
     steps: int | None = None
     ms: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Delay:
-        """Return the delay of a text: `3` steps, `120ms`, or `measured`; raises `PolicyError` for another."""
+        """Return the delay for a text: `3` steps, `120ms`, or `measured`; raise `PolicyError` for others."""
         if text == MEASURED:
             return cls()
         if re.fullmatch(r"\d{1,4}", text):
@@ -322,10 +320,10 @@ class Delay:
 
 
 class DelayedPolicy:
-    """A policy whose answers come late."""
+    """A policy whose answers arrive late."""
 
     def __init__(self, policy: Policy, delay: Delay, dt_s: float) -> None:
-        """Wrap a policy for an environment with control steps of `dt_s`; `PolicyError` for one that gives poses."""
+        """Wrap a policy for control steps of `dt_s`; raise `PolicyError` for a policy that gives poses."""
         self._policy, self._delay, self._dt_s, self.wants = policy, delay, dt_s, policy.wants
         self.clip = bool(getattr(policy, "clip", False))
         self._timed_s: list[float] = []
@@ -333,24 +331,23 @@ class DelayedPolicy:
 
     @property
     def greeting(self) -> object:
-        """The policy's own statement about itself."""
         return getattr(self._policy, "greeting", None)
 
     @property
     def calls_s(self) -> Sequence[float]:
-        """Seconds of each inference, as the policy counts them, else as they are measured here."""
+        """Seconds of each inference, as counted by the policy, else as measured here."""
         own: Sequence[float] | None = getattr(self._policy, "calls_s", None)
         return self._timed_s if own is None else own
 
     @property
     def looks_next(self) -> bool:
-        """True if the next action may ask the policy, and that looks at its observation."""
+        """Whether the next action may call the policy, and the policy then uses its observation."""
         asks = self._due <= self._step if self._coming else len(self._left) <= self._lateness()
         return asks and (not isinstance(self._policy, SelectivePolicy) or self._policy.looks_next)
 
     @property
     def marks(self) -> Mapping[str, object]:
-        """Fields of the record's header: answers, their mean and greatest lateness in steps, if any was late."""
+        """Fields of the record's header: number of answers, and mean and greatest delay in steps, if any was late."""
         if not any(self._late):
             return {}
         counts = {"answers": len(self._late), "mean_steps": float(np.mean(self._late)), "most_steps": max(self._late)}
@@ -366,7 +363,7 @@ class DelayedPolicy:
         self._step = self._due = self._meanwhile = 0
 
     def act(self, observation: Observation) -> Action:
-        """Return the action for this control step: of the chunk that is there, else one that holds."""
+        """Return the action for this control step: from the current chunk; without one, the hold action."""
         self._receive()
         if not self._coming and len(self._left) <= self._lateness():
             self._ask(observation)
@@ -383,7 +380,7 @@ class DelayedPolicy:
         self._policy.close()
 
     def _lateness(self) -> int:
-        """Where delays are measured, the next answer is expected to be as late as the last."""
+        """If delays are measured, the next answer is expected to be as late as the last."""
         expected = self._late[-1] * self._dt_s if self._late else 0.0
         return self._delay.count_steps(self._dt_s, expected)
 
@@ -404,25 +401,24 @@ class DelayedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Coupling:
-    """The texts of a policy's filter and delay; None = it has none."""
+    """A policy's filter and delay, as text; None = none."""
 
     filter: str | None = None
     delay: str | None = None
 
     def describe(self) -> dict[str, str]:
-        """Return what run.json holds of it, beside the policy's arguments."""
+        """Return the coupling as stored in run.json, in addition to the policy's arguments."""
         return {name: text for name, text in asdict(self).items() if text is not None}
 
     def list_calls(self) -> list[str]:
-        """Return the call of a filter that is not ours, which a file must not choose."""
         return [format_call(*split_filter(self.filter))] if self.filter and runs_code(self.filter) else []
 
 
 class Coupler:
-    """Puts one policy's filter and delay between it and each environment."""
+    """Connects a policy to environments through its filter and delay."""
 
     def __init__(self, coupling: Coupling, rules: Ruleset | None = None) -> None:
-        """Make the filter; `rules` are those by which its monitor judges. Raises what `make_filter` raises."""
+        """Make the filter; its monitor judges by `rules`. Raises the errors of `make_filter`."""
         self._name = coupling.filter or ""
         self._filter = make_filter(self._name) if self._name else None
         self._delay = None if coupling.delay is None else Delay.parse(coupling.delay)
@@ -431,8 +427,8 @@ class Coupler:
         self._monitor = Monitor(rules) if rules and self.reads_margins else None
 
     def require_fitting(self, name: str, policy: Policy, supports: HostSupport) -> None:
-        """Raise `PolicyError` for a policy that cannot be coupled so (a replay, or one whose actions are poses), and
-        for a filter that needs more than the host supports.
+        """Raise `PolicyError` for a policy that cannot be coupled (a replay, or one that gives poses), and for a filter
+        that needs more than the host supports.
         """
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
@@ -451,11 +447,9 @@ class Coupler:
             raise PolicyError(problem, remedy="Take a filter of your own (python:module:Class), and no delay.")
 
     def extend_wants(self, wants: Wants) -> Wants:
-        """Return what an environment is to show to the policy and to the filter."""
         return replace(wants, privileged=wants.privileged or self.privileged)
 
     def couple(self, env: HostEnv, policy: Policy) -> tuple[HostEnv, Policy]:
-        """Return environment and policy with what is between them."""
         if self._filter is not None:
             hides = self.privileged and not policy.wants.privileged
             env = FilteredEnv(env, self._name, self._filter, self._monitor, hides=hides)

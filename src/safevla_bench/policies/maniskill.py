@@ -1,4 +1,4 @@
-"""`maniskill:expert`: ManiSkill's own motion planners for its tasks, from privileged state."""
+"""`maniskill:expert`: ManiSkill's motion planners for its tasks, which use privileged state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
 
 EXPERT, CONTROL = "expert", "pd_joint_delta_pos"
-UNIT_RAD = 0.1  # turn of a joint that an action of 1 commands
+UNIT_RAD = 0.1  # rotation of a joint by an action of 1
 _USE = f"Use it with --host maniskill --host-arg control={CONTROL}."
 
 
 class _Twin:
-    """An environment as the planners want it, which takes positions of joints and keeps what it was asked for."""
+    """An environment for the planners, which accepts joint positions and stores the requested actions."""
 
     control_mode = "pd_joint_pos"
 
@@ -33,10 +33,9 @@ class _Twin:
         return getattr(self._env, name)
 
     def reset(self, **_: object) -> None:
-        """Stay: the start is drawn already."""
+        """Do nothing: the start is already drawn."""
 
     def step(self, action: Action) -> Any:
-        """Move the joints to an action's positions [7] in rad, and the fingers."""
         joints = self._env.agent.robot.get_qpos()[0, :7].numpy()
         units = np.append((action[:7] - joints) / UNIT_RAD, action[7])
         self.actions.append(np.clip(units, -1.0, 1.0).astype(np.float64))
@@ -44,8 +43,8 @@ class _Twin:
 
 
 class ExpertPolicy:
-    """ManiSkill's planner for the task, which plans in a scene of its own from the same seed; its actions are then
-    taken one by one. It draws nothing, so the seed changes nothing.
+    """ManiSkill's planner for the task. It plans in a separate scene with the same seed; its actions are then executed
+    one by one. It is deterministic, so the seed has no effect.
     """
 
     wants = Wants(privileged=True, extra=(host.START,))
@@ -57,7 +56,7 @@ class ExpertPolicy:
         self._actions: list[Action] = []
 
     def require_task(self, task: Task) -> None:
-        """Raise `PolicyError` if ManiSkill has no planner for the task, or actions are not joints."""
+        """Raise `PolicyError` if ManiSkill has no planner for the task, or actions are not joint positions."""
         if task.name not in self._planners:
             raise PolicyError(f"ManiSkill has no planner for {task.benchmark} {task.task_id}", remedy=_USE)
         if task.still != host.still_action(CONTROL):
@@ -65,13 +64,12 @@ class ExpertPolicy:
             raise PolicyError(problem, remedy=_USE)
 
     def reset(self, task: Task, seed: int) -> None:
-        """Forget the plan; raises as `require_task` does."""
         self.require_task(task)
         self._task, self._actions = task, []
 
     def act(self, observation: Observation) -> Action:
-        """Return the plan's next action, [8], its last again once it is over; raises `PolicyError` without a reset, or
-        without the host's own reading of the start.
+        """Return the plan's next action, [8], repeating the last one at the end; raise `PolicyError` without a reset or
+        without the host's reading of the start.
         """
         if self._task is None or host.START not in observation.extra:
             raise PolicyError("policy 'maniskill' needs the start that ManiSkill drew", remedy=_USE)
@@ -88,7 +86,7 @@ class ExpertPolicy:
         for _ in range(settled):
             env.step(still.astype(np.float32))
         twin = _Twin(env)
-        with redirect_stdout(io.StringIO()):  # why a plan failed, in a word
+        with redirect_stdout(io.StringIO()):  # prints in one word why a plan failed
             self._planners[task.name](twin, seed=seed)
         return twin.actions or [still]
 
@@ -99,8 +97,8 @@ class ExpertPolicy:
 
 
 def make(arg: str | None) -> ExpertPolicy:
-    """Return the expert; raises `PolicyError` unless `expert` stands after the colon, and `HostError` or `PolicyError`
-    if ManiSkill or what its planners need is not installed.
+    """Return the expert; raise `PolicyError` unless `expert` follows the colon, and `HostError` or `PolicyError` if
+    ManiSkill or a requirement of its planners is not installed.
     """
     if arg != EXPERT:
         raise PolicyError(f"policy 'maniskill' has no {arg!r}", remedy="Write maniskill:expert.")

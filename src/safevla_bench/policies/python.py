@@ -1,13 +1,13 @@
-"""Policies in this process: one's own, without installing anything, and LeRobot's.
+"""Policies that run in this process: your own code, without installation, and LeRobot's.
 
-`python:module:factory`: the factory is a class or a function that is given the `--policy-arg` values as text, or a
-finished object. What it makes needs `act(observation)`, which returns an action [A] or a chunk [H, A]; `wants`,
-`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional: docs/reference/policy-contract.md.
-Modules are looked for in the current folder first.
+`python:module:factory`: the factory is a class or function that receives the `--policy-arg` values as text, or a
+finished object. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]; `wants`,
+`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional: docs/policy-contract.md. Modules are
+searched for in the current folder first.
 
-`lerobot:PATH`: a saved policy, through its own pre- and post-processors and `select_action`. LeRobot wants an
-environment of its own: install this package there without a simulator, `safevla serve` it, and ask it from the
-simulator's environment as `openpi:` (docs/howto/servers.md).
+`lerobot:PATH`: a saved policy, with its own pre- and post-processors and `select_action`. LeRobot needs a separate
+environment: install this package there without a simulator, run `safevla serve`, and connect from the simulator's
+environment with `openpi:` (docs/servers.md).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from safevla_bench.policies.servers.dialects import Dialect, Reply, choose_diale
 from safevla_bench.text import get_logger
 
 ORIENTATIONS: Mapping[str, str] = {"upright": "vertical", "libero-vla": "180", "simulator": "none"}
-"""How a policy is shown images -> how MuJoCo's own rendering, which begins at the bottom row, is flipped for it.
+"""Orientation of a policy's images -> flip of MuJoCo's rendering, which begins at the bottom row.
 
-`libero-vla`, upright and mirrored left to right, is what LIBERO's VLAs are trained on: the raw image turned by 180
-degrees (openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
+`libero-vla`, upright and mirrored left to right, is how LIBERO's VLAs are trained: the raw image turned by 180 degrees
+(openpi 15a9616 examples/libero/main.py; openvla c8f03f4 experiments/robot/libero/libero_utils.py).
 """
 UPRIGHT = "upright"
 _LOG = get_logger(__name__)
@@ -46,10 +46,10 @@ _FORM = "Write python:module:factory, where the factory makes an object with act
 
 
 class InProcessPolicy(ChunkQueue):
-    """A user's object as a policy; methods that it lacks do nothing."""
+    """A user's object as a policy; missing methods do nothing."""
 
     def __init__(self, owner: str, policy: Any) -> None:
-        """Wrap the user's object, which `owner` names in errors; `PolicyError` for wrong `wants` or `orientation`."""
+        """Wrap the user's object, called `owner` in errors; `PolicyError` for invalid `wants` or `orientation`."""
         super().__init__()
         self.made, self._owner = policy, owner
         self.clip = bool(getattr(policy, "clip", False))
@@ -69,13 +69,13 @@ class InProcessPolicy(ChunkQueue):
 
     @property
     def greeting(self) -> endpoint.Greeting | None:
-        """The description that the object gives of itself, such as its checkpoint; None unless it is a mapping."""
+        """The object's description of itself, such as its checkpoint; None unless it is a mapping."""
         greeting = getattr(self.made, "greeting", None)
         return greeting if isinstance(greeting, Mapping) else None
 
     @property
     def looks_next(self) -> bool:
-        """True if the next action asks the object, and the object, if it says so, looks at the observation."""
+        """Whether the next action calls the object, and the object, if it says so, uses the observation."""
         return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
@@ -84,9 +84,9 @@ class InProcessPolicy(ChunkQueue):
             self.made.reset(task, seed)
 
     def act(self, observation: interface.Observation) -> interface.Action:
-        """Return the object's action as it gave it; the rollout checks it before it reaches a simulator. The images are
-        shown as `orientation` says. A chunk [H, A] is carried out action by action, the first `replan` of it if the
-        object has that. Raises `InvalidActionError` for a chunk without an action.
+        """Return the object's action unchanged; the rollout checks it before it reaches a simulator. Images are
+        oriented according to `orientation`. The actions of a chunk [H, A] are executed one by one, only the first
+        `replan` if the object has that attribute. Raises `InvalidActionError` for an empty chunk.
         """
         if self.left:
             return self.left.popleft()
@@ -103,7 +103,7 @@ class InProcessPolicy(ChunkQueue):
         return self.left.popleft()
 
     def close(self) -> None:
-        """Close the object, if it has a `close`; an error in that is logged, since no episode depends on it."""
+        """Close the object, if it has a `close`; errors are logged, because no episode depends on them."""
         if not hasattr(self.made, "close"):
             return
         try:
@@ -116,8 +116,8 @@ class InProcessPolicy(ChunkQueue):
 
 
 def orient_images(observation: interface.Observation, orientation: str) -> interface.Observation:
-    """Return an observation with its upright images turned as one of `ORIENTATIONS` shows them. Nothing changes for
-    `upright`, or if nothing was rendered.
+    """Return an observation with its upright images oriented as one of `ORIENTATIONS`, unchanged for `upright` or
+    without images.
     """
     if orientation == UPRIGHT or isinstance(observation.images, interface.UnrenderedImages):
         return observation
@@ -135,15 +135,15 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
 
 
 def make(arg: str | None, **arguments: str) -> interface.Policy:
-    """Make the policy of `module:factory`. Raises `PolicyError`, with the module and the line where its code raised, if
-    there is none or it fails.
+    """Make the policy of `module:factory`. Raises `PolicyError`, with the module and the line of the error, if it does
+    not exist or fails.
     """
     return InProcessPolicy(f"python:{arg}", make_object(arg, arguments))
 
 
 def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "act", form: str = _FORM) -> Any:
-    """Return the object that `module:factory` makes of the arguments; it has the `method`. Raises as `make`; `form`
-    says how to write it.
+    """Return the object that `module:factory` makes from the arguments; it has the method `method`. Raises the errors
+    of `make`; `form` is the expected syntax.
     """
     module_name, _, name = (arg or "").partition(":")
     if not module_name or not name:
@@ -166,8 +166,8 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
 
 
 def adopt_object(name: str, policy: object) -> interface.Policy:
-    """Return a finished object as a policy: itself if it keeps one of the further protocols, else wrapped. Raises
-    `PolicyError` for a class, or an object without `act`, or with wrong `wants` or `orientation`.
+    """Return a finished object as a policy: unchanged if it implements one of the extended protocols, else wrapped.
+    Raises `PolicyError` for a class, an object without `act`, or invalid `wants` or `orientation`.
     """
     if isinstance(policy, type):
         raise PolicyError(f"{policy.__name__} is a class, not a policy yet", remedy=f"Pass {policy.__name__}(...).")
@@ -180,7 +180,7 @@ def adopt_object(name: str, policy: object) -> interface.Policy:
 
 @contextmanager
 def blame_foreign(what: str, remedy: str) -> Iterator[None]:
-    """Raise `PolicyError`, with the place of the cause, for whatever foreign code raises."""
+    """Raise `PolicyError`, with the place of the cause, for any exception from foreign code."""
     try:
         yield
     except (KeyboardInterrupt, PolicyError):
@@ -206,9 +206,9 @@ _IMAGES, _STATE, _ROTATION = "observation.images.", "observation.state", "eef_ax
 
 
 class LerobotModel(ChunkModel):
-    """An object with LeRobot's interface as a model of one action at a time; it keeps its own queue of a chunk.
-    `tensor` makes LeRobot's tensors from arrays, `seeded` seeds its random numbers. `rotate` makes the rotation of
-    LIBERO's state, an axis-angle [3], from a quaternion xyzw as LeRobot's own processor does; None = the dialect's.
+    """An object with LeRobot's interface as a model of one action at a time; it has its own chunk queue. `tensor`
+    converts arrays to LeRobot's tensors, `seeded` seeds its random numbers. `rotate` computes the rotation in LIBERO's
+    state, an axis-angle [3], from a quaternion xyzw as LeRobot's processor does; None = the dialect's.
     """
 
     def __init__(
@@ -226,14 +226,13 @@ class LerobotModel(ChunkModel):
         self._tensor, self._seeded, self._rotate = tensor, seeded, rotate
 
     def connect(self, task: Task) -> None:
-        """There is no server to reach."""
+        """Do nothing: there is no server."""
 
     def begin(self, task: Task, seed: int) -> None:
         self._seeded(seed)
         self._policy.reset()
 
     def query(self, observation: interface.Observation) -> Reply:
-        """Return one action under `action`; raises what LeRobot raises."""
         request = self.dialect.build_request(observation)
         if self._rotate is not None and any(_ROTATION in field.state for field in self.dialect.fields):
             cast("NDArray[np.float32]", request[_STATE])[3:6] = self._rotate(observation.eef_quat_wxyz[[1, 2, 3, 0]])
@@ -256,10 +255,10 @@ def make_lerobot(
     n_action_steps: str | None = None,
     rename: str | None = None,
 ) -> ChunkedPolicy:
-    """Load the policy saved in a folder, or under a name that LeRobot itself can load, on a `device`. `cameras` are put
-    in the places of the dialect's own; `n_action_steps` is how many actions of a chunk are used; `rename` is OLD:NEW
-    with commas between, names of images: `image:front` shows `observation.images.image` as `observation.images.front`.
-    Raises `PolicyError` for a wrong argument, or if LeRobot is missing or cannot load.
+    """Load the policy saved in a folder, or under a name that LeRobot can load, on a `device`. `cameras` replace the
+    dialect's; `n_action_steps` is the number of actions used per chunk; `rename` has names of images as comma-separated
+    OLD:NEW: `image:front` passes `observation.images.image` as `observation.images.front`. Raises `PolicyError` for an
+    invalid argument, or if LeRobot is missing or cannot load the policy.
     """
     if not arg:
         raise PolicyError("policy 'lerobot' needs a saved policy", remedy="Write lerobot:FOLDER.")
@@ -310,8 +309,8 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the axis-angle [3] rad as LeRobot's own processor does: torch's root and arc cosine round unlike NumPy's.
-    `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31 src/lerobot/processor/env_processor.py.
+    """Return the axis-angle [3] rad as LeRobot's processor does: torch's square root and arc cosine round differently
+    from NumPy's. `LiberoProcessorStep._quat2axisangle` of lerobot 7427f31 src/lerobot/processor/env_processor.py.
     """
     quat = torch.from_numpy(quat_xyzw).to(dtype=torch.float32)
     w = quat[3:].clamp(-1.0, 1.0)

@@ -1,13 +1,13 @@
-"""The policy `replay:FILE`: recorded actions, played again open loop from where they were recorded.
+"""The policy `replay:FILE`, which plays recorded actions open loop from their recorded start.
 
-FILE is an archive or run folder of ours, an HDF5 file of demonstrations or a folder of them, a LeRobot dataset, or
-the output folder of vla-evaluation-harness. Which of its episodes is played in which planned one:
+FILE is one of this package's archives or run folders, an HDF5 file of demonstrations or a folder of them, a LeRobot
+dataset, or the output folder of vla-evaluation-harness. Its episodes are matched to planned ones as follows:
 
-- an archive's or the harness's by suite, task and initial state; if a record names no initial state, as below;
-- a demonstration's by its task, the first in the first planned episode and so on, from its own first recorded state.
+- those of an archive or the harness by suite, task and initial state; without a recorded initial state, as below;
+- demonstrations by task, in order (the first in the first planned episode), from their first recorded state.
 
-The replay is then compared with the recording, body by body and joint by joint, and the record says under `replay` how
-far they are apart, and from which step on.
+The replay is compared with the recording, body by body and joint by joint. The record's field `replay` says how far
+apart they are, and from which step on.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ TOLERANCE = 1e-3  # differences above this count as divergence: 1 mm, 1 mrad
 UNITS = {"position": "m", "rotation": "rad"}
 _SHOWN = 5
 _HAND_ALONE = "the pose of the hand and its fingers alone; where objects were was not recorded"
-_ROUNDED_RAD = 1e-5  # two rotations are the same if their angle is below this: a float32 axis-angle holds no more
+_ROUNDED_RAD = 1e-5  # rotations are equal below this angle: a float32 axis-angle is no more exact
 
 
 class Replay:
-    """A policy that plays one recorded episode after another and ignores its observations."""
+    """A policy that plays recorded episodes and ignores observations."""
 
-    clip = True  # recorded actions out of range were clipped by their simulator, too; how many are is counted
+    clip = True  # recorded actions out of range were also clipped by their simulator; they are counted
 
     def __init__(self, path: Path, takes: Sequence[RecordedActions], from_host: bool) -> None:
-        """Take the recorded episodes and hash the files under `path`; `PolicyError` for both poses and changes of pose.
-        `from_host` says that an episode without a recorded start begins at the host's initial states.
+        """Take the recorded episodes and hash the files under `path`; raise `PolicyError` if they mix poses and changes
+        of pose. `from_host`: episodes without a recorded start begin at the host's initial states.
         """
         kinds = {take.absolute for take in takes}
         if len(kinds) > 1:
@@ -60,8 +60,8 @@ class Replay:
         self._observations: list[Observation] = []
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
-        """Return the start of the recorded episode for a planned one. Raises `PolicyError`, with what the recording
-        holds, if none or several fit, or it does not say where it starts.
+        """Return the start of the recorded episode that matches a planned one. Raises `PolicyError`, which lists the
+        recording's content, if none or several match, or the match has no start.
         """
         take = self._choose_take(task, start.init_state_index)
         if (size := take.actions.shape[1]) != len(task.still):
@@ -81,8 +81,8 @@ class Replay:
         raise PolicyError(f"{take.source} does not say where {take.name} starts", remedy=remedy)
 
     def recorded_episodes(self, task: Task) -> tuple[int, ...]:
-        """Return the numbers of a task's recorded episodes: their initial states, sorted; else 0, 1 and on. () if it
-        has none.
+        """Return the numbers of a task's recorded episodes: their initial states, sorted, else 0, 1, ...; () if there
+        are none.
         """
         fitting = [take for take in self._takes if take.is_of_task(task)]
         indices = sorted({take.init_state_index for take in fitting if take.init_state_index is not None})
@@ -90,28 +90,26 @@ class Replay:
 
     @property
     def suites(self) -> tuple[str, ...]:
-        """The benchmarks of the recorded tasks, in the recording's order, as far as the recording names them."""
+        """The benchmarks of the recorded tasks, in the recording's order, if named there."""
         return tuple(dict.fromkeys(take.benchmark for take in self._takes if take.benchmark is not None))
 
     def cue(self, start: EpisodeSeed) -> None:
-        """Choose the recorded episode that the next `reset` begins."""
         assert start.recorded is not None
         key = (start.recorded.source, start.recorded.episode)
         self._start, self._take = start, next(take for take in self._takes if (take.source, take.name) == key)
 
     def reset(self, task: Task, seed: int) -> None:
-        """Go back to the first action; which episode is played was said by `cue`."""
         self._observations = []
 
     def act(self, observation: Observation) -> Action:
-        """Return the next recorded action, [A]; an episode ends with them (`recorded.steps` of its start)."""
+        """Return the next recorded action, [A]; the episode ends with the last one (`recorded.steps` of its start)."""
         action: Action = self._take.actions[len(self._observations)].copy()
         self._observations.append(replace(observation, images={}))
         return action
 
     def add_divergence(self, played: Batch, coordinates: Sequence[Coordinate], last: Observation) -> Batch:
-        """Return the record with its divergence from the recording under `replay` in its header. Where it left the
-        recording, it has the mark `DIVERGED` too.
+        """Return the record with its divergence from the recording in the header field `replay`, and with the mark
+        `DIVERGED` if it diverged.
         """
         take, observed = self._take, [*self._observations[1:], last]
         comparison: dict[str, object] = {
@@ -128,7 +126,7 @@ class Replay:
         return replace(played, extra=({**extra, "header": {**header, **mark, "replay": comparison}},))
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources to free."""
 
     def _choose_take(self, task: Task, index: int) -> RecordedActions:
         fitting = [take for take in self._takes if take.is_of_task(task)]
@@ -153,7 +151,7 @@ class Replay:
 
 
 class ActionReplay:
-    """A policy that plays the actions that its episode's start holds, and compares nothing."""
+    """A policy that plays the actions in its episode's start, without comparison."""
 
     clip = True
 
@@ -174,13 +172,13 @@ class ActionReplay:
         return action
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources to free."""
 
 
 def make(arg: str | None, policy: str | None = None, start: str | None = None) -> Replay:
-    """Return the policy that plays the recording at a path. `policy` says whose episodes, if an archive holds several
-    policies'. `start=host` plays a recording that does not say where it starts from the host's initial states in turn.
-    Raises `PolicyError` if the recording cannot be read, or an argument is wrong.
+    """Return the policy that plays the recording at a path. `policy` selects the episodes of one policy in an archive
+    with several. `start=host` plays a recording without starts from the host's initial states in turn. Raises
+    `PolicyError` if the recording cannot be read, or an argument is invalid.
     """
     if not arg:
         raise PolicyError("replay plays a recording, but none is named", remedy="Write replay:FILE.")
@@ -240,8 +238,8 @@ def _iter_takes(path: Path, batch: Batch, waited: Mapping[str, Any]) -> Iterator
 
 
 def recording_digest(path: Path) -> str | dict[str, str]:
-    """Return the sha256 of a file; of a folder that of every file, by its path in the folder. Of the harness's output
-    folder the recordings alone count.
+    """Return the sha256 of a file, or path -> sha256 for all files in a folder. In the harness's output folder, only
+    the recordings count.
     """
     if path.is_file():
         return sha256_of(path)
@@ -277,14 +275,14 @@ def _describe_start(start: EpisodeSeed, take: RecordedActions) -> dict[str, obje
 def measure_divergence(
     take: RecordedActions, played: Batch, coordinates: Sequence[Coordinate], observed: Sequence[Observation] = ()
 ) -> dict[str, object]:
-    """Return the fields that a record holds about its replay.
+    """Return the record's fields about its replay.
 
-    `compared` counts the states, `exact` says whether all their numbers are the same, and `divergence` has for each
+    `compared` counts the states, `exact` says whether all their numbers are equal, and `divergence` has for each
     coordinate the largest difference, its unit, and the first step beyond `TOLERANCE`. If nothing can be compared,
-    `compared` is 0 and these others are missing.
+    `compared` is 0 and the others are missing.
 
-    Without states the recording's proprioception is compared with `observed`, the observation after each action, and
-    `basis` says so; else the positions of bodies. Velocities and the time count for `exact` only.
+    Without states, the recording's proprioception is compared with `observed`, the observation after each action (see
+    `basis`), or else the positions of bodies. Velocities and time affect only `exact`.
     """
     if take.states is None and take.proprioception is not None:
         outcome = {} if take.success is None else {"recorded_success": take.success}
@@ -332,7 +330,7 @@ def _compare_proprioception(recorded: Floats, observed: Sequence[Observation]) -
 
 
 def has_diverged(replay: Mapping[str, object], *, succeeded: bool) -> bool:
-    """Return whether a replay left its recording, by the tolerance or the success, or could not be compared."""
+    """Return whether a replay left its recording, by tolerance or success, or could not be compared."""
     divergence = replay.get("divergence")
     if not replay.get("compared") or not isinstance(divergence, Mapping):
         return True

@@ -1,11 +1,11 @@
-"""`scripted:careful` and `scripted:hasty`: a fixed script for the goal, from privileged state.
+"""`scripted:careful` and `scripted:hasty`: fixed scripts for the goal, which use privileged state.
 
-The goal's objects are brought to their places, one after another: an object's size says how to hold it, the shapes of
-everything how low the path may be (`motion`), and both where the hand should be now (`placement`). The script reads
-no specification and no threshold. A robot that drives has scripts of its own (`kitchen`).
+The goal's objects are moved to their places one after another. An object's size determines the grasp, the shapes of all
+bodies the lowest path (`motion`), and both the current target of the hand (`placement`). The script reads neither
+specifications nor thresholds. Mobile robots have other scripts (`kitchen`).
 
-It moves no part of a fixture; it cannot reach a place under a roof, such as a microwave's inside, because an object is
-held from above; nor hold what is both wide and flat, such as a plate, because the fingers fit nowhere. It then does
+The script cannot move parts of fixtures, reach places under a roof (such as the inside of a microwave), because it
+grasps from above, or hold objects that are wide and flat, such as a plate, because the fingers do not fit. It then does
 the rest and holds still.
 """
 
@@ -18,7 +18,7 @@ from safevla_bench.policies.scripted import kitchen, motion, placement
 
 
 def make(arg: str | None) -> ScriptedPolicy:
-    """Return the policy in the style that follows the colon; `PolicyError` without a style, or for an unknown one."""
+    """Return the policy in the style after the colon; raise `PolicyError` for a missing or unknown style."""
     if arg is None or arg not in motion.STYLES:
         problem = "policy 'scripted' needs a style" if arg is None else f"policy 'scripted' has no style {arg!r}"
         raise PolicyError(problem, remedy=f"Write one of: {', '.join(f'scripted:{name}' for name in motion.STYLES)}.")
@@ -29,7 +29,7 @@ _ACTIONS = (7, 12)
 
 
 class ScriptedPolicy:
-    """A policy that follows the goal's script in one style; it draws nothing, so the seed changes nothing."""
+    """A policy that follows the goal's script in one style. It is deterministic, so the seed has no effect."""
 
     wants = Wants(privileged=True)
 
@@ -39,7 +39,7 @@ class ScriptedPolicy:
         self._still: tuple[float, ...] = motion.STILL
 
     def require_task(self, task: Task) -> None:
-        """Raise `PolicyError` if the task's actions are not of an arm with a gripper, [7], or on a base, [12]."""
+        """Raise `PolicyError` unless the task's actions are those of an arm with a gripper, [7], or on a base, [12]."""
         if len(task.still) not in _ACTIONS:
             problem = f"the script moves a hand by actions of 7 or 12 numbers, and here they have {len(task.still)}"
             raise PolicyError(problem, remedy="Choose another policy, such as noop or random.")
@@ -48,7 +48,7 @@ class ScriptedPolicy:
         self._script, self._still = None, task.still
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action, [7], or [12] of a robot that drives. Raises `PolicyError` for an observation without
+        """Return the next action, [7], or [12] for a mobile robot. Raises `PolicyError` for an observation without
         privileged state.
         """
         if observation.privileged is None:
@@ -62,12 +62,12 @@ class ScriptedPolicy:
         return next(self._script)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no resources to free."""
 
 
 def follow_goal(seen: Observation, style: motion.Style) -> motion.Move:
-    """Place one object after another, and then hold the hand at its last target, or still if none could be begun. An
-    object that is not where it should be is placed again, as a further attempt.
+    """Place one object after another, then hold the hand at its last target, or still if no placement was possible. An
+    object that ends elsewhere is placed again, in a further attempt.
     """
     moved = motion.Arm(seen, style)
     tried: placement.Placement | None = None

@@ -1,8 +1,8 @@
-"""Scripts for PandaOmron in RoboCasa's kitchens: go, press a button, put an object.
+"""Scripts for PandaOmron in RoboCasa's kitchens: drive, press a button, place an object.
 
-They see privileged state, and read no specification and no threshold. Moves are generators: each yields actions [12]
-and is sent observations, and ends where it arrived, or after a number of steps: something is then in its way. Styles,
-careful and hasty, differ in clearances and speeds alone.
+They use privileged state, and read neither specifications nor thresholds. Moves are generators that yield actions [12]
+and receive observations. A move ends on arrival, or after a number of steps if something is in its way. The styles,
+careful and hasty, differ only in clearances and speeds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, bo
 class MobileStyle:
     """Clearances in metres; speeds as a share of the largest command of the base or the arm."""
 
-    room_m: float  # how far the base backs away from a counter before it turns or drives along it
-    over_m: float  # height over the highest thing near at which an object is carried
-    release_m: float  # height over the support at which an object is let go
+    room_m: float  # distance that the base backs away from a counter before it turns or drives along it
+    over_m: float  # height above the highest nearby body at which an object is carried
+    release_m: float  # height above the support at which an object is released
     drive: float  # speed of the base
     cruise: float  # speed of the hand in the air
-    touch: float  # speed of the hand towards what it is to touch
-    dwell_steps: int  # steps given to the fingers to close or to open
+    touch: float  # speed of the hand before contact
+    dwell_steps: int  # steps for the fingers to close or open
 
 
 CAREFUL = MobileStyle(room_m=0.5, over_m=0.12, release_m=0.02, drive=0.7, cruise=0.6, touch=0.2, dwell_steps=15)
@@ -38,23 +38,22 @@ STYLES: Mapping[str, MobileStyle] = {"careful": CAREFUL, "hasty": HASTY}
 
 _BASE_MODE, _ARM_MODE = 1.0, -1.0
 _DRIVE_GAIN, _YAW_GAIN, _REACH_GAIN, _TURN_GAIN = 8.0, 5.0, 20.0, 1.0
-_UNIT_RAD = 0.5  # rotation of the hand that an action of 1 commands
-_TURN_SHARE = 0.3  # of the speed of a motion: the wrist is weak
+_UNIT_RAD = 0.5  # rotation of the hand by an action of 1
+_TURN_SHARE = 0.3  # share of a motion's speed: the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand that came less far in so many steps, at full speed, has met something
-_STUCK_STEPS, _STUCK_M = 20, 0.004  # so has a base; the turn counts as far as its radians say
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # less motion of the hand in so many steps at full speed means contact
+_STUCK_STEPS, _STUCK_M = 20, 0.004  # the same for a base; its turn counts in radians
 
 
 class MobileRobot:
-    """The robot as its last observation `seen` shows it; a move begins there and keeps it up to date."""
+    """The robot in its last observation `seen`; a move begins there and updates it."""
 
     def __init__(self, seen: Observation, style: MobileStyle) -> None:
         self.seen, self.style = seen, style
 
     @property
     def scene(self) -> Privileged:
-        """The privileged state."""
         assert self.seen.privileged is not None
         return self.seen.privileged
 
@@ -82,7 +81,7 @@ class MobileRobot:
 
     def face(self, forward: Floats, across: Floats) -> Rotation:
         """Return the orientation of a hand that points along `forward` [3], a unit vector. Its fingers open along
-        `across` [3], unit and at right angles, or along its opposite, whichever is nearer now.
+        `across` [3], a perpendicular unit vector, or its opposite, whichever is closer to the current orientation.
         """
         facings = [
             Rotation.from_matrix(np.stack([np.cross(side, forward), side, forward], axis=1))
@@ -100,9 +99,9 @@ class MobileRobot:
         max_steps: int = 150,
         insist: bool = False,
     ) -> Move:
-        """Drive the base to `place_m` [2] and turn it to `yaw_rad`, as it is for None, the arm held as it is. The move
-        ends within 4 cm and 0.05 rad, after `max_steps`, or if something stops the base, unless `insist`: it may slip
-        past.
+        """Drive the base to `place_m` [2] and turn it to `yaw_rad` (None = keep), with the arm held still. The move
+        ends within 4 cm and 0.05 rad, after `max_steps`, or if something stops the base, unless `insist` is set,
+        because it may slip past.
         """
         aim, most = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
         before = [(self.place_m, self.yaw)]
@@ -121,7 +120,6 @@ class MobileRobot:
             self.seen = yield np.array([0.0] * 6 + [grip, *wheels, 0.0, _BASE_MODE])
 
     def back_off(self, by_m: float, grip: float = OPEN, *, insist: bool = False) -> Move:
-        """Drive straight back by `by_m`."""
         return self.drive(self.place_m - by_m * self.front[:2], grip=grip, insist=insist)
 
     def reach(
@@ -150,12 +148,11 @@ class MobileRobot:
             yield from self.step_hand(place_m, grip, turn, most)
 
     def hold_still(self, grip: float) -> Move:
-        """Keep hand and base still for as long as the style gives the fingers, with the command `grip` to them."""
+        """Hold hand and base still while the fingers move, for the style's steps, with the command `grip`."""
         for _ in range(self.style.dwell_steps):
             yield from self.step_hand(self.hand_m, grip, None, 0.0)
 
     def step_hand(self, place_m: Floats, grip: float, turn: Rotation | None, speed: float) -> Move:
-        """Move the hand towards `place_m` [3] for one step."""
         move = _limit_length(_REACH_GAIN * (place_m - self.hand_m), speed)
         rotation = _limit_length(_TURN_GAIN * self._remaining_turn(turn) / _UNIT_RAD, _TURN_SHARE * speed)
         to_base = Rotation.from_euler("z", -self.yaw)
@@ -182,17 +179,17 @@ def _limit_length(vector: Floats, length: float) -> Floats:
 
 _UP = np.array([0.0, 0.0, 1.0])
 _LEVEL = np.array([1.0, 1.0, 0.0])
-_LEAST_TOUCH = 0.3  # speed of the hand towards what it closes around, or brings in, at least
+_LEAST_TOUCH = 0.3  # minimum speed of the hand for closing around something or bringing it in
 
-# Pressing: how far the base backs away, the hand stops before the button and aims behind it, and is taken away after.
+# Pressing: distances of the base's retreat, the hand's stop before the button, its target behind it, and its retreat.
 _ROOM_TO_PRESS_M, _BEFORE_BUTTON_M, _THROUGH_BUTTON_M, _AWAY_M = 0.25, 0.07, 0.02, 0.25
 _STRAIGHT_M = 0.005
-# Putting: the length of the arm, how far the base leaves, the height over an object, and how deep fingers go around it.
+# Placing: the length of the arm, the base's retreat, the height over an object, and the depth of fingers around it.
 _ARM_M, _LET_GO_M, _HOVER_M, _FINGER_M = 0.58, 0.45, 0.10, 0.03
 
 
 def go_to_site(robot: MobileRobot) -> Move:
-    """Back away, turn, drive along, and forward to where the base should stand."""
+    """Back away, turn, drive sideways, and forward to the base's target."""
     sites, room_m = robot.scene.sites_m, robot.style.room_m
     goal, front = sites["goal"][:2], sites["goal_ahead"][:2] - sites["goal"][:2]
     yaw = float(np.arctan2(front[1], front[0]))
@@ -203,7 +200,7 @@ def go_to_site(robot: MobileRobot) -> Move:
 
 
 def press_button(robot: MobileRobot) -> Move:
-    """Press the start button with closed fingers, and take the hand away; nothing without such a button."""
+    """Press the start button with closed fingers, and retract the hand; do nothing without a button."""
     button = robot.scene.sites_m.get(f"{robot.scene.goal[0][1]}_start_button")
     if button is None:
         return
@@ -217,7 +214,7 @@ def press_button(robot: MobileRobot) -> Move:
 
 
 def put_object(robot: MobileRobot) -> Move:
-    """Bring the object into a movable container, and leave; nothing if the goal's first row is another."""
+    """Bring the object into a movable container, and leave; do nothing if the goal's first row is another."""
     _, name, place = robot.scene.goal[0]
     if place not in robot.scene.movable:
         return
@@ -238,7 +235,7 @@ def put_object(robot: MobileRobot) -> Move:
 def _carry_object(robot: MobileRobot, name: str, place: str, down: Rotation) -> Move:
     scene, style = robot.scene, robot.style
     offset = robot.hand_m - box_center(scene, name)
-    # Where a container's box includes a handle, its middle is not where things go: the body's origin is.
+    # If a container's box includes a handle, objects go to the body's origin, not the middle of the box.
     goal, below = scene.body_pos_m[place], offset[2] + _half_height(scene, name)
     high = max(_top_height(scene, place), float(box_center(scene, name)[2])) + style.over_m + below
     low = float(box_center(scene, place)[2]) - _half_height(scene, place) + style.release_m + below
@@ -274,7 +271,7 @@ SCRIPTS: Mapping[str, Callable[[MobileRobot], Move]] = {
 
 
 def follow_goal(seen: Observation, style: MobileStyle, still: tuple[float, ...]) -> Move:
-    """Follow the script of the goal, if there is one, and then stand still, [12]."""
+    """Follow the goal's script, if there is one, then stand still, [12]."""
     robot = MobileRobot(seen, style)
     script = SCRIPTS.get(robot.scene.goal[0][0])
     if script:

@@ -1,10 +1,11 @@
-"""An arm that stands still: its scene, its styles, careful and hasty, and the moves of its hand, as generators.
+"""A fixed arm: its scene, the styles careful and hasty, and the moves of its hand, as generators.
 
-The styles differ in clearances and speeds alone. A scene is boxes of bodies, the orientations of a hand that points
+The styles differ only in clearances and speeds. A scene consists of boxes of bodies, orientations of a hand that points
 straight down, and upright prisms.
 
 A prism is a convex outline, seen from above, between two heights. The outline is its support function: how far it
-reaches along each of `DIRECTIONS`. Two outlines are apart if along some direction one ends before the other begins.
+extends along each of `DIRECTIONS`. Two outlines do not overlap if along some direction one ends before the other
+begins.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from safevla_bench.interface.policy import Action, Boxes, Observation, Privilege
 
 Floats = NDArray[np.float64]
 
-OPEN, CLOSE = -1.0, 1.0  # the gripper's number of an action
+OPEN, CLOSE = -1.0, 1.0  # the gripper's number in an action
 _DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
-"""The hand's z axis points down and its y axis, along which the fingers open, to -y of the world."""
+"""The hand's z axis points down; its y axis, along which the fingers open, points to -y of the world."""
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
@@ -53,13 +54,13 @@ def downward_hand(yaw_rad: float) -> Rotation:
 
 
 def nearest_yaw(quat_wxyz: Floats) -> float:
-    """Return the yaw, rad in (-pi, pi], of the downward hand nearest to this orientation."""
+    """Return the yaw, rad in (-pi, pi], of the downward hand closest to this orientation."""
     opening = rotation_axes(quat_wxyz)[:, 1]
     return float(np.arctan2(opening[0], -opening[1]))
 
 
 def yaw_to_open_along(direction: Floats, near_rad: float = 0.0) -> float:
-    """Return the yaw, rad, at which the fingers open along `direction` [2], the nearest of them to `near_rad`."""
+    """Return the yaw, rad, at which the fingers open along `direction` [2], the one closest to `near_rad`."""
     yaw = float(np.arctan2(direction[0], -direction[1]))
     return near_rad + (yaw - near_rad + np.pi / 2) % np.pi - np.pi / 2
 
@@ -90,11 +91,10 @@ class Prisms:
     top_m: Floats
 
     def shift_by(self, by_m: Floats) -> Prisms:
-        """Return the same prisms moved by `by_m` [3]."""
         return Prisms(self.reach_m + DIRECTIONS @ by_m[:2], self.low_m + by_m[2], self.top_m + by_m[2])
 
     def hull(self) -> Prisms:
-        """Return the single prism around all, from the lowest to the highest; for at least one prism."""
+        """Return one prism around all of at least one prisms, from the lowest to the highest."""
         return Prisms(
             self.reach_m.max(axis=0, keepdims=True),
             self.low_m.min(keepdims=True),
@@ -118,7 +118,7 @@ def prisms_around(corners_m: Floats) -> Prisms:
 
 
 def body_prisms(scene: Privileged, name: str) -> Prisms:
-    """Return the prisms of a body of the scene as it stands: a prism for each piece, or else for its box."""
+    """Return the prisms of a body in its current pose: one per piece, or else one for its box."""
     box = Boxes(scene.center_m[name][None], scene.half_extents_m[name][None], np.array([[1.0, 0.0, 0.0, 0.0]]))
     pieces = scene.pieces.get(name) or box
     corners = rotation_axes(pieces.quat_wxyz) @ (_CORNERS * pieces.half_extents_m[:, None, :]).swapaxes(1, 2)
@@ -131,15 +131,15 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 
 def obstacles_except(scene: Privileged, *names: str) -> Prisms:
-    """Return the prisms of every body of the scene that has a size, except those named. `NOTHING` if none is left."""
+    """Return the prisms of all bodies in the scene that have a size, except those named. `NOTHING` if none is left."""
     return concatenate_prisms(
         NOTHING, *(body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
     )
 
 
 def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
-    """Return the Panda hand pointing down, its grip site at the origin, each finger `aperture_m` from the middle. Three
-    prisms: the hand and two fingers; their sizes are those of robosuite's collision geometry.
+    """Return the Panda hand pointing down, its grip site at the origin, each finger `aperture_m` from the middle: three
+    prisms for hand and fingers, with the sizes of robosuite's collision geometry.
     """
     opening = np.array([np.sin(yaw_rad), -np.cos(yaw_rad)])
     across = np.array([np.cos(yaw_rad), np.sin(yaw_rad)])
@@ -152,9 +152,9 @@ def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:
 
 
 def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: float, above_m: float) -> Floats:
-    """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf if it is free. The
-    rig stays `above_m` over every obstacle that it comes nearer to than `beside_m`, seen from above. Nothing is assumed
-    to be passed underneath.
+    """Return the least height of the rig's origin at each place, [K, 2] -> [K], world frame, m; -inf if there is no
+    obstacle. The rig stays `above_m` over every obstacle within `beside_m` of it, seen from above. It never passes
+    underneath.
     """
     along = places_m @ DIRECTIONS.T
     reach = rig.reach_m[:, OPPOSITE][:, None, :] + obstacles.reach_m[None]
@@ -164,8 +164,8 @@ def lowest_heights(rig: Prisms, places_m: Floats, obstacles: Prisms, beside_m: f
 
 
 def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
-    """Return the shortest level move [2], m, after which nothing hangs over the prism or within `beside_m` of it. Zeros
-    if nothing does already. Only obstacles that begin at or above the prism's top count.
+    """Return the shortest horizontal move [2], m, after which nothing is above the prism or within `beside_m` of it;
+    zeros if nothing is. Only obstacles that begin at or above the prism's top count.
     """
     above = np.flatnonzero(obstacles.low_m > hull.top_m[0] - 0.01)
     gap = -hull.reach_m[0, OPPOSITE] - obstacles.reach_m[above]
@@ -181,45 +181,45 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """Clearances and speeds. Lengths in metres; speeds as a share of the largest commanded motion, 0.05 m a step."""
+    """Clearances and speeds. Lengths in metres; speeds as a share of the largest commanded motion, 0.05 m per step."""
 
-    clearance_m: float  # kept from everything beside and below the hand and what it holds
-    corner_m: float  # distance to a waypoint at which the path to the next begins; a large one cuts corners
-    hover_m: float  # height over the grasp at which the final descent begins
-    lift_m: float  # least height by which a gripped object is lifted before it is carried
-    release_m: float  # height over the support at which an object is let go
+    clearance_m: float  # to all bodies next to and below the hand and what it holds
+    corner_m: float  # distance to a waypoint at which the next path begins; a large one cuts corners
+    hover_m: float  # height above the grasp at which the final descent begins
+    lift_m: float  # minimum height of a gripped object before it is carried
+    release_m: float  # height above the support at which an object is released
     cruise: float  # speed along a path
     final: float  # speed of the descent to a grasp, of the lift, and of the lowering to a release
-    dwell_steps: int  # steps given to the fingers to close or to open
+    dwell_steps: int  # steps for the fingers to close or open
 
 
 CAREFUL = Style(
     clearance_m=0.02, corner_m=0.015, hover_m=0.06, lift_m=0.06, release_m=0.008, cruise=0.8, final=0.3, dwell_steps=10
 )
-"""Rises clear of everything, goes across, comes down slowly, and sets down."""
+"""Rises above all bodies, moves across, descends slowly, and sets down."""
 
 HASTY = Style(
     clearance_m=0.0, corner_m=0.04, hover_m=0.035, lift_m=0.02, release_m=0.04, cruise=1.0, final=0.8, dwell_steps=6
 )
-"""Takes the short way at full speed, with no room to spare, and drops."""
+"""Takes the short path at full speed, without clearance, and drops."""
 
 STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HASTY})
 
 
 STILL = (*[0.0] * 6, OPEN)
-Move = Generator[Action, Observation, None]  # yields actions, and is sent the observation after each
+Move = Generator[Action, Observation, None]  # yields actions, and receives the observation after each
 OPEN_M, CLOSED_M = 0.039, 0.0  # distance of each finger from the middle
 GAIN_PER_M = (8.0, 10.0)
-"""Of a proportional controller, at no speed and what full speed adds: what must not overshoot is asked for slowly."""
+"""Gain of a proportional controller at zero speed, and its increase at full speed: slow requests avoid overshoot."""
 TURN_GAIN = 0.8
-UNIT_RAD = 0.5  # rotation that an action of 1 commands
+UNIT_RAD = 0.5  # rotation by an action of 1
 _FINGER_TOLERANCE_M = 0.003
-_SPACING_M = 0.01  # between the places of a path, at most
+_SPACING_M = 0.01  # maximum spacing of the points on a path
 
 
 @dataclass(frozen=True, slots=True)
 class HandTarget:
-    """A target of the hand: place_m [3], yaw, the fingers' distance from the middle, and the speed to get there."""
+    """A target of the hand: place_m [3], yaw, the fingers' distance from the middle, and the speed towards it."""
 
     place_m: Floats
     yaw_rad: float
@@ -229,8 +229,8 @@ class HandTarget:
 
 @dataclass(frozen=True, slots=True)
 class ClearPath:
-    """A straight path seen from above: places_m [K, 2], and the height that its rest needs from each place, [K].
-    `corner_m` is the distance to a corner at which the path to the next begins.
+    """A straight path seen from above: places_m [K, 2], and the height that the rest of it needs from each place, [K].
+    `corner_m` is the distance to a corner at which the next path begins.
     """
 
     places_m: Floats
@@ -238,7 +238,7 @@ class ClearPath:
     corner_m: float
 
     def next_point(self, goal_m: Floats, here_m: Floats) -> Floats:
-        """Return the point to head for now, [3]: up until the path is clear, then across, then down; corners cut."""
+        """Return the point to move towards, [3]: up until the path is clear, across, then down, cutting corners."""
         nearest = np.argmin(np.linalg.norm(self.places_m - here_m[:2], axis=1))
         height = float(self.height_m[nearest])
         if np.linalg.norm(goal_m[:2] - here_m[:2]) < self.corner_m:
@@ -249,8 +249,8 @@ class ClearPath:
 
 
 class Arm:
-    """An arm as its last observation `seen` shows it, and the last target of its hand. A move yields actions [7] and is
-    sent observations; it begins at `seen` and keeps it up to date.
+    """An arm in its last observation `seen`, with the last target of its hand. A move yields actions [7] and receives
+    observations; it begins at `seen` and updates it.
     """
 
     def __init__(self, seen: Observation, style: Style) -> None:
@@ -259,7 +259,6 @@ class Arm:
 
     @property
     def scene(self) -> Privileged:
-        """The privileged state."""
         assert self.seen.privileged is not None
         return self.seen.privileged
 
@@ -288,9 +287,8 @@ class Arm:
         turn_rad: float = np.inf,
         path: ClearPath | None = None,
     ) -> Generator[Action, Observation, bool]:
-        """Move the hand to a target, along a path if there is one; return whether time was up. The move ends nearer
-        than `near_m`, `height_m` above or below, and `turn_rad`; or after `most_steps` and one, even if the hand is not
-        at its target: something is in its way.
+        """Move the hand to a target, along a path if there is one; return whether it ran out of time. The move ends
+        within `near_m`, `height_m` vertically, and `turn_rad`, or after `most_steps` + 1 if something is in its way.
         """
         self.target = target
         for step in range(most_steps + 1):
@@ -303,7 +301,7 @@ class Arm:
         return True
 
     def keep_target(self) -> Move:
-        """Move the hand for one step towards its last target; if there was none, hold still."""
+        """Move the hand for one step towards its last target; hold still without one."""
         self.seen = yield np.array(STILL) if self.target is None else steer_hand(self.target, self.seen)
 
 

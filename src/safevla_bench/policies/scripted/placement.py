@@ -1,6 +1,6 @@
-"""Objects to place, by the goal's predicates: their grasps, and how an arm brings them to their places.
+"""Objects to place, by the goal's predicates: their grasps, and how an arm moves them to their places.
 
-An object is grasped across its narrow side, or at the rim if it is wider than the fingers open.
+An object is grasped across its narrow side, or at the rim if it is wider than the opening of the fingers.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from safevla_bench.policies.scripted.motion import CLOSED_M, OPEN_M, Arm, Floats
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Bring `body` to `place`, a body or a goal region."""
+    """Move `body` to `place`, a body or a goal region."""
 
     body: str
     place: str
 
 
 _PLACING = ("on", "in")
-_THERE_M = 0.03  # an object whose middle is within this of its place, seen from above, is taken to be there
-_ROOF_M = 0.03  # what hangs so far over the middle of a region is a roof and not its floor
+_THERE_M = 0.03  # an object counts as placed if its middle is within this of its place, seen from above
+_ROOF_M = 0.03  # a body this far above the middle of a region is a roof, not its floor
 
 
 def placements_left(scene: Privileged) -> tuple[Placement, ...]:
-    """Return the goal's placements that are not reached yet, in its order. Left out are predicates that name nothing
-    movable or a place that the scene does not show, objects that the fingers cannot hold, and places under a roof,
-    which a hand that points down cannot reach.
+    """Return the goal's unfinished placements in order. Omits predicates without a movable body or with a place that
+    the scene does not show, objects that the fingers cannot hold, and places under a roof, which a downward hand cannot
+    reach.
     """
     pairs = (predicate[1:] for predicate in scene.goal if predicate[0] in _PLACING and len(predicate) == 3)
     bodies, places = scene.movable & scene.half_extents_m.keys(), scene.half_extents_m.keys() | scene.sites_m.keys()
@@ -55,35 +55,35 @@ def _is_roofed(scene: Privileged, place: str) -> bool:
 
 
 def target_point(scene: Privileged, place: str) -> Floats:
-    """Return where the middle of an object is to be, seen from above, [2] m."""
+    """Return the target of the middle of an object, seen from above, [2] m."""
     return np.asarray((box_center(scene, place) if place in scene.half_extents_m else scene.sites_m[place])[:2])
 
 
 # Grasps
 
 
-WIDEST_HALF_M = 0.036  # half of the widest object that fits between the open fingers with a little room
+WIDEST_HALF_M = 0.036  # half the width of the widest object that fits between the open fingers with clearance
 DEPTH_M = 0.026
-"""How far below an object's top the middle of the fingertips goes; the hand itself begins 31 mm above it."""
+"""Depth of the middle of the fingertips below an object's top; the hand itself begins 31 mm above it."""
 LEAST_DEPTH_M = 0.010
-LEAST_HEIGHT_M = 0.012  # above an object's bottom, so that the fingertips stay off what it stands on
-ROOM_M = 0.014  # between an object's side and each finger before they close
+LEAST_HEIGHT_M = 0.012  # above an object's bottom, so that the fingertips do not touch its support
+ROOM_M = 0.014  # between an object's side and each finger before closing
 RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
 ARM_M: Floats = np.array([-0.65, 0.0])
-"""Where LIBERO's arms stand, seen from above, within a few centimetres in every scene."""
-COMFORTABLE_REACH_M = 0.60  # beyond it a high hand straightens the elbow, which locks at its limit
+"""Position of LIBERO's arms, seen from above, within a few centimetres in every scene."""
+COMFORTABLE_REACH_M = 0.60  # beyond this, a high hand straightens the elbow, which locks at its limit
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)
 """Offsets of grasps along an object's length from its middle, in halves of the length."""
-SKEWS_RAD = (0.0, -0.26, 0.26)  # turns of the fingers against an object's sides; closing aligns it
+SKEWS_RAD = (0.0, -0.26, 0.26)  # turns of the fingers relative to an object's sides; closing aligns it
 
 
 @dataclass(frozen=True, slots=True)
 class Grasp:
     """place_m [3] of the grip site, world frame; yaw of the downward hand; each finger's distance from the middle.
-    `blocked_m`: how far its surroundings keep it above the height that is best, at a quarter of the clearance and at
-    all of it. `off_m`: how far it is from the object's middle or rim, along the object.
+    `blocked_m`: how far its surroundings keep it above the best height, at a quarter of the clearance and at all of it.
+    `off_m`: its distance from the object's middle or rim, along the object.
     """
 
     place_m: Floats
@@ -104,8 +104,8 @@ def is_graspable(scene: Privileged, name: str) -> bool:
 def rank_grasps(
     scene: Privileged, name: str, obstacles: motion.Prisms, yaw_rad: float, clearance_m: float
 ) -> tuple[Grasp, ...]:
-    """Return every grasp of a body, the best first, raised as far as `obstacles` demand; each at a yaw near `yaw_rad`.
-    Its pieces raise it too: its box does not show what is hollow.
+    """Return every grasp of a body, best first, raised as far as `obstacles` require, each at a yaw near `yaw_rad`. The
+    body's pieces raise it too, because its box does not show hollows.
     """
     itself = motion.body_prisms(scene, name) if name in scene.pieces else motion.NOTHING
     choices = [_raise_to_fit(grasp, itself, obstacles, clearance_m) for grasp in _box_grasps(scene, name, yaw_rad)]
@@ -169,25 +169,25 @@ def _rim_grasps(
 # Moves
 
 
-_AT_M, _NEAR_M = 0.006, 0.012  # distances at which a target is reached, in height and altogether
+_AT_M, _NEAR_M = 0.006, 0.012  # distances at which a target counts as reached, vertically and in total
 _FACING_RAD = 0.06
 _MOVED_M = 0.005
-"""An object that has moved further since its grasp was chosen gets a new one: some topple as the episode begins."""
-_LOST_M = 0.03  # a held object that is so much further from the hand than it was has been dropped
+"""An object that has moved further since its grasp was chosen gets a new one: some topple at the start."""
+_LOST_M = 0.03  # a held object has been dropped if its distance from the hand grew by more
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10
 _PAUSE_STEPS = 10
 _APPROACH_STEPS, _DESCEND_STEPS, _PULL_STEPS, _LIFT_STEPS, _CARRY_STEPS, _LOWER_STEPS, _RETREAT_STEPS = (
     80, 30, 20, 30, 100, 40, 20
 )  # fmt: skip
-"""Steps after which a move is over even if the hand is not at its target: something is in its way."""
+"""Steps after which a move ends even away from its target, because something is in its way."""
 
 
 def place_object(arm: Arm, placement: Placement, attempt: int) -> Generator[Action, Observation, int]:
-    """Bring an object to its place; return the last attempt. The grasp is the best at attempt 0, the next best at each
-    further attempt, and after the last the best again. An object that has moved before the descent gets a new grasp; a
-    dropped object begins a further attempt. In the end the object is left alone long enough to look whether it is where
-    it should be.
+    """Bring an object to its place; return the last attempt. Attempt 0 uses the best grasp, each further attempt the
+    next best, starting over after the last. An object that has moved before the descent gets a new grasp; a dropped
+    object starts a further attempt. At the end the object is left alone long enough to check whether it is in its
+    place.
     """
     body, style = placement.body, arm.style
     while True:

@@ -1,4 +1,4 @@
-"""The kinds of policy servers, and their clients: policies that carry out the chunks of actions of a model."""
+"""The kinds of policy servers, and their clients: policies that execute the action chunks of a model."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
 REQUESTS = 5
-"""Of the same observation, to see if a server answers the same twice; it may compile its model for the first."""
-_READINGS = {"agent_pos": 4, "joint_pos": 7}  # numbers of a host's own readings that dialects send
+"""Repetitions of one observation, to see whether answers repeat; a server may compile its model at the first."""
+_READINGS = {"agent_pos": 4, "joint_pos": 7}  # sizes of the host readings that dialects send
 
 
 class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of policy server, `KIND:URL[,URL...]` as a policy: a row of `kinds.toml`."""
+    """One kind of policy server, used as a policy by `KIND:URL[,URL...]`: a row of `kinds.toml`."""
 
     name: str
     about: str
     wire: str
-    dialect: str  # the dialect of a client that is given none
-    schemes: tuple[str, ...] = ("ws", "wss")  # of an address; the first if it names none
+    dialect: str  # default dialect of its clients
+    schemes: tuple[str, ...] = ("ws", "wss")  # of an address; the first is the default
     port: int = 8000
     library: str = "websockets"
     extra: str = "openpi"
-    replans: bool = True  # whether the client carries out a part of each chunk, and takes the argument `replan`
-    arguments: tuple[str, ...] = ()  # of its client, beyond those of every client
+    replans: bool = True  # whether the client executes only part of each chunk, and takes the argument `replan`
+    arguments: tuple[str, ...] = ()  # of its client, besides those of all clients
 
     @property
     def example(self) -> str:
-        """The policy with an address of a server."""
+        """An example of the policy with an address of a server."""
         return f"{self.name}:{self.schemes[0]}://HOST:{self.port}"
 
 
@@ -60,45 +60,44 @@ KINDS: Mapping[str, ClientKind] = _read_kinds()
 
 
 class ChunkModel(ABC):
-    """A model that is asked in a dialect: the `ChunkedPolicy.model` of every client here, and of LeRobot."""
+    """A model queried in a dialect: the `ChunkedPolicy.model` of every client here, and of LeRobot."""
 
     has_answered = False
-    """Whether a reply could be used: one that cannot be, before any that could, would return in every episode."""
+    """Whether any reply was usable: if the first one is not, every episode would fail the same way."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants
         self.greeting: Greeting = {}  # the server's description of itself, sanitized for a record
-        self.env_seed: int | None = None  # the simulator's seed that the server asks for, if any
+        self.env_seed: int | None = None  # the simulator's seed that the server requests, if any
 
     def connect(self, task: Task) -> None:
-        """Reach the server and see that the dialect fits it, as `begin` does, before an environment is made."""
+        """Connect to the server and check that the dialect fits, as `begin` does, before an environment is made."""
         self.begin(task, 0)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        """Return the arguments of its client that a server asks for; {} for a server that asks for none. The connection
-        is closed again. Raises `ServerLostError` if none answers.
+        """Return the client arguments that a server requests; {} if none. The connection is closed afterwards. Raises
+        `ServerLostError` if no server answers.
         """
         return {}
 
     @abstractmethod
     def begin(self, task: Task, seed: int) -> None:
-        """Reach the server and begin an episode; sets `greeting`.
+        """Connect to the server and begin an episode; sets `greeting`.
 
         Raises:
             ServerUnreachableError: no server answers.
-            ServerLostError: a server answers and then goes or stays silent.
-            ServerRefusedError: what answers is of another kind, or wants another key or dialect.
+            ServerLostError: a server answers and then disappears or falls silent.
+            ServerRefusedError: the server is of another kind, or requires another key or dialect.
         """
 
     @abstractmethod
     def query(self, observation: Observation) -> Reply:
-        """Return the model's reply to an observation, as it came. Raises `ServerLostError` if the server goes or stays
-        silent, and `PolicyError` if it fails, its reply cannot be read, or the observation is not what the dialect
-        sends.
+        """Return the model's raw reply to an observation. Raises `ServerLostError` if the server disappears or falls
+        silent, and `PolicyError` if it fails, its reply cannot be read, or the observation does not fit the dialect.
         """
 
     def infer(self, observation: Observation) -> NDArray[np.float64]:
-        """Return actions, [H, A]; raises what `query` raises, and `ReplyError` for actions that cannot be read."""
+        """Return actions, [H, A]; raises the errors of `query`, and `ReplyError` for unreadable actions."""
         return self.dialect.read_actions(self.query(observation))
 
     def close(self) -> None:  # noqa: B027  (not every model holds something)
@@ -106,30 +105,28 @@ class ChunkModel(ABC):
 
 
 class ChunkQueue:
-    """The actions of a chunk that are left, of a policy that computes several at a time."""
+    """The remaining actions of a chunk, for policies that compute several at a time."""
 
     def __init__(self) -> None:
         self.left: deque[Action] = deque()
 
     @property
     def looks_next(self) -> bool:
-        """True if the next action is computed, from an observation."""
         return not self.left
 
     def take_rest(self) -> list[Action]:
-        """Return the actions of the chunk that are left, and forget them."""
         rest, self.left = list(self.left), deque()
         return rest
 
 
 class ChunkedPolicy(ChunkQueue):
-    """A policy that carries out the first `replan` actions of each chunk, or all of them, then asks again. `calls_s`
-    holds the wall seconds of each inference since the last reset. `dialect` is how the model is asked, for the run's
-    description; `clip` says that actions out of the host's range are clipped, as its own project does.
+    """A policy that executes the first `replan` actions of each chunk, or all of them, then queries again. `calls_s`
+    holds the wall-clock seconds of each inference since the last reset. `dialect` is for the run's description; `clip`
+    says that actions out of the host's range are clipped, as the model's project does.
     """
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
-        """Wrap a model; `replan` None carries out all actions of each chunk. Nothing is connected yet."""
+        """Wrap a model, without connecting; `replan` None executes all actions of each chunk."""
         super().__init__()
         self.wants, self.dialect = model.wants, replace(model.dialect, replan=replan)
         self.clip = model.dialect.inference.clip
@@ -138,33 +135,32 @@ class ChunkedPolicy(ChunkQueue):
 
     @property
     def greeting(self) -> Greeting:
-        """The description that the model's server gives of itself; {} before it is reached, and without a server."""
+        """The description that the model's server gives of itself; {} before connecting, or without a server."""
         return self.model.greeting
 
     @property
     def env_seed(self) -> int | None:
-        """The simulator's seed that the model's server asks for, if any."""
+        """The simulator's seed that the model's server requests, if any."""
         return self.model.env_seed
 
     def connect(self, task: Task) -> None:
-        """Reach the model's server, if it has one, and set `wants` to what it asks for; raises as the model does."""
+        """Connect to the model's server, if it has one, and set `wants`; raises the model's errors."""
         self.model.connect(task)
         self.wants = self.model.wants
 
     def reset(self, task: Task, seed: int) -> None:
-        """Begin an episode of the model, and forget the last chunk and its times."""
         self.left.clear()
         self.calls_s = []
         self.model.begin(task, seed)
         self.wants = self.model.wants
 
     def act(self, observation: Observation) -> Action:
-        """Return the next action of the chunk, [A]; if none is left, the first of another chunk.
+        """Return the next action of the chunk, [A]; at its end, the first of a new chunk.
 
         Raises:
             InvalidActionError: the model gave no [H, A] array.
-            ServerRefusedError: the first reply of its server cannot be read, or holds too few actions.
-            PolicyError: a later reply cannot be read or holds too few; and what `ChunkModel.query` raises.
+            ServerRefusedError: the first reply of its server cannot be read, or has too few actions.
+            PolicyError: a later reply cannot be read or has too few actions; also the errors of `ChunkModel.query`.
         """
         if not self.left:
             self.left.extend(self._infer_chunk(observation))
@@ -194,8 +190,8 @@ class ChunkedPolicy(ChunkQueue):
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:
-    """Return how many actions of a chunk are carried out: `default` for None, None (all of them) for `all`. Raises
-    `PolicyError` for a text that is not a number from 1.
+    """Return how many actions of a chunk to execute: `default` for None, None (all of them) for `all`. Raises
+    `PolicyError` unless the text is a number from 1.
     """
     if text is None:
         return default
@@ -209,9 +205,9 @@ def parse_replan(text: str | None, default: int | None) -> int | None:
 def client_factory(
     name: str, make_model: Callable[[Endpoint, Dialect, Mapping[str, str]], ChunkModel]
 ) -> Callable[..., ChunkedPolicy]:
-    """Return the factory of a kind of client, whose keyword parameters, all text, are the policy's arguments.
-    `make_model` gets the endpoint, the dialect, and all arguments that were given. What the factory returns has
-    connected to nothing yet; it raises `PolicyError` for a wrong argument, or if the library is not installed.
+    """Return the factory for a kind of client; its keyword parameters, all text, are the policy's arguments.
+    `make_model` gets the endpoint, the dialect, and all given arguments. The factory does not connect; it raises
+    `PolicyError` for an invalid argument, or if the library is not installed.
     """
     kind = KINDS[name]
 
@@ -234,15 +230,15 @@ def client_factory(
 
 
 def require_library(library: str, extra: str) -> None:
-    """Raise `PolicyError` if the library that a client needs is not installed."""
+    """Raise `PolicyError` if the library that a client requires is not installed."""
     if find_spec(library) is None:
         remedy = f"Install it: {install_command(extra)}"
         raise PolicyError(f"this policy needs the package {library}, which is not installed", remedy=remedy)
 
 
 def ask_repeatedly(policy: ChunkedPolicy, task: Task) -> Repeats:
-    """Return how many of the repeated requests had another answer; raises as `connect` and `ChunkModel.infer` do. Each
-    begins an episode, as a run does, so that a server that plays chunks itself or remembers is asked alike.
+    """Return how many of the repeated requests had another answer; raises the errors of `connect` and
+    `ChunkModel.infer`. Each request begins an episode, as in a run, in case a server plays chunks itself or has memory.
     """
     policy.connect(task)
     replies = []
@@ -258,7 +254,7 @@ def find_others(replies: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float
 
 
 def make_observation(wants: Wants, instruction: str) -> Observation:
-    """Return an observation of no real scene, the same at each call: grey images, and a hand above a table."""
+    """Return an artificial observation, the same at each call: grey images, and a hand above a table."""
     pixels = np.random.default_rng(0).integers(120, 160, (*wants.image_size, 3), dtype=np.uint8)
     return Observation(
         instruction=instruction,

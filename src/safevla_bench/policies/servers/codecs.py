@@ -1,6 +1,6 @@
-"""Messages with arrays, as policy servers pack them: MessagePack or JSON, and no pickle in either direction.
+"""Messages with arrays in the formats of policy servers: MessagePack or JSON, never pickle.
 
-Each kind of server writes an array as a map of its own:
+Each kind of server encodes an array as a different map:
 
 openpi      {b"__ndarray__": True, b"data": raw bytes, b"dtype", b"shape"}; NumPy scalars with b"__npgeneric__"
 vla-eval    {"__ndarray__": True, "data": raw bytes, "dtype", "shape"}; NumPy scalars as plain numbers; images also
@@ -10,8 +10,8 @@ gr00t       {"__ndarray_class__": True, "as_npy": a file in NumPy's own format};
 openvla     JSON, as json_numpy 2.1.1 writes it: {"__numpy__": raw bytes in base 64, "dtype", "shape"}
 xvla        the text of that JSON
 
-Incoming messages are not trusted: an array of objects, of records, or of another length than its shape is refused. So
-is a message that takes too much memory, or has more than `MAX_VALUES` values, which take time.
+Incoming messages are not trusted. Arrays of objects or of records, or with data that does not fit their shape, are
+refused, and so are messages that take too much memory or have more than `MAX_VALUES` values, which take time.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
 MAX_VALUES = 100_000
-"""In one message, arrays aside, which are one value each: a chunk of actions as nested lists has some hundreds."""
-_AXES, _DTYPE = 32, 64  # of an array; letters of its dtype
+"""Values per message; an array counts as one. A chunk of actions as nested lists has some hundreds."""
+_AXES, _DTYPE = 32, 64  # of an array; length of its dtype's name
 _KINDS = "biufSU"
-"""Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not numbers on a wire."""
+"""Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not allowed."""
 _PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
-"""`<f4`, `float32` or `<M8[s]`. Other texts that NumPy takes for a dtype are of records, and run Python's parser."""
+"""`<f4`, `float32` or `<M8[s]`. Other texts that NumPy accepts as a dtype are records, and run Python's parser."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
 
 Array = NDArray[Any]
@@ -52,7 +52,7 @@ Wire = Mapping[Any, Any]
 @dataclass(frozen=True, slots=True)
 class Codec:
     """The codec of one kind of server: `encode_array` makes the map of an array, `decode_map` the array of a map.
-    `is_json` says that messages are JSON and not MessagePack.
+    `is_json` selects JSON instead of MessagePack.
     """
 
     encode_array: Callable[[Array | np.generic], object]
@@ -60,16 +60,16 @@ class Codec:
     is_json: bool = False
 
     def pack(self, message: object) -> bytes:
-        """Return the message as bytes. Raises `PolicyError` for a value that the wire cannot carry."""
+        """Return the message as bytes. Raises `PolicyError` for a value that the format cannot represent."""
         try:
-            if self.is_json:  # with the blanks that Python's own writer puts, as the clients of these servers do
+            if self.is_json:  # with the spaces of Python's writer, like the clients of these servers
                 return json.dumps(message, default=self._encode_extension, allow_nan=False).encode()
             return msgspec.msgpack.encode(message, enc_hook=self._encode_extension)
         except (TypeError, NotImplementedError, OverflowError, ValueError) as error:
             raise PolicyError(f"a message cannot be packed: {error}", remedy="Send numbers, text and arrays.") from None
 
     def unpack(self, message: bytes) -> object:
-        """Return the message of the bytes, its arrays read-only. Raises `PolicyError` for other or too many values."""
+        """Return the decoded message, with read-only arrays. Raises `PolicyError` for invalid or too many values."""
         try:
             with limit_memory("the message"):
                 value = decode_json(message, object) if self.is_json else msgspec.msgpack.decode(message)
@@ -82,7 +82,7 @@ class Codec:
 
     def _encode_extension(self, value: object) -> object:
         if isinstance(value, np.float64):
-            return float(value)  # a float, as every MessagePack library takes it
+            return float(value)  # a float, as in every MessagePack library
         if isinstance(value, np.ndarray | np.generic):
             if value.dtype.kind not in _KINDS:
                 raise TypeError(f"arrays of {value.dtype} are not sent")
@@ -102,7 +102,7 @@ class Codec:
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
-    if isinstance(text, list):  # msgpack_numpy's form of the fields of a record
+    if isinstance(text, list):  # msgpack_numpy's representation of record fields
         raise InvalidActionError("an array of records, where integers or floats belong", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
         raise TypeError("a dtype that is no plain name")
@@ -127,7 +127,7 @@ def _build_array(data: object, dtype: object, shape: object) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """The map that an array becomes: `{mark: True, ...}` with the keys of bytes, dtype and shape, in this order."""
+    """The map of an array: `{mark: True, ...}` with the keys of bytes, dtype and shape, in this order."""
 
     mark: str | bytes
     data: str | bytes = "data"
@@ -144,7 +144,7 @@ class ArrayForm:
         return {self.mark: True, self.data: value.tobytes(), self.dtype: value.dtype.str, self.shape: value.shape}
 
     def decode(self, wire: Wire) -> object:
-        """Return the array or the scalar of a map that has a mark; any other map as it is."""
+        """Return the array or scalar of a map that has a mark; other maps unchanged."""
         if self.mark in wire:
             return _build_array(wire[self.data], wire[self.dtype], wire[self.shape])
         return _parse_dtype(wire[self.dtype]).type(wire[self.data]) if self.scalar in wire else wire
@@ -178,7 +178,7 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_gr00t(wire: Wire) -> object:
-    """Return the array or NumPy scalar of either form of map, of which a server sends one; any other map as it is."""
+    """Return the array or NumPy scalar of either form of map, of which a server sends one; other maps unchanged."""
     if b"nd" in wire:
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]

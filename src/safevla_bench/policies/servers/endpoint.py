@@ -1,7 +1,7 @@
-"""Policy servers: their addresses, times and keys, the first that answers, its errors, and what it says of itself.
+"""Policy servers: addresses, timeouts and keys, the first that answers, errors, and the server's description of itself.
 
-A key is never an argument, since arguments are recorded. Descriptions of servers go into a run's record, bounded and
-without secrets, to distinguish checkpoints; nothing is judged by them.
+A key is never an argument, because arguments are recorded. Servers' descriptions are stored in a run's record, bounded
+and without secrets, to distinguish checkpoints; nothing is judged by them.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from safevla_bench.files import read_text
 from safevla_bench.interface.environment import WORKER
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
-KEY = "SAFEVLA_API_KEY"  # the environment variable that holds a server's key, unless an argument names a file
+KEY = "SAFEVLA_API_KEY"  # environment variable with a server's key, unless an argument names a file
 CONNECT_S, ANSWER_S = 10.0, 120.0
-MAX_REPLY_BYTES = 64 * 2**20  # the largest message that is taken from a server; a chunk of actions has a few kilobytes
+MAX_REPLY_BYTES = 64 * 2**20  # largest message accepted from a server; a chunk of actions has a few kilobytes
 MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
-"""Characters that are kept of a server's error message, and of its last line."""
-PAUSE_S = 0.2  # between two attempts to reach a server, and the least time that one is given
+"""Characters kept of a server's error message, and of its last line."""
+PAUSE_S = 0.2  # between attempts to reach a server, and minimum duration of one
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The servers of a policy: addresses to try in their order, how long to wait for them, and their key."""
+    """The servers of a policy: addresses to try in order, timeouts, and their key."""
 
     addresses: tuple[str, ...]
-    connect_s: float = CONNECT_S  # to try to connect
-    answer_s: float = ANSWER_S  # to wait for one answer; a server may compile its model for the first
+    connect_s: float = CONNECT_S  # timeout for connecting
+    answer_s: float = ANSWER_S  # timeout for one answer; a server may compile its model for the first
     key: str | None = None
 
 
 def parse_endpoint(
     arg: str | None, policy: str, schemes: Sequence[str], port: int, arguments: Mapping[str, str]
 ) -> Endpoint:
-    """Return the servers of `arg`, with the times and the key that a policy's arguments give. Raises what
-    `parse_addresses` and `read_key` raise, and `PolicyError` for a time that is none.
+    """Return the servers of `arg`, with the timeouts and key from a policy's arguments. Raises the errors of
+    `parse_addresses` and `read_key`, and `PolicyError` for an invalid timeout.
     """
     return Endpoint(
         parse_addresses(arg, policy, schemes, port),
@@ -65,12 +65,12 @@ def parse_endpoint(
 
 
 def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: int) -> tuple[str, ...]:
-    """Return the servers of `URL[,URL...]`, beginning with this worker's; the scheme and the port may be left out.
-    Raises `PolicyError`, without the text, for what is not an address, or has a user, a query or a fragment.
+    """Return the servers of `URL[,URL...]`, starting with this worker's; scheme and port are optional. Raises
+    `PolicyError`, without repeating the text, for an invalid address, or one with a user, a query or a fragment.
     """
     try:
         servers = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
-    except ValueError:  # the text is not repeated: what stands there may be a secret
+    except ValueError:  # the text is not repeated, because it may contain a secret
         remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, several with commas between them; a key belongs into {KEY}."
         raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
     first = int(os.environ.get(WORKER, "0")) % len(servers)
@@ -99,9 +99,9 @@ def _parse_seconds(name: str, arguments: Mapping[str, str], default: float) -> f
 
 
 def read_key(key_file: str | None = None) -> str | None:
-    """Return a server's key from the file, or else the environment variable `KEY`; None if neither is named or set.
-    From now on the key is hidden wherever text is printed or written. Raises `PolicyError`, without the key, if the
-    named place does not hold one.
+    """Return a server's key from the file, else from the environment variable `KEY`; None if neither is named or set.
+    From then on the key is hidden in all text that is printed or written. Raises `PolicyError`, without the key, if the
+    named place does not contain one.
     """
     try:
         secret = (os.environ.get(KEY, "") if key_file is None else read_text(Path(key_file))).strip()
@@ -116,13 +116,13 @@ def read_key(key_file: str | None = None) -> str | None:
     return secret
 
 
-# The first that answers, and its errors
+# The first server that answers, and errors
 
 
 def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None]) -> str:
-    """Return the first server of the list that answers; the list is tried again and again for the time to connect.
-    `attempt` tries an address until a monotonic time and returns None, or the reason why it does not answer. Raises
-    `ServerUnreachableError` if none answers, and what `attempt` raises.
+    """Return the first server of the list that answers; the list is retried during the time to connect. `attempt` tries
+    an address until a monotonic time and returns None, or the reason why it does not answer. Raises
+    `ServerUnreachableError` if none answers, and the errors of `attempt`.
     """
     until = time.monotonic() + endpoint.connect_s
     while True:
@@ -141,7 +141,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
 
 @contextmanager
 def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
-    """Close the connection and raise `ServerRefusedError` for a `PolicyError` that would return in every episode."""
+    """Close the connection and raise `ServerRefusedError` for a `PolicyError` that would recur in every episode."""
     try:
         yield
     except ServerLostError:
@@ -152,7 +152,7 @@ def guard_handshake(close: Callable[[], object]) -> Iterator[None]:
 
 
 def describe_cause(error: BaseException) -> str:
-    """Return why a connection failed, in some words."""
+    """Return in a few words why a connection failed."""
     return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error)[:200] or repr(error)
 
 
@@ -163,18 +163,18 @@ def lost_error(address: str, event: str) -> ServerLostError:
 
 
 def silent_error(address: str, seconds: float) -> ServerLostError:
-    """Return the error for a server that answers nothing within `seconds`."""
+    """Return the error for a server that does not answer within `seconds`."""
     return lost_error(address, f"gave no answer for {seconds:.3g} s")
 
 
 def stray_error(address: str, event: str) -> ServerLostError:
-    """Return the error for a message that is not the reply to the last request, so that no reply can be trusted."""
+    """Return the error for a message that does not reply to the last request, after which replies cannot be trusted."""
     remedy = "The server must send each client one reply per request, in order. Correct it there, then start it again."
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
 def status_error(address: str, status: int, key: str | None) -> PolicyError:
-    """Return the error for an HTTP status below 500 that is not an answer to what was asked."""
+    """Return the error for an HTTP status below 500 other than success."""
     if status in (401, 403):
         problem = f"the policy server {address} {'refuses this key' if key else 'wants a key'} (HTTP {status})"
         return PolicyError(problem, remedy=f"Put its key into the environment variable {KEY}, or pass key_file=FILE.")
@@ -189,7 +189,7 @@ def size_error(address: str) -> PolicyError:
 
 
 def server_error(address: str, text: str, key: str | None) -> PolicyError:
-    """Return the error for a server's failure: the line that names it first, then all of it, or the end of it."""
+    """Return the error for a server's failure: the line that names it first, then the whole text or its end."""
     shown = (text.replace(key, HIDDEN) if key else text)[-MAX_CHARACTERS:].strip()
     named = find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
@@ -197,17 +197,17 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
     return PolicyError(problem, remedy="Mend it there; what was sent is in docs/howto/servers.md.")
 
 
-# What servers say of themselves
+# Servers' descriptions of themselves
 
 
 Greeting = Mapping[str, object]
-MAX_BYTES = 4096  # of the greeting as JSON; of a longer one those entries are kept that fit, and the digest of all
+MAX_BYTES = 4096  # of the greeting as JSON; if longer, entries that fit are kept, with a digest of everything
 _LETTERS, _DEPTH = 200, 5
 
 
 def sanitize_greeting(greeting: object, secret: str | None = None) -> dict[str, object]:
-    """Return a server's description as plain JSON; values under secret names, and the client's own key, are hidden.
-    Arrays become their type and shape; what is not a map becomes an empty one.
+    """Return a server's description as plain JSON, with values under secret names and the client's own key hidden.
+    Arrays become their type and shape; anything but a map becomes an empty one.
     """
     if not isinstance(greeting, Mapping):
         return {}

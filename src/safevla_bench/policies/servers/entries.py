@@ -1,7 +1,7 @@
-"""The paper's entries as data (`entries.toml`), and each as a policy: `--policy ENTRY`, asked through its servers.
+"""The paper's entries as data (`entries.toml`), and each as a policy: `--policy ENTRY`, queried through its servers.
 
-An entry's policy opens a client of its transport for the suite at hand, so that one checkpoint a suite is one server a
-suite. The addresses of its servers do not identify it: `server` is left out of a run's description.
+An entry's policy opens a client of its transport per suite, so that one checkpoint per suite means one server per
+suite. Server addresses do not identify it: `server` is left out of a run's description.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
 from safevla_bench.policies.servers.dialects import Reply
 
 UNKNOWN = "unknown"
-MARK = "@"  # stands in the name of every entry, and in that of no other policy
+MARK = "@"  # in the name of every entry, and of no other policy
 EVERY = "all"
 SERVER = "server"
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy on one host, as the paper evaluates it; the numbers are in the publication, by policy and suite."""
+    """One policy on one host, as the paper evaluates it; its published numbers are found by policy and suite."""
 
     name: str
     policy: str
@@ -35,24 +35,23 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     protocol: str
     dialect: str
     project: str
-    serve: str  # the command that starts its server in its own project
+    serve: str  # command that starts its server in its own project
     checkpoints: dict[str, str]  # by suite, or one for `all`
     sources: dict[str, str]
     host_arguments: dict[str, str] = {}  # arguments of the host, such as RoboCasa's `split`
     training: str | None = None
-    auxiliary: bool = False  # Table 6: outside of the paper's main results
+    auxiliary: bool = False  # Table 6: outside the paper's main results
     remarks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    """Facts that neither the paper nor the policy's project gives; this entry leaves them open or assumes them."""
+    """Facts that neither the paper nor the policy's project states; this entry leaves them open or assumes them."""
 
     @property
     def is_runnable(self) -> bool:
-        """True if protocol and dialect are known."""
         return UNKNOWN not in (self.protocol, self.dialect)
 
     @property
     def transport(self) -> str:
-        """The kind of server that the entry's dialect is for; `unknown` if the dialect is."""
+        """The kind of server for the entry's dialect; `unknown` if the dialect is."""
         return dialects.load_dialect_file(self.dialect).transport if self.dialect != UNKNOWN else UNKNOWN
 
     def checkpoint(self, suite: str) -> str:
@@ -62,13 +61,13 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @cache
 def paper_entries() -> tuple[PaperEntry, ...]:
-    """Return all entries, in the paper's order; the auxiliary entries last."""
+    """Return all entries, in the paper's order, auxiliary ones last."""
     content = resources.files(__package__).joinpath("entries.toml").read_bytes()
     return msgspec.toml.decode(content, type=dict[str, tuple[PaperEntry, ...]])["entries"]
 
 
 def find_entry(name: str) -> PaperEntry:
-    """Return the entry of that name; `PolicyError`, with those there are, if there is none."""
+    """Return an entry by name; raise `PolicyError`, which lists the names, if it does not exist."""
     entry = next((entry for entry in paper_entries() if entry.name == name), None)
     if entry is None:
         names = ", ".join(entry.name for entry in paper_entries())
@@ -77,9 +76,9 @@ def find_entry(name: str) -> PaperEntry:
 
 
 def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return each suite's server from `URL` and `SUITE=URL`, in the entry's order. A suite without a server is left
-    out. A text whose beginning is not a suite of the entry is a URL for all suites; of several texts for a suite, or
-    for all, the last counts. Raises `PolicyError` for a URL for all suites if their checkpoints differ.
+    """Return each suite's server from `URL` and `SUITE=URL`, in the entry's order. Suites without a server are omitted.
+    A text that does not begin with a suite of the entry is a URL for all suites; the last text for a suite, or for all,
+    wins. Raises `PolicyError` for a URL for all suites if their checkpoints differ.
     """
     chosen: dict[str, str] = {}
     for text in texts:
@@ -96,16 +95,15 @@ def assign_servers(entry: PaperEntry, texts: tuple[str, ...]) -> dict[str, str]:
 
 
 class EntryModel(ChunkModel):
-    """The models behind an entry's servers, of which that of the suite at hand is asked."""
+    """The models behind an entry's servers; the current suite's is queried."""
 
     def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel]) -> None:
-        """Take each suite's model; the first one's dialect counts until another suite is begun."""
+        """Take each suite's model; the first one's dialect counts until another suite begins."""
         self._now = next(iter(models.values()))
         super().__init__(self._now.dialect)
         self.entry, self._models = entry, models
 
     def model_for(self, suite: str) -> ChunkModel:
-        """Return the suite's model; `PolicyError` if it has none."""
         if suite not in self._models:
             problem = f"no server is named for {self.entry.name} on {suite}"
             raise PolicyError(problem, remedy=f"Pass --server {suite}=URL, or only suites that have one.")
@@ -139,9 +137,9 @@ class EntryModel(ChunkModel):
 def make_entry_policy(
     name: str, arguments: Mapping[str, str], open_policy: Callable[[str, Mapping[str, str]], Policy]
 ) -> ChunkedPolicy:
-    """Make the policy of an entry. `server` holds URL or SUITE=URL texts with blanks between them. Its model is an
-    `EntryModel`. All other arguments go to the client of the transport, with the name of the dialect. Raises
-    `PolicyError` if no entry has that name, it cannot be run or has no server, or an argument is wrong.
+    """Make the policy of an entry, with an `EntryModel`. `server` holds space-separated texts URL or SUITE=URL. All
+    other arguments go to the transport's client, with the name of the dialect. Raises `PolicyError` if no entry has
+    that name, it cannot be run or has no server, or an argument is invalid.
     """
     entry = find_entry(name)
     if not entry.is_runnable:

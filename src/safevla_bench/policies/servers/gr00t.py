@@ -1,13 +1,13 @@
-"""`gr00t:HOST:5555`: the policy behind a GR00T server, asked over ZeroMQ.
+"""`gr00t:HOST:5555`: the policy behind a GR00T server, queried over ZeroMQ.
 
-One request, one reply, both maps of MessagePack: an endpoint's name with its data goes out, `[action, info]` comes
-back, or `{"error": text}`. Cameras, states and actions have a key each ("modality"). The servers of GR00T N1.5, which
-have no endpoint `reset`, take the observation alone as the data and answer with the action alone.
+Each request has one reply, both MessagePack maps: the request is an endpoint's name with its data, the reply `[action,
+info]` or `{"error": text}`. Cameras, states and actions have one key each ("modality"). GR00T N1.5's servers, which
+have no endpoint `reset`, expect only the observation as data and answer with only the action.
 
-`get_modality_config` answers before the first action. The mark of its values tells the two packings of arrays apart.
-Its keys are those of the model, `image` or (N1.5) `video.image`, whether the server takes flat or nested requests: the
-two differ by `--use-sim-policy-wrapper` alone, which the description does not show (gr00t/policy/gr00t_policy.py at
-626af89); the answer to a flat request does.
+`get_modality_config` is queried before the first action. The marks in its values distinguish the two encodings of
+arrays. Its keys are those of the model, `image` or (N1.5) `video.image`, for servers with flat or nested requests
+alike: these differ only by `--use-sim-policy-wrapper`, which the description does not show
+(gr00t/policy/gr00t_policy.py at 626af89) but the answer to a flat request does.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _MARKS = {_MARK_MAIN, "__ModalityConfig_class__"}
 
 
 class Gr00tModel(ChunkModel):
-    """A model behind a GR00T server; its greeting is its modalities, which name no checkpoint. A ZeroMQ socket asks one
-    server at a time. After a timeout it is made anew: it could not ask again.
+    """A model behind a GR00T server; its greeting is its modalities, which do not name a checkpoint. A ZeroMQ socket
+    serves one request at a time, and is unusable after a timeout, so it is then replaced.
     """
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
         super().__init__(dialect)
         self.address, self.codec, self._endpoint = endpoint.addresses[0], GR00T, endpoint
         self._socket: zmq.SyncSocket | None = None
-        self._bare = False  # whether the server is N1.5's, which takes the observation alone
-        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another
+        self._bare = False  # whether the server is N1.5's, which takes only the observation
+        self._session = f"safevla-{uuid.uuid4().hex[:12]}"  # another client of the server has another name
         self._is_first = True
-        self._nested = False  # whether the server takes nested requests; the first action tells
+        self._nested = False  # whether the server takes nested requests; found out at the first action
 
     def begin(self, task: Task, seed: int) -> None:
-        """Find the server, have it forget the last episode, and see that the dialect fits its modalities. Each server
-        of the list gets an equal share of the time to connect. Raises what `ChunkModel.begin` raises.
+        """Find the server, reset it, and check that the dialect fits its modalities. Each server of the list gets an
+        equal share of the time to connect. Raises the errors of `ChunkModel.begin`.
         """
         self._is_first = True
         with servers.guard_handshake(self.close):
@@ -72,8 +72,8 @@ class Gr00tModel(ChunkModel):
             check_modalities(parse_modalities(config), self.dialect)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's action, with flat keys; raises what `ChunkModel.query` raises. If the server complains of
-        its video, asks once more in the other form, nested or flat, and keeps to what it answers to.
+        """Return the server's action, with flat keys; raises the errors of `ChunkModel.query`. If the server rejects
+        its video, retries once in the other form, nested or flat, and keeps the form that works.
         """
         request = self.dialect.build_request(observation)
         try:
@@ -104,8 +104,8 @@ class Gr00tModel(ChunkModel):
         return {_flat_key(ACTION, key): value for key, value in action.items()} if self._nested else action
 
     def call(self, endpoint: str, data: Mapping[str, object] | None = None, timeout_s: float | None = None) -> object:
-        """Ask an endpoint, over a new connection if there is none, and return its answer. Raises `ServerLostError` if
-        nothing comes in time, `PolicyError` for an answer that is an error or cannot be read.
+        """Call an endpoint, over a new connection if there is none, and return its answer. Raises `ServerLostError` if
+        it does not arrive in time, `PolicyError` for an error or unreadable answer.
         """
         key, seconds = self._endpoint.key, self._endpoint.answer_s if timeout_s is None else timeout_s
         request = {"endpoint": endpoint, **({} if data is None else {"data": data})}
@@ -142,7 +142,7 @@ class Gr00tModel(ChunkModel):
             socket.setsockopt(zmq.RCVTIMEO, round(1000 * seconds))
             is_stray = socket.poll(0) > 0
             if not is_stray:
-                socket.send_multipart([b"", message])  # as a REQ socket sends it, which would hide what waits
+                socket.send_multipart([b"", message])  # like a REQ socket, which would hide what is waiting
                 _, *parts = socket.recv_multipart()
         except zmq.ZMQError as error:
             self.close()
@@ -177,7 +177,7 @@ class Gr00tModel(ChunkModel):
 
 
 class Modality(msgspec.Struct, frozen=True):
-    """One modality of a model: its keys, and when its frames are."""
+    """One modality of a model: its keys, and the times of its frames."""
 
     modality_keys: tuple[str, ...]
     delta_indices: tuple[object, ...] = (0,)
@@ -191,8 +191,8 @@ def choose_codec(config: object) -> Codec:
 
 
 def parse_modalities(config: object) -> dict[str, Modality]:
-    """Return the modalities in a GR00T server's get_modality_config reply, by name; skip unreadable ones. Their keys
-    are those of flat requests and replies.
+    """Return the modalities in a GR00T server's get_modality_config reply, by name, skipping unreadable ones. Their
+    keys are those of flat requests and replies.
     """
     modalities = {}
     for name, value in config.items() if isinstance(config, Mapping) else ():
@@ -211,14 +211,14 @@ def _flat_key(modality: str, key: str) -> str:
 
 
 def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> None:
-    """Raise `PolicyError` for a server whose model takes or gives other keys than the dialect, or more than one frame.
+    """Raise `PolicyError` for a server whose model has other keys than the dialect, or takes more than one frame.
     Modalities that the server does not describe are not checked.
     """
     remedy = "Choose the dialect of this model, which safevla doctor --server finds, or serve another checkpoint."
     sent = {".".join(map(str, field.path)) for field in dialect.fields}
     for name in (VIDEO, STATE, LANGUAGE):
         modality = modalities.get(name, Modality(()))
-        wanted = modality.modality_keys[: 1 if name == LANGUAGE else None]  # of several instructions the first is read
+        wanted = modality.modality_keys[: 1 if name == LANGUAGE else None]  # of several instructions, the first is read
         if missing := [key for key in wanted if key not in sent]:
             problem = f"the server's model takes {', '.join(missing)}, which the dialect {dialect.name!r} does not send"
             raise PolicyError(problem, remedy=remedy)
@@ -233,8 +233,8 @@ def check_modalities(modalities: Mapping[str, Modality], dialect: Dialect) -> No
 
 
 def nest_request(request: Request) -> Request:
-    """Return a flat request as a server without --use-sim-policy-wrapper takes it: maps of video, state and language.
-    Lists of texts get a time axis too; the request itself is not changed.
+    """Return a flat request in the form for servers without --use-sim-policy-wrapper: maps of video, state and
+    language, in which lists of texts also get a time axis. The request itself is not changed.
     """
     nested: dict[str, dict[str, object]] = {VIDEO: {}, STATE: {}, LANGUAGE: {}}
     for key, value in request.items():

@@ -1,13 +1,13 @@
-"""`openpi:ws://HOST:8000`: the policy behind an openpi server, or behind any that speaks its protocol.
+"""`openpi:ws://HOST:8000`: the policy behind an openpi server, or behind any that uses its protocol.
 
-Websocket frames of MessagePack: the server greets with its metadata, each request is a map of the observation, each
-reply a map with `actions` [H, A]. A text frame is the traceback of what went wrong in the server. starVLA's servers
-speak the same, greet with an `env` of their own, answer under `data`, and send an error as a map (0ed0aad
+Websocket frames contain MessagePack. The server greets with its metadata; each request is a map of the observation,
+each reply a map with `actions` [H, A]. A text frame is the traceback of an error in the server. starVLA's servers use
+the same protocol, but greet with an `env`, answer under `data`, and send an error as a map (0ed0aad
 deployment/model_server/tools/websocket_policy_server.py).
 
 `xpolicylab:ws://HOST:19000`: a policy server of XPolicyLab. Each frame is a map of `message_type`, `message_id`,
-`payload` and what episode it is of (7198143 client_server/ws). The client says `hello` and, for each episode, `reset`;
-`infer` is answered by a list of actions, all of which are carried out.
+`payload` and its episode (7198143 client_server/ws). The client sends `hello` and, for each episode, `reset`; `infer`
+returns a list of actions, all of which are executed.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 INVALID_ACTION = "invalid_action"
-"""Key of the reply of `safevla serve` to which the served policy gave what is not an action; its value says why."""
+"""Key in the reply of `safevla serve` if the served policy returned an invalid action; its value is the reason."""
 _TOO_BIG = 1009  # the websocket protocol's code
 _LOG = get_logger(__name__)
-_LOG.setLevel(logging.CRITICAL)  # the library below writes every header, and so the key, at DEBUG; its errors are ours
+_LOG.setLevel(logging.CRITICAL)  # websockets logs every header, so the key, at DEBUG; we report its errors
 
 
 class WebsocketModel(ChunkModel):
-    """A model behind a websocket; a connection, without compression or proxy, is an episode, and answers are maps."""
+    """A model behind a websocket: one connection per episode, without compression or proxy; answers are maps."""
 
     kind = "openpi"
     codec = OPENPI
@@ -60,7 +60,7 @@ class WebsocketModel(ChunkModel):
         self._connect()
 
     def begin(self, task: Task, seed: int) -> None:
-        """Begin an episode on a new connection: a server may have been restarted. Raises as `ChunkModel.begin`."""
+        """Begin an episode on a new connection: a server may have restarted. Raises as `ChunkModel.begin` does."""
         self._connect()
 
     def _connect(self) -> None:
@@ -74,9 +74,9 @@ class WebsocketModel(ChunkModel):
         """Exchange greetings over a new connection; sets `greeting`."""
 
     def send(self, message: object) -> None:
-        """Send a message. Raises `ServerLostError` if the server is gone, or has sent what nothing asked for: the reply
-        could be one to an earlier message. Raises `PolicyError` for a text, as `receive_map`, and if the message is too
-        large for it.
+        """Send a message. Raises `ServerLostError` if the server is gone, or has sent an unrequested message, because
+        the reply could belong to an earlier one. Raises `PolicyError` for a text, as `receive_map` does, and if the
+        message is too large for the server.
         """
         from websockets.exceptions import ConnectionClosed
 
@@ -99,14 +99,15 @@ class WebsocketModel(ChunkModel):
             raise servers.stray_error(self.address, event)
 
     def receive_map(self) -> dict[str, object]:
-        """Return the next message. Raises `ServerLostError` if the server closes or gives no answer in time, and
-        `PolicyError` for a text, the server's traceback, and for what is not a map, too large, or before an episode.
+        """Return the next message. Raises `ServerLostError` if the server closes or does not answer in time, and
+        `PolicyError` for a text (the server's traceback), or if the message is not a map or is too large, or before an
+        episode.
         """
         from websockets.exceptions import ConnectionClosed
 
         try:
             frame = self._require_connection().recv(timeout=self._endpoint.answer_s)
-        except (TimeoutError, AssertionError):  # websockets asserts the order of pieces that a timeout put back
+        except (TimeoutError, AssertionError):  # after a timeout, websockets asserts the order of returned pieces
             self._hang_up()
             raise servers.silent_error(self.address, self._endpoint.answer_s) from None
         except (ConnectionClosed, OSError) as error:
@@ -121,7 +122,6 @@ class WebsocketModel(ChunkModel):
         return message
 
     def server_error(self, reason: object) -> PolicyError:
-        """Return the error for the server's own reason, its text or a map with its `message`."""
         text = reason.get("message", reason) if isinstance(reason, Mapping) else reason
         return servers.server_error(self.address, str(text), self.key)
 
@@ -143,22 +143,22 @@ class WebsocketModel(ChunkModel):
         try:
             opened = connect(
                 address,
-                sock=socket.create_connection((split.hostname or "", split.port or 0), left_s),  # no redirect then
+                sock=socket.create_connection((split.hostname or "", split.port or 0), left_s),  # no redirects
                 additional_headers={"Authorization": f"Api-Key {self.key}"} if self.key else {},
                 compression=None,
                 proxy=None,
                 open_timeout=left_s,
                 close_timeout=1.0,
-                ping_interval=None,  # a server that compiles its model answers no pings
+                ping_interval=None,  # a server does not answer pings while it compiles its model
                 max_size=servers.MAX_REPLY_BYTES,
                 logger=_LOG,
             )
             self._connection = self._held.enter_context(opened)
         except (OSError, EOFError, ValueError, WebSocketException, AssertionError) as error:
-            # A stranger's noise breaks an assertion in websockets 17; a redirect is a ValueError by newer versions.
+            # A foreign peer can break an assertion in websockets 17; newer versions raise ValueError for a redirect.
             answer = error.__cause__ if isinstance(error, ValueError) else error
             status = answer.response.status_code if isinstance(answer, InvalidStatus) else None
-            if status is None or status >= 500:  # something in front of a server that is not up
+            if status is None or status >= 500:  # a proxy in front of a server that is not running
                 return servers.describe_cause(error)
             raise servers.status_error(address, status, self.key) from None
         return None
@@ -172,7 +172,7 @@ class WebsocketModel(ChunkModel):
     def _hang_up(self) -> None:
         if self._connection is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # the plain socket's, under TLS too
+                socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)  # of the plain socket, also under TLS
         self.close()
 
 
@@ -184,7 +184,7 @@ class OpenpiModel(WebsocketModel):
         super().__init__(endpoint, dialect if key is None else dialect.add_fixed("unnorm_key", key), arguments)
 
     def ask_arguments(self) -> Mapping[str, str]:
-        with suppress(ServerRefusedError):  # also for what it asks for
+        with suppress(ServerRefusedError):  # also for its requirements
             self._connect()
         self.close()
         served, chunk = _parse_served(self.greeting), self.greeting.get("action_chunk_size")
@@ -208,12 +208,12 @@ class OpenpiModel(WebsocketModel):
 
 class _ServedGreeting(msgspec.Struct, frozen=True):
     version: str = msgspec.field(name="safevla-bench")
-    cameras: dict[str, str]  # by the key of the request
+    cameras: dict[str, str]  # by key of the request
     image_size: tuple[int, int]
     replan: str | None = None
 
     def arguments(self, dialect: Dialect) -> dict[str, str]:
-        """Return what it asks for as the client's arguments; the cameras if they have a place in the dialect."""
+        """Return the requirements as client arguments; cameras only if the dialect has a place for them."""
         keys = _image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
         size = self._format_size() if self.cameras else ""
@@ -221,7 +221,6 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
         return {name: value for name, value in asked.items() if value}
 
     def require_images(self, dialect: Dialect) -> None:
-        """Raise `PolicyError` for an image that is not sent, or is of another size."""
         missing = [f"{key!r} ({self.cameras[key]})" for key in self.cameras if key not in _image_keys(dialect)]
         if missing or (self.cameras and self.image_size != dialect.inference.image_size):
             wanted = missing[0] if missing else f"images of {self._format_size()} pixels"
@@ -250,7 +249,7 @@ ANSWERS = {"hello": "hello_ack", "reset": "reset_result", "infer": "infer_result
 
 
 class XpolicylabModel(WebsocketModel):
-    """A model behind such a server, which names no checkpoint."""
+    """A model behind an XPolicyLab server, which does not name its checkpoint."""
 
     kind, codec = "xpolicylab", GR00T_MAIN
     _trial, _step, _number = "", 0, 0

@@ -1,13 +1,13 @@
-"""Policies behind HTTP servers that answer a POST to `/act`, JSON with arrays as json_numpy packs them.
+"""Policies behind HTTP servers that answer a POST to `/act`, in JSON with arrays encoded by json_numpy.
 
-`openvla:http://HOST:8000` is OpenVLA's or OpenVLA-OFT's own server, `vla-scripts/deploy.py` of each project. OpenVLA
-answers with one action [7], OFT with a list of them, both with the text "error" if the model raised.
+`openvla:http://HOST:8000` is the server of OpenVLA or OpenVLA-OFT, `vla-scripts/deploy.py` of each project. OpenVLA
+answers with one action [7], OFT with a list of actions; both with the text "error" if the model raised.
 
-`xvla:http://HOST:8010` is X-VLA's own server, `deploy.py`. A request has images and the pose as texts of json_numpy. A
+`xvla:http://HOST:8010` is X-VLA's server, `deploy.py`. A request has images and the pose as texts of json_numpy. A
 reply has `action`, rows of 20 numbers of which one arm uses ten, or HTTP 400 if the model raised.
 
-A request is bounded in time and size, with no proxy, no redirect, and a connection of its own: servers of this kind
-close a connection that is idle for five seconds, which a simulator may take between two requests.
+A request has a time and size limit, no proxy, no redirect, and its own connection: servers of this kind close a
+connection that is idle for five seconds, and a simulator may take longer between two requests.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from safevla_bench.policies.servers.codecs import OPENVLA, XVLA
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint
 
-NO_STATISTICS = "none"  # in the place of `unnorm_key`: none is sent
+NO_STATISTICS = "none"  # as `unnorm_key`: send none
 
 
 class HttpModel(ChunkModel):
-    """A model behind HTTP servers that answer POSTs to `/act` in JSON; they say nothing of themselves."""
+    """A model behind HTTP servers that answer POSTs to `/act` in JSON and do not describe themselves."""
 
     kind, codec = "openvla", OPENVLA
 
@@ -50,7 +50,7 @@ class HttpModel(ChunkModel):
             self.address = servers.find_server(self._endpoint, self._try_connect)
 
     def ask(self, request: Mapping[str, object]) -> object:
-        """Return the answer to a request; `ReplyError` for an answer that is none. Raises as `ChunkModel.query`."""
+        """Return the answer to a request; raise `ReplyError` for an unusable one, and as `ChunkModel.query` does."""
         body = self.codec.pack(request)
         status, content = exchange(self.address, "POST", "/act", self._endpoint.answer_s, body, self._endpoint.key)
         text = content[-servers.MAX_CHARACTERS :].decode(errors="replace")
@@ -71,15 +71,15 @@ class HttpModel(ChunkModel):
             return error.problem
         if 300 <= status < 500 and status != HTTPStatus.NOT_FOUND:
             raise servers.status_error(address, status, key)
-        return f"HTTP {status}" if status >= 500 else None  # something in front of a server that is not up
+        return f"HTTP {status}" if status >= 500 else None  # a proxy in front of a server that is not running
 
 
 def exchange(
     address: str, method: str, path: str, seconds: float, body: bytes | None = None, key: str | None = None
 ) -> tuple[int, bytes]:
-    """Return the status and the content of one answer to `body` (JSON), within `seconds` for all of it. `address` is
-    the server's URL, `method` GET or POST, `key` the server's, sent as `Authorization`. Raises `ServerLostError` if
-    nothing answers, or not in time, or no HTTP, and `PolicyError` for too large an answer.
+    """Return the status and the content of one answer to `body` (JSON), within `seconds` in total. `address` is the
+    server's URL, `method` GET or POST, `key` the server's, sent as `Authorization`. Raises `ServerLostError` without an
+    HTTP answer in time, and `PolicyError` if it is too large.
     """
     seconds, split = max(seconds, servers.PAUSE_S), urlsplit(address)
     kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
@@ -90,7 +90,7 @@ def exchange(
     def hang_up() -> None:
         over.set()
         with suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # the plain socket's: that of TLS breaks a read under way
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # the plain socket's: TLS shutdown breaks a read in progress
 
     timer = threading.Timer(seconds, hang_up)
     timer.daemon = True
@@ -103,7 +103,7 @@ def exchange(
         content = answer.read(servers.MAX_REPLY_BYTES + 1)
         if over.is_set() or (answer.length and len(content) <= servers.MAX_REPLY_BYTES):
             raise http.client.IncompleteRead(content, answer.length)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: headers that cannot be read
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: unreadable headers
         if over.is_set() or isinstance(error, TimeoutError):
             raise servers.silent_error(address, seconds) from None
         raise servers.lost_error(address, f"closed the connection ({servers.describe_cause(error)})") from None
@@ -117,11 +117,11 @@ def exchange(
 
 class OpenvlaModel(HttpModel):
     """A model behind such a server. The argument `unnorm_key` names the statistics by which OpenVLA's server scales
-    actions; without it the suite's, as OpenVLA's own evaluation has it; `none` = the model's only ones.
+    actions; by default the suite's, as in OpenVLA's evaluation; `none` = the model's only ones.
     """
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, arguments: Mapping[str, str]) -> None:
-        """Raise `PolicyError` for an `unnorm_key` of another server than OpenVLA's."""
+        """Raise `PolicyError` for an `unnorm_key` with a server other than OpenVLA's."""
         super().__init__(endpoint, dialect, arguments)
         self._own_dialect, self._statistics = dialect, arguments.get("unnorm_key")
         self._is_own = dialect.name == KINDS["openvla"].dialect
@@ -130,14 +130,14 @@ class OpenvlaModel(HttpModel):
             raise PolicyError(problem, remedy="Start the server of OpenVLA-OFT with --unnorm_key.")
 
     def begin(self, task: Task, seed: int) -> None:
-        """Reach the server and choose the statistics of the task's suite; raises what `ChunkModel.begin` raises."""
+        """Connect and choose the statistics of the task's suite; raises the errors of `ChunkModel.begin`."""
         super().begin(task, seed)
         unnorm_key = self._statistics or task.benchmark.replace("-", "_")
         if self._is_own and unnorm_key != NO_STATISTICS:
             self.dialect = self._own_dialect.add_fixed("unnorm_key", unnorm_key)
 
     def query(self, observation: Observation) -> Reply:
-        """Return the server's reply; an action or a list of them is its `actions`. Raises as `ChunkModel.query`."""
+        """Return the server's reply, an action or a list of them under `actions`; raises as `ChunkModel.query`."""
         reply = self.ask(self.dialect.build_request(observation))
         if isinstance(reply, str):
             text = f"answers {reply[:200]!r}: its model raised"
@@ -150,11 +150,11 @@ class OpenvlaModel(HttpModel):
         return reply if isinstance(reply, dict) else {"actions": reply}
 
 
-_POSE = 9  # numbers of `proprio`, a position and a rotation, that a reply's last row replaces
+_POSE = 9  # numbers of `proprio`, a position and a rotation, replaced by the last row of a reply
 
 
 class XvlaModel(HttpModel):
-    """A model behind such a server, which is told where its last chunk was to end."""
+    """A model behind an X-VLA server; the request carries the previous chunk's target pose."""
 
     kind, codec = "xvla", XVLA
     _end: NDArray[np.float64] | None = None

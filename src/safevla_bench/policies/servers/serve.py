@@ -1,8 +1,8 @@
-"""A server of openpi's protocol for any policy of this package.
+"""A server with openpi's protocol for any policy of this package.
 
-A connection is an episode: it begins with a reset, which gets the served seed and the instruction of the first request.
-The policy is loaded once, or as often as asked for; an episode has it to itself from its first request on, so that none
-sees another's state, and the episodes of other connections wait.
+A connection is an episode. It begins with a reset by the served seed and the instruction of the first request. The
+policy is loaded once, or as often as requested. An episode has exclusive use of a copy from its first request on, so
+that none sees another's state, while the episodes of other connections wait.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from websockets.sync.server import Server, ServerConnection
 
 IMAGES = ("observation/image", "observation/wrist_image")
-"""Keys of a request that hold the images of the policy's cameras, in their order."""
+"""Keys of a request with the images of the policy's cameras, in order."""
 MAX_REQUEST_BYTES = 64 * 2**20
-MAX_CONNECTIONS = 64  # at one time, including those that have not sent a request yet
+MAX_CONNECTIONS = 64  # simultaneous ones, including those that have not sent a request yet
 OPEN_S = 10.0
 SILENT_S = 300.0
-"""Seconds that a connection may take to its next request, as its simulator may to start, or wait for a free policy."""
+"""Seconds to the next request of a connection, whose simulator may start, and seconds of waiting for a free policy."""
 _STATE, _PROMPT = "observation/state", "prompt"
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-"""The action of a robot arm that moves nothing: nothing says which robot asks."""
+"""The action of a robot arm that moves nothing: requests do not name the robot."""
 _LOG = get_logger(__name__)
-_LOG.setLevel(logging.INFO)  # the library below writes every header, and so the key, at DEBUG
+_LOG.setLevel(logging.INFO)  # websockets logs every header at DEBUG, and so the key
 
 
 class ServedPolicy:
-    """A policy to serve, and its copies, all made now, so that a mistake shows at once."""
+    """A policy to serve, with copies made in advance, so that errors show at once."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ServedPolicy:
         arguments: Mapping[str, str] = NO_ARGUMENTS,
         copies: int = 1,
     ) -> None:
-        """Make the policy `copies` times; `PolicyError` if it wants privileged state or more cameras than are sent."""
+        """Make `copies` policies; raise `PolicyError` if they want privileged state or more cameras than are sent."""
         self.name, self.seed, self.arguments, self.copies = name, seed, dict(arguments), copies
         self._free: SimpleQueue[Policy] = SimpleQueue()
         self._free.put(first := make())
@@ -76,7 +76,7 @@ class ServedPolicy:
 
     @contextmanager
     def borrow_policy(self) -> Iterator[Policy]:
-        """Lend a policy that no other connection uses meanwhile; `PolicyError` if none is free within `SILENT_S`."""
+        """Lend a policy that no other connection uses; raise `PolicyError` if none is free within `SILENT_S`."""
         try:
             policy = self._free.get(timeout=SILENT_S)
         except Empty:
@@ -93,16 +93,16 @@ class ServedPolicy:
                 self._free.get_nowait().close()
 
     def metadata(self) -> dict[str, object]:
-        """Return the server's description of itself, with what a client of ours follows if it is not told otherwise."""
+        """Return the server's description, with defaults that a client of this package adopts."""
         cameras = dict(zip(IMAGES, self.wants.cameras, strict=False))
         identity = {"policy": self.name, "arguments": self.arguments, "seed": self.seed, "safevla-bench": __version__}
         return {**identity, "cameras": cameras, "image_size": [*self.wants.image_size], "replan": "all"}
 
 
 def start_server(served: ServedPolicy, bind: str, port: int, key: str | None = None) -> Server:
-    """Return a server that listens at `bind` and `port` (0 = any that is free); call its `serve_forever`. `GET
-    /healthz` answers without a key. More connections than `MAX_CONNECTIONS` are hung up on, and those that a page in a
-    browser opens, which names its `Origin`, are refused. Raises `PolicyError` if nothing can listen there.
+    """Return a server that listens at `bind` and `port` (0 = any free one); call its `serve_forever`. `GET /healthz`
+    answers without a key. Connections beyond `MAX_CONNECTIONS` are closed, and those from browser pages, which send an
+    `Origin`, are refused. Raises `PolicyError` if it cannot listen there.
     """
     from websockets.sync.server import serve as listening
 
@@ -132,7 +132,7 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
         try:
             if not free:
                 connected.close()
-            handle(connected, address)  # it ends the handshake of one that is closed
+            handle(connected, address)  # it ends the handshake of a closed one
         finally:
             if free:
                 places.release()
@@ -141,8 +141,8 @@ def _limit_connections(handle: Callable[..., None], places: threading.Semaphore)
 
 
 def parse_observation(request: Mapping[object, object], wants: Wants) -> Observation:
-    """Return a request as the observation of its client: images upright again, the state split into its parts. Raises
-    `PolicyError` for a field that is missing, or of another kind or size than the policy wants.
+    """Return a client's request as an observation: images upright again, the state split into its parts. Raises
+    `PolicyError` for a missing field, or one of another kind or size than the policy wants.
     """
     state = _require_array(request, _STATE, "f", 1)
     if len(state) < 7:
@@ -193,7 +193,7 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
         _serve_episode(connection, served)
     except ConnectionClosed:
         return
-    except BaseException as error:  # whatever a policy raises is its client's to know
+    except BaseException as error:  # the client must learn of any exception from a policy
         connection.send(
             f"{error.problem}. {error.remedy or ''}" if isinstance(error, PolicyError) else traceback.format_exc()
         )
@@ -201,7 +201,7 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
 
 
 def _serve_episode(connection: ServerConnection, served: ServedPolicy) -> None:
-    """Answer each request with a chunk [H, A], or one action if the policy looks at every step, until none comes."""
+    """Answer each request with a chunk [H, A], or one action if the policy uses every observation."""
     observation = _receive_observation(connection, served.wants)
     if observation is None:
         return

@@ -1,8 +1,8 @@
 """Image, state and gripper conversions from a host's observations to those of the published evaluations.
 
-Pure functions; an image is uint8 [H, W, 3], RGB, or Pillow's own picture between the steps that Pillow does. Each
-function says which operation of another project it equals; the tests hold arrays that those operations made in their
-own environments.
+Pure functions. An image is uint8 [H, W, 3], RGB, or a Pillow picture between Pillow's steps. Each function names the
+operation of another project that it equals; the tests contain arrays made by these operations in their own
+environments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PANDA_OPENING_M = 0.08  # between the fingers of a Panda's open gripper
 
 
 def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Image:
-    """Return the image of (height, width), resized by one of `RESIZERS`; `PolicyError` if it must be and cannot."""
+    """Return the image of (height, width), resized by one of `RESIZERS`; raise `PolicyError` if that is impossible."""
     if (picture.height, picture.width) == size:
         return np.array(picture)
     if method not in RESIZERS:
@@ -42,8 +42,8 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
 
 
 def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, uint8 [height, width, 3], as large as fits (height, width) and centred on black. Proportions
-    are kept, a small picture is enlarged, and Pillow's bilinear filter is used. Equals
+    """Return the picture, uint8 [height, width, 3], scaled to fit (height, width) and centred on black. Proportions are
+    kept, a small picture is enlarged, and Pillow's bilinear filter is used. Equals
     `openpi_client.image_tools.resize_with_pad`.
     """
     ratio = max(picture.height / size[0], picture.width / size[1])
@@ -57,7 +57,7 @@ def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def resize_lanczos(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture resized to (height, width) by a Lanczos filter of three lobes, wider if the image shrinks.
+    """Return the picture resized to (height, width) by a Lanczos filter of three lobes, widened if the image shrinks.
     Equals `tf.image.resize(image, size, method="lanczos3", antialias=True)`, rounded and clipped to uint8.
     """
     image = np.asarray(picture)
@@ -78,9 +78,10 @@ def _lanczos_weights(length: int, size: int) -> Floats:
 
 
 def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the middle two thirds of each side, resized to (height, width) by OpenCV's bilinear filter, not widened.
-    Equals, where the image shrinks, `cv2.resize` with `INTER_LINEAR`, which counts in 2048ths, of the cut of starVLA's
-    `preprocess_metaworld_image` (0ed0aad examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
+    """Return the middle two thirds of each side, resized to (height, width) by OpenCV's bilinear filter, without
+    widening. For shrinking images, equals `cv2.resize` with `INTER_LINEAR`, in units of 1/2048, of the crop of
+    starVLA's `preprocess_metaworld_image` (0ed0aad
+    examples/simBenchmarks/MetaWorld/eval_files/model2metaworld_interface.py).
     """
     height, width = (round(side * 2 / 3) for side in (picture.height, picture.width))
     top, left = (picture.height - height) // 2, (picture.width - width) // 2
@@ -94,7 +95,6 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
 
 
 def _linear_weights(length: int, size: int) -> tuple[NDArray[np.int64], ...]:
-    """Return for each of `size` pixels its two neighbours among `length`, and their weights in 2048ths."""
     at = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
     first = np.floor(at).astype(np.int64)
     part = at - first.astype(np.float32)
@@ -131,20 +131,20 @@ def pass_through_jpeg(picture: Picture) -> Picture:
 
 
 def flip_image(image: T, how: str) -> T:
-    """Return a copy of an upright image or depth as a project shows it that flips MuJoCo's own rendering by `how`.
-    MuJoCo's rows begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as LIBERO's policies are
-    shown it, it is upright and mirrored left to right.
+    """Return a copy of an upright image or depth for a project that flips MuJoCo's rendering by `how`. MuJoCo's rows
+    begin at the bottom. Flipped vertically it is upright; turned by 180 degrees, as for LIBERO's policies, it is
+    upright and mirrored left to right.
     """
     turned = image[FLIPS[how]]
     if turned.ndim == 2:
         return cast("T", turned.copy())
     channels = [turned[:, :, channel] for channel in range(turned.shape[2])]
-    return cast("T", np.dstack(channels))  # in a quarter of the time of a copy, which moves three bytes at once
+    return cast("T", np.dstack(channels))  # four times as fast as a copy, which moves three bytes at once
 
 
 def to_axis_angle(quat_wxyz: Floats) -> Floats:
     """Return axis times angle, [3] rad, of a unit quaternion [4]. Equals robosuite's `quat2axisangle`: q and −q give
-    different vectors, the angle runs from 0 to 2π. A quaternion within rounding of no rotation gives zeros.
+    different vectors, and the angle is from 0 to 2π. A quaternion within rounding of no rotation gives zeros.
     """
     w = float(np.clip(quat_wxyz[0], -1.0, 1.0))
     sine = math.sqrt(1.0 - w * w)
@@ -154,10 +154,10 @@ def to_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
-    """Return axis times angle, [3] rad, of a unit quaternion [4], computed in single precision as LeRobot does. As
-    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose root and arc
-    cosine torch rounds in its own ways. Here the arc cosine is that of double precision, rounded: NumPy's own of single
-    precision is an ulp off in a third of all places.
+    """Return axis times angle, [3] rad, of a unit quaternion [4], in single precision like
+    `LiberoProcessorStep._quat2axisangle` (lerobot 7427f31 src/lerobot/processor/env_processor.py), whose square root
+    and arc cosine torch rounds differently. The arc cosine here is rounded from double precision: NumPy's in single
+    precision is an ulp off in a third of all cases.
     """
     quat = quat_wxyz.astype(np.float32)
     w = np.clip(quat[0], np.float32(-1), np.float32(1))
@@ -168,8 +168,8 @@ def to_axis_angle_single(quat_wxyz: Floats) -> Floats:
 
 
 def convert_switches(actions: Floats, columns: Mapping[int, str]) -> Floats:
-    """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`. What
-    is not finite stays so: a conversion by comparison would make a switch of it.
+    """Return actions [H, A] with switches such as the gripper as the host's −1 and +1; `columns` names `SWITCHES`.
+    Values that are not finite are kept: a conversion by comparison would hide them.
     """
     out = np.array(actions, dtype=np.float64)
     for column, how in columns.items():
@@ -190,14 +190,14 @@ RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
 }
 _BACKWARDS = slice(None, None, -1)
 FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
-"""Names of flips of MuJoCo's own rows, and the index of an upright image that is so flipped."""
+"""Flips of MuJoCo's rows by name, and the index that applies each to an upright image."""
 SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda values: values,
-    # 0 closes and 1 opens: scaled to [-1, 1], rounded to its sign, inverted.
+    # 0 closes and 1 opens: scaled to [-1, 1], rounded to the sign, inverted.
     "open-is-one": lambda values: -np.sign(2 * values - 1),
     "open-above-half": lambda values: np.where(values > 0.5, -1.0, 1.0),
     "sign": lambda values: np.where(values < 0, -1.0, 1.0),
-    # 0 opens and 1 closes, or 0 is the arm's mode and 1 the base's: RoboCasa's own conversion.
+    # 0 opens and 1 closes, or 0 is arm mode and 1 base mode: RoboCasa's conversion.
     "close-is-one": lambda values: np.where(values < 0.5, -1.0, 1.0),
     "close-above-half": lambda values: np.where(values > 0.5, 1.0, -1.0),
 }
@@ -206,12 +206,12 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
 # States
 
 
-EXTRA = "extra/"  # before the name of a reading of `Observation.extra`
+EXTRA = "extra/"  # prefix of a reading's name in `Observation.extra`
 
 
 def state_part(name: str, observation: Observation) -> Floats:
-    """Return one part of the state, [n], by its name in `STATES`, or `extra/NAME` of the host's own readings. Raises
-    `PolicyError` if the host does not show it.
+    """Return one part of the state, [n], by its name in `STATES`, or `extra/NAME` for the host's readings. Raises
+    `PolicyError` if the host does not provide it.
     """
     try:
         reading = name.removeprefix(EXTRA)
@@ -252,7 +252,7 @@ def _shortest_axis_angle(quat_wxyz: Floats) -> Floats:
 
 
 def _controller_rotation(observation: Observation) -> Floats:
-    """Return the rotation [3, 3] of the controller's own pose, if the host reads it, else that of the grip site."""
+    """Return the rotation [3, 3] of the controller's pose, if the host reads it, else that of the grip site."""
     if (rotation := observation.extra.get(CONTROLLER_ROTATION)) is not None:
         return rotation.reshape(3, 3).astype(np.float64)
     site = _multiply_quaternions(observation.eef_quat_wxyz, _HAND_TO_SITE_WXYZ)
@@ -265,10 +265,10 @@ def _rotate(quat_wxyz: Floats, vector: Floats) -> Floats:
 
 
 def read_ee6d(rows: Floats) -> Floats:
-    """Return actions [H, 7], position, axis-angle in rad and gripper, of X-VLA's rows of one arm [H, 10 or more]. A row
-    is a position, two columns of a rotation matrix and the gripper; what follows is padding. Numbers are rounded to
-    single precision. Equals, but for the last places of the angle, `ClientModel.step` of X-VLA 6bc2513
-    evaluation/libero/libero_client.py, which has the quaternion from eigenvectors in single precision.
+    """Return actions [H, 7] (position, axis-angle in rad, gripper) for X-VLA's rows of one arm [H, 10 or more]. A row
+    is a position, two columns of a rotation matrix and the gripper; the rest is padding. Numbers are rounded to single
+    precision. Except for the last digits of the angle, equals `ClientModel.step` of X-VLA 6bc2513
+    evaluation/libero/libero_client.py, which computes the quaternion from eigenvectors in single precision.
     """
     first = _normalize(rows[:, 3:6])
     second = _normalize(rows[:, 6:9] - (first * rows[:, 6:9]).sum(axis=1, keepdims=True) * first)
@@ -279,7 +279,7 @@ def read_ee6d(rows: Floats) -> Floats:
 
 
 def read_poses(rows: Floats) -> Floats:
-    """Return positions and axis-angles in rad, [H, 6], of positions and quaternions wxyz, [H, 7]; NaN for one of 0."""
+    """Return positions and axis-angles in rad, [H, 6], for positions and quaternions wxyz, [H, 7]; NaN for zero."""
     with np.errstate(invalid="ignore"):
         quats = rows[:, 3:] / np.linalg.norm(rows[:, 3:], axis=1, keepdims=True)
     return np.column_stack([rows[:, :3], [to_axis_angle(_shortest_quaternion(quat)) for quat in quats]])
@@ -294,13 +294,13 @@ FORMS: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda rows: rows,
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
-    "opening": lambda rows: 1 - rows,  # of a gripper, whose columns of an action are how far it is closed
+    "opening": lambda rows: 1 - rows,  # of a gripper; the action's column is how far it is closed
 }
-"""How rows of a reply become columns of actions."""
+"""Conversions from rows of a reply to columns of actions."""
 
 
 def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
-    """Return the wxyz quaternion of a rotation [3, 3], which single precision may have rounded, by Shepperd's method.
+    """Return the wxyz quaternion of a rotation [3, 3], possibly rounded to single precision, by Shepperd's method.
     Equals `matrix_to_quat` of vla-evaluation-harness e1ee9ad src/vla_eval/rotation.py.
     """
     m, quat = m.astype(np.float64), np.empty(4)

@@ -1,11 +1,11 @@
 """`vla-eval:ws://HOST:8000`: a model server of vla-evaluation-harness.
 
-Websocket frames of MessagePack, each a map of `type`, `payload`, `seq` and `timestamp`. The client greets with `hello`,
-says `episode_start` and `episode_end`, and sends an `observation` for each `action`; the server itself plays chunks.
+Websocket frames contain MessagePack, each a map of `type`, `payload`, `seq` and `timestamp`. The client greets with
+`hello`, sends `episode_start` and `episode_end`, and an `observation` for each `action`; the server executes chunks.
 
-The harness sets its benchmark up by the `observation_params` of a server's greeting (src/vla_eval/orchestrator.py at
-e1ee9ad), and so does this client: it sends the images and states that are asked for, with the rotation that is asked
-for, and has the host take absolute poses.
+The harness configures its benchmark by the `observation_params` in a server's greeting (src/vla_eval/orchestrator.py at
+e1ee9ad), and so does this client: it sends the requested images and states with the requested rotation, and makes the
+host accept absolute poses if requested.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ GRIPPERS: Mapping[str, tuple[str, ...]] = {
     "sign": ("binary_close_positive", "raw"),
     "close-is-one": ("binary_close_01", "raw"),
 }
-"""A dialect's conversion of the gripper, and the formats (`action_spec`) that it is right for."""
-CODECS = {"raw": codecs.VLA_EVAL, "png": codecs.VLA_EVAL_PNG}  # by the argument `images`; the harness itself sends PNG
+"""Conversion of a dialect's gripper -> the formats (`action_spec`) for which it is correct."""
+CODECS = {"raw": codecs.VLA_EVAL, "png": codecs.VLA_EVAL_PNG}  # by the argument `images`; the harness sends PNG
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 
 
 class VlaEvalModel(openpi.WebsocketModel):
-    """A model behind a server of the harness; `dialect` is, from `connect` on, adapted to what the server asks for. A
-    user who names the `dialect` knows the conventions of its gripper.
+    """A model behind a server of the harness; from `connect` on, `dialect` is adapted to the server's requirements. A
+    user who names the `dialect` is trusted to know its gripper convention.
     """
 
     kind = "vla-eval"
@@ -52,10 +52,9 @@ class VlaEvalModel(openpi.WebsocketModel):
         self.codec = CODECS[images]
         self._seq = 0
         self._playing = False
-        self._connected = False  # whether an environment was made for what the server asks for
+        self._connected = False  # whether an environment was made for the server's requirements
 
     def connect(self, task: Task) -> None:
-        """Greet the server and adopt what it asks for, before an environment is made."""
         self._connected = False
         super().connect(task)
         self._connected = True
@@ -66,7 +65,6 @@ class VlaEvalModel(openpi.WebsocketModel):
         self._playing = True
 
     def _greet(self) -> None:
-        """Greet, and adopt what the server asks for: sets `greeting`, `dialect`, `wants` and `env_seed`."""
         self._seq = 0
         said = {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL}
         greeting = self._receive_answer(self._send_message("hello", said), "hello")
@@ -86,7 +84,7 @@ class VlaEvalModel(openpi.WebsocketModel):
         return self._receive_answer(seq, "action")
 
     def close(self) -> None:
-        """End the episode, if one is played, and close the connection, as before every other episode."""
+        """End the current episode, if any, and close the connection, as before every other episode."""
         playing, self._playing = self._playing, False
         if playing:
             with suppress(PolicyError):
@@ -114,8 +112,8 @@ class VlaEvalModel(openpi.WebsocketModel):
 
 
 def describe_task(task: Task) -> dict[str, object]:
-    """Return a task as the harness's benchmarks name it: its servers choose by the suite, as `chunk_size_map` does.
-    `name`, `suite` and `task_id`; of RoboCasa-365 without `task_id`, and its suite is always `atomic_seen`.
+    """Return a task as the harness's benchmarks name it; servers choose by the suite, as `chunk_size_map` does. The
+    keys are `name`, `suite` and `task_id`; for RoboCasa-365 without `task_id`, and its suite is always `atomic_seen`.
     """
     if task.benchmark.startswith("robocasa-365"):
         return {"name": task.name, "suite": "atomic_seen"}
@@ -123,8 +121,8 @@ def describe_task(task: Task) -> dict[str, object]:
 
 
 def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
-    """Return the dialect with the entries, the rotation and the kind of action that the parameters ask for. Entries
-    that are sent only if asked for are left out otherwise; `wants` follows.
+    """Return the dialect with the entries, rotation and kind of action that the parameters request; `wants` follows.
+    Entries that are sent only on request are otherwise left out.
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):
@@ -140,8 +138,8 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
 def check_requirements(
     params: Mapping[str, object], action_spec: Mapping[str, object], dialect: Dialect, *, chosen: bool
 ) -> None:
-    """Raise `PolicyError` if the dialect, adapted to a server's `params`, does not meet its requirements. These are
-    entries of the request, positions (`action_spec`), and the gripper, unless the user has `chosen` the dialect.
+    """Raise `PolicyError` if the dialect, adapted to a server's `params`, does not meet its requirements: entries of
+    the request, positions (`action_spec`), and the gripper, unless the user has `chosen` the dialect.
     """
     conversion = dialect.switches.get(6, "raw")
     gripper = _submap(action_spec, "gripper").get("format", "raw")

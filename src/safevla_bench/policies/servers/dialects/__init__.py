@@ -1,7 +1,7 @@
 """Dialects of policy servers: an observation becomes a request, a reply becomes the host's actions.
 
-A `Dialect` is a frozen value made from data: `*.toml` here, and its release, the protocol whose project the model
-belongs to. It holds no state and no connection, so that every transport can use it.
+A `Dialect` is a frozen value made from data: `*.toml` here, and its release, the protocol of the model's project. It
+has no state and no connection, so that every transport can use it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
 from safevla_bench.interface.policy import Observation, Wants, to_real_numbers
 from safevla_bench.policies.servers import transforms
 
-Request = dict[str, object]  # keys to uint8 images, float arrays, texts, lists of texts, or a nested request
+Request = dict[str, object]  # keys -> uint8 images, float arrays, texts, lists of texts, or a nested request
 Reply = Mapping[str, object]
 _REMEDY = "Serve the checkpoint that the dialect is for, or choose the dialect of this server: safevla protocols."
 _KEYS, _LETTERS = 12, 60
 
 
 class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the request: its path, and the camera, the state parts, the fixed value or the instruction in it."""
+    """One entry of the request: its path, and its content: a camera, state parts, a fixed value or the instruction."""
 
-    path: tuple[str | int, ...]  # keys of maps, and places in lists: `["examples", 0, "image", 1]`
+    path: tuple[str | int, ...]  # keys of maps, and indices of lists: `["examples", 0, "image", 1]`
     camera: str | None = None
-    state: tuple[str, ...] = ()  # in a dialect's file `all` = the protocol's whole vector
+    state: tuple[str, ...] = ()  # in a dialect's file, `all` = the protocol's whole vector
     text: Literal["instruction"] | None = None
     dtype: Literal["float32", "float64"] = "float64"
-    axes: int = 0  # leading axes of length 1, for a batch or for time; a text inside them is in as many lists
-    asked: str | None = None  # the server's parameter that asks for it; None = it is always sent
+    axes: int = 0  # leading axes of length 1, for batch or time; a text is nested in as many lists
+    asked: str | None = None  # the server's parameter that requests it; None = it is always sent
     flip: Flip | None = None  # of this camera's image; None = the protocol's
     fixed: str | bool | int | None = None
 
@@ -50,8 +50,8 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array of the reply, [H, width], perhaps with leading axes of length 1; [H] if the width is 1. Where the path
-    leads through a list of maps, each of them has a row.
+    """One array of the reply, [H, width], possibly with leading axes of length 1; [H] if the width is 1. If the path
+    leads through a list of maps, each map has one row.
     """
 
     path: tuple[str, ...]
@@ -60,7 +60,7 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How its rows become columns of the action: one of `transforms.FORMS`."""
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
-        """Return its numbers, [H, width] with H ≥ 1; `ReplyError` if the reply has none of that shape."""
+        """Return its numbers, [H, width] with H ≥ 1; raise `ReplyError` if the reply has none of that shape."""
         where = "/".join(self.path)
         value: Any = reply
         for key in self.path:
@@ -81,28 +81,28 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a file; `server_crops` says that the server crops the images itself, which are sent uncropped.
-    `sessions` says that the server keeps a memory by session.
+    """The content of a file. `server_crops`: the server crops the images, which are sent uncropped. `sessions`: the
+    server has memory per session.
     """
 
     about: str
-    release: str  # the protocol that says how this dialect shows images and states and what its gripper means
+    release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
     hosts: dict[str, Literal["upstream", "ours"]]
-    """The hosts that it fits, the first its own; whether the server's project evaluates there, or the pair is ours."""
+    """The hosts that it fits, its own first, and whether the server's project evaluates there or only this package."""
     request: tuple[RequestEntry, ...]
-    reply: tuple[ReplyArray, ...]  # arrays whose columns, one after another, are the host's action
-    switches: tuple[int, ...] = (6,)  # the action's columns that are converted as the protocol's gripper is
+    reply: tuple[ReplyArray, ...]  # arrays whose columns, concatenated, are the host's action
+    switches: tuple[int, ...] = (6,)  # columns of the action converted like the protocol's gripper
     sessions: bool = False
-    absolute: bool = False  # whether actions are poses in the world and not changes of pose
+    absolute: bool = False  # whether actions are poses in the world frame instead of changes
     server_crops: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One server's request and reply: its file, and the view and the gripper of the file's release. `fields` are the
-    file's request with the states of the release. `replan` is how many actions of a reply are carried out before the
-    next request; None = all of them.
+    """One server's request and reply: its file, with the image processing and gripper of the file's release. `fields`
+    are the file's request with the states of the release. `replan` is how many actions of a reply are executed before
+    the next request; None = all of them.
     """
 
     name: str
@@ -114,16 +114,15 @@ class Dialect:
 
     @property
     def crop(self) -> float | None:
-        """The share of an image's surface that is sent; None for all of it."""
+        """The share of an image's area that is sent; None for all of it."""
         return None if self.file.server_crops or self.inference.crop == 1 else self.inference.crop
 
     @property
     def switches(self) -> dict[int, str]:
-        """Columns of the host's action that are −1 or +1, as the gripper's, and how they are made from the reply's."""
+        """Columns of the host's action that are −1 or +1, like the gripper's, and how they follow from the reply's."""
         return dict.fromkeys(self.file.switches, self.inference.gripper)
 
     def add_fixed(self, name: str, value: str) -> Dialect:
-        """Return the dialect with a further text at the end of each request."""
         return replace(self, fields=(*self.fields, RequestEntry((name,), fixed=value)))
 
     def view(self, image: transforms.Image, flip: Flip | None = None) -> transforms.Image:
@@ -138,7 +137,7 @@ class Dialect:
         return shown if self.crop is None else transforms.crop_center(shown, self.crop)
 
     def build_request(self, observation: Observation) -> Request:
-        """Return the request; `PolicyError` for a state that the host does not show, or an image that does not fit."""
+        """Return the request; raise `PolicyError` for a missing state of the host, or an image that does not fit."""
         request: Request = {}
         for field in self.fields:
             _put(request, field.path, self._entry_value(field, observation))
@@ -158,7 +157,7 @@ class Dialect:
         return text
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
-        """Return the host's actions, [H, A] with H ≥ 1, which may not be finite; `ReplyError` for what is not these."""
+        """Return the host's actions, [H, A] with H ≥ 1, possibly not finite; raise `ReplyError` for anything else."""
         try:
             rows = [transforms.FORMS[part.form](part.read_rows(reply)) for part in self.file.reply]
         except ReplyError as error:
@@ -184,7 +183,7 @@ def _describe_value(value: object) -> str:
 
 
 def _put(tree: Any, path: Sequence[str | int], value: object) -> None:
-    """Put a value into a tree of maps and lists; places in lists that nothing is put into close up."""
+    """Put a value into a tree of maps and lists; unused places in lists are removed."""
     key, rest = path[0], path[1:]
     if isinstance(key, int):
         key = min(key, len(tree))
@@ -211,7 +210,7 @@ def _parse_numbers(value: object, where: str) -> NDArray[np.float64]:
 
 
 ALL = ("all",)  # a request's state that is the protocol's whole vector
-NONE = "none"  # in the place of a camera whose image is not sent
+NONE = "none"  # in place of a camera whose image is not sent
 LARGEST = 4096
 
 
@@ -228,7 +227,7 @@ def dialects_of(transport: str) -> list[str]:
 
 @cache
 def load_dialect_file(name: str) -> DialectFile:
-    """Return the content of a dialect's file; `PolicyError`, with those there are, if there is none of that name."""
+    """Return the content of a dialect's file; raise `PolicyError`, which lists the names, if it does not exist."""
     if name not in dialect_names():
         raise PolicyError(f"there is no dialect {name!r}", remedy=f"Dialects: {', '.join(dialect_names())}.")
     return msgspec.toml.decode(resources.files(__package__).joinpath(f"{name}.toml").read_bytes(), type=DialectFile)
@@ -236,8 +235,8 @@ def load_dialect_file(name: str) -> DialectFile:
 
 @cache
 def load_dialect(name: str) -> Dialect:
-    """Return a dialect by its name, with the images, states and gripper of its release. Those belong to a model and its
-    server, whatever protocol says how episodes start and end. Raises `PolicyError` if there is no such dialect.
+    """Return a dialect by name, with the images, states and gripper of its release. These belong to a model and its
+    server, regardless of the protocol for starts and ends of episodes. Raises `PolicyError` if it does not exist.
     """
     file = load_dialect_file(name)
     inference = load_protocol(file.release).inference
@@ -259,9 +258,9 @@ def load_dialect(name: str) -> Dialect:
 
 
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
-    """Return the dialect of that name; `cameras` replace its own, in their order. `image_size`, N or HxW, has images
-    rendered and sent with so many pixels. Raises `PolicyError` if there is no such dialect, it is another kind of
-    server's, or the cameras or the size do not fit.
+    """Return a dialect by name; `cameras` replace its own, in order. `image_size`, N or HxW, sets the size of rendered
+    and sent images. Raises `PolicyError` if the dialect does not exist or is for another kind of server, or the cameras
+    or the size do not fit.
     """
     if load_dialect_file(name).transport != transport:
         problem = f"the dialect {name!r} is for servers of {load_dialect_file(name).transport}, not of {transport}"
