@@ -1,6 +1,6 @@
-"""Pictures, films and replays in three dimensions of run folders, as a page shows them.
+"""Pictures, films and 3-D replays of run folders for a page.
 
-Pictures are data URIs. A replay is inert data until the reader opens it; meshes stand in the page once.
+Pictures are data URIs. A replay is inert data until the reader opens it; meshes are stored once per page.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from safevla_bench.sources.runs.policy_names import PolicyNames
 from safevla_bench.text import escape_json
 from safevla_bench.trajectory.header import EpisodeKey
 
-MOST_PICTURES = 3_000_000  # size of all pictures in a page [bytes of base64]
-MOST_REPLAYS = 6_000_000  # size of all replays in a page, meshes included; the player itself has half a megabyte more
+MOST_PICTURES = 3_000_000  # total size of pictures in a page [bytes of base64]
+MOST_REPLAYS = 6_000_000  # total size of replays in a page, with meshes; the player adds half a megabyte
 Document = dict[str, object]
-Replays = Mapping[EpisodeKey, Document]  # replays by episode, as their files have them
+Replays = Mapping[EpisodeKey, Document]  # replays by episode, in the format of their files
 
 
 @dataclass(frozen=True)
 class Album:
-    """Pictures by episode, each with its data URI; `left_out` did not fit, and lie in the run's `frames`.
+    """Pictures by episode, each with its data URI; `left_out` did not fit and remain in the run's `frames`.
 
-    `films` has the path of the film of a whole episode, from the run folder, in which the page lies as a rule.
+    `films` has the path of each whole-episode film, relative to the run folder, where the page usually is.
     """
 
     images: Mapping[EpisodeKey, tuple[tuple[Frame, str], ...]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Album:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays by the episode's number, meshes by digest, the scripts that show them; `left_out` did not fit."""
+    """Replays by the episode's number, meshes by digest, the scripts to show them; `left_out` did not fit."""
 
     episodes: Mapping[int, Markup]
     meshes: Markup
@@ -61,13 +61,13 @@ def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterato
 
 
 def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_PICTURES) -> Album:
-    """Return the pictures of the run folders among the sources as data URIs, as far as they fit, and the films' paths.
+    """Return the pictures of the run folders among the sources as data URIs, up to a size, and the films' paths.
 
-    An episode's pictures are those of its initial state, its violations, its final state, then others. Pictures that do
-    not fit, are missing or of another type are counted in `left_out`.
+    An episode's pictures show its initial state, its violations, its final state, then others. Pictures that do not
+    fit, are missing or of another type are counted in `left_out`.
 
     Args:
-        paths: the sources; those that are not run folders are passed over.
+        paths: the sources; those that are not run folders are skipped.
         names: for each source, recorded name -> new name of a policy; none = all as recorded.
         most_bytes: of all pictures together, in base64.
 
@@ -108,7 +108,7 @@ def read_replay(content: bytes) -> Document | None:
 def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) -> Replays:
     """Return the replays by episode of the run folders; arguments and errors are those of `collect_images`.
 
-    Files that are missing, of more than 50 MB or outside of the run, or refused by `read_replay` are passed over.
+    Files that are missing, larger than 50 MB, outside the run, or refused by `read_replay` are skipped.
     """
     documents: dict[EpisodeKey, Document] = {}
     for key, folder, frame in _list_frames(paths, names):
@@ -125,10 +125,10 @@ def collect_replays(paths: Sequence[Path], names: Sequence[PolicyNames] = ()) ->
 
 
 def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = MOST_REPLAYS) -> ReplaySection:
-    """Return the replays of a page with their clauses, the worst episodes first, up to `most_bytes` of data.
+    """Return the replays of a page with their clauses, worst episodes first, up to `most_bytes` of data.
 
-    Replays that do not fit are counted in `left_out`, and smaller ones after them may still fit. Episodes without a
-    record have none. There are scripts only if there is a replay.
+    Replays that do not fit are counted in `left_out`; smaller ones after them may still fit. Episodes without a record
+    have none. Scripts are included only with a replay.
     """
     scores = records.scores
     keys = list(zip(scores.policy, scores.episode_id, strict=True))

@@ -1,4 +1,4 @@
-"""Analyses of a report besides the four numbers: comparison, sensitivity, exposure, bodies."""
+"""Analyses of a report beyond the four numbers: comparison, sensitivity, exposure, bodies."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from safevla_bench.sensitivity.curves import Rescore, ThresholdAblation, ablate_
 from safevla_bench.specs.spec import Library
 from safevla_bench.trajectory.batch import Batch
 
-MOST_COMPARED = 5  # with more policies than this the pairs are too many to read: `safevla compare` has them all
+MOST_COMPARED = 5  # more policies have too many pairs to read; `safevla compare` shows them all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """The analyses; None or empty where there is nothing to show, with the reason in `uncompared` or `unpaired`."""
+    """The analyses; None or empty if there is nothing to show, with the reason in `uncompared` or `unpaired`."""
 
     comparison: Comparison | None = None
     uncompared: str = ""
     unpaired: str = ""
-    series: SeriesComparison | None = None  # the policies that are checkpoints of one training by their names
+    series: SeriesComparison | None = None  # policies whose names mark them as checkpoints of one training
     ablation: ThresholdAblation | None = None
     onsets: Sequence[CellOnset] = ()
-    bodies: Sequence[BodyViolation] | None = None  # the bodies behind the violations
+    bodies: Sequence[BodyViolation] | None = None  # bodies involved in violations
 
 
 def analyse_scores(
@@ -44,16 +44,16 @@ def analyse_scores(
     protocols: Sequence[Mapping[str, object]] = (),
     chunks: Iterable[Batch] | None = None,
 ) -> Analysis:
-    """Return all analyses of some scores, empty if no episode is counted; nothing is written.
+    """Return all analyses of some scores, empty if no episode counts, without writing anything.
 
     Args:
         scores: the verdicts.
-        batch: their records, in the same order; only its headers and lengths are used where `chunks` are given.
+        batch: their records, in the same order; with `chunks`, only its headers and lengths are used.
         ruleset: the specifications and the tags of tasks.
-        rescore: judges the same records with another library; None = from the scores alone.
+        rescore: judges the same records by another library; None = use the scores alone.
         privileged: the policies that saw simulator state which no real robot has.
-        protocols: of the sources that state a protocol; where these differ, episodes are not paired.
-        chunks: all records in parts, where `batch` does not hold all of them; read once.
+        protocols: of the sources that state a protocol; if these differ, episodes are not paired.
+        chunks: all records in parts, if `batch` does not hold all of them; read once.
     """
     if not scores.is_counted.any():
         return Analysis()
@@ -86,12 +86,12 @@ def _order_runs(
     runs = find_series(policies)
     try:
         return compare_series(runs, intervals=intervals, protocols=protocols) if runs else None
-    except RunError:  # the runs stand in all other sections
+    except RunError:  # all other sections show the runs
         return None
 
 
 def _ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None) -> ThresholdAblation | None:
     try:
         return ablate_thresholds(scores, library, rescore)
-    except SpecError:  # a library in other units than the paper's variants
+    except SpecError:  # a library with other units than the paper's variants
         return None

@@ -1,7 +1,7 @@
-"""A chart of a trace as geometry: the places of lines, ticks and labels, computed here and put into a template there.
+"""Charts of traces as geometry: positions of lines, ticks and labels, computed here for a template.
 
-Across, positions are shares of the width, so that a chart fits any screen and its text stays readable: 0 to 1000 for
-paths, percent for text and marks. Down, they are pixels.
+Horizontal positions are relative, so that a chart fits any screen while its text stays readable: 0 to 1000 for paths,
+percent for text and marks. Vertical positions are pixels.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Floats = NDArray[np.float64]
 V = TypeVar("V", float, Floats)
 MOST_POINTS = 600
 ACROSS = 1000.0
-HEIGHT, TOP, BOTTOM = 194, 36, 158  # height of a chart, and where the plot begins and ends, in pixels
+HEIGHT, TOP, BOTTOM = 194, 36, 158  # height of a chart, and top and bottom of its plot, in pixels
 SPARK_HEIGHT, SPARK_TOP, SPARK_BOTTOM = 56, 5, 51
 SPARK_POINTS = 120
-# Free share of the plot's height beyond the greatest and the least value.
+# Share of the plot's height left free above the greatest and below the least value.
 _ROOM = 0.04
 
 
@@ -41,10 +41,10 @@ class PointLabel:
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """A signal against its limit over one episode, without text; paths are SVG path data, `caption` is text beside it.
+    """A signal and its limit over one episode, without text; paths are SVG path data, `caption` is text next to it.
 
-    `beyond` has the spans of the violation, on the far side of the limit; `open_gate` those in which the gate of a
-    specification is open, "" without a gate.
+    `beyond` has the intervals of violation, beyond the limit; `open_gate` those in which the specification's gate is
+    open, "" without a gate.
     """
 
     caption: str
@@ -59,7 +59,7 @@ class Sparkline:
 
 @dataclass(frozen=True, slots=True)
 class Chart(Sparkline):
-    """A large one with text; a tick is a place (percent across, or pixels down) and its label."""
+    """A large sparkline with text; a tick is a position (percent across, or pixels down) and its label."""
 
     limit_label: str = ""
     limit_label_y: str = ""
@@ -71,9 +71,9 @@ class Chart(Sparkline):
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """The map from record and value to places; `last` is the record at the right edge, top and bottom are in pixels.
+    """The map from record and value to positions; `last` is the record at the right edge, top and bottom are in pixels.
 
-    `times_s` are those of the records, [last + 1]; None = they are evenly apart.
+    `times_s` are the records' times, [last + 1]; None = equal intervals.
     """
 
     last: int
@@ -84,24 +84,24 @@ class PlotArea:
     bottom: float = BOTTOM
 
     def x(self, record: float) -> float:
-        """Return the place of a record across, 0 to 1000; records outside the area are put on its edge."""
+        """Return the horizontal position of a record, 0 to 1000; records outside the area are put on its edge."""
         return ACROSS * min(max(float(self.share(record)), 0.0), 1.0)
 
     def share(self, record: NDArray[Any] | float) -> NDArray[Any] | float:
-        """Return which share of the width lies left of records."""
+        """Return the share of the width to the left of records."""
         if self.times_s is None or not self.last:
             return record / max(self.last, 1)
         return np.asarray(np.interp(record, np.arange(self.last + 1), self.times_s / self.times_s[-1]))
 
     def y(self, value: V) -> V:
-        """Return the place of a value, or of each of an array, down, in pixels; not clipped."""
+        """Return the vertical position of a value or of each of an array, in pixels, without clipping."""
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
 
 def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.int64]:
-    """Return at most `max_points` (4 or more) indices: both ends, and the extremes of equal stretches.
+    """Return at most `max_points` (4 or more) indices: both ends, and the extremes of equal intervals.
 
-    No peak is lost: the least and the greatest finite value are among them. Up to `max_points` values keep all indices.
+    The least and the greatest finite value are included. Up to `max_points` values keep all indices.
     """
     count = len(values)
     if count <= max_points:
@@ -117,7 +117,7 @@ def thin_indices(values: Floats, max_points: int = MOST_POINTS) -> NDArray[np.in
 
 
 def draw_chart(chart: TraceChart) -> Chart:
-    """Return the chart of one specification in one episode; its caption says all of it."""
+    """Return the chart of one specification in one episode; its caption describes it completely."""
     area = PlotArea(len(chart.values) - 1, chart.times_s, *chart.bounds(_ROOM))
     limit_y = area.y(chart.limit)
     return Chart(
@@ -201,9 +201,9 @@ def _worst_label(chart: TraceChart, area: PlotArea) -> PointLabel:
 
 
 def round_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Return about `about` round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`, rising.
+    """Return about `about` round numbers (spaced by 1, 2 or 5 times a power of ten) from `low` to `high`, ascending.
 
-    `low` must be less than `high`; else `ValueError`.
+    `low` must be less than `high`; else raises `ValueError`.
     """
     rough = Fraction(high - low) / about
     power = Fraction(10) ** math.floor(math.log10(rough))

@@ -1,4 +1,4 @@
-"""What the page's line of an episode opens to: its verdicts with sparklines, and what was not judged."""
+"""Details of an episode in the page: its verdicts with sparklines, and the specifications without a verdict."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
 from safevla_bench.trajectory.header import Header
 
-# Episodes whose signals are computed together: one array operation for many, at a bounded memory.
+# Number of episodes whose signals are computed together: large array operations in bounded memory.
 _AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the record of one episode shows: the trace of each judged specification, and why others are vacuous."""
+    """Evidence from the record of one episode: the trace of each judged specification, and why others are vacuous."""
 
     traces: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
@@ -38,11 +38,11 @@ class Evidence:
 class EpisodeRecords:
     """The records behind some scores, found by policy and episode id; an episode is its index in the scores, from 0.
 
-    What is traced is kept, so that all sections of a page trace an episode once.
+    Traces are cached, so that all sections of a page trace an episode once.
     """
 
     def __init__(self, scores: Scores, batch: Batch | None, ruleset: Ruleset) -> None:
-        """Match the records of `batch`, in any order, to the scores; None = without records."""
+        """Match the records of `batch`, in any order, to the scores; None = no records."""
         self.scores, self.batch, self.ruleset = scores, batch, ruleset
         place = {header.key: k for k, header in enumerate(batch.headers if batch else ())}
         self._places = [place.get(key) for key in zip(scores.policy, scores.episode_id, strict=True)]
@@ -57,32 +57,28 @@ class EpisodeRecords:
 
     @property
     def stamps_s(self) -> Stamps:
-        """The times of the episodes whose records have stamps."""
         stamps = self.batch.stamps_s if self.batch else {}
         return {k: stamps[place] for k, place in enumerate(self._places) if place is not None and place in stamps}
 
     def length(self, episode: int) -> int:
-        """Return the number of records of an episode, 0 without any."""
         place = self._places[episode]
         return 0 if self.batch is None or place is None else int(self.batch.lengths[place])
 
     def end_s(self, episode: int) -> float:
-        """Return the time of the last record of an episode, 0 without any."""
         place = self._places[episode]
         return 0.0 if self.batch is None or place is None else self.batch.elapsed_s(place, self.length(episode) - 1)
 
     def record(self, episode: int) -> Batch:
-        """Return the record of an episode that has one, a batch of one."""
         return self._select([episode])
 
     def evidence(self, episode: int) -> Evidence | None:
-        """Return what the record shows; None without a record."""
+        """Return the evidence in an episode's record; None without a record."""
         if episode in self and episode not in self._evidence:
             self.trace([episode])
         return self._evidence.get(episode)
 
     def trace(self, episodes: Sequence[int]) -> None:
-        """Gather the evidence of episodes that have a record; signals are computed for 50 of them together."""
+        """Compute the evidence of episodes that have a record; signals are computed for 50 of them together."""
         for start in range(0, len(episodes), _AT_ONCE):
             self._trace_together(episodes[start : start + _AT_ONCE])
 
@@ -105,22 +101,22 @@ class EpisodeRecords:
 
 @dataclass(frozen=True, slots=True)
 class ClauseVerdict:
-    """One specification's verdict on one episode, or why it has none; no sparkline if its signal is not drawn."""
+    """One specification's verdict on one episode, or why it has none; with a sparkline if its signal is drawn."""
 
     spec_id: str
     verdict: str
     violated: bool
     spark: Sparkline | None = None
     contributors: str = ""
-    why: str = ""  # how its violation came about
+    why: str = ""  # how its violation happened
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDetails:
-    """What is said of an episode below its line; nothing of one that left no record."""
+    """Details below an episode's line; empty if it left no record."""
 
     clauses: tuple[ClauseVerdict, ...] = ()
-    unjudged: tuple[tuple[str, str, str], ...] = ()  # each specification without a verdict, its state, and why
+    unjudged: tuple[tuple[str, str, str], ...] = ()  # (specification, state, reason) without a verdict
     instruction: str = ""
     facts: str = ""
 
@@ -128,7 +124,7 @@ class EpisodeDetails:
 def describe_episode(records: EpisodeRecords, row: ListedEpisode, *, drawn: bool) -> EpisodeDetails:
     """Return the details of an episode.
 
-    Unless `drawn`, no clause has a sparkline, and vacuous specifications have a general reason.
+    Unless `drawn`, clauses have no sparkline, and vacuous specifications have a general reason.
     """
     if row.episode.success is None:
         return EpisodeDetails()
@@ -167,7 +163,7 @@ def _clause_verdicts(scores: Scores, episode: int, evidence: Evidence | None) ->
 def format_verdict(scores: Scores, k: int, episode: int) -> str:
     """Return the verdict of the specification in column `k` in words: `violated by 88 N, depth 0.44` or `kept by 12 N`.
 
-    The margin is left out for a Boolean specification or if it is infinite, the depth if it is unknown.
+    A Boolean specification or infinite margin has no margin in the text, an unknown depth no depth.
     """
     spec, rho, depth = scores.specs[k], float(scores.rho[k, episode]), float(scores.depth[k, episode])
     margin = "" if spec.binary or np.isinf(rho) else f" by {format_amount(abs(rho), spec.unit, spec.threshold)}"
@@ -177,7 +173,7 @@ def format_verdict(scores: Scores, k: int, episode: int) -> str:
 
 
 def format_contributors(contributors: Contributors, caption: str) -> str:
-    """Return the bodies behind a value in words, with the amount unless `caption` contains it."""
+    """Return the bodies behind a value as text, with the amount unless `caption` contains it."""
     amount = f", {contributors.amount}" if contributors.amount not in caption else ""
     return f"{contributors.what}: {' and '.join(contributors.labels)}{amount}"
 

@@ -1,4 +1,4 @@
-"""The list of episodes: one row each; filters, orders, and the search by number, id or end of id."""
+"""The list of episodes: one row each; filters, orders, and search by number, id or end of an id."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Order = Literal["vsi", "rho", "step", "id", "kind"]
 class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
     """One specification in one episode; `share` is rho over the threshold.
 
-    `rho` and `share` are None under a violation that a Boolean signal decided.
+    `rho` and `share` are None for a violation that a Boolean signal decided.
     """
 
     spec: str
@@ -41,20 +41,20 @@ class SpecMargin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode of the list: its score, or what is known of it without a record, and what the list adds."""
+    """One episode of the list: its score, or what is known without a record, and further columns."""
 
-    number: int  # its place in the sources, from 1; episodes without a record come last
+    number: int  # its position in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
-    """Of the worst specification, or of the one that the list was made for; None without a verdict."""
-    first_violation_step: int | None = None  # the first violation is that of the safe tier, or of the one specification
+    """Of the worst specification, or of the one that the list is about; None without a verdict."""
+    first_violation_step: int | None = None  # first violation in the safe tier, or of that specification
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
-    broken_axes: tuple[str, ...] = ()  # the axes of the scored specifications that the episode violates
+    broken_axes: tuple[str, ...] = ()  # axes of the scored specifications that the episode violates
     violating_bodies: tuple[BodyViolation, ...] | None = None
-    """The bodies that break limits of contact and displacement, the worst first; None = not looked for."""
-    why: str | None = None  # how the first violation came about; None = not looked for, or the record does not tell
-    firmness: EpisodeFirmness | None = None  # its replays under varied physics; None = there are none
+    """The bodies that violate limits of contact and displacement, worst first; None = not computed."""
+    why: str | None = None  # how the first violation happened; None = not computed, or not clear from the record
+    firmness: EpisodeFirmness | None = None  # its replays under varied physics; None without any
 
     @property
     def episode_id(self) -> str:
@@ -62,7 +62,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> str:
-        """Its number as the command line takes it, such as `:3`."""
+        """Its number in the command line's syntax, such as `:3`."""
         return f":{self.number}"
 
     @property
@@ -71,16 +71,16 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def body_kinds(self) -> tuple[tuple[BodyKind, ...], ...]:
-        """The kinds, or pairs of kinds, of the episode's violating bodies, each once; () if not looked for."""
+        """The kinds, or pairs of kinds, of the episode's violating bodies, without duplicates; () if not computed."""
         return tuple(dict.fromkeys(violation.kinds for violation in self.violating_bodies or ()))
 
     @property
     def fragile_under(self) -> str | None:
-        """Which variation flips which specification; None if none does, or there are no replays."""
+        """Which variation flips which specification; None if none does, or without replays."""
         return self.firmness.reason if self.firmness and self.firmness.mark == "fragile" else None
 
     def to_document(self) -> dict[str, object]:
-        """Return the row as one flat JSON object: unknown values are None, as all are that need a record."""
+        """Return the row as one flat JSON object; unknown values are None, as are all that need a record."""
         episode, margin = self.episode, self.margin
         names = ("episode_id", "policy", "benchmark", "task_id", "outcome")
         verdict = ("success", "safe", "sbu", "no_verdict", "vsi")
@@ -105,9 +105,9 @@ def list_episodes(
 ) -> list[ListedEpisode]:
     """Return a row for every episode, in the order of the sources.
 
-    `dt_s`: control step of each episode, [E]. `spec_id`: a specification of any tier to list alone; episodes in which
-    it reached no verdict, and those without a record, are left out. An id that the scores lack raises `ValueError`.
-    `stamps_s` are those of `Batch`.
+    `dt_s`: control step of each episode, [E]. `spec_id`: list only this specification, of any tier; episodes without
+    its verdict, and those without a record, are left out. An unknown id raises `ValueError`. `stamps_s` is that of
+    `Batch`.
     """
     column = None if spec_id is None else [spec.spec_id for spec in scores.specs].index(spec_id)
     judged = np.arange(len(scores)) if column is None else np.flatnonzero(scores.state[column] == ACTIVE)
@@ -118,13 +118,13 @@ def list_episodes(
     return [*rows, *(ListedEpisode(number=number, episode=episode) for number, episode in absent)]
 
 
-VACUOUS_REASON = "what it guards never came about"  # why a specification is vacuous, where no record says more
+VACUOUS_REASON = "what it guards never came about"  # why a specification is vacuous, if no record gives more details
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
-    """Return the ending and the verdict in words, such as `Failed, unsafe`, or `Stopped, unsafe`.
+    """Return the ending and the verdict as text, such as `Failed, unsafe`, or `Stopped, unsafe`.
 
-    An outcome that says more than success or failure follows in brackets.
+    An outcome that is more specific than success or failure follows in brackets.
     """
     if outcome == "stopped":
         return f"Stopped, {verdict_word(safe)}"
@@ -135,8 +135,8 @@ def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:
 def flatten_episodes(rows: Sequence[ListedEpisode], scores: Scores) -> tuple[list[str], list[Mapping[str, object]]]:
     """Return column names, and for each row its values by column: those of `Scores.to_pandas`, number, reason and why.
 
-    Of an episode that left no record there are only number, names, outcome, reason and `counted` (False). The column
-    `why` is listed only if a row has it. `scores` must be those that the rows were made of.
+    An episode without a record has only number, names, outcome, reason and `counted` (False). The column `why` exists
+    only if a row has it. `scores` must be those of the rows.
     """
     columns = {
         name: values.tolist() if isinstance(values, np.ndarray) else values
@@ -194,7 +194,7 @@ def add_violating_bodies(
 ) -> list[ListedEpisode]:
     """Return copies of the rows with their violating bodies, () for none.
 
-    With `spec_id` only bodies that violate this specification.
+    With `spec_id`, only bodies that violate this specification.
     """
     by_number: dict[int, list[BodyViolation]] = {}
     for violation in violations:
@@ -206,7 +206,7 @@ def add_violating_bodies(
 def add_firmness(
     rows: Iterable[ListedEpisode], firmness: Mapping[tuple[str | None, str], EpisodeFirmness]
 ) -> list[ListedEpisode]:
-    """Return the rows, those of replayed episodes with what their replays say."""
+    """Return the rows; those of replayed episodes include their firmness."""
     replayed = ((row, firmness.get((row.policy, row.episode_id))) for row in rows)
     return [msgspec.structs.replace(row, firmness=episode) if episode else row for row, episode in replayed]
 
@@ -229,18 +229,18 @@ def filter_episodes(
     Args:
         rows: rows to choose from.
         violated: only those with a first violation: unsafe ones, or those that violate the listed specification.
-        safe: only those with a verdict that violate no scored specification, whichever one the list is about.
-        success: only those that succeeded, or that did not; neither is true of an episode that left no record.
+        safe: only those with a verdict that violate no scored specification, even if the list is about one.
+        success: only those that succeeded, or that did not; episodes without a record are neither.
         axis: only those that violate a scored specification of that axis.
-        policy: the policy's name; `UNNAMED` for records that name none.
+        policy: the policy's name; `UNNAMED` for records without one.
         suite: the benchmark's name.
-        task: `3` or `task_3`, or `libero-goal/task_3` where several suites have one.
+        task: `3` or `task_3`, or `libero-goal/task_3` if several suites have one.
         outcome: such as `success` or `crashed`.
-        body_kind: only those of which a violating body is of this kind; the rows need their violating bodies.
+        body_kind: only those with a violating body of this kind; the rows must have their violating bodies.
 
     Raises:
-        RunError: no row has that policy, suite, task or outcome, or none that the earlier of these four filters left;
-            lists the names that occur there.
+        RunError: no row has that policy, suite, task or outcome after the earlier of these four filters; the message
+            lists the names that occur.
     """
     selected = list(rows)
     for name, wanted in (("policy", policy), ("suite", suite), ("task", task), ("outcome", outcome)):
@@ -256,7 +256,7 @@ def filter_episodes(
     ]
 
 
-# Filter -> the names under which it finds a row; an error lists the last.
+# Filter -> the names by which it finds a row; an error lists the last.
 _NAMES: Mapping[str, Callable[[ListedEpisode], tuple[str, ...]]] = {
     "policy": lambda row: (row.policy or UNNAMED,),
     "suite": lambda row: (row.episode.benchmark,),
@@ -279,10 +279,10 @@ def _filter_by_name(what: str, wanted: str, rows: list[ListedEpisode]) -> list[L
 
 
 def sort_episodes(rows: Iterable[ListedEpisode], by: Order | None) -> list[ListedEpisode]:
-    """Return the rows in a new list, in the order `by`; in the order of the sources if `by` is None.
+    """Return the rows in a new list, in the order `by`; None = the order of the sources.
 
-    vsi = deepest first, rho = smallest rho/threshold first, step = earliest violation [s] first (ties of these three by
-    rho/threshold), id = naturally, kind = by kind of the first violating body. Rows without a value come last.
+    vsi = deepest first, rho = smallest rho/threshold first, step = earliest violation [s] first (ties of these by
+    rho/threshold), id = natural order, kind = by kind of the first violating body. Rows without a value come last.
     """
     if by is None:
         return list(rows)
@@ -315,20 +315,20 @@ _ORDERS: Mapping[Order, Callable[[ListedEpisode], Any]] = {
 
 
 def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Return a sort key that puts ep_9 before ep_10; numbers compare by their digits without leading zeros."""
+    """Return a sort key that puts ep_9 before ep_10; numbers are compared without leading zeros."""
     parts = [part.lstrip("0") if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name))]
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
 
 class EpisodeId(str):
-    """An id, even if it looks like a position."""
+    """An id that is never read as a position."""
 
     __slots__ = ()
 
 
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
-    """Return the row at the position `:N` of the list, else the one with the id, or the only one whose id ends so.
-    A plain number is a whole id; an `EpisodeId` is always an id. Raises `RunError` if no row or several match.
+    """Return the row at the position `:N` of the list, else the one with the id, or the only one whose id ends so. A
+    plain number is a whole id; an `EpisodeId` is always an id. Raises `RunError` unless exactly one row matches.
     """
     if wanted.startswith(":") and not isinstance(wanted, EpisodeId):
         matches = [row for row in rows if row.position == wanted]
@@ -351,7 +351,7 @@ _MAX_SHOWN = 5
 
 
 def find_recorded(judged: Judged, wanted: str) -> int:
-    """Return the index of the judged episode that `find_episode` finds; raises `RunError` also if it left no record."""
+    """Return the index of the judged episode that `find_episode` finds; raise `RunError` also if it left no record."""
     row = find_episode(list_episodes(judged.scores, judged.records.dt_s, stamps_s=judged.records.stamps_s), wanted)
     if row.number > len(judged.records):
         raise RunError(f"{row.episode_id} left no record ({row.episode.outcome})", remedy="Choose another episode.")

@@ -1,4 +1,4 @@
-"""The page's table of all episodes: a line each, what it is found by, and the details it opens to."""
+"""The page's table of all episodes: a line for each, its filter values, and its details."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.text import NO_VALUE, format_fixed
 
-MOST_DRAWN = 400  # number of episodes whose signals are drawn, the worst first: it bounds the size of the page
+MOST_DRAWN = 400  # number of episodes with drawn signals, worst first, which limits the size of the page
 ENDINGS: Mapping[str, str] = {
     "ss": "Succeeded, safe",
     "su": "Succeeded, unsafe",
@@ -28,12 +28,12 @@ ENDINGS: Mapping[str, str] = {
     "st": "Stopped, unsafe",
     "cr": "Crashed",
 }
-"""Kind -> the ending in words; every episode whose safety is unknown is of the kind `nv`."""
+"""Kind -> the ending as text; every episode of unknown safety is of the kind `nv`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEntry:
-    """One line: an episode, what the filters find it by, and its details."""
+    """One line: an episode, its filter values, and its details."""
 
     row: episode_list.ListedEpisode
     kind: str
@@ -42,7 +42,6 @@ class EpisodeEntry:
 
     @property
     def key(self) -> tuple[str | None, str]:
-        """Policy, as the record names it, and episode id."""
         return self.row.policy, self.row.episode_id
 
     @property
@@ -51,7 +50,6 @@ class EpisodeEntry:
 
     @property
     def ending(self) -> str:
-        """The outcome and the verdict in words."""
         episode = self.row.episode
         if episode.success is None:
             return ENDINGS[self.kind]
@@ -60,7 +58,6 @@ class EpisodeEntry:
 
     @property
     def worst(self) -> str:
-        """The worst specification."""
         return self.row.margin.spec if self.row.margin else NO_VALUE
 
     @property
@@ -79,7 +76,6 @@ class EpisodeEntry:
 
     @property
     def lost(self) -> list[str]:
-        """Why the record is missing, in lines."""
         episode = self.row.episode
         return [] if episode.success is not None else (episode.reason or "no reason recorded").strip().splitlines()
 
@@ -103,7 +99,7 @@ def build_episode_table(
 
     Args:
         records: the verdicts, and the records of any of the episodes.
-        violations: the bodies of all violations, for the filter by kind of body; None leaves that filter out.
+        violations: the bodies of all violations, for the filter by kind of body; None = no such filter.
         firmness: policy and episode id -> its replays under varied physics.
     """
     scores = records.scores

@@ -1,4 +1,4 @@
-"""The headline of a report: is it safe, and how certain is that?"""
+"""The headline of a report: whether it is safe, and how certain that is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percen
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One sentence that answers, and sentences that support it."""
+    """One sentence that answers, and supporting sentences."""
 
     answer: str
     support: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ def build_headline(
     *,
     mixture: str = "",
 ) -> Headline:
-    """Return the summary of safety in words, with its interval; it says so if no episode has a verdict.
+    """Return the summary of safety as text, with its interval; it says so if no episode has a verdict.
 
     Args:
         cells: one summary for each policy × suite.
@@ -84,15 +84,15 @@ def _exclusion_sentences(cells: Sequence[Summary]) -> Iterator[str]:
         yield f"A violation stopped episodes of {', '.join(stopped)}: SR, SBU, P[U|S] and VSI are not known there."
 
 
-# Difference of Safety that mixtures of tasks may make before it is said, as a share.
+# Difference of Safety that different task mixtures may cause before the report mentions it, as a share.
 _LEAST_GAP = 0.01
 
 
 def describe_mixture(scores: Scores) -> str:
-    """Return the sentence on policies that ran other tasks than others, or the same in other proportions; else "".
+    """Return a sentence on policies that ran other tasks than others, or in other proportions; else "".
 
-    Half the sum of the differences of proportions is the greatest difference in Safety that they could make by them
-    alone. The policy that does nothing is left aside.
+    Half the sum of the differences of proportions bounds the difference in Safety that they alone could cause. The
+    policy that does nothing is left out.
     """
     judged: dict[str | None, Counter[tuple[str, str]]] = {}
     rows = [*zip(scores.policy, scores.benchmark, scores.task_id, scores.is_judged, strict=True)]
@@ -137,7 +137,6 @@ def _single_policy_answer(safety: Rate, whose: str, noun: str) -> str:
 
 
 def _has_reverse_order(comparison: Comparison | None) -> bool:
-    """Return whether some pair of policies has no verdict on Safety, as weights of tasks turn their order."""
     metrics = comparison.scopes[-1].metrics if comparison else ()
     safety = (metric.differences for metric in metrics if metric.metric == SAFETY.key)
     return any(item.no_verdict for differences in safety for item in differences)

@@ -1,4 +1,4 @@
-"""The report as one self-contained page: no request, no executable input, the same bytes for the same inputs."""
+"""The report as one self-contained page: no requests, no executable input, reproducible byte for byte."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from safevla_bench.trajectory.batch import Batch
 _NOTHING, _EMPTY = Analysis(), Album()
 _NO_REPLAYS: Replays = {}
 _NO_DESCRIPTION: Mapping[str, object] = {}
-# Most cells for which the tables of violations are open.
+# Maximum number of cells for which the tables of violations are initially open.
 _OPEN = 2
 
 
@@ -59,23 +59,23 @@ def render_page(
     firmness: Mapping[tuple[str | None, str], EpisodeFirmness] = NO_FIRMNESS,
     summarized: tuple[Sequence[Summary], Summary] | None = None,
 ) -> str:
-    """Return the report of some scores as one HTML page; nothing is written.
+    """Return the report of some scores as one HTML page, without writing it.
 
     Args:
         scores: the verdicts.
-        batch: the records that they came from, matched by policy and episode id; None leaves the charts out.
+        batch: their records, matched by policy and episode id; None = no charts.
         ruleset: what judged them, for formulas, limits and kinds of bodies.
         title: the title of the page.
-        episode: the verdict in words where the page is about one episode: it is the headline, and rates stay out.
-        provenance: what decided the verdicts, and which episodes were left out.
-        description: how the scores came about, shown at the end as it is.
+        episode: the verdict as text if the page is about one episode: it replaces the headline and the rates.
+        provenance: what determined the verdicts, and which episodes were left out.
+        description: how the scores were made, shown unchanged at the end.
         privileged: the policies that saw simulator state which no real robot has.
-        analysis: the analyses beyond the summaries; sections that it lacks are left out.
+        analysis: the analyses beyond the summaries; missing ones have no section.
         album: pictures of episodes.
-        replays: episodes in three dimensions.
-        remarks: what applies to all numbers of the page, each as one sentence.
+        replays: 3-D replays of episodes.
+        remarks: what applies to all numbers of the page, one sentence each.
         firmness: policy and episode id -> its replays under varied physics.
-        summarized: the cells and the total of `scores`, if they are known.
+        summarized: the cells and the total of `scores`, if known.
     """
     summaries, total = summarized or (cells(scores), aggregate(scores))
     marked = frozenset(name for name in privileged if name is not None)
@@ -146,7 +146,7 @@ def render_page(
 
 
 def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
-    """Return name and kind of the rates of success and safety that are known of a cell."""
+    """Return name and kind of a cell's known rates of success and safety."""
     rates = [("Success", SR.key, True), ("Safety", SAFETY.key, has_verdict(cell))]
     return [(name, kind, cell.rates[kind]) for name, kind, is_known in rates if is_known and cell.rates[kind].ci]
 
@@ -156,7 +156,7 @@ def list_whiskers(cell: Summary) -> list[tuple[str, str, Rate]]:
 
 @dataclass(frozen=True, slots=True)
 class CellViolations:
-    """A cell's violations in a sentence and a table, and the clauses outside every score."""
+    """A cell's violations as a sentence and a table, and the unscored clauses."""
 
     name: str
     words: str
@@ -165,7 +165,7 @@ class CellViolations:
 
 
 def summarize_violations(cell: Summary) -> CellViolations:
-    """Return a cell's tables of violations, scored and not, and the sentence on its unsafe episodes above them."""
+    """Return a cell's tables of violations, scored and unscored, and a sentence on its unsafe episodes above them."""
     safety = cell.rates[SAFETY.key]
     scored = [spec for spec in cell.specs if spec.tier == "safe"]
     top = max(scored, key=lambda spec: spec.violations.count, default=None)
@@ -179,7 +179,7 @@ def summarize_violations(cell: Summary) -> CellViolations:
 
 
 def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
-    """Return the name of a specification, its limit, and the excess of depth 1, as the page says them."""
+    """Return a specification's name, its limit, and the excess of depth 1, in the page's wording."""
     if spec.binary:
         return spec.spec_id, "none at all", "any"
     texts = [format_amount(end, spec.unit, spec.threshold, format_compact) for end in (spec.threshold, spec.severe)]
@@ -190,7 +190,7 @@ def describe_limits(spec: SpecColumn) -> tuple[str, str, str]:
 
 
 def drawn_episodes(scores: Scores) -> list[int]:
-    """Return the indices of the episodes whose records the page draws, unordered and maybe repeated."""
+    """Return the indices of the episodes whose records the page draws, unordered, possibly with duplicates."""
     return [*select_worst(scores), *rank_by_severity(scores)[:MOST_DRAWN]]
 
 
@@ -204,7 +204,7 @@ class WorstEpisode:
 
 
 def draw_worst(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> Iterator[WorstEpisode]:
-    """Yield the up to 6 episodes that `select_worst` picks, in its order; without charts if they have no record."""
+    """Yield up to 6 episodes picked by `select_worst`, in order; without charts if they have no record."""
     for episode in select_worst(records.scores):
         entry, evidence = entries[episode], records.evidence(episode)
         drawn = [(trace, draw_chart(trace.chart)) for trace in (evidence.traces if evidence else ())]
@@ -224,7 +224,7 @@ class SharedState:
 
 
 def find_shared_states(records: EpisodeRecords, entries: Sequence[EpisodeEntry]) -> list[SharedState]:
-    """Return the initial states that several policies started from, the most different outcomes first."""
+    """Return the initial states from which several policies started, the most different outcomes first."""
     scores, states = records.scores, dict[str, list[int]]()
     for k in range(len(scores)):
         header = records.header(k)

@@ -1,4 +1,4 @@
-"""An explained episode as text for a terminal, with plots of signals: no colour, no motion, no line too wide."""
+"""The explanation of an episode as text for a terminal, with plots of signals: no colour, no motion, no long lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from safevla_bench.report.tables.episodes import format_cause, format_margin, ke
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant
 
-# Columns for the names of facts.
+# Width of the names of facts, in columns.
 _LABEL = 14
 
 
 def format_explanation(explanation: Explanation, *, plot_all: bool = False, width: int | None = None) -> str:
-    """Return the explanation as text: a heading, and broken clauses with plots or else the nearest kept one.
+    """Return the explanation as text: a heading, and violated clauses with plots, or else the closest satisfied one.
 
-    Below follow tables of the other kept clauses and of clauses without a verdict, the records left out because a pose
-    is unknown, and the diagnostics that are broken, each only if there are any.
+    Tables follow of the other satisfied clauses, of clauses without a verdict, of records left out for an unknown pose,
+    and of violated diagnostics, if there are any.
 
     `width`: columns of the terminal; None = its own.
     """
@@ -42,7 +42,7 @@ def format_explanation(explanation: Explanation, *, plot_all: bool = False, widt
 
 
 def describe_verdict(explanation: Explanation) -> str:
-    """Return how an episode ended and what it broke first, as one line."""
+    """Return how an episode ended and what it violated first, as one line."""
     row = explanation.score
     first_s = format_fixed(explanation.elapsed_s(row.first_violation_step or 0), 2)
     first = f"; first broken: {row.first_violation_spec} at {first_s} s" if row.first_violation_spec else ""
@@ -144,10 +144,10 @@ _LIMIT, _OPEN, _BROKEN = "╌", "━", "▲"
 
 
 def plot_signal(chart: TraceChart, width: int) -> list[str]:
-    """Return the lines of a plot of the signal and its limit, none wider than `width` columns if `width` is 40 or more.
+    """Return the lines of a plot of the signal and its limit, none wider than `width` if that is 40 or more.
 
-    Below the time axis lie the spans in which the condition is open, for a specification that has one, and the records
-    that break the limit, if any do. No peak is lost, however many records share a column.
+    Below the time axis are marked the intervals in which the condition is open, if a specification has one, and the
+    records that violate the limit. No peak is lost, however many records share a column.
     """
     low, high = chart.bounds()
     limit_row = int(_vertical_dots(np.array([chart.limit]), low, high)[0]) // 4
@@ -178,8 +178,8 @@ def _vertical_dots(values: Floats, low: float, high: float) -> Floats:
 
 
 def _polyline_dots(down: Floats, across: Floats, columns: int) -> Bools:
-    """Return which dots the polyline through the records covers, [4·ROWS, 2·columns]. `down` and `across` are the place
-    of each record in dots from the top left; NaN leaves a gap.
+    """Return which dots the polyline through the records covers, [4·ROWS, 2·columns]. `down` and `across` are each
+    record's position in dots from the top left; NaN leaves a gap.
     """
     place = np.arange(2 * columns)
     before, after = np.interp(place - 0.5, across, down), np.interp(place + 0.5, across, down)

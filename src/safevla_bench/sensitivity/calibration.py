@@ -1,7 +1,7 @@
-"""Limits from what a reference policy does: the extremes over its successes, and their quantile.
+"""Limits from the behaviour of a reference policy: the extremes in its successes, and their quantile.
 
-A library's forces were chosen for one robot, simulator and controller. On another the policy that solves the tasks as
-they are meant to be solved may exceed them in most successes, and then they tell nothing apart.
+A library's force limits were chosen for one robot, simulator and controller. On another, a policy that solves the tasks
+as intended may exceed them in most successes; then they cannot distinguish policies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Calibration:
     """The extremes of one specification over a reference's successes, and the limit at a quantile.
 
     `extremes` [n] are sorted magnitudes in the specification's unit: the least threshold that each episode would have
-    met. `interval` bounds the quantile on these tasks at 95 %; its end is infinite where the episodes are too few.
+    met. `interval` bounds the quantile on these tasks at 95 %; its end is infinite if there are too few episodes.
     `floor` is the largest extreme of a policy that does nothing, None without one.
     """
 
@@ -51,12 +51,12 @@ class Calibration:
 
     @property
     def severe(self) -> float | None:
-        """The severe magnitude for `limit`: its ratio to the threshold is the library's; None if that has none."""
+        """The severe magnitude for `limit`, with the library's ratio to the threshold; None if the library has none."""
         return proportional_severe(self.spec, self.limit)
 
     @property
     def obstacle(self) -> str | None:
-        """The reason why `limit` does not replace the library's threshold; None where it does."""
+        """The reason why `limit` does not replace the library's threshold; None if it does."""
         if not math.isfinite(self.interval[1]):
             needed = episodes_needed(self.quantile)
             few = f"{count_noun(len(self.extremes), 'success', 'es')} do{'es' * (len(self.extremes) == 1)} not bound"
@@ -71,11 +71,11 @@ class Calibration:
 def calibrate(
     scores: Scores, library: Library, *, policy: str | None = None, quantile: float = 0.95
 ) -> tuple[Calibration, ...]:
-    """Return the calibration of each scored specification with a threshold in which the reference has a margin.
+    """Return the calibration of each scored specification with a threshold for which the reference has a margin.
 
-    `library` judged the scores, and its thresholds are measured, in its order. `policy` is the reference; None = the
-    only one beside `noop`, whose extremes are the floor. `quantile` of its successes are to be safe by each clause.
-    Raises `RunError` if the quantile is below 0.5 or not below 1, the reference is not clear, or it never succeeds.
+    `library` judged the scores; its thresholds are calibrated, in its order. `policy` is the reference; None = the only
+    one besides `noop`, whose extremes are the floor. Each clause is to be satisfied by the share `quantile` of its
+    successes. Raises `RunError` if the quantile is not in [0.5, 1), the reference is ambiguous, or it never succeeds.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
@@ -128,7 +128,7 @@ def _find_reference(scores: Scores, policy: str | None) -> str:
 
 
 def order_statistic(ordered: Floats, quantile: float) -> float:
-    """Return the least of the sorted values that at least this share of them does not exceed; there must be one.
+    """Return the smallest of the sorted values that at least this share of them does not exceed; at least one value.
 
     >>> order_statistic(np.arange(1.0, 101.0), 0.95)
     95.0
@@ -137,7 +137,7 @@ def order_statistic(ordered: Floats, quantile: float) -> float:
 
 
 def quantile_interval(ordered: Floats, quantile: float) -> tuple[float, float]:
-    """Return the 95 % interval of a quantile on these tasks, of n ≥ 1 sorted values; infinite if unbounded.
+    """Return the 95 % interval of a quantile on these tasks, from n ≥ 1 sorted values; infinite if unbounded.
 
     The order statistics l and u with P(l <= B < u) >= 0.95, B ~ Binomial(n, quantile), which hold for any distribution
     (H. A. David and H. N. Nagaraja, Order Statistics, 7.1).
@@ -175,8 +175,8 @@ def round_up(value: float) -> float:
 
 
 def format_limits(calibrations: Sequence[Calibration]) -> str:
-    """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's. The others are
-    comments that say why not. Raises `RunError` without a limit to replace.
+    """Return a file for `--rules`: a `[[limits]]` table for each limit that replaces the library's, and a comment with
+    the reason for the others. Raises `RunError` without a limit to replace.
     """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
@@ -200,8 +200,8 @@ def _format_limit(calibration: Calibration) -> str:
 
 
 def calibration_rows(calibrations: Sequence[Calibration]) -> list[dict[str, object]]:
-    """Return each calibration as plain values, as `safevla specs --calibrate --format json` prints them. `limit` and
-    `severe` are None where there is an `obstacle`; an infinite end of the interval is None.
+    """Return each calibration as plain values, as printed by `safevla specs --calibrate --format json`. `limit` and
+    `severe` are None if there is an `obstacle`; an infinite end of the interval is None.
     """
     own = ("policy", "tasks", "violated", "floor", "quantile", "value", "obstacle")
     return [

@@ -1,10 +1,10 @@
 """Safety, SBU and VSI of each cell under other thresholds, and under other readings of the paper.
 
-The thresholds are the variants of the paper's Table 9, which are data, or a grid that the user asks for. A clause
-G(signal < bound), or one behind a crisp gate, is decided by the worst value that its signal took, whatever the bound;
-so another threshold needs that value only, not the records. Clauses of another shape are judged anew.
+The thresholds are the variants of the paper's Table 9, which are data, or a grid that the user requests. A clause
+G(signal < bound), or one behind a crisp gate, is decided by the worst value of its signal for any bound, so another
+threshold needs only that value, not the records. Clauses of other forms are judged again.
 
-The paper leaves clauses open in places, and its tables seem to have run others (docs/explanation/fidelity.md).
+The paper's text leaves a clause ambiguous in places, and its tables seem to use another version (docs/fidelity.md).
 Each built-in library is one reading of it.
 """
 
@@ -50,7 +50,7 @@ class ThresholdSetting(msgspec.Struct, frozen=True):
 
 
 class ThresholdVariant(msgspec.Struct, frozen=True):
-    """Thresholds that differ from the library's, by specification; none = the library as it stands."""
+    """Thresholds that differ from the library's, by specification; none = the library unchanged."""
 
     name: str
     settings: dict[str, ThresholdSetting]
@@ -95,7 +95,7 @@ def _read_variants() -> VariantsFile:
 
 def paper_variants(library: Library) -> tuple[tuple[ThresholdVariant, ...], tuple[str, ...]]:
     """Return the paper's Table 9 as variants for a library, and the names of the rows whose family it lacks. Raises
-    `SpecError` for a family that has another unit in the library than in the variant.
+    `SpecError` if a family has different units in the library and the variant.
     """
     variants, left_out = [], []
     for row in _read_variants().variants:
@@ -129,8 +129,8 @@ def _changed_threshold(spec: Spec, change: ChangeRow) -> float:
 def parse_sweep(text: str, library: Library) -> SweepRequest:
     """Parse a sweep from `NAME=LOW:HIGH:COUNT` or `NAME=A,B,C`; NAME is a scored specification, a family or a group.
 
-    Thresholds rise, each once; LOW and HIGH are among them. Raises `SpecError` for a text of another form, a name that
-    nothing scored has, a family of different units or thresholds, and a threshold that is not above 0.
+    Thresholds are ascending and unique, and include LOW and HIGH. Raises `SpecError` for invalid text, a name without a
+    scored specification, a family of different units or thresholds, and a threshold that is not above 0.
 
     >>> from safevla_bench.specs.loader import library
     >>> parse_sweep("non_target_max_disp=0.002:0.01:5", library()).thresholds
@@ -183,15 +183,15 @@ def apply_variant(
 ) -> Scores:
     """Return the scores under a variant: safe, sbu, vsi, rho, depth and state equal a full re-score bit for bit.
 
-    `first` is -1 throughout a changed specification, unless `rescore` judged anew: the worst value does not tell when a
-    violation begins. Raises `SpecError` for a specification that states its number instead of `threshold`, and without
-    `rescore` for a formula that the worst value does not decide.
+    `first` is -1 throughout a changed specification, unless `rescore` judged it: the worst value does not show when a
+    violation begins. Raises `SpecError` for a specification with a number instead of `threshold`, and without `rescore`
+    for a formula that the worst value does not decide.
     """
     specs = {}
     for spec_id, to in variant.settings.items():
         formula = substitute_threshold(_parse_placeholder(library[spec_id]), to.threshold)
         specs[spec_id] = replace(library[spec_id], threshold=to.threshold, severe=to.severe, formula=formula)
-    # What a log stored as float32 is compared more coarsely, and scores do not say which numbers these are.
+    # Values that a log stored as float32 are compared more coarsely, and scores do not say which these are.
     if scores.is_marked(FOREIGN_LOG).any() or not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):
         if rescore is None:
             problem = f"{', '.join(specs)}: the worst value of its signal does not decide the formula"
@@ -244,12 +244,12 @@ class SensitivityCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str | None
     suite: str
-    n: int  # judged episodes; each rate of a point holds its own n
+    n: int  # judged episodes; each rate of a point has its own n
     points: tuple[VariantRates, ...]
 
 
 class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
-    """Named variants, and what they do to each cell; `left_out` are variants whose family the library lacks."""
+    """Named variants, and their effects on each cell; `left_out` are variants whose family the library lacks."""
 
     variants: tuple[ThresholdVariant, ...]
     curves: tuple[SensitivityCurve, ...]
@@ -260,7 +260,7 @@ class ThresholdAblation(msgspec.Struct, frozen=True, kw_only=True):
 class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):
     """One threshold moved over a grid; `points[k]` of each curve belongs to `thresholds[k]`.
 
-    `default` is the library's threshold, which need not be on the grid.
+    `default` is the library's threshold, which may be off the grid.
     """
 
     name: str
@@ -273,8 +273,8 @@ class ThresholdSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ablate_thresholds(scores: Scores, library: Library, rescore: Rescore | None = None) -> ThresholdAblation:
-    """Return the paper's Table 9 for any scores that `library` judged; raises as `paper_variants`, `apply_variant`.
-    `rescore` judges the same records with another library, for clauses that recorded extremes do not decide.
+    """Return the paper's Table 9 for any scores that `library` judged; raises as `paper_variants` and `apply_variant`.
+    `rescore` judges the same records by another library, for clauses that recorded extremes do not decide.
     """
     variants, left_out = paper_variants(library)
     curves = cell_curves(scores, [apply_variant(scores, library, variant, rescore) for variant in variants])
@@ -285,7 +285,7 @@ def sweep_threshold(
     scores: Scores, library: Library, asked: SweepRequest, rescore: Rescore | None = None, *, intervals: bool = True
 ) -> ThresholdSweep:
     """Return the numbers of each cell while one threshold moves and K = severe/threshold stays constant. Without
-    `intervals` VSI has no interval, which saves time. Raises as `apply_variant` does.
+    `intervals` VSI has no interval, which saves time. Raises the errors of `apply_variant`.
     """
     spec = library[asked.spec_ids[0]]
     results = [apply_variant(scores, library, variant, rescore) for variant in sweep_variants(library, asked)]
@@ -320,8 +320,8 @@ def cell_curves(
 ) -> tuple[SensitivityCurve, ...]:
     """Return a curve for each policy × suite of `scores`, with a point for each of `variant_results`.
 
-    All judge the same episodes. Of a cell, episodes count that ran to their end or have a verdict in some result. A
-    cell of which none has a verdict in `scores` is left out; one without episodes stays, with n = 0.
+    All judge the same episodes. An episode of a cell counts if it ran to its end or has a verdict in some result. Cells
+    without a verdict in `scores` are left out; cells without episodes are kept, with n = 0.
     """
     can_tell = np.logical_or.reduce([scores.is_counted, *(result.is_judged for result in variant_results)])
     curves = []
@@ -340,7 +340,7 @@ def _lacks_verdict(scores: Scores, members: NDArray[np.int64]) -> bool:
 
 
 def score_warnings(scores: Scores) -> tuple[str, ...]:
-    """Return the warnings for every number from these scores, then one that names the cells without any verdict."""
+    """Return the warnings for all numbers from these scores, then one that names the cells without any verdict."""
     silent = [cell for cell, members in cell_members(scores).items() if _lacks_verdict(scores, members)]
     cells = ", ".join(f"{policy or 'unnamed'} on {suite}" for policy, suite in silent)
     left_out = (f"Left out, as no specification reached a verdict: {cells}.",) if silent else ()
@@ -359,17 +359,17 @@ def _variant_rates(scores: Scores, members: NDArray[np.int64], intervals: bool) 
 # Readings of the paper
 
 
-PROSE_DEPTH = "prose depth"  # how the reading of depth is named that the paper's prose allows
+PROSE_DEPTH = "prose depth"  # name of the depth that the paper's prose defines
 
 
 class VerdictChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Episodes of a cell whose verdict differs from that of the reference."""
+    """Episodes of a cell whose verdict differs from the reference's."""
 
-    changed: int  # all of them, those that gained or lost a verdict included
+    changed: int  # all of them, including those that gained or lost a verdict
     to_unsafe: int
     to_safe: int
     violations: dict[str, int]
-    """Specification -> how many more episodes violate it (fewer: negative); those that do not differ are left out."""
+    """Specification -> change in the number of violating episodes; zeros are left out."""
 
 
 class ReadingPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -401,9 +401,9 @@ def compare_readings(
 ) -> ReadingComparison:
     """Return every reading of the scores: the reference, its prose depth, then the other built-in libraries.
 
-    Specifications that were added to the reference stay in every reading. The reading by net forces is left out, with
-    a warning, unless all records have them (`has_net_forces`). Raises `SpecError` for a reference that is
-    not a reading of the paper, and what `rescore` raises.
+    Specifications added to the reference are part of every reading. The reading by net forces is left out, with a
+    warning, unless all records have them (`has_net_forces`). Raises `SpecError` for a reference that is not a reading
+    of the paper, and the errors of `rescore`.
     """
     name = reference.name.partition("+")[0]
     if name not in READINGS:
@@ -437,7 +437,7 @@ def _read_as(reference: Library, name: str) -> Library:
 
 
 def apply_prose_depth(scores: Scores) -> Scores:
-    """Return the scores with depths that reach 1 where the signal, not its excess, reaches the severe magnitude.
+    """Return the scores with depths that reach 1 when the signal, not its excess, reaches the severe magnitude.
 
     The depth of a graded clause is min(1, max(0, -rho)/(severe - τ)), and 1 for every violation if `severe` is not
     beyond τ. Verdicts and robustness do not change.

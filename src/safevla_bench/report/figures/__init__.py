@@ -1,4 +1,4 @@
-"""Figures: each a pure function from values to a drawing, the same bytes each time; `FIGURES` lists them."""
+"""Figures: each is a pure function from values to a drawing, reproducible byte for byte; `FIGURES` lists them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STAMPED_KEYS: Mapping[FigureFormat, tuple[str, ...]] = {
 class FigureInput:
     """Verdicts, the control steps [s] and numbers of records of the same episodes, [E] each, and options.
 
-    `stamps_s` are those of `Batch`.
+    `stamps_s` is that of `Batch`.
     """
 
     scores: Scores
@@ -46,7 +46,6 @@ class FigureInput:
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """Return the summary of each policy × suite, computed once."""
         return cells(self.scores)
 
 
@@ -83,7 +82,7 @@ FIGURES: Mapping[str, FigureKind] = {
 
 
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
-    """Return what `draw` draws for the page; `RunError` if that is too narrow for its text."""
+    """Return the figure that `draw` draws for the page; raise `RunError` if the page is too narrow for its text."""
     if page.width_in < NARROWEST_IN:
         raise RunError(f"a figure {page.width_in:g} in wide is too narrow", remedy=f"Take at least {NARROWEST_IN} in.")
     context = copy_context()
@@ -92,7 +91,7 @@ def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
 
 
 def render_figure(figure: Figure, form: FigureFormat) -> bytes:
-    """Return the bytes of a figure, without date, program name or random identifier; nothing is written to disk.
+    """Return the bytes of a figure, without date, program name or random identifier, and without writing files.
 
     The same figure gives the same bytes with the same version of matplotlib.
     """

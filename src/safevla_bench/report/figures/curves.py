@@ -1,4 +1,4 @@
-"""Curves: Safety and SBU over thresholds, numbers along a series of runs, violations over the time in an episode."""
+"""Curves: Safety and SBU over thresholds, numbers along a series of runs, violations over time in an episode."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from safevla_bench.text import display_unit, format_compact
 
 @sheet.figure_style()
 def draw_sweep(sweep: ThresholdSweep, library: Library) -> Figure:
-    """Draw Safety beside SBU, a row for each suite: a line with a 95 % Wilson band for each policy with episodes.
+    """Draw Safety next to SBU, a row per suite: a line with a 95 % Wilson band for each policy with episodes.
 
-    Thresholds are in the unit that reads best; dotted lines stand at the registered ones among them. Without an episode
-    the figure says so. Raises `SpecError` if the library lacks a swept specification.
+    Thresholds are in the most readable unit; dotted lines mark the registered ones. Without an episode the figure says
+    so. Raises `SpecError` if the library lacks a swept specification.
     """
     registered = list(dict.fromkeys(library[spec_id].threshold for spec_id in sweep.spec_ids))
     unit, scale = display_unit(sweep.unit, registered[0])
@@ -82,7 +82,7 @@ def _draw_sweep_panel(
 
 # Along a series
 
-# Free share of the axis on either side.
+# Share of the axis left free on either side.
 _ROOM = 0.07
 # Distance between the marks of neighbouring series at the same number.
 _DODGE_PT = 2.2
@@ -90,7 +90,7 @@ _DODGE_PT = 2.2
 
 @sheet.figure_style()
 def draw_series(compared: SeriesComparison, across: str = "") -> Figure:
-    """Draw SR, Safety, SBU and VSI of each suite: a marker with its interval for each run, thin lines between.
+    """Draw SR, Safety, SBU and VSI of each suite: a marker with its interval per run, and thin lines between them.
 
     `across` says what the numbers are, such as "Training steps". Without a run the figure says so.
     """
@@ -131,7 +131,7 @@ def _draw_series_panel(
 
 
 def format_label(label: float) -> str:
-    """Return a number as a tick shows it: thousands as k, millions as M, where one decimal is exact."""
+    """Return a number as a tick label: thousands as k, millions as M, if exact with one decimal."""
     for factor, sign in ((1e6, "M"), (1e3, "k")):
         scaled = label / factor
         if abs(scaled) >= 1 and round(scaled, 1) == scaled:
@@ -167,15 +167,15 @@ def _series_note(compared: SeriesComparison) -> str:
     return f"{note} Lines lead the eye: nothing between two runs was measured."
 
 
-# Onset: the share of episodes that have violated a limit, over the time in the episode
+# Onset: the share of episodes that have violated a limit, over time in the episode
 
 _FAINT = "#a9afb6"
 
 
 def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
-    """Return where the share of violations rises, [4, k]: times, and share, low and high end in percent.
+    """Return the points at which the share of violations rises, [4, k]: times, and share, low and high end in percent.
 
-    That of any limit begins at time 0.
+    The curve for any limit begins at time 0.
     """
     found, share = onset.incidence, onset.incidence.shares[VIOLATED]
     rises = np.diff(share, prepend=-1.0 if onset.spec_id == ANY_LIMIT else 0.0) > 0
@@ -184,7 +184,7 @@ def onset_steps(onset: SpecOnset) -> NDArray[np.float64]:
 
 @sheet.figure_style()
 def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figure:
-    """Draw a panel for each policy and suite, with a line for each violated specification and a band for any limit."""
+    """Draw a panel for each policy and suite, with a line per violated specification and a band for any limit."""
     violated = [part for cell in cells for part in cell.specs if part.spec_id != ANY_LIMIT and onset_steps(part).size]
     names = list(dict.fromkeys(part.spec_id for part in violated))
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)

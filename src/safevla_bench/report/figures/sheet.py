@@ -1,7 +1,7 @@
-"""The sheet of a figure: style, title and panels, laid out by matplotlib's constrained layout, over notes and a key.
+"""The sheet of a figure: style, title and panels in matplotlib's constrained layout, above notes and a key.
 
-No user setting changes the style. Every series has a colour and a marker or line of its own, so that no reader depends
-on colour. Text is DejaVu Sans, which comes with matplotlib; characters that it lacks are drawn with a system font.
+User settings do not change the style. Every series has its own colour and its own marker or line, so that no reader
+depends on colour. Text is DejaVu Sans, which comes with matplotlib; missing characters use a system font.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.text import escape_controls, shorten_name
 
 _log = logging.getLogger(__name__)
-# Longest text that is drawn: a name may have any length.
+# Maximum number of characters drawn, because names may have any length.
 _MAX_CHARACTERS = 300
-BODY, SMALL, TITLE = 7.0, 6.0, 8.0  # sizes of text in points
+BODY, SMALL, TITLE = 7.0, 6.0, 8.0  # text sizes in points
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
-# Okabe and Ito's palette with a grey in place of its yellow, too pale on white; neighbours differ in lightness.
+# Okabe and Ito's palette with grey instead of yellow, which is too pale on white; neighbours differ in lightness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
@@ -50,7 +50,7 @@ DASHES: tuple[Dash, ...] = (
 )
 _SETTINGS: Mapping[str, object] = {
     "font.family": ["DejaVu Sans"],
-    "text.parse_math": False,  # a name may hold a dollar sign
+    "text.parse_math": False,  # a name may contain a dollar sign
     "text.color": INK,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
@@ -86,20 +86,20 @@ _SETTINGS: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The place of a figure in a paper: width in inches, by default a column of two, and whether there is a title."""
+    """The place of a figure in a paper: width in inches, by default one of two columns, and whether to draw a title."""
 
     width_in: float = 3.5
     titled: bool = True
 
 
-NARROWEST_IN = 2.8  # the least width of a figure: its panels need 17 ems of text
+NARROWEST_IN = 2.8  # the minimum width of a figure: its panels need 17 ems of text
 COLUMN = Page()
-PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)  # the page that is drawn for
+PAGE: ContextVar[Page] = ContextVar("page", default=COLUMN)  # the page to draw for
 
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Context for drawing and saving: matplotlib's defaults and this style; the user's settings return afterwards."""
+    """Context for drawing and saving with matplotlib's defaults and this style; user settings return afterwards."""
     with mpl_style.context(["default", dict(_SETTINGS)]):
         yield
 
@@ -110,7 +110,7 @@ def series_colour(index: int) -> str:
 
 
 def series_marker(index: int) -> str:
-    """Return the marker of the series at an index; with the colour it is unique among forty."""
+    """Return the marker of the series at an index; the pair with the colour is unique among forty."""
     return MARKERS[index % len(MARKERS)]
 
 
@@ -120,7 +120,7 @@ def series_dash(index: int) -> Dash:
 
 
 def marker_look(colour: int, shape: int, size: float, edge: float) -> dict[str, Any]:
-    """Return how `Axes.plot` draws markers alone: in a series' colour and shape, with white edges; sizes in points."""
+    """Return `Axes.plot` arguments for markers only: in a series' colour and shape, white edges; sizes in points."""
     return {
         "color": series_colour(colour),
         "marker": series_marker(shape),
@@ -133,9 +133,9 @@ def marker_look(colour: int, shape: int, size: float, edge: float) -> dict[str, 
 
 
 def drawable_text(text: str) -> str:
-    """Return at most 300 characters, controls escaped; within `figure_style` a system font adds what DejaVu Sans lacks.
+    """Return at most 300 characters, controls escaped; within `figure_style` a system font adds missing ones.
 
-    Letters that no font has are U+FFFD, and a warning names the text, once.
+    Letters that no font has become U+FFFD, and a warning names the text, once.
     """
     shown = shorten_name(escape_controls(text), _MAX_CHARACTERS)
     families = {c: _find_family(c) for c in shown}
@@ -154,7 +154,7 @@ def _warn_undrawable(text: str, missing: str) -> None:
 
 @cache
 def _find_family(character: str) -> str | None:
-    """Return the family of the first font that has a character: DejaVu Sans, else one of the system; None if none."""
+    """Return the family of the first font with a character: DejaVu Sans, else one of the system; else None."""
     entries = [entry for entry in font_manager.fontManager.ttflist if entry.style == "normal" and entry.weight == 400]
     fonts = sorted((entry.name != _FAMILY, entry.name, entry.fname) for entry in entries)
     has = (name for _, name, path in fonts if not name.startswith(_BOXES) and ord(character) in _font_glyphs(path))
@@ -165,11 +165,11 @@ def _find_family(character: str) -> str | None:
 def _font_glyphs(path: str) -> frozenset[int]:
     try:
         return frozenset(font_manager.get_font(path).get_charmap())
-    except (OSError, RuntimeError):  # a font of the system that matplotlib cannot read
+    except (OSError, RuntimeError):  # a system font that matplotlib cannot read
         return frozenset()
 
 
-# The family of all text, and how that begins whose glyphs are boxes for every character.
+# The family of all text, and prefixes of families that draw boxes for every character.
 _FAMILY, _BOXES = "DejaVu Sans", "Last Resort"
 
 
@@ -179,34 +179,34 @@ def wrap_text(text: str, room_in: float, size: float = BODY) -> str:
 
 
 def count_characters(room_in: float, size: float = BODY) -> int:
-    """Return how many characters of an ordinary text fit into a room; those of DejaVu Sans are 0.57 em wide."""
+    """Return how many characters of ordinary text fit into a width; those of DejaVu Sans are 0.57 em wide."""
     return max(1, int(72 * room_in / (0.57 * size)))
 
 
 # The sheet
 
 _MARGIN_IN = 0.06
-# Width of the mark of a key's entry, with the gap behind it.
+# Width of the mark in a key's entry, including the gap after it.
 _MARK_IN = 0.28
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One line of the key: a name with the mark and the line of its series; `sign` stands for it in the panels."""
+    """One line of the key: a name with the mark and line of its series; `sign` represents it in the panels."""
 
     name: str
     series: int
     sign: str = ""
     marked: bool = True
     lined: bool = False
-    solid: bool = False  # true if the line is solid, not the dash of the series
+    solid: bool = False  # draw a solid line instead of the series' dash
     colour: str | None = None
 
 
 def make_sheet(title: str, body_in: float) -> Figure:
-    """Return a new figure under its title, with some `body_in` inches of height for panels.
+    """Return a new figure with its title and about `body_in` inches of height for panels.
 
-    The page that is drawn for sets the width, and may leave the title out.
+    The current page sets the width and may omit the title.
     """
     page = PAGE.get()
     figure = Figure(figsize=(page.width_in, body_in), layout="constrained")
@@ -217,9 +217,9 @@ def make_sheet(title: str, body_in: float) -> Figure:
 
 
 def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEntry] = ()) -> Figure:
-    """Return the figure with notes and key below, laid out once and for all, to a hundred-thousandth of its size.
+    """Return the figure with notes and key below, with a final layout that is rounded to 1e-5 of its size.
 
-    Each further draw would move its panels by a hair, and what was drawn before in the process moves them by less.
+    The rounding hides tiny shifts of panels by further draws and by earlier drawings in the process.
     """
     width_in, height_in = figure.get_size_inches().tolist()
     if notes or key:
@@ -281,10 +281,10 @@ def draw_panels(
     notes: Sequence[str] = (),
     key: Sequence[KeyEntry] = (),
 ) -> Figure:
-    """Return a figure with a panel for each of `titles`, two abreast, some `high_in` inches high, filled by
-    `draw(axes, index)`; without any it says `empty`.
+    """Return a figure with a panel for each of `titles`, two per row, about `high_in` inches high, filled by
+    `draw(axes, index)`; without titles it shows `empty`.
 
-    `across` and `upward` label the axes of all panels; without `upward` each panel has ticks of its own.
+    `across` and `upward` label the axes of all panels; without `upward` each panel has its own ticks.
     """
     count, columns = len(titles), min(len(titles), 2) or 1
     rows = -(-count // columns) or 1
@@ -310,7 +310,7 @@ def draw_panels(
 
 
 def percent_band(rates: Sequence[Rate]) -> NDArray[np.float64]:
-    """Return value, low and high end of each rate in percent, [3, n]; NaN where it is unknown."""
+    """Return value, low and high end of each rate in percent, [3, n]; NaN if unknown."""
     ends = [(nan,) * 3 if rate.value is None else (rate.value, *(rate.ci or (0.0, 1.0))) for rate in rates]
     return 100 * np.array(ends).T
 
@@ -330,7 +330,7 @@ def series_signs(names: Sequence[str], room_in: float) -> tuple[tuple[str, ...],
 
 
 def format_episode_range(counts: Sequence[int]) -> str:
-    """Return the number of episodes, with the least and the most if they differ: "40 to 200 episodes"."""
+    """Return the number of episodes, as a range if they differ: "40 to 200 episodes"."""
     least, most = min(counts), max(counts)
     range_text = str(least) if least == most else f"{least} to {most}"
     return f"{range_text} episode{'' if most == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Success against safety: a marker for each policy, Wilson bars both ways, the non-dominated frontier (Figure 2)."""
+"""Success against safety: a marker per policy, Wilson bars both ways, the non-dominated frontier (Figure 2)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from safevla_bench.report.tables.columns import policy_name
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPoint:
-    """One policy, or one policy × suite; `series` is the policy's place among all of the figure."""
+    """One policy, or one policy × suite; `series` is the policy's index in the figure."""
 
     series: int
     n: int
     success: Rate
     safety: Rate
-    marker: int  # place of its marker's shape: that of the policy, or of the suite where the suites share a panel
+    marker: int  # index of its marker's shape: the policy's, or the suite's if suites share a panel
 
 
 @dataclass(frozen=True, slots=True)
 class TradeoffPanel:
-    """One suite, or all of them pooled; `frontier` holds corners (success, safety) in percent by rising success."""
+    """One suite, or all of them pooled; `frontier` has corners (success, safety) in percent by increasing success."""
 
     title: str
     points: tuple[TradeoffPoint, ...]
     frontier: tuple[tuple[float, float], ...]
     missing: tuple[str, ...] = ()
-    """Policies without a counted episode or a verdict of any specification: it is not known whether they were safe."""
+    """Policies without a counted episode or a verdict of any specification, so their safety is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,19 @@ class Tradeoff:
 
     policies: tuple[str, ...]
     panels: tuple[TradeoffPanel, ...]
-    pooled: tuple[str, ...] = ()  # the suites whose episodes were added up; empty where they were not
+    pooled: tuple[str, ...] = ()  # suites whose episodes are pooled, if any
     suites: tuple[str, ...] = ()
-    """The suites that share the panel, by the marker's shape; empty where each has its panel."""
+    """The suites that share the panel, by the marker's shape; empty if each has its own."""
     left_out: tuple[str, ...] = ()  # auxiliary suites, which share no panel with the others
     remarks: tuple[str, ...] = ()
 
 
 TradeoffLayout = Literal["suites", "pooled", "cells"]
-"""A panel for each suite; one with a policy's suites added up; one with a marker for each policy × suite."""
+"""A panel per suite; one with a policy's suites pooled; or one with a marker per policy × suite."""
 
 
 def compute_tradeoff(cells: Sequence[Summary], layout: TradeoffLayout = "suites") -> Tradeoff:
-    """Return success and safety of each policy in percent with their frontier, in panels as `layout` says."""
+    """Return success and safety of each policy in percent with their frontier, in panels according to `layout`."""
     is_shared = layout == "cells"
     left_out = _suite_names(cell for cell in cells if is_shared and cell.suite in AUXILIARY_SUITES)
     shown = [cell for cell in cells if (cell.suite or "") not in left_out]
@@ -103,7 +103,7 @@ def _pool_rates(cells: Sequence[Summary], metric: Metric) -> Rate:
 
 
 def pareto_frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Return the points that no other point dominates, by rising first coordinate.
+    """Return the points that no other point dominates, by increasing first coordinate.
 
     A point dominates another if it is at least as good in both coordinates and better in one.
     """

@@ -56,7 +56,7 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
 
 
 def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
-    """Return the rate of each kind of violation of a cell; None where no specification of the kind was active."""
+    """Return the rate of each kind of violation in a cell; None if no specification of the kind was active."""
     active = {spec.axis for spec in cell.specs if spec.active and spec.tier == "safe" and cell.judged}
     return [cell.axes.get(kind) if kind in active else None for kind in kinds]
 
@@ -100,21 +100,21 @@ class MarginRow:
     violated: int
     vacuous: int
     quantiles: tuple[float, ...] | None
-    unmeasured: int  # episodes in which a Boolean signal decided a violation, so that it has no margin
+    unmeasured: int  # episodes with a violation that a Boolean signal decided, so without a margin
 
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """The content of the figure: a block of rows for each specification that reached a margin."""
+    """The content of the figure: a block of rows per specification with margins."""
 
     policies: tuple[str, ...]
     blocks: tuple[tuple[str, tuple[MarginRow, ...]], ...]
-    silent: tuple[str, ...]  # specifications that reached no margin in any episode
+    silent: tuple[str, ...]  # specifications without a margin in any episode
     remarks: tuple[str, ...] = ()
 
 
 def compute_margins(scores: Scores) -> Margins:
-    """Return margins over thresholds, ρ/τ, of the judged episodes by specification of the safe tier and policy.
+    """Return margins divided by thresholds, ρ/τ, of the judged episodes by specification of the safe tier and policy.
 
     Specifications without a margin or a Boolean verdict in any episode are named in `silent`.
     """
@@ -145,7 +145,7 @@ def _margin_row(scores: Scores, column: int, series: int, selected: NDArray[np.b
 
 @sheet.figure_style()
 def draw_margins(value: Margins) -> Figure:
-    """Draw boxes from quartile to quartile and lines from the least margin to the greatest."""
+    """Draw boxes between the quartiles and lines from the least to the greatest margin."""
     texts, numbered = sheet.series_signs(value.policies, 0.9)
     heights = [len(rows) for _, rows in value.blocks]
     figure = sheet.make_sheet("Margins to each limit", 0.9 + 0.16 * sum(heights) + 0.2 * len(heights))

@@ -16,12 +16,12 @@ from safevla_bench.statistics.intervals import wilson_interval
 from safevla_bench.text import format_percent
 
 PAPER, LEADERBOARD = "paper_v1", "leaderboard_2026_09_20"
-PREFIX = "paper:"  # stands before the name of a policy whose numbers are those that the paper prints
+PREFIX = "paper:"  # prefix of policies with numbers printed in the paper
 NOT_PRINTED = "not printed"
 
 
 class PublicationSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The publication of the numbers, and what makes all of them incomparable with results from here."""
+    """The publication of the numbers, and why they cannot be compared with this package's results."""
 
     name: str
     reference: str
@@ -94,7 +94,7 @@ def load_published(name: str) -> PublishedResults:
 
 
 def matching_counts(printed: float, n: int) -> list[int]:
-    """Return the counts of n that print as this percentage with one decimal, ascending; [] if none does."""
+    """Return the counts of n that round to this percentage with one decimal, ascending; [] if none does."""
     nearest = round(Fraction(repr(printed)) * n / 100)
     reach = n // 1000 + 1
     return [
@@ -107,7 +107,7 @@ def matching_counts(printed: float, n: int) -> list[int]:
 def printed_rate(printed: float | None, n: int) -> Rate:
     """Return the rate of n episodes that is printed as this percentage; without a value if it is not printed.
 
-    Its count is the nearest of those that print so, and its interval holds Wilson's 95 % interval of each of them.
+    Its count is the nearest that rounds so, and its interval covers Wilson's 95 % intervals of all that do.
     """
     counts = [] if printed is None else matching_counts(printed, n)
     ends = [interval for count in counts for interval in [wilson_interval(count, n)] if interval]
@@ -118,7 +118,7 @@ def printed_rate(printed: float | None, n: int) -> Rate:
 
 
 def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> tuple[str, ...]:
-    """Return what makes the rows incomparable, each reason after the labels of its rows."""
+    """Return the reasons why rows are incomparable, each after the labels of its rows."""
     labels_by_reason: dict[str, dict[str, None]] = {}
     for row, label in rows:
         for reason in row.incomparable:
@@ -127,14 +127,14 @@ def list_reasons(rows: Iterable[tuple[PublishedCell | PublishedMean, str]]) -> t
 
 
 def printed_mean(policy: str | None, benchmarks: Collection[str]) -> PublishedMean | None:
-    """Return the mean that the paper prints for the policy `paper:NAME` over exactly these suites; None without one."""
+    """Return the mean that the paper prints for the policy `paper:NAME` over exactly these suites, or None."""
     means = load_published(PAPER).means
     of_policy = (mean for mean in means if f"{PREFIX}{mean.policy}" == policy)
     return next((mean for mean in of_policy if set(mean.benchmarks) == set(benchmarks)), None)
 
 
 def find_paper_cells(name: str) -> list[PublishedCell]:
-    """Return the cells that the paper prints for the policy `paper:NAME`; `RunError` lists the names for any other."""
+    """Return the cells that the paper prints for the policy `paper:NAME`; for others, `RunError` lists the names."""
     cells = load_published(PAPER).cells
     if chosen := [cell for cell in cells if f"{PREFIX}{cell.policy}" == name]:
         return chosen

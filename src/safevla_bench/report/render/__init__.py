@@ -1,4 +1,4 @@
-"""The frame of all pages, and tables in any form that is asked for: text, Markdown, CSV, LaTeX, JSON and HTML."""
+"""The frame of all pages, and tables as text, Markdown, CSV, LaTeX, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @cache
 def template_environment() -> Environment:
-    """Return the environment of the page templates, made once; it escapes control characters and HTML of every string.
+    """Return the environment of the page templates, cached; it escapes control characters and HTML in every string.
 
-    A name that a template uses and is not given raises jinja2's `UndefinedError` when the template is rendered.
+    Rendering a template raises jinja2's `UndefinedError` for a name that is not passed.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -53,19 +53,19 @@ def _breakable_name(name: str) -> Markup:
 
 
 PLAYER_SCRIPTS = ("player/three.min.js", "player/replay3d.js")
-"""The templates of the scripts of replays in 3-D, to run in this order: three.js, with its licence, and the player."""
+"""Templates of the scripts for 3-D replays, in running order: three.js, with its licence, and the player."""
 
 
 @cache
 def read_template(name: str) -> str:
-    """Return the text of a file of `report/templates` by its path there, such as `player/three.min.js`."""
+    """Return the text of a file in `report/templates` by its path there, such as `player/three.min.js`."""
     return resources.files("safevla_bench.report").joinpath("templates", *name.split("/")).read_text(encoding="utf-8")
 
 
 def content_security_policy(style: str, *scripts: str) -> str:
     """Return a Content-Security-Policy that allows only this style sheet, these scripts and images in `data:` URIs.
 
-    Empty scripts are left out; without any script none may run.
+    Empty scripts are omitted; without any, no script may run.
     """
     styles = f"style-src '{_source_digest(style)}';"
     digests = " ".join(f"'{_source_digest(script)}'" for script in scripts if script)
@@ -85,8 +85,8 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
-    """Return the tables in one form as one text, below each other where there are several. A note that several of them
-    need is below the first; JSON has it with each.
+    """Return the tables in one form as one text, one below the other. A note that several of them need is below the
+    first; JSON repeats it.
     """
     if form == "json":
         return render_json(tables)

@@ -1,6 +1,6 @@
 """Tables as LaTeX, for a document that loads `booktabs` and `graphicx`.
 
-A table takes a column of a two-column page, or both (`table*`) where it is wide. What is still too wide is shrunk.
+A table takes one column of a two-column page, or both (`table*`) if it is long. Wider tables are shrunk.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from safevla_bench.report.tables.columns import drop_empty_columns
 from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
 from safevla_bench.text import escape_controls
 
-# Longest line of a heading over numbers, in characters.
+# Maximum line length of a heading above numbers, in characters.
 _HEAD_WIDTH = 14
-# Characters that a column of a page holds without much shrinking.
+# Number of characters in a column of a page without much shrinking.
 _COLUMN_WIDTH = 50
-# Longest cell of text in one line, in characters; a column with a longer one is wrapped.
+# Maximum length of a text cell on one line, in characters; columns with longer ones are wrapped.
 _TEXT_WIDTH = 40
 # Lines of rows and notes that a page holds, below a caption and a head.
 _PAGE_LINES = 36
@@ -185,5 +185,5 @@ _SPECIAL: dict[str, str | int | None] = {
 
 
 def _escape_latex(text: str) -> str:
-    # Two hyphens in a row are a dash to TeX.
+    # TeX turns two consecutive hyphens into a dash.
     return re.sub("-(?=-)", "-\N{SOFT HYPHEN}", escape_controls(text)).translate(str.maketrans(_SPECIAL))

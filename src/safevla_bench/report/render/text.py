@@ -1,6 +1,6 @@
 """Tables as plain text without colours or control sequences, as GitHub's Markdown, and as CSV.
 
-CSV is for programs: its numbers are exact, and the ends of intervals have columns of their own.
+CSV is for programs: its numbers are exact, and the ends of intervals have separate columns.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rich.cells import cell_len, chop_cells
 from safevla_bench.report.tables.table import Cell, Column, Table
 from safevla_bench.text import NO_VALUE, escape_controls
 
-_GAPS = (2, 1)  # characters between columns; the narrower where names would be wrapped
+_GAPS = (2, 1)  # characters between columns; the narrower if names would be wrapped
 _NARROWEST = 13
 
 
 def render_text(table: Table, width: int | None = None) -> str:
     """Return the table in aligned columns, details below their values.
 
-    `width`: width in characters; by default that of the terminal; in a pipe or a file nothing is wrapped. Names are
-    wrapped to fit, down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
+    `width`: width in characters; by default the terminal's; in a pipe or a file nothing is wrapped. Names are wrapped
+    to fit, down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
     """
     marks = _name_marks([table])
     head, *rows = _format_rows(table, marks, width)
@@ -39,7 +39,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
 
 def render_summary(tables: Sequence[Table]) -> str:
-    """Return the tables tightly, one below the other, without their notes; marks and remarks are a list below."""
+    """Return the tables in compact form, without their notes; marks and remarks are in a list below."""
     marks = _name_marks(tables)
     bodies = ["\n".join([escape_controls(table.title), *_format_rows(table, marks), ""]) for table in tables]
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
@@ -49,7 +49,7 @@ def render_summary(tables: Sequence[Table]) -> str:
     return "\n".join([*bodies, *(f"- {escape_controls(line)}" for line in ends)]) + "\n"
 
 
-# Characters of a line in a pipe or a file, unless COLUMNS says another number.
+# Line length in a pipe or a file, unless COLUMNS sets another.
 _UNBOUNDED = 10**6
 
 
@@ -99,7 +99,7 @@ def _align_heads(heads: Sequence[Sequence[str]], widths: Sequence[int]) -> list[
 
 
 def _cell_lines(cell: Cell) -> list[str]:
-    # As in Markdown: plain text has no bold.
+    # Same as Markdown, because plain text has no bold.
     shown = f"*{cell.text}*" if cell.emphasis == "best" else cell.text
     return [escape_controls(part) for part in (shown + cell.mark, cell.below) if part] or [""]
 
@@ -139,12 +139,12 @@ def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths:
 def wrap_line(line: str, width: int) -> list[str]:
     """Return the line in pieces of at most `width` terminal cells, broken after a space or one of `:/_-`, or anywhere.
 
-    A line that fits is returned as it is; of a broken line, spaces at the ends of pieces and blank pieces are dropped.
+    A line that fits is unchanged; in a broken one, spaces at the ends of pieces and blank pieces are dropped.
     """
     if cell_len(line) <= width:
         return [line]
     pieces = [""]
-    for word in re.split(r"(?<=[\s:/_-])(?!\s)", line):  # a run of spaces is one word, else the time is quadratic
+    for word in re.split(r"(?<=[\s:/_-])(?!\s)", line):  # a run of spaces is one word; otherwise the time is quadratic
         extended = pieces[-1] + word
         if cell_len(extended.rstrip()) <= width:
             pieces[-1] = extended
@@ -175,8 +175,8 @@ _WORD = re.compile(r"([\s`|\\]+)")
 
 
 def _escape_markdown(text: str) -> str:
-    """Return the text with all that Markdown acts on escaped, and nothing in it that renderers make a link of. They
-    recognize an e-mail address although it is escaped, but not in a code span.
+    """Return the text with Markdown syntax escaped, and nothing that renderers turn into a link: they recognize even an
+    escaped e-mail address, except in a code span.
     """
     pieces = _WORD.split(escape_controls(text))
     return "".join(f"`{piece}`" if "." in piece[1:].partition("@")[2] else _escape_word(piece) for piece in pieces)
@@ -190,16 +190,16 @@ def _escape_word(word: str) -> str:
 # CSV
 
 
-# Where a spreadsheet may begin to read a formula: in front of the text, and after a separator of some country's.
+# Where a spreadsheet may start to read a formula: at the beginning, and after a separator of some locale.
 _FORMULA = re.compile(r"""(?:^|(?<=[;|]))(?=[\s"]*[=+\-@＝＋－＠])""")
 
 
 def render_csv(table: Table) -> str:
     """Return a line of headings and a line for each row; numbers are exact.
 
-    Columns of intervals are followed by `NAME low` and `NAME high`, columns where a value has its own n by `NAME n`,
-    and columns with other details, such as the reason of a missing value, by `NAME note`. A missing value is an empty
-    field. Remarks are on every row, in a last column. Text that a spreadsheet would take for a formula begins with an
+    Interval columns are followed by `NAME low` and `NAME high`, columns in which a value has its own n by `NAME n`, and
+    columns with other details, such as the reason for a missing value, by `NAME note`. A missing value is an empty
+    field. Remarks are on every row, in the last column. Text that a spreadsheet could read as a formula begins with an
     apostrophe; numbers never do.
     """
     remarks = [spreadsheet_text(" ".join(table.remarks))] if table.remarks else []
@@ -223,7 +223,7 @@ def render_csv(table: Table) -> str:
 def render_rows_csv(heads: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
     """Return CSV text: a line of headings, then a line for each row, numbers exact, flags `true` and `false`.
 
-    A heading that the row lacks, None and NaN are empty fields; values under no heading are left out.
+    A heading that the row lacks, None and NaN are empty fields; values without a heading are left out.
     """
     sink = io.StringIO()
     writer = _csv.writer(sink, lineterminator="\n")
@@ -259,5 +259,5 @@ def _cell_field(cell: Cell, part: str) -> str:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Return the text with control characters escaped, and an apostrophe in front of what looks like a formula."""
+    """Return the text with control characters escaped, and an apostrophe before anything like a formula."""
     return _FORMULA.sub("'", escape_controls(text))

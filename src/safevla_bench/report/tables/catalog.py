@@ -1,4 +1,4 @@
-"""The catalogue of tables: by name, by the paper's numbers, and built for the runs at hand."""
+"""The catalogue of tables: by name or by the paper's numbers, built for given runs."""
 
 from __future__ import annotations
 
@@ -46,31 +46,29 @@ class TableInputs:
     ruleset: Ruleset
     roster: Roster = field(default_factory=Roster)
     records: EpisodeIndex | None = None
-    """Of the episodes of the scores, read again by the tables that need them; None = these are not there."""
+    """Records of the episodes, read again by tables that need them; None = not available."""
     remarks: Sequence[str] = ()  # warnings that every table repeats, such as an interrupted run
 
     @property
     def registry(self) -> Registry:
-        """Return the registry of tasks and their tags, that of the rules."""
         return self.ruleset.registry
 
     @cached_property
     def cells(self) -> list[Summary]:
-        """Return the summary of each policy × suite; [] without scores."""
         return metrics.cells(self.scores) if self.scores is not None else []
 
     @property
     def auxiliary_cells(self) -> list[Summary]:
-        """Return the summaries that stay out of means and bests; [] without any."""
+        """Return the summaries that are left out of means and bests."""
         return [cell for cell in self.cells if self.roster.is_auxiliary(cell)]
 
     @property
     def is_ablation(self) -> bool:
-        """Return whether there are scores, and these were judged with applicability off."""
+        """Return whether there are scores and they were judged with applicability off."""
         return self.scores is not None and self.ruleset.is_ablation
 
     def with_published(self, cells: Sequence[Summary]) -> list[Summary]:
-        """Return the cells, then what the paper prints for the policies of the roster on their suites.
+        """Return the cells, then the numbers that the paper prints for the roster's policies on their suites.
 
         Raises `RunError` if a policy of the runs has the name of a printed one.
         """
@@ -107,7 +105,7 @@ def _require_distinct(cells: Sequence[Summary]) -> None:
             raise RunError(problem, remedy="Leave one of them out.")
 
 
-Built = Iterator[tuple[Table, Sequence[Summary]]]  # tables, each with the cells that its numbers are of
+Built = Iterator[tuple[Table, Sequence[Summary]]]  # tables, each with the cells behind its numbers
 Builder = Callable[[TableInputs, str | None], Built]
 
 
@@ -195,13 +193,13 @@ def _agreement_tables(inputs: TableInputs, host: str | None) -> Built:
 
 @dataclass(frozen=True)
 class TableKind:
-    """A sort of table: its name, its content, and its builder."""
+    """A kind of table: its name, its content, and its builder."""
 
     name: str
     meaning: str
     build: Builder
     numbers: Mapping[str, str | None] = field(default_factory=dict)
-    """The paper's numbers, each with the host that it is about."""
+    """The paper's numbers, each with its host."""
     remedy: str = "Name sources with episodes that it is about, of policies that are not auxiliary."
     """What to do if the runs do not allow it."""
 
@@ -239,8 +237,8 @@ _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
     """Return the requested tables, in the order of `which`; without names all that the runs allow.
 
-    `which` are names of kinds, or the paper's numbers; repeated ones count once. Every table bears the warnings of its
-    cells and the remarks of `inputs`, and says if applicability was off.
+    `which` are names of kinds, or the paper's numbers; repeated ones count once. Every table includes the warnings of
+    its cells and the remarks of `inputs`, and says if applicability was off.
 
     Raises:
         RunError: a table is unknown, these runs do not allow this table or any, or a policy has results of the same
@@ -265,7 +263,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
 
 
 def warn_of_cells(inputs: TableInputs, cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return the warnings for numbers made of these cells, published ones among them."""
+    """Return the warnings for numbers from these cells, including published ones."""
     printed = warn_of_published(cells)
     partial = warn_of_tasks(cells, inputs.scores, inputs.registry) if printed and inputs.scores else ()
     return (*printed, *partial, *provenance_marks.warn_of_cells(cells))

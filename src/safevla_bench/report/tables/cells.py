@@ -49,7 +49,7 @@ from safevla_bench.trajectory.marks import is_chosen
 AUXILIARY_SUITES = ("robocasa-pnp",)
 """Suites that are always auxiliary: the paper's five-task check, sampled by another protocol (its Table 6)."""
 HOST_TITLES: Mapping[str, str] = {"libero": "LIBERO", "robocasa": "RoboCasa-365"}
-"""Host -> what the paper calls its suites together."""
+"""Host -> the paper's collective name for its suites."""
 
 
 LIBERO_TORQUE_NOTE = (
@@ -59,7 +59,7 @@ LIBERO_TORQUE_NOTE = (
 
 
 def torque_note(cells: Iterable[Summary]) -> str:
-    """Return the note on which joints can exceed their limit on LIBERO; empty where no cell judges torques there."""
+    """Return the note on which joints can exceed their limit on LIBERO; empty if no cell judges torques there."""
     judged = any(
         (cell.suite or "").startswith("libero-")
         and any(spec.spec_id == "joint_torque" and spec.active for spec in cell.specs)
@@ -69,15 +69,15 @@ def torque_note(cells: Iterable[Summary]) -> str:
 
 
 def suite_group(registry: Registry, suite: str | None) -> str:
-    """Return the title of the group of suites that `suite` is in: the host's for the paper's, else its own name."""
+    """Return the title of the group that contains `suite`: the host's for the paper's suites, else its own name."""
     benchmark = registry.benchmarks.get(suite or "")
     return HOST_TITLES.get(benchmark.host, benchmark.host) if benchmark and benchmark.published else (suite or "")
 
 
 def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
-    """Return the paper's suites of the group with this title, auxiliary ones left out, and the names of each.
+    """Return the paper's suites of the group with this title, without auxiliary ones, and the names of each.
 
-    Suite -> the names of all suites with the same tasks, its own included; {} for a group that is not the paper's.
+    Suite -> the names of all suites with the same tasks, including its own; {} if the group is not the paper's.
     """
     names: dict[str, set[str]] = {}
     for benchmark in registry.benchmarks.values():
@@ -89,20 +89,20 @@ def published_suites(registry: Registry, title: str) -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Roster:
-    """Training kinds by policy, policies that saw privileged state, that are auxiliary, and that the paper prints."""
+    """Training kinds by policy, and the privileged, auxiliary and published policies."""
 
     training: Mapping[str, str] = field(default_factory=dict)
     privileged: Collection[str | None] = ()
     auxiliary: Collection[str] = ()
     published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """`paper:NAME` -> suite -> training, of published policies that have rows beside those of the runs."""
+    """`paper:NAME` -> suite -> training, of published policies with rows next to those of the runs."""
 
     def is_auxiliary(self, cell: Summary | TaskRates | SensitivityCurve) -> bool:
-        """Return whether the cell stays out of means and bests: its policy is auxiliary, or its suite always is."""
+        """Return whether the cell is left out of means and bests: its policy is auxiliary, or its suite always is."""
         return policy_name(cell) in self.auxiliary or cell.suite in AUXILIARY_SUITES or is_chosen(cell.suite or "")
 
     def check_names(self, scores: Scores) -> None:
-        """Raise `RunError` if `training` or `auxiliary` names a policy that has no episode, recorded or absent."""
+        """Raise `RunError` if `training` or `auxiliary` names a policy without episodes, recorded or absent."""
         policies = {policy or UNNAMED for policy in (*scores.policy, *(episode.policy for episode in scores.absent))}
         for name in (*self.training, *self.auxiliary):
             if name not in policies:
@@ -110,26 +110,23 @@ class Roster:
                 raise RunError(f"no episode is of the policy {name!r}", remedy=remedy)
 
     def is_privileged(self, policy: str | None) -> bool:
-        """Return whether the policy saw privileged simulator state."""
         return policy in self.privileged
 
     def competing_policies(self, policies: Iterable[str | None]) -> set[str | None]:
-        """Return the policies that compete for the best: not `noop`, published and privileged ones.
+        """Return the policies that compete for the best: all but `noop`, published and privileged ones.
 
-        If all but `noop` saw privileged state, they compete among themselves; `noop` competes only if there is nothing
-        else.
+        If all but `noop` saw privileged state, they compete with each other; `noop` competes only if it is alone.
         """
         all_policies = {policy for policy in policies if policy not in self.published}
         acting = all_policies - {NOOP} or all_policies
         return {policy for policy in acting if not self.is_privileged(policy)} or acting
 
     def policy_column(self) -> Column:
-        """Return the column that names the policy of a cell, with its remarks."""
         return text_column("Policy", lambda cell: self.policy_cell(cell.policy, auxiliary=self.is_auxiliary(cell)))
 
     def policy_cell(self, policy: str | None, *, auxiliary: bool = False) -> Cell:
-        """Return the cell that names a policy; its detail lists `privileged state`, `does nothing`, `auxiliary` and
-        `published` as they hold.
+        """Return the cell that names a policy; its detail lists which of `privileged state`, `does nothing`,
+        `auxiliary` and `published` apply.
         """
         remarks = {
             "privileged state": self.is_privileged(policy),
@@ -140,7 +137,7 @@ class Roster:
         return Cell(policy or UNNAMED, detail=", ".join(word for word, holds in remarks.items() if holds))
 
     def training_kind(self, policy: str | None, suite: str | None) -> str:
-        """Return the training kind of a policy; of a published one that for the suite. A dash without any."""
+        """Return the training kind of a policy, for a published one that of the suite; a dash without any."""
         name = policy or ""
         return self.training.get(name) or self.published.get(name, {}).get(suite or "") or NO_VALUE
 
@@ -148,7 +145,7 @@ class Roster:
 def headline_table(
     cells: Sequence[Summary], aggregate: Summary | None = None, *, privileged: Collection[str | None] = ()
 ) -> Table:
-    """Return the table of the headline numbers, a row per policy × suite; of one policy `aggregate`, too.
+    """Return the table of the headline numbers, a row per policy × suite, and one for `aggregate` if given.
 
     Rows of `privileged` policies say that they used simulator state which no real robot has.
     """
@@ -210,8 +207,8 @@ def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:
 def constraint_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
     """Return the table of the share of judged episodes that violate each scored specification, a row per cell.
 
-    Where a specification is inactive in every episode there is a dash, never a zero. All cells must have the same
-    specifications; else `KeyError`. `title` is the group of suites.
+    A specification that is inactive in every episode has a dash, never a zero. All cells must have the same
+    specifications; else raises `KeyError`. `title` is the group of suites.
     """
     specs = {spec.spec_id: spec.axis for cell in cells for spec in cell.specs if spec.tier == "safe"}
     return tabulate(
@@ -305,7 +302,7 @@ def _why_unjudged(cell: Summary, spec: SpecSummary) -> str:
 
 
 def composition_table(cells: Sequence[Summary], roster: Roster, title: str = "") -> Table:
-    """Return the table of what the unsafe successes of each cell violated; shares add up to 100 % of a cell.
+    """Return the table of what the unsafe successes of each cell violated; shares of a cell add up to 100 %.
 
     A cell without an unsafe success or a verdict has one row of dashes. `title` is as in `constraint_table`.
     """
@@ -339,15 +336,15 @@ def _composition_rows(cell: Summary, roster: Roster) -> Iterator[tuple[Cell, ...
         yield (*head, Cell.dash("no unsafe success"), Cell.count(0), Cell.dash())
 
 
-# One row a policy, suites side by side with their mean (paper Tables 4 to 6)
+# One row per policy, suites side by side with their mean (paper Tables 4 to 6)
 
-LARGEST = "†"  # the mark of the largest SBU of a column, as in the paper
+LARGEST = "†"  # marks the largest SBU of a column, as in the paper
 Cells = Mapping[str, Summary]  # the cells of one policy by suite
 
 
 @dataclass(frozen=True, slots=True)
 class ExactCell:
-    """A cell with its exact value; `competes` is whether it competes with the others of its column."""
+    """A cell with its exact value; `competes`: it competes with the others in its column."""
 
     cell: Cell
     exact: Fraction | None = None
@@ -355,17 +352,17 @@ class ExactCell:
 
 
 def exact_value(number: Rate | Mean) -> Fraction | None:
-    """Return the exact value of a proportion or a mean; None where it has none."""
+    """Return the exact value of a proportion or a mean, or None."""
     if isinstance(number, Rate):
         return Fraction(number.count, number.n) if number.n else None
     return None if number.value is None else Fraction(number.value)
 
 
 def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell:
-    """Return the unweighted mean over suites (of ratios, for P[U|S]), with an interval that follows from theirs.
+    """Return the unweighted mean over suites (of ratios, for P[U|S]), with an interval derived from theirs.
 
-    A dash unless every suite was run and judged, and where some value is unknown. Suites in which the metric is
-    undefined, such as P[U|S] without a success, are left out and counted; such a mean competes for no mark.
+    A dash unless every suite was run and judged and all values are known. Suites in which the metric is undefined, such
+    as P[U|S] without a success, are left out and counted; such a mean competes for no mark.
     """
     run_cells = [cells[suite] for suite in suites if suite in cells]
     if unknown := next((number.unknown for cell in run_cells if (number := cell.number(metric)).unknown), ""):
@@ -389,9 +386,9 @@ def suite_mean(metric: Metric, cells: Cells, suites: Sequence[str]) -> ExactCell
 
 
 def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
-    """Return the interval of the unweighted mean of numbers of several suites; None where one has no interval. Rates of
-    independent episodes have that of their counts. Others, printed rates that several counts may have, and means
-    combine their own intervals (MOVER).
+    """Return the interval of the unweighted mean of several suites' numbers; None if one has no interval. Rates of
+    independent episodes use their counts. Others, such as printed rates with several possible counts, and means combine
+    their own intervals (MOVER).
     """
     rates = [number for number in numbers if isinstance(number, Rate) and number == Rate.of(number.count, number.n)]
     if len(rates) == len(numbers):
@@ -403,7 +400,7 @@ def _mean_interval(numbers: Sequence[Rate | Mean]) -> Interval | None:
 def suite_table(cells: Sequence[Summary], roster: Roster, title: str = "", *, order: Sequence[str] = ()) -> Table:
     """Return the table of SR, Safety and SBU by suite with means, then means of P[U|S] and VSI (paper Tables 4, 5).
 
-    One row per policy; auxiliary cells are left out. `order` is that of suites; those not in it come last.
+    One row per policy; auxiliary cells are left out. `order` sorts the suites; others come last.
     """
     main_cells = [cell for cell in cells if not roster.is_auxiliary(cell)]
     suites = dict.fromkeys(cell.suite or NO_VALUE for cell in main_cells)
@@ -478,8 +475,8 @@ def _marked_column(
     policies: Iterable[str | None],
     competing: set[str | None],
 ) -> Column:
-    """Return the column with the best in bold, and of SBU the largest with a dagger, by exact values. With fewer than
-    two different values among those that compete, none is marked.
+    """Return the column with the best in bold, and the largest SBU with a dagger, by exact values. With fewer than two
+    different competing values, none is marked.
     """
     entries = dict(zip(policies, column, strict=True))
     ranked = {
@@ -505,7 +502,7 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def auxiliary_table(cells: Sequence[Summary], roster: Roster) -> Table:
-    """Return the table of the cells that the roster calls auxiliary, out of every mean and mark (paper Table 6)."""
+    """Return the table of the auxiliary cells, which are left out of every mean and mark (paper Table 6)."""
     auxiliary_cells = [cell for cell in cells if roster.is_auxiliary(cell)]
     return tabulate(
         "Auxiliary results, outside every mean",

@@ -1,4 +1,4 @@
-"""The columns, cells and notes that builders share, and tables with fewer columns or without intervals."""
+"""Columns, cells and notes that builders share; reduction of tables to fewer columns or no intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DASH = f"{NO_VALUE} means that there is no value, and is never a zero."
 
 
 def describe_intervals(cells: Iterable[Summary]) -> str:
-    """Return the note on the intervals below values, by whether that of any VSI is a bootstrap, and on starts."""
+    """Return the note on the intervals below values, depending on whether any VSI uses a bootstrap, and on starts."""
     every = list(cells)
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in every) else INTERVALS
     if any(rate.starts for cell in every for rate in cell.rates.values()):
@@ -44,21 +44,21 @@ def format_count(row: Summary) -> Cell:
 
 
 def policy_name(cell: Summary | TaskRates | SensitivityCurve) -> str:
-    """Return the policy of a cell, or `UNNAMED` where the record names none."""
+    """Return the policy of a cell, or `UNNAMED` if the record names none."""
     return cell.policy or UNNAMED
 
 
 POLICY = text_column("Policy", lambda row: row.policy or UNNAMED)
 SUITE = text_column("Suite", lambda row: row.suite or NO_VALUE)
-"""The policy and the suite of a row that has them as `policy` and `suite`."""
+"""The policy and the suite of a row with the attributes `policy` and `suite`."""
 COUNT = Column("n", value=lambda row: format_count(row) if isinstance(row, Summary) else row.n)
 
 
 def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
-    """Return a rate in percent with its interval; a dash and a reason where the rate has no interval.
+    """Return a rate in percent with its interval; a dash and a reason if the rate has no interval.
 
     The reason is the rate's own (`unknown`), else `why_none`. `n` is that of the row: if the rate is over another
-    number of episodes, the cell says that number (`of`).
+    number of episodes, the cell shows that number (`of`).
     """
     if rate.ci is None:
         return Cell.dash(rate.unknown or why_none)
@@ -68,7 +68,7 @@ def rate_cell(rate: Rate, why_none: str = "", *, n: int | None = None) -> Cell:
 def mean_cell(mean: Mean, why_none: str = "", *, n: int | None = None, digits: int = 3) -> Cell:
     """Return a mean and its interval; a dash and a reason (`unknown`, else `why_none`) without a value.
 
-    A mean of one episode, or without an interval, says how few episodes there are instead. `n` is as in `rate_cell`.
+    A mean of one episode, or without an interval, shows how few episodes there are instead. `n` is as in `rate_cell`.
     """
     if mean.value is None:
         return Cell.dash(mean.unknown or why_none)
@@ -84,19 +84,19 @@ def _own_n(own: int, n: int | None) -> int | None:
 
 
 def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "", detail: str = "") -> Cell:
-    """Return a value of a metric in the unit printed for it; a dash and its reason for None."""
+    """Return a value of a metric in the metric's unit; a dash and its reason for None."""
     return Cell.dash(why_none) if value is None else Cell(metric.format(value), float(metric.scale * value), detail)
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:
-    """Return an interval in the unit printed for the metric; a dash for None."""
+    """Return an interval in the metric's unit; a dash for None."""
     return NO_VALUE if ends is None else format_interval(*ends, metric.digits, metric.scale)
 
 
 def metric_cell(metric: Metric, cell: Summary) -> Cell:
-    """Return a metric of a cell; a dash and the reason where there is no verdict or no value.
+    """Return a metric of a cell; a dash and the reason if there is no verdict or no value.
 
-    The cell says how many episodes the value is over if a reader would take it for another number.
+    The cell shows the number of its episodes if a reader would assume another.
     """
     if metric.needs_verdict and not has_verdict(cell):
         return Cell.dash(why_no_safety(cell))
@@ -129,7 +129,7 @@ def limit_cell(spec: SpecColumn) -> Cell:
 
 
 def range_cell(counts: Iterable[int]) -> Cell:
-    """Return a count; the least and the greatest if they differ."""
+    """Return a count, or a range if the counts differ."""
     ends = sorted(set(counts))
     return Cell.count(ends[0]) if len(ends) == 1 else Cell(f"{ends[0]}–{ends[-1]}")
 
@@ -146,7 +146,7 @@ def lost_columns(
 ) -> Iterator[Column]:
     """Yield a column of counts for each kind of lost episode that occurs: crashed, stopped, without a verdict.
 
-    `cells_of` returns what a row counts: objects with the attributes of `Summary` of these names.
+    `cells_of` returns the objects that a row counts, with the attributes of `Summary` of these names.
     """
 
     def count(row: object, kind: str) -> Cell:
@@ -158,7 +158,7 @@ def lost_columns(
 
 
 def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
-    """Yield the notes on lost episodes, with the reasons of those without a verdict; none if no episode was lost."""
+    """Yield the notes on lost episodes, with the reasons of those without a verdict."""
     reasons: Counter[str] = Counter()
     for cell in cells:
         reasons.update(cell.no_verdict)
@@ -178,7 +178,7 @@ def lost_notes(cells: Sequence[Summary]) -> Iterator[str]:
 
 
 def drop_intervals(table: Table) -> Table:
-    """Return the table without intervals and the notes on them. Reasons of dashes and notes on few episodes stay."""
+    """Return the table without intervals and their notes. Reasons of dashes and notes on few episodes are kept."""
     rows = tuple(
         tuple(replace(cell, detail="", interval=None) if cell.interval else cell for cell in row) for row in table.rows
     )
@@ -189,8 +189,8 @@ def drop_intervals(table: Table) -> Table:
 def select_columns(table: Table, names: Sequence[str]) -> Table:
     """Return the table with the named columns, in the order of the names.
 
-    A name is that of a column, of its group, or both; case and percent signs do not matter, and unknown names are
-    skipped. The leading text columns, such as policy and suite, stay, and the counts of lost episodes, last.
+    A name is that of a column, of its group, or both; case and percent signs are ignored, and unknown names are
+    skipped. The leading text columns, such as policy and suite, are kept, and the counts of lost episodes, last.
     """
     wanted = [_plain_name(name) for name in names]
     chosen = [k for name in wanted for k, column in enumerate(table.columns) if name in _column_names(column)]
@@ -201,9 +201,9 @@ def select_columns(table: Table, names: Sequence[str]) -> Table:
 
 
 def drop_empty_columns(table: Table) -> Table:
-    """Return the table without the columns, but for the first, that have no value in any row.
+    """Return the table without columns that have no value in any row, except the first column.
 
-    A note names those of numbers, with the reasons of their dashes.
+    A note names the removed columns of numbers, with the reasons of their dashes.
     """
     cells = [{row[k] for row in table.rows} for k in range(len(table.columns))]
     empty = [k for k, of in enumerate(cells) if k and of and all(cell.text in ("", NO_VALUE) for cell in of)]
@@ -223,7 +223,7 @@ def _keep_columns(table: Table, places: Sequence[int]) -> Table:
 
 
 def has_column(table: Table, name: str) -> bool:
-    """Return whether `name` is that of a column, of a group, or both, as `select_columns` reads names."""
+    """Return whether `name` is that of a column, of a group, or both, as in `select_columns`."""
     return any(_plain_name(name) in _column_names(column) for column in table.columns)
 
 

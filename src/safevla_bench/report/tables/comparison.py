@@ -1,4 +1,4 @@
-"""Tables of a comparison: the differences with their tests, and what changes of suites do."""
+"""Tables of a comparison: the differences with their tests, and the effects of changed suites."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from safevla_bench.report.tables.columns import format_ends, value_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import NO_VALUE, format_compact, format_fixed, format_interval
 
-PRIMARY = "‡"  # the mark of the primary verdict
-# Episodes named below a table; JSON has all.
+PRIMARY = "‡"  # marks the primary verdict
+# Maximum number of episodes named below a table; JSON has all.
 _MOST_EPISODES = 8
 
 
@@ -58,7 +58,7 @@ def difference_table(comparison: Comparison) -> Table:
 
 
 def difference_columns(level: str, what: str = "") -> tuple[Column, Column, Column]:
-    """Return the columns of a difference and its intervals, for rows with a `metric` that are `of` a difference."""
+    """Return the columns of a difference and its intervals, for rows with a `metric` and a difference `of`."""
     return (
         Column("A − B", what, lambda row: value_cell(row.metric, row.of.difference)),
         Column(
@@ -105,7 +105,7 @@ def _pvalue_column(name: str, meaning: str, field: str) -> Column:
 def verdict_cell(difference: Difference, metric: Metric, *, exploratory: bool = False) -> Cell:
     """Return `identical`, `A safer`, `B safer` or `no`; a dash without a difference or an adjusted p-value.
 
-    For SR and clean success the word is `better`, for SBU `lower`. What holds on these tasks alone says so, and
+    For SR and clean success the word is `better`, for SBU `lower`. Results that hold only on these tasks say so, and
     `exploratory` is added.
     """
     if difference.identical:
@@ -149,7 +149,7 @@ def _difference_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def intervention_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield what each filter changed, at what cost, and the episodes that it saved and spoiled."""
+    """Yield what each filter changed, at what cost, and the episodes that it improved and worsened."""
     for item in comparison.interventions:
         steps = item.extra_steps
         cost = "" if steps is None else f" Where both succeed it takes {steps:+.1f} steps."
@@ -176,11 +176,11 @@ def _verdict_notes(comparison: Comparison) -> Iterator[str]:
         yield f"With fewer than {needed} tasks the test by task cannot reject."
 
 
-# What changes of suites do
+# Effects of changed suites
 
 
 def describe_changes(report: ChangeReport) -> str:
-    """Return which changes move SR or Safety, as far as the intervals establish it, then the controls."""
+    """Return which changes affect SR or Safety, as far as the intervals establish it, then the controls."""
     moved = [
         f"{row.change} {'raises' if sign > 0 else 'lowers'} {metric.label} of {row.policy} by {_points(item, sign)}"
         for row in report.changes

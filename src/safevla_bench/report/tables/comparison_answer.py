@@ -1,4 +1,4 @@
-"""What a comparison says, first: sentences on the primary metric, then a block; and which policy to take."""
+"""The answer of a comparison: sentences on the primary metric, then a block; and which policy to choose."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from safevla_bench.text import (
     shorten_names,
 )
 
-SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # the metrics of the block, if all are compared
-# Pairs of policies that a sentence names; more are counted.
+SHOWN = (SAFETY.key, SR.key, CLEAN.key, VSI.key)  # metrics of the block, if all are compared
+# Maximum number of pairs of policies that a sentence names; the rest are counted.
 _MOST_NAMED = 3
 _HERE, _LIKE_THESE = "on these tasks", "for tasks like these"
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return what the comparison says of its primary metric, pooled: on these tasks, and on tasks like these.
+    """Return the result for the primary metric, pooled: on these tasks, and on similar tasks.
 
-    Without a metric that is known over all suites, of the first suite that has one.
+    If no metric is known over all suites, the first suite that has one is used.
     """
     scope = _lead_scope(comparison)
     compared = _lead_metric(scope)
@@ -107,8 +107,8 @@ def _pair_sentences(
 
 
 def _success_clause(item: Difference, success: Difference | None) -> str:
-    """Return the difference in SR with its interval, from the side of the policy that the sentence is about. One is
-    more or less successful only by a verdict: not if episodes without a value could change that.
+    """Return the difference in SR with its interval, for the policy that the sentence is about. It is called more or
+    less successful only by a verdict, which episodes without a value could not change.
     """
     if success is None or success.difference is None:
         return ""
@@ -199,8 +199,8 @@ def _count_pairs(item: Difference, comparison: Comparison) -> str:
 
 
 def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = "{end} for {name}") -> str:
-    """Return an interval of the difference, counted to the better policy's side; "" without one. Where it holds 0,
-    `pattern` says at each end whose side that is.
+    """Return an interval of the difference, as an advantage of the better policy; "" without one. If it contains 0,
+    `pattern` says at each end which policy has the advantage.
     """
     if ends is None:
         return ""
@@ -215,7 +215,7 @@ def _span(ends: Bounds | None, item: Difference, metric: Metric, pattern: str = 
     return " to ".join(texts)
 
 
-# Several policies, and what holds for two as well
+# Several policies, and what also applies to two
 
 
 def _several_sentences(
@@ -262,12 +262,12 @@ def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison
 
 
 def scope_tables(comparison: Comparison) -> list[Table]:
-    """Return a block in all metrics for each suite, and last for all pooled."""
+    """Return a block of all metrics for each suite, and last for all pooled."""
     return [_scope_table(comparison, scope, scope.metrics) for scope in comparison.scopes if scope.metrics]
 
 
 def answer_table(comparison: Comparison, notes: Sequence[str] = ()) -> Table:
-    """Return the block below the sentence, in the scope that it is of: Safety, SR, clean success and VSI."""
+    """Return the block below the sentence, with its scope: Safety, SR, clean success and VSI."""
     scope = _lead_scope(comparison)
     by_key = {metric.metric: metric for metric in scope.metrics}
     compared = [by_key[key] for key in SHOWN] if len(by_key) == len(COMPARED) else [*scope.metrics]
@@ -297,7 +297,7 @@ def _scope_table(
 
 
 def format_ranks(ranks: tuple[int, int] | None) -> str:
-    """Return `2`, or `1–3` where several ranks are possible; a dash for None."""
+    """Return `2`, or `1–3` if several ranks are possible; a dash for None."""
     return NO_VALUE if ranks is None else "–".join(str(end) for end in dict.fromkeys(ranks))
 
 
@@ -353,14 +353,14 @@ def _verdict_cell(compared: MetricComparison) -> Cell:
     return verdict_cell(compared.differences[0], METRICS[compared.metric], exploratory=not compared.primary)
 
 
-# Which policy to take
+# Which policy to choose
 
 
 _WORDS = {"passed": "established", "failed": "excluded", "undecided": "not established"}
 
 
 def describe_selection(selection: Selection) -> str:
-    """Return the choice with its corrected intervals, what it hangs on, and how it stands to the runner-up."""
+    """Return the choice with its corrected intervals, its conditions, and its comparison with the runner-up."""
     metric, first = METRICS[selection.metric], selection.candidates[0]
     conditions = [_describe_condition(row) for row in first.conditions]
     if selection.chosen is None:
@@ -404,7 +404,7 @@ def _describe_limit(gate: Gate) -> str:
 
 
 def describe_next(selection: Selection) -> str:
-    """Return the sentence on what more episodes would settle, a space behind it; "" if there is none."""
+    """Return a sentence on what more episodes would settle, with a trailing space; "" if there is none."""
     first, steps = selection.candidates[0], []
     if selection.chosen is not None:
         steps += [
@@ -419,7 +419,7 @@ def describe_next(selection: Selection) -> str:
 
 
 def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
-    """Return the candidates, the best first, each with its intervals and the verdict on each condition."""
+    """Return the candidates, best first, each with its intervals and the verdict on each condition."""
     metric = METRICS[selection.metric]
     columns = [
         text_column("Policy", lambda row: Cell(row.policy, mark="*" * (row.policy == selection.chosen))),

@@ -1,4 +1,4 @@
-"""Tables of single episodes: their list, one explained, answers to a formula, foreign results, and replays."""
+"""Tables of single episodes: their list, an explanation, answers to a formula, foreign results, and replays."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _STANDINS = attrgetter("policy", "benchmark", "standin_assets")
 def episode_list_table(
     selected: Sequence[ListedEpisode], total: int, *, spec_id: str | None = None, most: int | None = None
 ) -> Table:
-    """Return the table of the first `most` of the rows selected of `total` episodes; None = all.
+    """Return the table of the first `most` (None = all) of the rows selected from `total` episodes.
 
-    `spec_id` is the only specification they are about. There is a column of policies if the rows are of several, and
-    one of bodies if any row was searched for bodies.
+    `spec_id` is the only specification they are about. There is a column of policies if the rows have several, and one
+    of bodies if any row has them computed.
     """
     rows = selected[:most]
     with_bodies = any(row.violating_bodies is not None for row in rows)
@@ -115,7 +115,7 @@ def _format_first_time(row: ListedEpisode) -> str:
 
 
 def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
-    """Return the table of clauses that hold: value nearest to the limit, limit, margin, and time of that value [s]."""
+    """Return the table of satisfied clauses: closest value to the limit, limit, margin, and the value's time [s]."""
     return tabulate(
         "Kept",
         clauses,
@@ -130,7 +130,7 @@ def kept_clause_table(clauses: Sequence[SpecTrace]) -> Table:
 
 
 def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> Table:
-    """Return the table of scored specifications without a verdict, vacuous ones first, and why in words."""
+    """Return the table of scored specifications without a verdict, vacuous ones first, with reasons."""
     unjudged = [(spec_id, "vacuous", why) for spec_id, why in vacuous.items()]
     unjudged += [(spec_id, "inactive", why) for spec_id, why in inactive.items()]
     columns = (text_column(name, itemgetter(k)) for k, name in enumerate(("Specification", "State", "Why")))
@@ -138,7 +138,7 @@ def unjudged_table(vacuous: Mapping[str, str], inactive: Mapping[str, str]) -> T
 
 
 def format_margin(spec_trace: SpecTrace) -> str:
-    """Return the robustness of a specification with its unit; a dash where a Boolean signal decided its violation."""
+    """Return the robustness of a specification with its unit; a dash for a violation that a Boolean signal decided."""
     spec = spec_trace.spec
     return format_amount(None if spec_trace.rho == -inf else spec_trace.rho, spec.unit, spec.threshold)
 
@@ -151,7 +151,7 @@ def format_cause(spec_trace: SpecTrace) -> str:
 def answer_table(formula: Formula, answers: Sequence[Answer]) -> Table:
     """Return the table of the answers to a formula, a row per answer, with the count of each verdict in its title.
 
-    There is a column of policies if the answers are of several.
+    There is a column of policies if the answers have several.
     """
     counts = Counter(answer.verdict for answer in answers)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
@@ -200,7 +200,7 @@ NOT_RECORDED = "not recorded"
 def foreign_results_table(results: ForeignResults, source: str) -> Table:
     """Return the table of SR by suite and task, each suite's total first; Safety, SBU and VSI are dashes, never zero.
 
-    Episodes whose success is not recorded are errors, outside n. `source` ends the title.
+    Episodes with unknown success are errors and not counted in n. `source` ends the title.
     """
     groups: dict[tuple[str, str], list[bool | None]] = {}
     for suite in dict.fromkeys(episode.suite for episode in results.episodes):

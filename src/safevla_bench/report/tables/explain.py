@@ -1,4 +1,4 @@
-"""Tables of what the records show: bodies behind violations, when these begin, and others' labels."""
+"""Tables of what the records show: bodies behind violations, times of violations, and foreign labels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _KindRow:
 
 
 def body_table(violations: Sequence[BodyViolation], scores: Scores, cells: Sequence[Summary]) -> Table:
-    """Return the table of the bodies of violations; without rows it says so. `cells` summarize the scores."""
+    """Return the table of the bodies in violations; without rows it says so. `cells` summarize the scores."""
     rows = [row for cell in cells for row in _kind_rows(cell, violations, scores)]
     note = (
         "An episode may violate a specification with several kinds, so that rows do not add up. A pair is two bodies "
@@ -81,7 +81,7 @@ def _kind_rows(cell: Summary, violations: Sequence[BodyViolation], scores: Score
 
 
 def format_kinds(kinds: Sequence[str]) -> str:
-    """Return the kind of a body, or those of a pair: `gripper – furniture`."""
+    """Return the kind of a body, or of both bodies of a pair: `gripper – furniture`."""
     return " – ".join(kinds)
 
 
@@ -100,7 +100,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 
 
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
-    """Return a row for each cell, of any limit, then one for each specification that some episode of it violated."""
+    """Return a row for each cell, for any limit, then one for each specification that some episode of it violated."""
     rows = [
         _Part(cell.policy, cell.suite, limit)
         for cell in cells
@@ -131,7 +131,7 @@ def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
 # Time to violation
 
 
-# Of the longest episode: the times that the table shows before its end.
+# The times that the table shows, as shares of the longest episode.
 _SHARES = (0.25, 0.5)
 
 
@@ -223,7 +223,7 @@ def _kappa_cell(row: Agreement) -> Cell:
 
 
 def disagreement_table(rows: Sequence[Disagreement], scores: Scores) -> Table:
-    """Return the episodes that a label and our verdict call differently, with what each says."""
+    """Return the episodes that a label and our verdict classify differently, with both classifications."""
     return tabulate(
         "Episodes of disagreement",
         rows,

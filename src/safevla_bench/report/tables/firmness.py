@@ -1,4 +1,4 @@
-"""How firm verdicts are under varied physics: the answer, clauses, variations and fragile episodes."""
+"""Firmness of verdicts under varied physics: the answer, clauses, variations and fragile episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_LISTED = 20
 
 
 def describe_counterfactual(result: firmness.Counterfactual) -> str:
-    """Return whether the violation vanished without the cause, and whether the replay is still that of the record."""
+    """Return whether the violation disappeared without the cause, and whether the replay still follows the record."""
     gone, stays, new = (result.select(broken) for broken in ((True, False), (True, True), (False, True)))
     named = (("Kept now", gone), ("Still broken", stays), ("Broken now", new))
     parts = [f"{what}: {', '.join(names)}" for what, names in named if names]
@@ -37,7 +37,7 @@ def describe_counterfactual(result: firmness.Counterfactual) -> str:
 
 
 def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecColumn]) -> Table:
-    """Return the table of the specifications with a verdict on either side, and when each is first broken."""
+    """Return the table of the specifications with a verdict on either side, and when each is first violated."""
     sides, columns = (result.recorded, result.without), {spec.spec_id: spec for spec in specs}
 
     def margin(side: int, spec_id: str) -> Cell:
@@ -105,7 +105,7 @@ def firmness_tables(file: firmness.PhysicsFile, specs: Sequence[SpecColumn], *, 
 def clause_table(
     file: firmness.PhysicsFile, specs: Sequence[SpecColumn], rows: Sequence[firmness.ClauseFirmness]
 ) -> Table:
-    """Return the table of clauses: verdicts compared, flipped and left, and the spread of robustness by its limit."""
+    """Return the table of clauses: verdicts compared, flipped and off the path, and robustness's spread by limit."""
     columns = {spec.spec_id: spec for spec in specs}
     missing = f"The host cannot vary: {', '.join(file.not_offered)}." if file.not_offered else ""
     failed = sum(bool(row.obstacle) for row in file.replays)

@@ -1,4 +1,4 @@
-"""Notices beside the numbers: what was not scored and why, limits that doing nothing breaks, outcomes of gates."""
+"""Notices next to the numbers: what was not scored and why, limits that doing nothing violates, outcomes of gates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from safevla_bench.version import __version__
 _NO_LOSS = LostEpisodes()
 
 
-# What, where, why, and the number of episodes; None = not known.
+# What, where, why, and the number of episodes; None = unknown.
 _Exclusion = tuple[str, str, str, int | None]
 
 
@@ -44,10 +44,10 @@ def exclusion_table(
     damage: LostEpisodes = _NO_LOSS,
     describe: Callable[[str, str], str] = lambda reason, suite: reason,
 ) -> Table:
-    """Return the table of what was not scored and why: lost episodes, damage, invalid ones, then inactive and vacuous
-    specifications. `describe` puts the reason of an inactive one, in a suite, into words.
+    """Return the table of what was not scored and why: lost episodes, damage, invalid episodes, then inactive and
+    vacuous specifications. `describe` returns the reason why a specification is inactive in a suite.
 
-    Of each absent episode the last line of its reason is shown; `skipped` are the problems of invalid ones.
+    Absent episodes show the last line of their reason; `skipped` are the problems of invalid ones.
     """
     rows = [*_lost_rows(cells, absent), *_damage_rows(damage, skipped), *_spec_rows(cells, describe)]
     return tabulate(
@@ -83,7 +83,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
     return [(*key, count) for key, count in counts.items()]
 
 
-# Most invalid or damaged episodes that are named; the others are counted.
+# Maximum number of invalid or damaged episodes that are named; the rest are counted.
 _MOST_NAMED = 20
 
 
@@ -111,11 +111,11 @@ def _spec_rows(cells: Sequence[Summary], describe: Callable[[str, str], str]) ->
 _VACUOUS = "vacuous: it applies, but what it guards never arose (nothing held, lifted or tracked)"
 
 
-# Limits that doing nothing breaks
+# Limits that doing nothing violates
 
 
 def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
-    """Return a warning on the limits that `noop` breaks and one on the goals that it reaches; () without any."""
+    """Return a warning on the limits that `noop` violates and one on the goals that it reaches, if any."""
     warnings = []
     if baseline.floors:
         warnings.append(
@@ -160,12 +160,12 @@ def _value_cell(outcome: GateOutcome) -> Cell:
     return Cell.estimate(outcome.value, outcome.ci, 3)
 
 
-# Outcomes that the first sentence names; more are counted.
+# Maximum number of outcomes in the first sentence; the rest are counted.
 _MOST_DECIDING = 3
 
 
 def describe_gates(checked: GateReport) -> str:
-    """Return the verdict in a sentence: the outcomes that failed, else those that are undecided, else that all hold."""
+    """Return the verdict as a sentence: the failed outcomes, else the undecided ones, else that all hold."""
     deciding = [outcome for outcome in checked.outcomes if outcome.verdict == checked.verdict]
     if checked.verdict == "passed":
         several = f"all {len(deciding)} gates hold"
@@ -195,7 +195,7 @@ def _gate_name(outcome: GateOutcome) -> str:
 def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     """Return JUnit XML with a test case per outcome: a failed gate is a failure, an undecided gate an error.
 
-    No times are written, so that the same report gives the same bytes.
+    It contains no times, so that the same report gives the same bytes.
     """
     verdicts = [outcome.verdict for outcome in checked.outcomes]
     totals = {
@@ -223,7 +223,7 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-# What a backslash keeps from being a link, `[text](address)`, in a message (SARIF 2.1.0, section 3.11.6).
+# A backslash keeps these from forming a link, `[text](address)`, in a message (SARIF 2.1.0, section 3.11.6).
 _SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 

@@ -1,4 +1,4 @@
-"""What the paper prints beside results from here; nothing is paired, and no policy is found better."""
+"""The paper's printed results next to results from here, unpaired and without verdicts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def paper_policies() -> dict[str, dict[str, str]]:
 def summarize_paper(cells: Sequence[Summary], policies: Collection[str]) -> list[Summary]:
     """Return the paper's cells of these policies on the suites of `cells`.
 
-    They have the specifications of `cells`, or none where no violations are printed.
+    They have the specifications of `cells`, or none if no violations are printed.
     """
     suites = {cell.suite for cell in cells}
     specs = {spec.spec_id: spec for cell in cells for spec in cell.specs if spec.tier == "safe"}
@@ -94,7 +94,7 @@ def _summarize_spec(printed: Mapping[str, float], spec: SpecSummary, n: int) -> 
 
 
 def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
-    """Return where printed numbers among the cells come from, and why they do not compare; () without any."""
+    """Return the origin of printed numbers among the cells, and why they are not comparable; () without any."""
     keys = {(cell.policy, cell.suite) for cell in cells}
     rows = [cell for cell in load_published(PAPER).cells if (f"{PREFIX}{cell.policy}", cell.benchmark) in keys]
     if not rows:
@@ -110,7 +110,7 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) -> tuple[str, ...]:
-    """Return which of the cells hold only some of the tasks of a suite of the paper; () if none does."""
+    """Return which of the cells have only some of the tasks of a suite of the paper; () if none does."""
     ran: dict[tuple[str | None, str | None], set[str]] = {(cell.policy, cell.suite): set() for cell in cells}
     for policy, suite, task in zip(scores.policy, scores.benchmark, scores.task_id, strict=True):
         benchmark = registry.benchmarks.get(suite)
@@ -125,27 +125,26 @@ def warn_of_tasks(cells: Sequence[Summary], scores: Scores, registry: Registry) 
     return (f"Fewer tasks than the paper's: {', '.join(parts)}.",) if parts else ()
 
 
-# One policy and one of the paper's
+# A policy and one of the paper's
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDifference:
-    """A rate here and the published one, in percent: of one suite, or the unweighted mean over several."""
+    """A rate from here and the published one, in percent: of one suite, or the unweighted mean over several."""
 
     suites: tuple[str, ...]
     metric: Metric
     here: Cell
     published: Cell
     difference: Cell  # here minus published, with the interval of independent samples (MOVER)
-    episodes: tuple[int, int]  # the episodes of either rate; 0 where it is unknown
+    episodes: tuple[int, int]  # numbers of episodes of the two rates; 0 if unknown
 
     @property
     def place(self) -> str:
-        """The suite, or `mean of N suites`."""
         return self.suites[0] if len(self.suites) == 1 else f"mean of {len(self.suites)} suites"
 
     def to_document(self) -> dict[str, object]:
-        """Return the row for JSON, rates as shares of 1; null where a number is unknown."""
+        """Return the row for JSON, rates as shares of 1; null if a number is unknown."""
         cells = {"here": self.here, "published": self.published, "difference": self.difference}
         values = {name: {"value": _share(cell.value), "ci": cell.interval and [*map(_share, cell.interval)]}
                   for name, cell in cells.items()}  # fmt: skip
@@ -174,7 +173,7 @@ def _subtract_published(here: Cells, paper: Cells, metric: Metric) -> PublishedD
 
 @dataclass(frozen=True, slots=True)
 class PublishedComparison:
-    """One policy beside one of the paper's, every metric of each group of suites: unpaired, without a verdict."""
+    """A policy and one of the paper's, every metric of each group of suites: unpaired, without a verdict."""
 
     policy: str
     paper: str
@@ -182,7 +181,6 @@ class PublishedComparison:
     warnings: tuple[str, ...]
 
     def to_document(self) -> dict[str, object]:
-        """Return the comparison for JSON."""
         return {
             "policy": self.policy, "published": self.paper, "source": load_published(PAPER).source, "paired": False,
             "exploratory": True, "confidence": CONFIDENCE, "rows": [row.to_document() for row in self.rows],
@@ -200,7 +198,7 @@ def compare_published(
     Args:
         groups: the policy's cells, in groups of suites that have a mean.
         name: `paper:NAME`.
-        warn: returns what to say beside numbers of these cells, the policy's and the paper's.
+        warn: returns warnings for numbers of these cells, the policy's and the paper's.
 
     Raises:
         RunError: the paper has no such policy, or none of the suites.

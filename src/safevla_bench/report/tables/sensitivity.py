@@ -32,7 +32,7 @@ from safevla_bench.sensitivity.curves import (
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import append_unit, display_unit, format_compact
 
-# Policies that a sentence names; the others are in the table.
+# Maximum number of policies in a sentence; the others are in the table.
 _MOST_NAMED = 3
 _METRICS = (SAFETY, SBU, UNSAFE_SUCCESS, VSI)
 
@@ -54,7 +54,7 @@ def _pool_curves(ablation: ThresholdAblation) -> dict[str, list[Rate]]:
 
 
 def describe_sensitivity(ablation: ThresholdAblation, ranking: RankingSensitivity | None) -> str:
-    """Return how far Safety moves under the variants, policy by policy, and whether a pair is shown to change order."""
+    """Return how far Safety moves under the variants, per policy, and whether a pair is shown to change order."""
     safety, names = _pool_curves(ablation), [variant.name for variant in ablation.variants]
     moving_first = sorted(safety.items(), key=lambda item: len({rate.value for rate in item[1]}) == 1)
     shown = dict(moving_first[:_MOST_NAMED])
@@ -154,9 +154,9 @@ def variant_table(
 
 
 def name_variants(sweep: ThresholdSweep, as_it_stands: Sequence[SensitivityCurve]) -> ThresholdAblation:
-    """Return a sweep as variants named by their thresholds, after the library's own.
+    """Return a sweep as variants named by their thresholds, preceded by the library's own.
 
-    `as_it_stands`: curves of the same scores with one point, that of the library.
+    `as_it_stands`: curves of the same scores with one point, the library's.
     """
     unit, scale = display_unit(sweep.unit, sweep.default)
     texts = [format_compact(value * scale) for value in (sweep.default, *sweep.thresholds)]
@@ -229,7 +229,7 @@ def describe_readings(comparison: ReadingComparison) -> str:
 
 
 def pooled_reading_table(comparison: ReadingComparison) -> Table:
-    """Return Safety under each reading but prose depth, which changes no verdict; a column per policy."""
+    """Return Safety under each reading except prose depth, which changes no verdict; a column per policy."""
     places = [k for k, name in enumerate(comparison.readings) if not name.endswith(PROSE_DEPTH)]
     safety = _pool_safety((cell.policy, [cell.points[k].rates.safety for k in places]) for cell in comparison.cells)
     names = [comparison.readings[k] for k in places]
@@ -277,21 +277,21 @@ def _order_cell(row: _Ranked) -> Cell:
     return Cell("changed", emphasis="bad") if is_reversed else Cell("not shown to change")
 
 
-# Means over the cells of each host, beside the paper's Table 9
+# Means over the cells of each host, next to the paper's Table 9
 
 
 AUXILIARY = "auxiliary entries"
-# Key of a metric -> its value, a share of 1 or a severity; None where it has none.
+# Key of a metric -> its value, a share of 1 or a severity, or None.
 _Numbers = Mapping[str, Fraction | None]
 
 
 class VariantMean(msgspec.Struct, frozen=True):
-    """The cells of a host under one variant: the exact mean of each metric, and of how many cells it is."""
+    """The cells of a host under one variant: the exact mean of each metric, and its number of cells."""
 
     name: str
     mean: _Numbers
     cells: Mapping[str, int]
-    paper: _Numbers | None  # the paper's row of this host; None where it prints none
+    paper: _Numbers | None  # the paper's row of this host, if it prints one
 
 
 class HostMean(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,12 +300,12 @@ class HostMean(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     cells: int
     suites: tuple[str, ...]
-    missing_suites: tuple[str, ...]  # the paper's suites of this host that none of the cells is of
+    missing_suites: tuple[str, ...]  # the paper's suites of this host without a cell
     variants: tuple[VariantMean, ...]
 
 
 def host_means(ablation: ThresholdAblation, registry: Registry, roster: Roster) -> tuple[HostMean, ...]:
-    """Return the means of each host, in order of first appearance, those of auxiliary entries last.
+    """Return the means of each host, in order of first appearance, auxiliary entries last.
 
     The policy that does nothing is left out, and so is a suite that is not the paper's with a single cell.
     """
@@ -354,9 +354,7 @@ def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedV
 
 
 def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> Table:
-    """Return the table of the mean of each number, a row per host and variant, beside the paper's Table 9 where it has
-    a row.
-    """
+    """Return the table of means, a row per host and variant, next to the paper's Table 9 if it has a row."""
     return tabulate(
         "Means of each host beside the paper's Table 9",
         [(host, variant) for host in means for variant in host.variants],

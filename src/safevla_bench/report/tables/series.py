@@ -1,4 +1,4 @@
-"""Runs of a series, such as checkpoints, in a table and in words that follow from intervals of gains over the first."""
+"""Series of runs, such as checkpoints: a table, and text derived from the intervals of gains over the first."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _gain_notes(compared: SeriesComparison) -> list[str]:
 
 
 def describe_series(compared: SeriesComparison) -> list[str]:
-    """Return a paragraph per series and suite on what rises first, as far as the intervals of the gains show it."""
+    """Return a paragraph per series and suite on what rises first, as far as the gains' intervals show it."""
     paragraphs = []
     for curve in compared.curves:
         whose = curve.series if len(compared.series) > 1 else ""
@@ -108,7 +108,7 @@ def _describe_first_rise(curve: SeriesCurve) -> list[str]:
 
 
 def describe_trends(trends: Sequence[Trend]) -> list[str]:
-    """Return the sentence on which of success and Safety rises or falls with the order; [] without a test."""
+    """Return a sentence on which of success and Safety rises or falls with the order; [] without a test."""
     if not trends:
         return []
     parts = []

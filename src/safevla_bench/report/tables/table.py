@@ -1,7 +1,7 @@
 """A table as a value: its cells, its columns, and how rows become a table.
 
-A cell keeps the number behind its text, so that tables sort and export exactly. A dash stands where there is no value,
-and the cell says why. A dash never means zero.
+A cell keeps the number behind its text, so that tables sort and export exactly. A dash replaces a missing value, and
+the cell says why it is missing. A dash never means zero.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNNAMED = "(unnamed)"  # the policy of a record that names none
 class Cell:
     """A printed text; `value` is the number behind it, in the unit of the column.
 
-    `detail` is its interval, or the reason why there is no value. `interval` holds the ends of the interval as numbers.
-    `mark` stands after the text, such as a dagger.
+    `detail` is its interval, or why there is no value. `interval` holds the interval's ends as numbers. `mark` follows
+    the text, such as a dagger.
     """
 
     text: str
@@ -35,21 +35,19 @@ class Cell:
     emphasis: Emphasis = ""
     mark: str = ""
     interval: Bounds | None = None
-    of: int | None = None  # episodes that the value is over, where these are not the n of its row
+    of: int | None = None  # number of episodes of the value, if it is not the n of its row
 
     @property
     def below(self) -> str:
-        """The line below the text: the detail, and `n = …` where `of` is given."""
+        """The line below the text: the detail, and `n = …` if `of` is given."""
         return ", ".join(part for part in (self.detail, "" if self.of is None else f"n = {self.of}") if part)
 
     @classmethod
     def dash(cls, why: str = "") -> Cell:
-        """Return a dash and its reason."""
         return cls(NO_VALUE, detail=why)
 
     @classmethod
     def count(cls, number: int, emphasis: Emphasis = "") -> Cell:
-        """Return a count."""
         return cls(str(number), number, emphasis=emphasis)
 
     @classmethod
@@ -59,21 +57,19 @@ class Cell:
 
     @classmethod
     def number(cls, value: float | None, digits: int, why_none: str = "", emphasis: Emphasis = "") -> Cell:
-        """Return a number; a dash and its reason for None."""
         return cls.dash(why_none) if value is None else cls(format_fixed(value, digits), value, emphasis=emphasis)
 
     @classmethod
     def amount(
         cls, value: float | None, unit: str, limit: float | None = None, write: _Writer = format_significant
     ) -> Cell:
-        """Return a value in its unit, as `format_amount` writes it."""
         return cls(format_amount(value, unit, limit, write), value)
 
     @classmethod
     def estimate(
         cls, value: Fraction | float, ends: Bounds, digits: int, scale: int = 1, of: int | None = None
     ) -> Cell:
-        """Return a value and below it its interval, all times `scale`."""
+        """Return a value with its interval below it, all times `scale`."""
         low, high = ends
         return cls(
             format_fixed(scale * value, digits),
@@ -86,10 +82,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading; `numeric` columns align at the right and are never wrapped. `meaning` spells a short name out.
+    """A heading; `numeric` columns are right-aligned and never wrapped. `meaning` explains a short name.
 
-    Neighbours of the same `group` share a heading above theirs. `value` returns the cell of a row, or its text or
-    number; a finished table has none.
+    Adjacent columns of one `group` share a heading above theirs. `value` returns the cell of a row, or its text or
+    number; it is absent in a finished table.
     """
 
     name: str
@@ -100,11 +96,10 @@ class Column:
 
     @property
     def full(self) -> str:
-        """`group name`, or the name alone without a group, for formats that have one line of headings."""
+        """`group name`, or only the name without a group, for formats with one line of headings."""
         return f"{self.group} {self.name}".strip()
 
     def cell(self, row: object) -> Cell:
-        """Return the cell of a row."""
         assert self.value is not None
         value = self.value(row)
         if isinstance(value, Cell):
@@ -119,10 +114,10 @@ def text_column(name: str, value: Callable[[Any], Cell | str | int] | None = Non
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of as many cells as there are columns; the first column names the row.
+    """Rows with as many cells as there are columns; the first column names the row.
 
-    `name` is the name of a file with this table alone. `notes` explain it where there is room. `remarks` are warnings
-    about its numbers, and stand in every form.
+    `name` is the name of a file with only this table. `notes` explain it if there is room. `remarks` are warnings about
+    its numbers, and part of every form.
     """
 
     title: str
@@ -134,7 +129,6 @@ class Table:
 
     @property
     def footnotes(self) -> tuple[str, ...]:
-        """The lines below the table: its notes, then its remarks."""
         return (*self.notes, *self.remarks)
 
 
@@ -148,9 +142,9 @@ def tabulate(
     name: str = "",
     remarks: Sequence[str] = (),
 ) -> Table:
-    """Return the table of a row for each of `rows`, with the cell that each column makes of it.
+    """Return the table with a row for each of `rows`, whose cells the columns make.
 
-    Columns that are None and empty notes are left out; the note `dash` is there if any cell is a dash.
+    Columns that are None and empty notes are left out; the note `dash` is added if any cell is a dash.
     """
     present = [column for column in columns if column is not None]
     cells = tuple(tuple(column.cell(row) for column in present) for row in rows)
@@ -160,7 +154,7 @@ def tabulate(
 
 
 def add_notes(table: Table, *notes: str, dash: str = "") -> Table:
-    """Return the table with the notes appended, empty ones left out, and last `dash` if any cell is a dash."""
+    """Return the table with the non-empty notes appended, and last `dash` if any cell is a dash."""
     dashed = any(cell.text == NO_VALUE for row in table.rows for cell in row)
     return replace(table, notes=(*table.notes, *filter(None, (*notes, dash if dashed else ""))))
 
@@ -174,5 +168,5 @@ def table_file_name(kind: str, title: str) -> str:
 
 
 def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
-    """Return the group's name ("" for none) and the number of columns of each run of neighbours in one group."""
+    """Return the name ("" for none) and number of columns of each run of columns in one group."""
     return [(group, len(list(neighbours))) for group, neighbours in groupby(columns, key=lambda column: column.group)]

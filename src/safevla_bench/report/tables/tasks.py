@@ -1,4 +1,4 @@
-"""Tables by task: success and safety (paper Table 12), active specifications (Table 23), and what tags remove."""
+"""Tables by task: success and safety (paper Table 12), active specifications (Table 23), and the effect of tags."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def _task_cell(metric: Metric, row: TaskRates | Summary) -> Cell:
 
 
 def active_spec_table(all_tasks: Iterable[Task], ruleset: Ruleset) -> Table:
-    """Return the table of how many scored specifications apply to each task by the registry.
+    """Return the table of how many scored specifications apply to each task according to the registry.
 
-    Raises `UnknownTaskError` or `RegistryError` as `Registry.task_tags` does.
+    Raises the errors of `Registry.task_tags`, `UnknownTaskError` and `RegistryError`.
     """
     return tabulate(
         "Specifications that apply to each task",
@@ -126,9 +126,9 @@ class _Effect:
 def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, str], str]) -> Table:
     """Return the table of violations in successes by template and specification, with the registry and without.
 
-    Without it, every specification whose signals the record holds is judged. Tilt in the body's frame stands beside
-    tilt in the world's frame, which replaced it; "any scored" leaves it out. Both scores must be of the same episodes
-    in the same order. Raises `KeyError` if a task has no template.
+    Without it, every specification whose signals the record has is judged. Tilt in the body's frame is shown next to
+    tilt in the world's frame, which replaced it; "any scored" leaves it out. Both scores must have the same episodes in
+    the same order. Raises `KeyError` if a task has no template.
     """
     assert on.episode_id == off.episode_id
     names = [templates[task] for task in zip(on.benchmark, on.task_id, strict=True)]
@@ -162,7 +162,6 @@ def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, s
 
 
 def _is_compared(spec: SpecColumn) -> bool:
-    """Return whether a clause is scored, or one that a scored one replaced (paper Section 3.2)."""
     return spec.is_scored or spec.canonical_family == "held_object_tilt_body"
 
 
