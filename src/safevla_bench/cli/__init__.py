@@ -105,11 +105,9 @@ class LazyCommandGroup(click.Group):
     """A command group that imports a command's module on first use, so that help and completion are fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by name, importing its module, or None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         command = getattr(_import_once(f"safevla_bench.cli.{COMMANDS[cmd_name][0]}"), f"{cmd_name}_command")
@@ -126,14 +124,12 @@ class LazyCommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups of commands without importing any."""
         width = max(map(len, COMMANDS))
         for heading, commands in GROUPS.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands that start with the text typed so far, without importing any."""
         return [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
 
 

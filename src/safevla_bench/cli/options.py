@@ -79,7 +79,6 @@ class Command(click.Command):
         return is_named or "--help" in param.opts or (not self.common and _section(param) == GENERAL)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections of all options, or the common options and how to see the others."""
         everything = self.option_sections(ctx)
         shown = everything if ctx.meta.get(ALL_OPTIONS) else self.option_sections(ctx, common=True)
         for heading, records in shown.items():
@@ -248,7 +247,6 @@ class SourceType(click.Path):
     name = "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path, as a `NamedSource` if it has a `NAME=` prefix."""
         return value if isinstance(value, Path) else NamedSource.parse(value)
 
 

@@ -96,7 +96,6 @@ class EpisodeLines:
         self.count = self.total = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Print how many episodes there are to run."""
         self.count, self.total = 0, len(episodes)
         noun = "replay" if any(planned.start.recorded for planned in episodes) else "episode"
         click.echo(f"{count_noun(self.total, noun)} to run", err=True)
@@ -128,16 +127,13 @@ class RunProgressBar:
         self.crashed = 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Set the number of episodes to run."""
         self.progress.reset(self.task, total=len(episodes))
 
     def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Show the episode and its step number, every twentieth step."""
         if steps % 20 == 0:
             self._describe(f"{planned.episode_id} step {steps}")
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Count the episode and show the rates so far."""
         self.crashed += outcome.batch is None
         scores = self.scorer.score(outcome)
         if scores is not None:

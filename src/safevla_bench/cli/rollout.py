@@ -176,7 +176,6 @@ def _print_plan(run_command: RunCommand) -> None:
 
 @contextmanager
 def _report_interruption(run_command: RunCommand) -> Iterator[None]:
-    """If Ctrl-C or a lost server ends the block, print how many episodes are kept and the command that continues."""
     try:
         yield
     except (KeyboardInterrupt, ServerLostError, ServerRefusedError) as error:

@@ -69,7 +69,6 @@ class JudgedSources:
     judging_words: tuple[str, ...] = ()  # the judging options given, as command-line words
 
     def format_command(self, name: str, *words: str) -> str:
-        """Return a shell command `name` for the same sources, judged in the same way."""
         paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 

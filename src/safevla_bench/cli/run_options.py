@@ -264,7 +264,6 @@ def make_request(context: click.Context, what: Mapping[str, Any]) -> Request:
 def _find_naming_file(
     context: click.Context, what: Mapping[str, Any], recorded: Path | None, request: Request
 ) -> Path | None:
-    """Return the file that selects code or files not named on the command line, or None."""
     calls, config = set(request.list_calls()), context.meta.get(CONFIG)
     if calls <= _list_calls(context, what, [ParameterSource.COMMANDLINE]):
         return None

@@ -163,7 +163,6 @@ class _Replays:
             self._save()
 
     def file(self) -> firmness.PhysicsFile:
-        """Return all replays in the order of the run, each episode's recorded physics first."""
         names = [firmness.RECORDED, *VARIATIONS]
         keys = [self.key(index, name) for index in range(len(self.judged.scores)) for name in names]
         rows = tuple(self.done[key] for key in keys if key in self.done)

@@ -42,7 +42,6 @@ class Trial:
         return f"{self.suite} task {self.index}"
 
     def find_task(self, host: Host) -> Task:
-        """Return the task with this suite and index."""
         return next(task for task in host.tasks(self.suite) if task.index == self.index)
 
 
@@ -218,7 +217,6 @@ class HostRules:
             setattr(cls, rule, None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run each test with the fixture `run` once per trial."""
         if "run" in metafunc.fixturenames:
             ids = [f"{trial.suite}-{trial.index}" for trial in self.trials]
             metafunc.parametrize("run", self.trials, ids=ids, indirect=True, scope="class")
@@ -226,7 +224,6 @@ class HostRules:
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, request: pytest.FixtureRequest) -> Iterator[TrialRun]:
-        """Yield the `TrialRun` of one trial."""
         with cls().open_run(request.param) as run:
             yield run
 

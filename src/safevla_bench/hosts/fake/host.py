@@ -100,11 +100,9 @@ class FakeHost(Host):
         )
 
     def stage(self, task: Task, episode: Batch) -> FakeStage:
-        """Return a viewer of a recorded episode."""
         return FakeStage(episode, CAMERA)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the distributions `numpy` and `safevla-bench`, by name."""
         return {name: importlib.metadata.version(name) for name in ("numpy", "safevla-bench")}
 
 
@@ -148,7 +146,6 @@ class FakeEnv(HostEnv):
     dt_s = DT_S
 
     def __init__(self, task: Task, wants: policy.Wants, versions: dict[str, str]) -> None:
-        """Set bounds [7] of ±1; the world is made by the first `reset`."""
         self.task = task
         self.action_low, self.action_high = np.full(7, -1.0), np.full(7, 1.0)
         self._wants, self._versions = wants, versions
@@ -339,7 +336,6 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
 
 
 def _advance_world(world: _World, action: policy.Action) -> None:
-    """Simulate one control step in place: move, press, grip or release, carry, push, fall."""
     moved = np.clip(action[:3], -1, 1) * 0.05
     reached = world.gripper + moved
     floor_m = 0.0 if world.can_touch("gripper", "table") else -np.inf

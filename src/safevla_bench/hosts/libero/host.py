@@ -99,7 +99,6 @@ class LiberoEnv(RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Load the task's initial states and make LIBERO's environment."""
         super().__init__(task, wants, versions)
         if wants.absolute:
             self.action_low[:6], self.action_high[:6] = -np.inf, np.inf

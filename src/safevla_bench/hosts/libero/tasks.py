@@ -232,7 +232,6 @@ def _drawn_range(sampler: Any, axis: int) -> list[float]:
 
 
 def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
-    """Return the index of a coordinate such as `plate_1.x` in a flat state; raise `HostError` for an unknown one."""
     name, _, axis = coordinate.rpartition(".")
     if name not in domain.objects_dict or axis not in AXES:
         problem = f"the task has no coordinate {coordinate!r} to place"
@@ -338,7 +337,6 @@ _MOST_PLACEMENTS = 100
 
 
 def _retry_placement(place: Callable[[], Placed]) -> Placed:
-    """Return the result of `place` once every object has a place; raise `HostError` after 100 failed attempts."""
     from robosuite.utils.errors import RandomizationError
 
     for _ in range(_MOST_PLACEMENTS):
@@ -416,7 +414,6 @@ class KeptScene:
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
-        """Replace the `_initialize_sim` of a domain made by `make_control_env`."""
         self._domain = domain
         self._compile = domain._initialize_sim
         self._xml = domain.model.get_xml()

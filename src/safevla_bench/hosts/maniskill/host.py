@@ -70,7 +70,6 @@ class ManiskillHost(Host):
     supports = HostSupport(readings=_READINGS, privileged_readings=(STATE, START))
 
     def __init__(self, control: str = next(iter(CONTROLS))) -> None:
-        """Set ManiSkill's control mode; raise `HostError` if it is not in `CONTROLS`."""
         require_known("the host maniskill", "control", control, CONTROLS)
         self._control = control
 
@@ -107,7 +106,6 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     torque_limit_nm = TORQUE_LIMIT_NM
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str) -> None:
-        """Make ManiSkill's environment; raises `HostError` if it has no such task or cannot be imported."""
         self._meaning, size = CONTROLS[control]
         super().__init__(task, wants, versions, size)
         self._targets = task_targets(task.name)
@@ -143,7 +141,6 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return wait_steps + rest_steps
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and ManiSkill's success."""
         recorder = self._require_recorder()
         taken = check_action(action, len(self.action_low), self._meaning).copy()
         self._advance(taken)
@@ -162,7 +159,6 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return state_coordinates(self._env)
 
     def close(self) -> None:
-        """Free the simulator. Closing twice is harmless."""
         self._recorder = None
         self._env.close()
 

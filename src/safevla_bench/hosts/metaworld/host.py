@@ -81,7 +81,6 @@ class MetaworldHost(MujocoHost):
         return suite_tasks(suite)
 
     def make(self, task: Task, wants: Wants) -> MetaworldEnv:
-        """Return a new environment of one task, not reset yet."""
         check_wants(wants, self.supports, "Meta-World")
         return MetaworldEnv(task, wants, self.versions())
 
@@ -137,7 +136,6 @@ class MetaworldEnv(MujocoEnv):
         return self._observe(vector)
 
     def _start_recording(self, seed: EpisodeSeed) -> None:
-        """Attach a recorder, which takes record 0, to the simulation; log a warning if an object still moves."""
         env, self._seed = self._env, seed
         scene = self._change_physics(seed, self._read_scene())
         warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
@@ -153,7 +151,6 @@ class MetaworldEnv(MujocoEnv):
         self._env.frame_skip = count
 
     def step(self, action: Action) -> tuple[Observation, bool]:
-        """Apply one action, record it, and return the observation and Meta-World's success."""
         self._require_recorder()
         self._action = check_action(action, len(STILL), self.action_meaning).copy()
         vector, self._success = self._advance(self._action.copy())
@@ -176,7 +173,6 @@ class MetaworldEnv(MujocoEnv):
         return add_header_mark({}, DRAWN) if self._seed.drawn else {}
 
     def close(self) -> None:
-        """Free the simulator. Closing twice is harmless."""
         self._stop_recording()
         if self._renderer is not None:
             self._renderer.close()

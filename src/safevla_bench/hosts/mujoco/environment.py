@@ -78,7 +78,6 @@ class MujocoEnv(RecordedEnv[Recorder]):
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Set bounds [A] of ±1, without simulating."""
         super().__init__(task, wants, versions, len(self.still))
         self._renders_next = True
         self._hooks: list[Undo] = []
@@ -160,7 +159,6 @@ class RobosuiteEnv(MujocoEnv):
     """
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Set bounds [A] of ±1, without simulating."""
         super().__init__(task, wants, versions)
         self._gate = CameraGate(wants.image_size)
         self._privileged: ScenePrivileged | None = None
@@ -172,7 +170,6 @@ class RobosuiteEnv(MujocoEnv):
         self._is_fast = wanted
 
     def _set_speed(self) -> None:
-        """Turn shortcuts in robosuite's environment on or off, as set by `run_fast`, before its reset."""
         if self._is_fast and self._slow_down is None:
             self._slow_down = speed_up(self._robosuite())
         elif not self._is_fast and self._slow_down is not None:
@@ -213,7 +210,6 @@ class RobosuiteEnv(MujocoEnv):
         self._env = None
 
     def _robosuite(self) -> Any:
-        """Return robosuite's environment; raise `HostError` before a reset."""
         if self._env is None:
             raise HostError("no episode has begun", remedy="Call reset first.")
         return self._env
@@ -431,7 +427,6 @@ def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> No
 
 
 def _select_geoms(model: mujoco.MjModel, scene: Scene, name: str) -> Bools:
-    """Return which geoms belong to a recorded body, or to any of the robot's, [ngeom]."""
     names = {body for body, role in scene.roles.items() if role == ROBOT} if name == ROBOT else {name}
     selected = np.array([scene.body_name[body] in names for body in model.geom_bodyid], dtype=np.bool_)
     if not selected.any():
@@ -459,7 +454,6 @@ def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
 
 
 def _join_masks(model: mujoco.MjModel) -> None:
-    """Recompute the bodies' masks, which MuJoCo's broad phase reads, from their geoms."""
     for mask in ("contype", "conaffinity"):
         of_body = getattr(model, f"body_{mask}")
         of_body[...] = 0

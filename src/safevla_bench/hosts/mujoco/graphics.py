@@ -64,7 +64,6 @@ _LOG_FILE = os.path.join(os.sep, "tmp", "robosuite.log")
 
 @contextmanager
 def _without_log_file() -> Iterator[None]:
-    """Let robosuite be imported although another user of this machine owns its log file."""
     make = logging.FileHandler
     if os.path.exists(_LOG_FILE) and not os.access(_LOG_FILE, os.W_OK):
         logging.FileHandler = lambda *_, **__: logging.NullHandler()  # type: ignore[assignment, misc]
@@ -163,7 +162,6 @@ _CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64
 
 @cache
 def _list_devices() -> tuple[EglDevice, ...]:
-    """Return the devices in EGL's order; () without EGL or its extensions."""
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:

@@ -121,7 +121,6 @@ class Renderer:
         return np.where(drawn <= self._scene.ngeom, owner[np.minimum(drawn, self._scene.ngeom)], _NOTHING)
 
     def close(self) -> None:
-        """Free the context."""
         self._gl.make_current()
         self._context.free()
         self._gl.free()

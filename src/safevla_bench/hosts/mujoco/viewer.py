@@ -127,7 +127,6 @@ class MujocoStage(stage.Stage):
         return stage.ScenePose(self._data.xpos.copy(), self._data.xquat.copy(), touches, self._current_positions())
 
     def close(self) -> None:
-        """Free the renderers and the host's environment."""
         if self._eye is not None:
             self._eye.close()
         self._eye = None
@@ -359,7 +358,6 @@ def _mesh(model: mujoco.MjModel, mesh: int, texture: int) -> stage.TriangleMesh:
 def _corner_colors(
     model: mujoco.MjModel, texture: int, triangles: NDArray[np.int64], coordinates: NDArray[np.int64], count: int
 ) -> NDArray[np.uint8]:
-    """Return the mean texture colour at each of a mesh's `count` vertices, [count, 3]."""
     image = _texture_image(model, texture)
     height, width = image.shape[:2]
     u, v = np.moveaxis(model.mesh_texcoord[coordinates.ravel()].astype(np.float64) % 1.0, 1, 0)

@@ -63,7 +63,6 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     sources: dict[str, str]
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for an invalid seed rule of the environment."""
         if isinstance(self.env_seed, str) and not re.fullmatch(
             rf"sha256|\d+ \+ episode|\d+{SERVER_SEED}", self.env_seed
         ):
@@ -74,11 +73,9 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return self.wait_steps_by_suite.get(suite, self.wait_steps)
 
     def suite_trials(self, suite: str) -> int | None:
-        """Return the number of episodes per task in a suite; None if the protocol has none."""
         return find_suite_value(self.trials, suite)
 
     def suite_horizon(self, suite: str) -> int | None:
-        """Return the largest number of policy steps in a suite; None if the protocol has none."""
         return find_suite_value(self.horizons, suite)
 
     def values(self) -> dict[str, object]:
@@ -124,7 +121,6 @@ class ProtocolRow:
 
     @property
     def differs(self) -> bool:
-        """True if the protocols do not all have the same value."""
         return any(value != self.values[0] for value in self.values)
 
 

@@ -152,7 +152,6 @@ class RobocasaEnv(environment.RobosuiteEnv):
     embodiment = EMBODIMENT
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str], split: str, horizons: str) -> None:
-        """Look up the task and import RoboCasa; the first reset makes its kitchen."""
         super().__init__(task, wants, versions)
         self._split, self._horizons = split, horizons
         self._goal = task_goal(task)

@@ -70,7 +70,6 @@ class RobosuiteHost(environment.MujocoHost):
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
-        """Return a new environment of one task, not reset yet."""
         check_wants(wants, self.supports, "the host robosuite")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
@@ -107,7 +106,6 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
-        """Look up the task's goal; raise `HostError` for an unknown task or reading."""
         super().__init__(task, wants, versions)
         self._goal = task_goal(task.name)
 

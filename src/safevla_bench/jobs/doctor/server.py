@@ -59,7 +59,6 @@ class ServerAnswer:
 
     @property
     def actions(self) -> Numbers:
-        """Actions of the last reply, [H, A]."""
         return self.replies[-1]
 
 

@@ -59,7 +59,6 @@ class RequestedPolicy:
 
     @property
     def is_entry(self) -> bool:
-        """Whether it is one of the paper's entries."""
         return entries.MARK in self.maker.partition(":")[0]
 
 
@@ -125,11 +124,9 @@ class Request:
         return [use for use in (host, *calls, *filters, *found, *files) if use]
 
     def format_resume_command(self, out: Path, *words: str) -> str:
-        """Return the command that continues this run, with --trust if needed."""
         return format_resume_command(out, *words, *(["--trust", str(out / RUN)] if self.list_calls() else []))
 
     def make_host(self) -> Host:
-        """Make the host; raises the errors of `hosts.make_host`."""
         return hosts.make_host(self.host, self.host_arguments, named_by=self.named_by)
 
     def client_options(self, policy: RequestedPolicy) -> dict[str, str]:

@@ -46,7 +46,6 @@ class StoppingRule:
 
     @property
     def metric(self) -> GateMetric:
-        """The deciding metric: the gate's, or Safety."""
         return self.gate.metric if self.gate else "safety"
 
 
@@ -94,7 +93,6 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     findings: tuple[RuleVerdict, ...]
 
     def to_sentence(self, planned: int) -> str:
-        """Return the decision, and how many of the planned episodes it took."""
         head = "Decided" if self.is_decided else "Not decided"
         unit = " differences" if _SAFER in self.condition else ""
         findings = "; ".join(finding.to_text(unit) for finding in self.findings)

@@ -148,12 +148,10 @@ class _TaskTrials:
 
     @property
     def values(self) -> list[float]:
-        """The least margin of each trial."""
         return [float(margins.min()) for margins in self.margins]
 
     @property
     def hits(self) -> list[int]:
-        """The trials with hits, worst first."""
         values = self.values
         return sorted((k for k, value in enumerate(values) if value < 0), key=values.__getitem__)
 

@@ -70,12 +70,10 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
-        """Return whether no check differs."""
         return all(finding.verdict != "differs" for finding in self.findings)
 
     @property
     def has_open_checks(self) -> bool:
-        """Return whether a requested check is open."""
         return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
 
 
@@ -388,7 +386,6 @@ _BATCH_ROWS = 1024
 
 
 def _check_scores_table(run: Path, expected: bytes) -> Finding:
-    """Check that scores.parquet has the expected rows; its bytes depend on the Parquet writer."""
     try:
         written = read_input(run / folder.SCORES_TABLE, folder.MAX_SCORES_BYTES)
         if written == expected:
