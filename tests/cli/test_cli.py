@@ -87,7 +87,7 @@ def test_memory_that_runs_out_is_a_message_that_says_what_to_do(safevla, archive
 
     monkeypatch.setattr("safevla_bench.cli.score.judge", starve)
     err = safevla.refuses("score", archive, "--out", tmp_path / "scores")
-    assert err.splitlines()[0] == "error: memory ran out"
+    assert err.splitlines()[0] == "error: out of memory"
     assert "--resume" in err
 
 

@@ -64,7 +64,7 @@ def test_a_comparison_comes_in_the_forms_of_tables(safevla, shipped, form, sourc
         (["paper:pi0.5"], "a SOURCE of yours"),
         (["RUN", "paper:pi0.5", "paper:pi0"], "one paper:NAME"),
         (["RUN", "paper:pi0.5", "--unpaired"], "--unpaired is about episodes"),
-        (["RUN", "paper:pi0.5", "--full"], "--full has no meaning beside paper:pi0.5"),
+        (["RUN", "paper:pi0.5", "--full"], "--full cannot be combined with paper:pi0.5"),
         (["RUN", "paper:pi0", "--policy", "scripted:hasty"], "The paper prints robocasa-365."),
         (["RUN", "--full", "--format", "csv"], "4 tables do not fit"),
         (["--plan", "5", "--format", "csv"], "--plan has no --format csv"),

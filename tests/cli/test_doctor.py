@@ -51,7 +51,7 @@ def test_neighbours_with_one_remedy_show_it_once(examine):
 def test_an_error_exits_2(examine):
     code, out = examine([BAD, BAD, ODD])
     assert code == USER_ERROR
-    assert out.endswith("\n2 errors, 1 warning. Mend what is an error, then ask again.\n")
+    assert out.endswith("\n2 errors, 1 warning. Fix the errors, then check again.\n")
 
 
 def test_json_holds_every_finding(examine):

@@ -81,7 +81,7 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
         (["--format", "lerobot", "--cameras", "front"], "names none"),
         (["--format", "hub", "--meta", "nowhere.toml"], "cannot be read"),
         (["--format", "submission", "--episode", ":1"], "--episode is not for submission"),
-        (["--format", "mcap"], "holds one episode, and here are 2\n  Choose one by --episode"),
+        (["--format", "mcap"], "holds one episode, but there are 2\n  Choose one by --episode"),
         (["--format", "mcap", "--episode", ":7"], "no episode ':7'"),
     ],
 )

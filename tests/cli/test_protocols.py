@@ -21,7 +21,7 @@ def test_protocols_are_listed_shown_and_compared(safevla):
     out = safevla.ok("protocols", "openpi", "openvla")
     assert "inference.crop" in out
     assert "wait_steps" not in out
-    assert safevla.ok("protocols", "openpi", "openpi") == "They say the same.\n"
+    assert safevla.ok("protocols", "openpi", "openpi") == "They have the same values.\n"
 
 
 def test_a_comparison_as_json_has_both_values_and_their_sources(safevla):
@@ -47,9 +47,9 @@ def test_dialects_are_listed_shown_and_compared(safevla):
     assert "eef_axis_angle_shortest" in out
     assert "where the server asks for send_state" in out
     assert "flip" not in out
-    assert safevla.ok("protocols", "openpi-libero", "openpi-libero") == "They say the same.\n"
+    assert safevla.ok("protocols", "openpi-libero", "openpi-libero") == "They have the same values.\n"
     err = safevla.refuses("protocols", "openpi-libero", "openpi")
-    assert "a dialect is compared with another" in err
+    assert "compare two dialects or two protocols" in err
 
 
 def test_what_is_not_a_protocol_is_refused(safevla):

@@ -27,7 +27,7 @@ def test_what_a_search_cannot_do_is_an_error(safevla, tmp_path):
     assert "--suite" in safevla.refuses("search", "--host", "fake", "--policy", "noop", *out)
     assert "one policy" in safevla.refuses("search", *RUN, "--policy", "noop", *out)
     missing = safevla.refuses("eval", "--suite", f"found:{tmp_path}/no.json", "--policy", "noop", *out)
-    assert "is no suite of found starts" in missing
+    assert "not a suite of found starts" in missing
     for more in (("--suite", "fake"), ("--host", "libero")):
         err = safevla.refuses("eval", "--suite", "found:a.json", *more, "--policy", "noop", *out)
         assert "a suite of found starts is run alone" in err

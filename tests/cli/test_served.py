@@ -70,7 +70,7 @@ def test_where_the_servers_of_a_cell_are_not_all_the_same_it_is_noted(safevla, t
             "eval", "--record-only", *FAKE, "--policy", f"openpi:{peer.url}", *QUICK, "--out", tmp_path / "run"
         )
     assert code == 0
-    assert "on fake said 3 different things of themselves: run.json holds them as volatile.policies_say" in err
+    assert "on fake described themselves in 3 different ways: run.json holds them as volatile.policies_say" in err
 
 
 def test_the_report_says_how_fast_a_server_answered_and_a_measured_delay_is_of_its_answers(safevla, tmp_path):

@@ -108,7 +108,7 @@ def test_an_ablation_is_marked_wherever_it_is_shown_and_no_result_to_publish(saf
     assert json.loads((tmp_path / "scores.json").read_text())["judged_by"]["applicability"] == "off"
     out = tmp_path / "out"
     for command in (("export", "--format", "safevla-csv"), ("export", "--format", "submission"), ("board",)):
-        assert "no result to publish" in safevla.refuses(command[0], shipped, *command[1:], "--out", out, *off)
+        assert "not a result to publish" in safevla.refuses(command[0], shipped, *command[1:], "--out", out, *off)
         assert not out.exists()
 
 

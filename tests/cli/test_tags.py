@@ -42,7 +42,7 @@ def test_what_is_not_a_task_file_is_an_error_that_names_it(safevla, tmp_path, pa
 
 def test_suites_are_counted_and_the_tasks_of_one_listed_with_reasons(safevla):
     lines = safevla.ok("tasks").splitlines()
-    assert lines[0].endswith("suites have tags, by which specifications apply to them.")
+    assert lines[0].endswith("suites have tags, which decide which specifications apply.")
     assert ["libero-10", "10", "5.2"] in [line.split() for line in lines]
     assert lines[-1].startswith("Next: ")
     assert lines[-1].endswith(": safevla tasks --suite libero-spatial")

@@ -19,7 +19,7 @@ def run(safevla, tmp_path):
 
 def test_a_run_that_agrees_exits_0_and_says_so_at_the_end(safevla, run):
     lines = safevla.ok("verify", run, "--replay", 1).splitlines()
-    assert lines[0].startswith("All that was checked agrees.")
+    assert lines[0].startswith("Everything that was checked agrees.")
     assert lines[-1] == f"Next: safevla open {run}"
     assert safevla.ok("verify", run).splitlines()[-1].endswith(f": safevla verify {run} --replay 3")
     out = safevla.ok("verify", run, "--audit", 1)

@@ -112,7 +112,7 @@ def test_a_start_that_cannot_be_names_its_number_and_those_there_are(states, sta
     [
         (EpisodeSeed(0, 7, 0, placed=(("cube.x", 0.1),)), "cannot start with cube.x at a chosen place"),
         (EpisodeSeed(0, 7, 0, change=PhysicsChange(softness=2.0, friction=0.5)), "friction, softness"),
-        (EpisodeSeed(0, 7, 0, drawn=True), "starts from its initial states alone"),
+        (EpisodeSeed(0, 7, 0, drawn=True), "starts only from its initial states"),
         (EpisodeSeed(0, 7, 0, recorded=RECORDED), "cannot start from a recorded state"),
     ],
 )

@@ -142,7 +142,7 @@ def test_three_safe_episodes_have_one_bound_in_every_output():
     bound = "up to 70.8 % unsafe ones remain plausible (exact 95 % interval)"
     assert bound in write_headline(scores).answer
     notes = " ".join(headline_table([cell], total).notes).replace("\N{NO-BREAK SPACE}", " ")
-    assert f"Where none of 3 was unsafe, {bound}." in notes
+    assert f"If none of 3 was unsafe, {bound}." in notes
     assert f"{cell.means['vsi'].ci[1]:.3f}" == "0.708"
     (outcome,) = check_gates(scores, [Gate("safety", "min", 0.9)]).outcomes
     assert f"{1 - outcome.ci[0]:.3f}" == "0.708"

@@ -404,7 +404,7 @@ def test_after_the_stated_number_of_attempts_it_is_crashed_with_the_last_reason(
     policy = Loses(99)
     outcome = play(policy)
     assert (outcome.outcome, outcome.steps, policy.attempts) == ("crashed", 2, 3)
-    assert outcome.reason == "the policy server was lost in each of 3 attempts, at last: it went away"
+    assert outcome.reason == "lost the policy server in each of 3 attempts; last error: it went away"
     assert "nobody answers" in play(Loses(99, unreachable_from=1)).reason
 
 

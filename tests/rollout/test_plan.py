@@ -134,7 +134,7 @@ def test_shards_count_from_one(text):
 
 @pytest.mark.parametrize("text", ["", "1", "1/", "a/4", "-1/4", "1/2/3"])
 def test_what_is_not_a_shard_is_refused_with_an_example(text):
-    with pytest.raises(RunError, match="is no shard") as raised:
+    with pytest.raises(RunError, match="is not a shard") as raised:
         Shard.parse(text)
     assert "2/8" in raised.value.remedy
 

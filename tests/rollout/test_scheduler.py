@@ -170,7 +170,7 @@ def test_an_episode_that_kills_every_worker_is_crashed_and_its_reason_names_the_
     rows = roll_out(request, tmp_path / "run", running=ExecutionOptions(workers=2))
     assert [row.outcome for row in rows] == ["crashed", "timeout"]
     assert scheduler.RETRIES == 1
-    assert rows[0].reason == "its worker died in each of 2 attempts, at last after 0 steps or more: SIGSEGV"
+    assert rows[0].reason == "its worker died in each of 2 attempts, last after 0 steps or more: SIGSEGV"
     (header,) = read_sources([tmp_path / "run"])[0].headers
     assert header.episode_id == rows[1].episode_id
     assert "Segmentation fault" in capfd.readouterr().err

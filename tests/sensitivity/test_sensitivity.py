@@ -260,11 +260,11 @@ def test_a_sweep_takes_families_ids_older_ids_and_groups(text, thresholds):
         ("force=2:1:5", "no grid"),
         ("force=1:2:1", "no grid"),
         ("force=1:2:2.5", "no grid"),
-        ("force=1:2:1001", "no grid of at most 1000"),
+        ("force=1:2:1001", "not a grid of at most 1000"),
         ("force=1:2:1e999999999", "no grid"),
         ("force=1e999999999,1", "no grid"),
         ("force=1e-999999999,1", "positive"),
-        (f"force={','.join(map(str, range(1, 1002)))}", "no grid of at most 1000"),
+        (f"force={','.join(map(str, range(1, 1002)))}", "not a grid of at most 1000"),
         ("force=nan", "no grid"),
         ("force=inf,1", "no grid"),
         ("force=0,1", "positive"),
@@ -338,7 +338,7 @@ def test_the_reference_may_be_any_reading_and_keeps_what_was_added_to_it(shipped
 
 
 def test_a_library_that_is_not_a_reading_of_the_paper_is_refused():
-    with pytest.raises(SpecError, match="is none of the readings: default, paper-text, paper-as-run"):
+    with pytest.raises(SpecError, match="is not one of the readings: default, paper-text, paper-as-run"):
         compare_readings(judged(episode()), replace(DEFAULT, name="mine"), anew(episode()), has_net_forces=False)
 
 

@@ -38,18 +38,18 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "merge": ("score", "Join the shards of a run into the run folder that one run would have made."),
         "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
         "serve": ("check", "Serve a policy over openpi's protocol."),
-        "doctor": ("check", "Examine this machine or a policy server; each finding with its remedy."),
+        "doctor": ("check", "Check this machine or a policy server, with a remedy for each finding."),
     },
     "Judge": {
         "score": ("score", "Judge recorded episodes and write scores and a report."),
         "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
-        "show": ("inspect", "Explain one episode, or ask a formula of all: when, which bodies, by how much."),
-        "frames": ("inspect", "Render episodes as pictures: how they began, broke a limit, ended."),
-        "sensitivity": ("compare", "See how far the numbers depend on the thresholds."),
+        "show": ("inspect", "Explain one episode (when, which bodies, how much), or query all by formula."),
+        "frames": ("inspect", "Render pictures of episodes: the start, violations, the end."),
+        "sensitivity": ("compare", "Show how the numbers depend on the thresholds."),
         "open": ("inspect", "Open a report in the browser, and an index of all runs in a folder."),
     },
     "Compare": {
-        "compare": ("compare", "Compare policies on the same episodes, or plan how many episodes it takes."),
+        "compare": ("compare", "Compare policies on the same episodes, or plan the number of episodes."),
         "select": ("gate", "Choose a policy or checkpoint: the best in one number that satisfies another."),
         "gate": ("gate", "Pass or fail a run by its numbers, for continuous integration."),
         "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
@@ -63,12 +63,12 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "specs": ("catalog", "List the safety specifications, explain one, or check your own."),
         "tasks": ("catalog", "List tasks with the specifications that apply, or propose tags for your own."),
         "protocols": ("catalog", "List or compare evaluation protocols, dialects and the paper's entries."),
-        "help": ("rules", "Say what options mean that many commands share: judging."),
+        "help": ("rules", "Explain options that many commands share, such as those of judging."),
     },
     "Data": {
         "convert": ("score", "Convert archives to another form, bit for bit."),
         "validate": ("score", "Check archives against the trajectory contract, or print its JSON Schema."),
-        "verify": ("check", "Check that a run is what it says: digests, episodes, scores, replays."),
+        "verify": ("check", "Verify a run: digests, episodes, scores, replays."),
     },
 }
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
@@ -232,9 +232,9 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         _discard_stdout()  # click replaces stdout and exits with 1 if the pipe closes while a command prints
         return OK
     except OSError as error:
-        remedy = "See that it is there, and that it may be read and written."
+        remedy = "Check that it exists and that you may read and write it."
         if error.errno in _DISK:
-            remedy = "Make room, or write elsewhere, and give the command again; a run goes on with --resume."
+            remedy = "Free some space or write elsewhere, then run the command again; --resume continues a run."
             _discard_stdout()
         elif error.filename is None:
             raise
@@ -242,7 +242,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
     except UnicodeEncodeError as error:
         return _refuse(f"{error.object[:200]!a}: this text is not valid Unicode, and cannot be written as UTF-8")
     except MemoryError:
-        return _refuse("memory ran out\n  Free some, or use fewer --workers; a run goes on with --resume.")
+        return _refuse("out of memory\n  Free some memory or use fewer --workers; --resume continues a run.")
 
 
 def _refuse(message: str) -> int:

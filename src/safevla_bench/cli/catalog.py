@@ -42,14 +42,14 @@ from safevla_bench.text import count_noun, escape_controls, format_compact, form
 def specs_command(
     library: str = rules.library_option("The library to list.", default="default"),
     explain: str | None = option(
-        "Say all about one specification: formula, tags, source, who is exempt.", "ID", shell_complete=completion.SPECS
+        "Explain one specification: formula, tags, source, exemptions.", "ID", shell_complete=completion.SPECS
     ),
-    template: bool = flag("Print a file to write specifications of your own in, with comments."),
-    check: Path | None = option("Check a file of your own on two simple traces of each.", "FILE", type=FILE),
-    runs: tuple[Path, ...] = repeatable("Draw limits from its successes.", "RUN", spelling="--calibrate", type=FILE),
+    template: bool = flag("Print a commented template for your own specifications."),
+    check: Path | None = option("Check your own file on two simple traces per specification.", "FILE", type=FILE),
+    runs: tuple[Path, ...] = repeatable("Derive limits from its successes.", "RUN", spelling="--calibrate", type=FILE),
     rule_files: tuple[Path, ...] = rules.rules_option("With --calibrate: judge by this file, too."),
     policy: str | None = option("With --calibrate: the reference, where RUN has several policies.", "NAME"),
-    quantile: float = option("With --calibrate: the share of its successes to be safe.", "SHARE", default=0.95),
+    quantile: float = option("With --calibrate: the share of successes that must be safe.", "SHARE", default=0.95),
     out: Path | None = options.out_option("With --calibrate: write the limits, for --rules FILE.", "FILE"),
     form: str = options.PAPER_FORMAT,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
@@ -84,7 +84,7 @@ def specs_command(
         return
     chosen = loader.library(library)
     if explain is not None and form == "paper":
-        raise SpecError("--explain says more than a row of the paper holds", remedy="Leave out --format paper.")
+        raise SpecError("--explain shows more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
         exempt = tasks.exempt_tasks(tasks_loader.registry(read_installed_registries()), chosen, explain)
         if form != "text":
@@ -99,7 +99,7 @@ def specs_command(
         echo(f"{scored} of {len(rows)} specifications are scored (tier safe); the others are in no score.", "")
         names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
         options.print_columns(names, [["—" if row[name] is None else str(row[name]) for name in names] for row in rows])
-        click.echo(f"\nNext: all about one: safevla specs --explain {rows[0]['spec_id']}")
+        click.echo(f"\nNext: explain one: safevla specs --explain {rows[0]['spec_id']}")
 
 
 def _print_calibrations(
@@ -186,7 +186,7 @@ def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
     suites: dict[str, list[tasks.TaskListing]] = {}
     for row in rows:
         suites.setdefault(row["benchmark"], []).append(row)
-    click.echo(f"{len(rows)} tasks of {len(suites)} suites have tags, by which specifications apply to them.\n")
+    click.echo(f"{len(rows)} tasks of {len(suites)} suites have tags, which decide which specifications apply.\n")
     means = [sum(len(row["active_specs"]) for row in of_suite) / len(of_suite) for of_suite in suites.values()]
     cells = zip(suites, map(len, suites.values()), means, strict=True)
     head = ("suite", "tasks", "scored specifications a task")
@@ -270,7 +270,7 @@ def _propose_tags(paths: Sequence[Path]) -> None:
 @options.command("protocols")
 def protocols_command(
     names: tuple[str, ...] = options.argument("[A [B]]", nargs=-1, shell_complete=completion.PROTOCOLS_AND_DIALECTS),
-    of_paper: bool = flag("List the paper's entries instead, or show all about the one named A.", spelling="--entries"),
+    of_paper: bool = flag("List the paper's entries instead, or show the one named A.", spelling="--entries"),
     form: str = options.format_option(),
 ) -> None:
     """List evaluation protocols and dialects, show all values of A, or show where A and B differ.
@@ -288,7 +288,7 @@ def protocols_command(
         raise click.UsageError("Name one protocol or dialect, or two to compare.")
     known = dialects.dialect_names()
     if 0 < sum(name in known for name in names) < len(names):
-        raise click.UsageError("A dialect is compared with another, a protocol with a protocol.")
+        raise click.UsageError("Compare two dialects or two protocols.")
     if not names:
         _list_names(form)
         return
@@ -303,7 +303,7 @@ def protocols_command(
         for name, value, source in zip(names, row["values"], row["sources"], strict=True):
             echo(f"  {name:<{width}}  {_format_value(value)}" + (f"  [{source}]" if source else ""))
     if not shown:
-        click.echo("They say the same.")
+        click.echo("They have the same values.")
 
 
 def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -371,7 +371,7 @@ def _list_names(form: str) -> None:
     options.print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
     options.print_columns(("dialect", "asked over", "hosts", "what it is"), every_dialect)
-    click.echo("\nHosts without a word are those on which the server's project evaluates.")
+    click.echo("\nHosts without a remark are those on which the server's project evaluates.")
     click.echo("\nNext: where two differ (one name shows all of it): safevla protocols openpi openvla")
 
 

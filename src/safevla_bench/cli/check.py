@@ -27,10 +27,10 @@ from safevla_bench.text import count_noun, indent_further
 def verify_command(
     context: click.Context,
     run: Path = options.argument("RUN", type=options.FILE),
-    replay: int = options.option("Play K episodes again in the host.", "K", type=options.NATURAL, default=0),
+    replay: int = options.option("Replay K episodes in the host.", "K", type=options.NATURAL, default=0),
     audit: AuditPlan | None = options.AUDIT,
-    library: str | None = rules.library_option("The library that judged, where it was a file."),
-    rule_files: tuple[Path, ...] = rules.rules_option("What was added; as-judged: the rules that the run holds."),
+    library: str | None = rules.library_option("The library that judged the run, if it was a file."),
+    rule_files: tuple[Path, ...] = rules.rules_option("Rules that were added; as-judged: the run's own rules."),
     form: str = options.format_option(),
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
@@ -71,10 +71,10 @@ def verify_command(
             _echo_finding(f"{finding.verdict:<10} {finding.check}: {finding.said}")
         step = f"safevla open {options.quote_paths(run)}"
         if not verification.agrees:
-            step = f"restore what differs, or write the scores anew: safevla score {options.quote_paths(run)}"
+            step = f"restore what differs, or write the scores again: safevla score {options.quote_paths(run)}"
         elif not (verification.has_open_checks or replay or audit):
             again = f"safevla verify {options.quote_paths(run)} --replay 3{_format_host_trust(run)}"
-            step = f"episodes played again, the only check that finds a changed record: {again}"
+            step = f"replay episodes, the only check that finds a changed record: {again}"
         echo("", f"Next: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
 
@@ -85,10 +85,10 @@ def _echo_finding(text: str) -> None:
 
 def _summarize_verification(verification: Verification) -> str:
     if not verification.agrees:
-        return "Not as it was written: each line below that differs says what and where."
+        return "The run was changed: each line below that differs says what and where."
     if verification.has_open_checks:
-        return "What was checked agrees, and something could not be checked."
-    return "All that was checked agrees."
+        return "What was checked agrees, but something could not be checked."
+    return "Everything that was checked agrees."
 
 
 def _format_host_trust(run: Path) -> str:
@@ -108,14 +108,14 @@ def _count_verdicts(verification: Verification) -> str:
 def doctor_command(
     context: click.Context,
     host: str | None = options.option(
-        "Look at this simulator; what it lacks is an error.", "NAME", shell_complete=completion.HOSTS
+        "Check this simulator; missing parts are errors.", "NAME", shell_complete=completion.HOSTS
     ),
-    out: Path | None = options.out_option("Where a run would be written.", "DIR"),
-    quick: bool = options.flag("Leave out the rendered frame and the simulator's episode."),
+    out: Path | None = options.out_option("The folder of a planned run.", "DIR"),
+    quick: bool = options.flag("Skip the rendered frame and the simulator's episode."),
     server: str | None = options.option(
-        f"Look at this policy server instead: {', '.join(KINDS)}.", "KIND:URL", shell_complete=completion.SERVERS
+        f"Check this policy server instead: {', '.join(KINDS)}.", "KIND:URL", shell_complete=completion.SERVERS
     ),
-    arguments: tuple[str, ...] = options.policy_arguments_option("With --server: of its client, such as dialect=NAME."),
+    arguments: tuple[str, ...] = options.policy_arguments_option("An argument of the server's client: dialect=NAME."),
     form: str = options.format_option(),
 ) -> None:
     """Check this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
@@ -153,7 +153,7 @@ def doctor_command(
         steps = ("the command after eval",) * 2 if server else ("safevla eval --help", "safevla demo")
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
         if counts["error"]:
-            click.echo(f"\n{tally}. Mend what is an error, then ask again.")
+            click.echo(f"\n{tally}. Fix the errors, then check again.")
         else:
             click.echo(f"\nNo error, {tally}. Next: {steps[1]}" if tally else f"\nAll is well. Next: {steps[0]}")
     context.exit(USER_ERROR if counts["error"] else OK)
@@ -165,14 +165,14 @@ _OWN, _COPIES = ("127.0.0.1", "::1", "localhost"), click.IntRange(1, serve.MAX_C
 @options.command("serve")
 def serve_command(
     policy: str = options.option(
-        "What acts, such as python:module:factory.", "[NAME=]POLICY", required=True, shell_complete=completion.POLICIES
+        "The policy, such as python:module:factory.", "[NAME=]POLICY", required=True, shell_complete=completion.POLICIES
     ),
-    arguments: tuple[str, ...] = options.policy_arguments_option("An argument for it."),
-    port: int = options.option("0 = any that is free.", default=8000, type=options.PORT),
-    bind: str = options.option("Where to listen; 0.0.0.0 lets others in.", "ADDRESS", default="127.0.0.1"),
-    seed: int = options.option("Of the policy's randomness, in every episode.", default=0, show_default=True),
-    copies: int = options.option("How often to load the policy, for so many episodes.", "N", default=1, type=_COPIES),
-    key_file: str | None = options.option(f"A file with its clients' key; else that of {endpoint.KEY}.", "FILE"),
+    arguments: tuple[str, ...] = options.policy_arguments_option("An argument for the policy."),
+    port: int = options.option("The port; 0 = any free one.", default=8000, type=options.PORT),
+    bind: str = options.option("Address to listen on; 0.0.0.0 accepts other machines.", "ADDRESS", default="127.0.0.1"),
+    seed: int = options.option("Seed of the policy's randomness, in every episode.", default=0, show_default=True),
+    copies: int = options.option("Copies of the policy, for as many episodes at a time.", "N", default=1, type=_COPIES),
+    key_file: str | None = options.option(f"A file with the clients' key; default: the key in {endpoint.KEY}.", "FILE"),
 ) -> None:
     """Serve a policy over openpi's protocol until Ctrl-C, for a policy with a separate environment or to test a client.
 
@@ -188,8 +188,8 @@ def serve_command(
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
-    click.echo(f"{count_noun(copies, 'episode')} at a time; those of more connections wait (--copies).")
-    click.echo(f"To look at it: safevla doctor --server openpi:ws://{host}:{chosen}")
+    click.echo(f"{count_noun(copies, 'episode')} at a time; further connections wait (--copies).")
+    click.echo(f"To check it: safevla doctor --server openpi:ws://{host}:{chosen}")
     click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
     if key is None and bind not in _OWN:
         click.echo(f"Anyone who can reach {bind} may use it: set a key in {endpoint.KEY}.", err=True)

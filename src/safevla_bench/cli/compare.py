@@ -32,7 +32,7 @@ from safevla_bench.sensitivity import curves
 from safevla_bench.sources.runs.sources import open_sources
 
 _ASSUMED = (
-    "What --plan supposes: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
+    "Assumptions of --plan: baseline=0.8, a policy's rate; power=0.8, the chance of seeing the difference; "
     "discordant=SHARE, of pairs that differ; tasks=10; task_spread=SHARE, of the difference between tasks."
 )
 
@@ -45,13 +45,13 @@ def compare_command(
     policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),
     across_seeds: bool = flag("Pair by initial state alone, for the same states run with other seeds, or several."),
     across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
-    unpaired: bool = flag("Take the episodes as independent, task by task."),
-    allow_crashed: bool = flag("Let verdicts stand that episodes without a value could change."),
-    confidence: float = option("Of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
+    unpaired: bool = flag("Treat the episodes as independent, task by task."),
+    allow_crashed: bool = flag("Keep verdicts that episodes without a value could change."),
+    confidence: float = option("Confidence of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),
     by_change: bool = flag("Compare each suite with itself changed, such as libero-goal-swap.", spelling="--changes"),
     full: bool = flag("Show every suite and metric, with tests and notes."),
     form: TableFormat = options.format_option("md", "csv", "tex", "html"),
-    plan: float | None = option("Plan to see so many points; no SOURCE.", "POINTS", type=options.PERCENT),
+    plan: float | None = option("Plan to detect so many points; no SOURCE.", "POINTS", type=options.PERCENT),
     assumed: tuple[str, ...] = repeatable(_ASSUMED, "NAME=VALUE", spelling="--assume"),
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
 ) -> None:
@@ -154,7 +154,7 @@ def _load_results(sources: rules.JudgedSources, policies: Sequence[str], *, join
 
 
 def _compare_changes(sources: rules.JudgedSources, policies: Sequence[str], confidence: float) -> _Report:
-    why = "has no meaning beside --changes, which compares SR and Safety in pairs."
+    why = "cannot be combined with --changes, which compares SR and Safety in pairs."
     options.refuse_given([*_OF_EPISODES[:-1], "full"], why)
     results = _load_results(sources, policies, join=False)
     changes = perturbation.compare_changes(results, confidence)
@@ -171,7 +171,7 @@ _OF_EPISODES = ("across_seeds", "across_versions", "unpaired", "allow_crashed", 
 def _compare_with_paper(sources: rules.JudgedSources, printed: Sequence[Path], policies: Sequence[str]) -> _Report:
     own = tuple(path for path in sources.paths if path not in printed)
     options.refuse_given(_OF_EPISODES, f"is about episodes, and {printed[0]} has no records.")
-    options.refuse_given(["full"], f"has no meaning beside {printed[0]}: all that it prints is shown.")
+    options.refuse_given(["full"], f"cannot be combined with {printed[0]}, which is shown completely.")
     if len(printed) > 1 or not own:
         raise click.UsageError(f"One {PREFIX}NAME, and a SOURCE of yours: safevla compare SOURCE {printed[0]}.")
     find_paper_cells(str(printed[0]))
@@ -199,10 +199,10 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSou
 def sensitivity_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     sweeps: tuple[str, ...] = options.sweep_option("Move a limit, a family or `force` over LOW:HIGH:COUNT or A,B,C."),
-    readings: bool = flag("Judge by every reading of the paper, and tell what changes."),
-    physics: bool = flag("Replay a run's episodes under varied physics, and tell which verdicts are firm."),
-    episodes: int | None = option("--physics: so many, chosen by their names; else all.", "N", type=options.POSITIVE),
-    workers: int = option("--physics: processes that replay.", "N", default=1, type=options.POSITIVE),
+    readings: bool = flag("Judge by every reading of the paper, and show what changes."),
+    physics: bool = flag("Replay a run's episodes under varied physics, and show which verdicts are firm."),
+    episodes: int | None = option("--physics: how many, chosen by their names; else all.", "N", type=options.POSITIVE),
+    workers: int = option("--physics: number of processes.", "N", default=1, type=options.POSITIVE),
     full: bool = flag("Show every suite and variant, means of hosts, and the ranking."),
     form: TableFormat = options.format_option(),
 ) -> None:

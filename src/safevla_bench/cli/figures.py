@@ -33,7 +33,7 @@ def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
     def split_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
         if unknown := [name for name in names if name not in choices]:
-            raise click.BadParameter(f"{unknown[0]!r} is none of them: {', '.join(choices)}", context, parameter)
+            raise click.BadParameter(f"{unknown[0]!r} is not one of them: {', '.join(choices)}", context, parameter)
         return names
 
     return option(help, "NAMES", callback=split_names, default=",".join(choices), **settings)
@@ -58,9 +58,9 @@ _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for na
 def figures_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else figures/ of the one run.", "DIR"),
-    which: tuple[str, ...] = _names_option("Which figures, with commas between.", _WHICH, show_default=False),
+    which: tuple[str, ...] = _names_option("Names of figures, separated by commas.", _WHICH, show_default=False),
     forms: tuple[drawing.FigureFormat, ...] = _names_option("Which forms.", _FORMS, spelling="--format"),
-    layout: TradeoffLayout = option("Panels by suite, added up, or cells in one.", type=_LAYOUTS, default="suites"),
+    layout: TradeoffLayout = option("Panels by suite, suites pooled, or all cells.", type=_LAYOUTS, default="suites"),
     styles: tuple[str, ...] = repeatable(_STYLES, "NAME=VALUE", spelling="--style"),
     sweeps: tuple[str, ...] = options.sweep_option("Also Safety and SBU over thresholds."),
     series: bool = flag("Also SR, Safety, SBU and VSI against the last number in each policy's name."),

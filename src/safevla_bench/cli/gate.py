@@ -35,11 +35,11 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
 _SHARE, _STEPS = ("SHARE", options.Range(-1, 1)), ("STEPS", options.Range(0))
 # Option -> its help and the metric and bound of its gate.
 _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
-    "min_sr": ("The least success rate, such as 0.8.", SR.key, "min", _SHARE),
-    "min_safety": ("The least Safety.", SAFETY.key, "min", _SHARE),
-    "max_sbu": ("The most successes that are unsafe, of all episodes.", SBU.key, "max", _SHARE),
-    "max_vsi": ("The greatest mean severity.", VSI.key, "max", _SHARE),
-    "max_cost": ("The greatest mean of steps that break a limit.", gates.COST, "max", _STEPS),
+    "min_sr": ("Minimum success rate, such as 0.8.", SR.key, "min", _SHARE),
+    "min_safety": ("Minimum Safety.", SAFETY.key, "min", _SHARE),
+    "max_sbu": ("Maximum share of unsafe successes, of all episodes.", SBU.key, "max", _SHARE),
+    "max_vsi": ("Maximum mean severity.", VSI.key, "max", _SHARE),
+    "max_cost": ("Maximum mean number of steps that violate a limit.", gates.COST, "max", _STEPS),
 }
 _LIMIT_OPTIONS = {name: option(line, metavar, type=kind) for name, (line, _, _, (metavar, kind)) in _LIMITS.items()}
 
@@ -53,7 +53,7 @@ def _parse_limits(context: click.Context, values: Mapping[str, float | None]) ->
 
 
 _DECISION_OPTIONS = {
-    "confidence": option("Of the intervals that decide; none: the point estimate decides.", "PERCENT|none",
+    "confidence": option("Confidence of the intervals that decide; none: the point estimates decide.", "PERCENT|none",
                          default=f"{100 * CONFIDENCE:g}", callback=_read_confidence),
     "per": option("Gate each policy with its suites pooled, or each policy × suite.",
                   type=click.Choice(["policy", "cell"]), default="policy"),
@@ -132,7 +132,7 @@ def _gate_against(
 
     if allow_unjudged:
         remedy = "Pass --allow-crashed: with --baseline it leaves out all episodes without a value."
-        raise RunError("--allow-unjudged has no meaning beside --baseline", remedy=remedy)
+        raise RunError("--allow-unjudged cannot be combined with --baseline", remedy=remedy)
     results, others = (split_judged(part, protocol=next(iter(part.protocols), None)) for part in (judged, baseline))
     return check_against(results, others, limits, lost=[*describe_losses(judged), *describe_losses(baseline)], **how)
 
@@ -157,8 +157,8 @@ _OBJECTIVES = click.Choice(
 def select_command(
     context: click.Context,
     sources: rules.JudgedSources = rules.judged_sources(),
-    objective: GateMetric = option("What is to be great.", spelling="--max", type=_OBJECTIVES, default=SR.key),
-    texts: Sequence[str] = repeatable("What it must satisfy: 'safety >= 0.9'.", "CONDITION", spelling="--subject-to"),
+    objective: GateMetric = option("The number to maximize.", spelling="--max", type=_OBJECTIVES, default=SR.key),
+    texts: Sequence[str] = repeatable("A condition on it: 'safety >= 0.9'.", "CONDITION", spelling="--subject-to"),
     form: str = options.format_option(),
 ) -> None:
     """Choose among policies or checkpoints: the greatest SR, clean success or Safety that satisfies conditions.

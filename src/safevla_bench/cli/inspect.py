@@ -43,7 +43,7 @@ AXES, _ORDERS = get_args(Axis), click.Choice(get_args(episode_list.Order), case_
 def episodes_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     unsafe: bool | None = option("Only unsafe ones, worst first, or safe.", spelling="--unsafe/--safe", default=None),
-    success: bool | None = option("Only those that did, or not.", spelling="--success/--no-success", default=None),
+    success: bool | None = option("Only successes, or only failures.", spelling="--success/--no-success", default=None),
     spec: str | None = option(
         f"One specification alone, or those that violate one of {', '.join(AXES)}.",
         "ID|AXIS",
@@ -56,10 +56,10 @@ def episodes_command(
     order: episode_list.Order | None = option(
         "Greatest vsi, least rho, or first violation first; by id, or kind of body.", spelling="--sort", type=_ORDERS
     ),
-    bodies: bool = flag("Name the bodies that break limits of contact and displacement, by kind."),
-    why: bool = flag("Say how the first violation came about, as far as contacts and poses tell."),
-    body_kind: str | None = option("Only those broken with a body of this kind.", type=click.Choice(BODY_KINDS)),
-    limit: int | None = option("At most so many; as text 20 unless given.", type=options.POSITIVE),
+    bodies: bool = flag("Name the bodies that violate limits of contact and displacement, by kind."),
+    why: bool = flag("Explain how the first violation happened, as far as contacts and poses show."),
+    body_kind: str | None = option("Only violations with a body of this kind.", type=click.Choice(BODY_KINDS)),
+    limit: int | None = option("Maximum number of episodes; as text, 20 by default.", type=options.POSITIVE),
     form: str = options.format_option("csv", help="How to print; csv: one flat row an episode."),
 ) -> None:
     """List the episodes of archives or run folders with their verdicts.
@@ -127,11 +127,11 @@ def show_command(
         )
     ),
     without: str | None = option("Replay it without contact:A,B, body:NAME or hold:FROM-TO, or slow.", "CAUSE"),
-    every: bool = flag("Plot every specification, not only what was broken or nearest.", spelling="--all"),
-    page: Path | None = options.out_option("Write its page instead.", "FILE", spelling="--html"),
-    formula: str | None = option("Ask this formula of every episode instead.", "FORMULA", is_eager=True),
+    every: bool = flag("Plot every specification, not only violated ones or the closest.", spelling="--all"),
+    page: Path | None = options.out_option("Write the episode's page instead.", "FILE", spelling="--html"),
+    formula: str | None = option("Evaluate this formula on every episode instead.", "FORMULA", is_eager=True),
     whole_id: str | None = option(
-        "In the place of EPISODE: an id that begins with `:`.",
+        "Instead of EPISODE: an id that begins with `:`.",
         "ID",
         spelling="--id",
         is_eager=True,
@@ -262,13 +262,13 @@ def frames_command(
         options.argument("RUN", type=options.FILE, callback=lambda context, argument, run: (run,))
     ),
     names: tuple[str, ...] = repeatable(
-        "Its id, how its id ends, or :2 for the second.", "EPISODE", spelling="--episode"
+        "Its id, the end of its id, or :2 for the second.", "EPISODE", spelling="--episode"
     ),
-    ids: tuple[str, ...] = repeatable("The same for ids that begin with `:`.", "ID", spelling="--id"),
-    worst: int = option("Else so many, the worst of each cell.", type=options.POSITIVE, default=12),
-    size: tuple[int, int] = option("Pixels of a picture.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
+    ids: tuple[str, ...] = repeatable("An id that begins with `:`.", "ID", spelling="--id"),
+    worst: int = option("Without --episode: number of the worst per cell.", type=options.POSITIVE, default=12),
+    size: tuple[int, int] = option("Size in pixels.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
     video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
-    in_3d: bool = flag("Also a replay in 3-D that the report lets readers turn around.", spelling="--3d"),
+    in_3d: bool = flag("Also a replay in 3-D for the report.", spelling="--3d"),
 ) -> None:
     """Render episodes of a run folder into RUN/frames, in the simulator that recorded them.
 
@@ -298,7 +298,7 @@ def frames_command(
     size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
     echo(f"{len(frame_rows)} frames of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
     if in_3d:
-        echo(f"3-D replays: in {run / REPORT} once it is written anew, under each episode's number")
+        echo(f"3-D replays: in {run / REPORT} once it is written again, under each episode's number")
     echo(f"Next: {sources.format_command('score')}")
 
 

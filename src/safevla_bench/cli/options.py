@@ -263,7 +263,7 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
     return AuditPlan(int(count), int(seed) if seed else secrets.randbelow(10**15)) if int(count) else None
 
 
-AUDIT = option("Play K episodes of each policy again. SEED chooses them, with the archive's digest; else it is drawn.",
+AUDIT = option("Replay K episodes of each policy, chosen by the archive's digest and SEED, which is drawn by default.",
                "K[:SEED]", callback=parsed(_parse_audit))  # fmt: skip
 
 

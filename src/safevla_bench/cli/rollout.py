@@ -58,7 +58,7 @@ def eval_command(
     context: click.Context,
     run_command: RunCommand = RUN_OPTIONS,
     freeze: Path | None = option("With --dry-run: register the plan; --registered FILE runs it.", "FILE", type=FILE),
-    trackers: tuple[str, ...] = repeatable("Send each episode's numbers here.", spelling="--log", type=_TRACKERS),
+    trackers: tuple[str, ...] = repeatable("Send each episode's numbers there.", spelling="--log", type=_TRACKERS),
 ) -> None:
     """Roll out policies, judge every episode and write a report: SR, Safety, SBU and VSI with intervals.
 
@@ -195,7 +195,7 @@ def _report_servers(run_command: RunCommand) -> None:
     )
     for (name, suite), count in greetings.items():
         if count > 1:
-            line = f"note: the servers of {name} on {suite} said {count} different things of themselves"
+            line = f"note: the servers of {name} on {suite} described themselves in {count} different ways"
             echo(f"{line}: run.json holds them as volatile.policies_say", err=True)
 
 
@@ -215,12 +215,12 @@ def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
 def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> None:
     if count := echo_failures([row for row in rows if row.outcome == "invalid_action"]):
         counted = f"{count_noun(count, 'episode')} ended with an invalid action"
-        click.echo(f"{counted}: failures in SR, and without a verdict on safety unless a limit broke before.", err=True)
+        click.echo(f"{counted}: failures in SR, without a safety verdict unless a limit was violated before.", err=True)
         if count == len(rows):
-            click.echo("error: no episode has ended otherwise: mend the policy's actions.", err=True)
+            click.echo("error: every episode ended this way: fix the policy's actions.", err=True)
     if count := echo_failures([row for row in rows if row.outcome == "crashed"]):
         counted = f"{count_noun(count, 'episode')} crashed, in no rate"
-        click.echo(f"{counted}. episodes.parquet holds why. To run again what crashed:", err=True)
+        click.echo(f"{counted}. episodes.parquet has the reasons. To run crashed episodes again:", err=True)
         click.echo(f"  {run_command.resume_command} --retry-crashed", err=True)
 
 
@@ -240,14 +240,14 @@ def search_command(
     out: Path | None = EXECUTION_OPTIONS["out"],
     workers: int = EXECUTION_OPTIONS["workers"],
     resume: bool = EXECUTION_OPTIONS["resume"],
-    budget: int = option("Rollouts in each task.", "N", type=POSITIVE, default=200),
+    budget: int = option("Rollouts per task.", "N", type=POSITIVE, default=200),
     objective: str | None = option(
-        "What to break: a clause, or a formula; else any clause.", "CLAUSE|FORMULA", shell_complete=completion.SPECS
+        "The clause or formula to violate; else any clause.", "CLAUSE|FORMULA", shell_complete=completion.SPECS
     ),
     method: Method = option("CMA-ES (extra `search`), or draws.", type=_METHODS, default="directed"),
-    until: str = option("When to leave a task.", type=click.Choice(["found", "budget"]), default="found"),
-    wordings: str | None = option("What else to tell the policy: a file's lines, or a suite's words.", "FILE|SUITE"),
-    policy_seeds: int = option("Seeds of the policy to search, from its own on.", "N", type=POSITIVE, default=1),
+    until: str = option("When to stop searching a task.", type=click.Choice(["found", "budget"]), default="found"),
+    wordings: str | None = option("Other instructions to try: a file's lines, or a suite's wording.", "FILE|SUITE"),
+    policy_seeds: int = option("Number of policy seeds, starting with its own.", "N", type=POSITIVE, default=1),
     judging: Mapping[str, Any] = group(rules.JUDGE_OPTIONS),
 ) -> None:
     """Search a task's starts for unsafe successes: rollouts that succeed and violate a limit.
@@ -305,14 +305,14 @@ def estimate_table(plan: RunEstimate) -> Table:
 
 def _estimate_notes(plan: RunEstimate) -> tuple[str, ...]:
     if plan.time_s is None or plan.disk_bytes is None:
-        return ("There are no figures for this host, so neither time nor disk can be estimated.",)
+        return ("There are no measurements for this host, so neither time nor disk can be estimated.",)
     time, disk = plan.time_s, plan.disk_bytes
     middle_s = (time.low + time.high) / 2
     unit, second = ("h", 3600.0) if time.high >= 3600 else ("min", 60.0) if time.high >= 60 else ("s", 1.0)
     size, byte = ("GB", 1e9) if disk.high >= 1e9 else ("MB", 1e6) if disk.high >= 1e6 else ("kB", 1e3)
     is_asked = any(scene.cameras is None for scene in plan.scenes)
-    asked = ["Cameras are asked of the policy when it runs; the time is from none to two."] if is_asked else []
-    workers = f"{count_noun(plan.workers, 'worker')}{', each with a core of its own' * (plan.workers > 1)}"
+    asked = ["The policy names its cameras only when it runs; the time covers none to two."] if is_asked else []
+    workers = f"{count_noun(plan.workers, 'worker')}{', each with its own core' * (plan.workers > 1)}"
     return (
         f"Estimate for episodes that all last their full horizon, with {workers}:",
         f"  time  about {middle_s / second:.1f} {unit} ({time.low / second:.1f} to {time.high / second:.1f}), "

@@ -52,8 +52,8 @@ JUDGE_OPTIONS = {
                                "judge by the rules and tags that a run folder itself holds.", section=options.JUDGING),
     "changes": repeatable("Another threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out what "
                           "a record lacks the fields of. applicability=off: judge as if there were no tags, an "
-                          "ablation. capabilities=NAME: what a host is taken to measure. intervals=paper: the "
-                          "percentile bootstrap for severities. invalid=skip: take the valid episodes alone.",
+                          "ablation. capabilities=NAME: which signals a host is taken to measure. intervals=paper: the "
+                          "percentile bootstrap for severities. invalid=skip: judge only the valid episodes.",
                           "NAME=VALUE", spelling="--set", section=options.JUDGING,
                           shell_complete=completion.THRESHOLDS),
 }  # fmt: skip
@@ -182,7 +182,7 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
             settings[name] = value
         else:
             remedy = f"Write {' or '.join(f'{name}={choice}' for choice in _CHOICES[name])}."
-            raise RunError(f"--set {text!r} says nothing", remedy=remedy)
+            raise RunError(f"--set {text!r} has no such value", remedy=remedy)
     return settings
 
 

@@ -63,7 +63,7 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
 
 def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     if wrong := next((text for text in texts if not text.partition("=")[0] or "=" not in text), None):
-        raise RunError(f"--host-arg {wrong!r} is no argument", remedy="Write KEY=VALUE.")
+        raise RunError(f"--host-arg {wrong!r} is not an argument", remedy="Write KEY=VALUE.")
     return dict(text.partition("=")[::2] for text in texts)
 
 
@@ -74,8 +74,8 @@ PLAN_OPTIONS = {
                                  spelling="--host-arg", callback=parsed(_parse_pairs)),
     "suites": repeatable("The suite, such as libero-spatial, .bddl files, or found:FILE.", "NAME", spelling="--suite",
                          shell_complete=completion.SUITES),
-    "tasks": option("Of each suite.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
-    "episodes": option("Of each task; else the protocol's or the benchmark's number.", "N", type=options.POSITIVE),
+    "tasks": option("Task indices.", "0,3|0-4|all", spelling="--task", default="all", callback=parsed(_parse_indices)),
+    "episodes": option("Number per task; else the protocol's or the benchmark's.", "N", type=options.POSITIVE),
     "policies": repeatable("The policy, shown under NAME: noop, random, scripted:careful, scripted:hasty, replay:PATH, "
                            f"python:module:factory, {_KINDS}, or a plug-in's.", "[NAME=]POLICY", spelling="--policy",
                            callback=parsed(lambda texts: tuple(map(_name_policy, texts))),
@@ -86,11 +86,11 @@ PLAN_OPTIONS = {
     "protocol": option(f"How episodes start and end; else {PRESET}. `safevla protocols` lists them.", "NAME",
                        shell_complete=completion.PROTOCOLS),
     "arguments": repeatable("An argument for policies.", "[POLICY:]KEY=VALUE", spelling="--policy-arg"),
-    "filters": repeatable(f"What changes actions on their way: {', '.join(FILTERS)}, or python:module:Class; with "
+    "filters": repeatable(f"Filter of actions: {', '.join(FILTERS)}, or python:module:Class; with "
                           ":KEY=VALUE behind it.", "[POLICY=]FILTER", spelling="--filter",
                           shell_complete=completion.FILTERS),
-    "delays": repeatable("How late answers come: 3 steps, 120ms, or measured.", "[POLICY=]DELAY", spelling="--delay"),
-    "seed": option("Of the policies' randomness.", default=0, show_default=True),
+    "delays": repeatable("Delay of answers: 3 steps, 120ms, or measured.", "[POLICY=]DELAY", spelling="--delay"),
+    "seed": option("Seed of the policies' randomness.", default=0, show_default=True),
     "max_steps": option("Horizon; else the protocol's for the suite.", type=options.POSITIVE),
     "shard": option("Run the I-th of N pieces of the plan, from 1; `safevla merge` joins them.", "I/N",
                     callback=parsed(lambda text: Shard.parse(text) if text else None)),
@@ -397,7 +397,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
         left, equals, value = text.partition("=")
         policy, colon, name = left.rpartition(":")
         if not equals or not name:
-            raise RunError(f"--policy-arg {text!r} is no argument", remedy="Write KEY=VALUE or POLICY:KEY=VALUE.")
+            raise RunError(f"--policy-arg {text!r} is not an argument", remedy="Write KEY=VALUE or POLICY:KEY=VALUE.")
         if colon and policy not in single:
             problem = f"--policy-arg {text!r} is for the policy {policy!r}, which is not in this run"
             raise RunError(problem, remedy=f"Its policies: {', '.join(policies)}.")

@@ -148,7 +148,7 @@ def print_warnings(judged: Judged) -> None:
 
 @options.command("demo")
 def demo_command(
-    out: Path = options.out_option("Where to write; made where it is missing.", "DIR", default=Path("safevla-demo")),
+    out: Path = options.out_option("The folder to write, made if missing.", "DIR", default=Path("safevla-demo")),
 ) -> None:
     """Judge recorded rollouts that ship with the package and write a report; needs no simulator.
 

@@ -55,10 +55,10 @@ def tables_command(
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
     which: tuple[str, ...] = repeatable("Names or the paper's numbers: main,7,12; or all.", "LIST"),
     form: render.TableFormat = option("The form.", spelling="--format", type=_TABLE_FORMS, default="text"),
-    out: str | None = option("Write there: one file, or a folder with a file for each table.", "FILE|DIR/"),
+    out: str | None = option("The file to write, or a folder with a file for each table.", "FILE|DIR/"),
     training: tuple[str, ...] = repeatable("How a policy was trained.", "POLICY=KIND"),
     auxiliary: tuple[str, ...] = repeatable("Keep a policy out of means and bests.", "POLICY"),
-    published: bool = flag("Put the paper's printed rows of the same suites beside yours, marked as such."),
+    published: bool = flag("Add the paper's printed rows of the same suites, marked as such."),
     columns: str | None = option("Only these columns or groups of them, in this order: 'SR,Safety'.", "LIST"),
     styles: tuple[str, ...] = repeatable("intervals=no, notes=no: without them.", "NAME=VALUE", spelling="--style"),
 ) -> None:
@@ -157,7 +157,7 @@ def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
     if choice.episode is None and len(judged.records) != 1:
         remedy = "Choose one by --episode; `safevla episodes` lists them."
-        raise RunError(f"a file of this form holds one episode, and here are {len(judged.records)}", remedy=remedy)
+        raise RunError(f"a file of this form holds one episode, but there are {len(judged.records)}", remedy=remedy)
     index = 0 if choice.episode is None else episode_list.find_recorded(judged, choice.episode)
     run = next(source.path.resolve().name for source, own in judged.records.by_source() if index in own)
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index, run))
@@ -213,12 +213,12 @@ _EXPORTS: Mapping[str, _ExportForm] = {
 @options.command("export", starts_host=True)
 def export_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    form: str = option("What to write.", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True),
+    form: str = option("The format to write.", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True),
     out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
     episode: str | None = option("rerun, mcap: its id, how its id ends, or :2 for the second.", "EPISODE"),
     meta: Path | None = option("hub, robocasa: TOML with facts that no record holds.", "FILE", type=options.FILE),
     cameras: str | None = option("lerobot: pictures of these, such as agentview,robot0_eye_in_hand.", "LIST"),
-    image_size: int = option("lerobot: pixels of a side.", type=click.IntRange(16, 1024), default=128),
+    image_size: int = option("lerobot: size of pictures in pixels.", type=click.IntRange(16, 1024), default=128),
 ) -> None:
     """Judge archives or run folders and write the results for other programs.
 
@@ -238,7 +238,7 @@ def export_command(
     """  # noqa: D301  (click wants the character itself)
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
-        raise RunError("an ablation is no result to publish", remedy=remedy)
+        raise RunError("an ablation is not a result to publish", remedy=remedy)
     options.refuse_given({"episode", "cameras", "meta"} - {_EXPORTS[form].option}, f"is not for {form}.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size)
@@ -257,7 +257,7 @@ def export_command(
 def board_command(
     context: click.Context,
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
-    out: Path | None = options.out_option("Where to write the site; of one run folder, else its board/.", "DIR"),
+    out: Path | None = options.out_option("The folder of the site; else board/ in the one run folder.", "DIR"),
     reports: bool = option("Add a full report of each policy.", spelling="--reports/--no-reports", default=True),
     audit: AuditPlan | None = options.AUDIT,
 ) -> None:

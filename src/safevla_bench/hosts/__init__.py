@@ -91,8 +91,8 @@ def registry_files(name: str) -> tuple[Path, ...]:
     for value in values:
         if not isinstance(value, str | os.PathLike) or not Path(value).is_file():
             owner = f"a fault of {_REGISTRIES.owner(name)}"
-            remedy = f"Its entry point in {REGISTRIES} is to name the path of a .toml file: {owner}."
-            raise PluginError(f"the registry of host {name!r} is no file: {value}", remedy=remedy)
+            remedy = f"Its entry point in {REGISTRIES} must name the path of a .toml file: {owner}."
+            raise PluginError(f"the registry of host {name!r} is not a file: {value}", remedy=remedy)
     return tuple(map(Path, values))
 
 
@@ -120,7 +120,7 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
         problem = f"{name} cannot change its physics ({', '.join(sorted(changed))})"
         raise HostError(problem, remedy="Use a host that can: docs/reference/hosts.md.")
     if seed.drawn and task.init_states and not supports.drawn:
-        problem = f"{name} starts from its initial states alone"
+        problem = f"{name} starts only from its initial states"
         raise HostError(problem, remedy="Use a protocol whose init_state is not drawn.")
     if seed.wait_action is not None:
         try:

@@ -118,7 +118,7 @@ class _Replays:
         if kept is not None and msgspec.structs.replace(kept, replays=()) != head:
             problem = "its replays are of other records, rules, versions or variations than these"
             raise RunError(
-                problem, remedy="Move it away to replay anew.", place=Place(file=str(run / firmness.PHYSICS))
+                problem, remedy="Move it away to replay again.", place=Place(file=str(run / firmness.PHYSICS))
             )
         done = {(*replay.key, replay.variation): replay for replay in kept.replays} if kept else {}
         return cls(judged, setting, head, done)
@@ -319,7 +319,7 @@ def replay_without(judged: Judged, index: int, cause: Cause) -> firmness.Counter
         problem = f"{header.episode_id} cannot be replayed here: {error.problem}"
         raise RunError(problem, remedy=error.remedy or "Choose another episode.") from None
     if not _offers(setting, cause.change):
-        remedy = "Take slow or hold:FROM-TO, which change the actions alone."
+        remedy = "Use slow or hold:FROM-TO, which change only the actions."
         raise HostError(f"the host {setting.host.name} cannot leave out {cause.text!r}", remedy=remedy)
     same, _ = replay_actions(setting.host, task, start, episode)
     if difference := next(iter(compare_records(episode, same, lenient=setting.is_own_loop)[0]), None):
@@ -344,7 +344,7 @@ def _edit_actions(episode: Batch, cause: Cause, still: Floats) -> Floats:
     edited = cause.edit(actions, still)
     if edited is not actions and marks.mark_flags(episode, marks.ABSOLUTE)[0]:
         problem = "its actions are poses, not changes of pose"
-        raise RunError(problem, remedy="Take contact:A,B or body:NAME.")
+        raise RunError(problem, remedy="Use contact:A,B or body:NAME.")
     if cause.text.startswith("hold:") and np.array_equal(edited, actions):
         problem = f"{cause.text} holds nothing: the episode has {len(actions)} steps"
         raise RunError(problem, remedy="Name steps in which the arm moves.")

@@ -252,7 +252,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
     is_torque = chart.signal in ("joint_torque_ratio", "joint_torque_peak_ratio")
     joint = int(names[0].removeprefix("joint ")) - 1 if is_torque and names else None
     moved = chart.signal == "non_target_disp_max"
-    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it stood" if moved else "")
+    detail = f"step {moment.step} ({format_fixed(moment.time_s, 2)} s)" + ("; white: where it was" if moved else "")
     if contributors:
         # The amount is the signal's value, except for torques, where it is a ratio.
         amount = f" ({contributors.amount})" if joint is not None else ""

@@ -81,7 +81,7 @@ class ExpertPolicy:
     def act(self, observation: Observation) -> Action:
         """Return the script's action, [4]; raise `PolicyError` without a reset or without Meta-World's observation."""
         if self._script is None or STATE not in observation.extra:
-            raise PolicyError("policy 'metaworld' needs Meta-World's own observation", remedy=_USE)
+            raise PolicyError("policy 'metaworld' needs Meta-World's observation", remedy=_USE)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns at most steps that actions are clipped
             action = self._script.get_action(observation.extra[STATE].copy())

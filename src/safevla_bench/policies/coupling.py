@@ -285,9 +285,9 @@ class FilteredEnv(HostEnv):
         try:
             checked = check_action(action, self.action_low.size)
         except InvalidActionError as error:
-            raise PolicyError(f"the filter {self._name} gives {error.problem}", remedy="Mend the filter.") from None
+            raise PolicyError(f"the filter {self._name} gives {error.problem}", remedy="Fix the filter.") from None
         if (checked < self.action_low).any() or (checked > self.action_high).any():
-            raise PolicyError(f"the filter {self._name} gives an action out of range", remedy="Clip it there.")
+            raise PolicyError(f"the filter {self._name} gives an action out of range", remedy="Clip it in the filter.")
         return checked
 
 
@@ -432,7 +432,7 @@ class Coupler:
         """
         if self.privileged and not supports.privileged:
             problem = f"the filter {self._name} needs the poses of bodies, which this host does not give"
-            raise PolicyError(problem, remedy="Take speed-cap or stop-near-limit, or a host that gives them.")
+            raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives them.")
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _OfMotion) else None
         if unit_m is not None and unit_m != supports.unit_m:
             moves = "do not move the hand" if supports.unit_m is None else f"move it by {supports.unit_m:g} m a unit"
@@ -444,7 +444,7 @@ class Coupler:
             raise PolicyError(problem, remedy="Run the policy that was recorded, or leave --filter and --delay out.")
         if policy.wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
             problem = f"{name} gives poses, of which no number says how to hold"
-            raise PolicyError(problem, remedy="Take a filter of your own (python:module:Class), and no delay.")
+            raise PolicyError(problem, remedy="Use your own filter (python:module:Class), and no delay.")
 
     def extend_wants(self, wants: Wants) -> Wants:
         return replace(wants, privileged=wants.privileged or self.privileged)

@@ -158,7 +158,7 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
         factory = attrgetter(name)(module)
     made = factory
     if isinstance(factory, type) or not hasattr(factory, method) or arguments:
-        with blame_foreign(f"{owner} fails", "Mend it there; a factory is called, with each --policy-arg as text."):
+        with blame_foreign(f"{owner} fails", "Fix it there; a factory is called, with each --policy-arg as text."):
             made = factory(**arguments)
     if not callable(getattr(made, method, None)):
         raise PolicyError(f"{owner} gives a {type(made).__name__} without {method}(observation)", remedy=form)

@@ -54,12 +54,10 @@ INDEX, METHOD, REPORTS = "index.html", "method.html", "reports"
 GENERATOR = "safevla board"  # marks a page, and so its folder, as made by this package
 _MAX_PLAIN_LENGTH = 40
 AUDIT_NOTE = (
-    "Audited: recorded actions were played again and recorded anew. That shows what they lead to, and not who chose "
+    "Audited: recorded actions were played and recorded again. That shows what they lead to, but not who chose "
     "them; crashed episodes have no record. A policy whose records differ has no rank."
 )
-_NO_RATE_NOTE = (
-    "Crashed episodes and those without a verdict are in no rate. Where a policy causes them, that flatters it."
-)
+_NO_RATE_NOTE = "Crashed episodes and those without a verdict are in no rate, which flatters a policy that causes them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,7 +474,7 @@ def _published_tables(publication: PublishedResults) -> Iterator[RankedTable]:
 def _published_table(names: tuple[str, ...], rows: Sequence[tuple[PrintedRow, Sequence[PublishedCell]]]) -> RankedTable:
     entries = [_printed_entry(row, cells if len(cells) == len(names) else []) for row, cells in rows]
     has_intervals = any(entry.numbers[SAFETY.key].cell.interval for entry in entries)
-    no_counts_note = "No counts are given, so that nothing says which of these can be told apart."
+    no_counts_note = "No counts are given, so it is unknown which of these differ significantly."
     return RankedTable(
         title="LIBERO, mean of four suites" if len(names) > 1 else names[0],
         scope=", ".join(names),

@@ -161,11 +161,11 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     cells = judged.summarize_scores()[0]
     policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
     if len(policies) != 1:
-        problem = f"this describes one model, and here are {len(policies)} policies: {', '.join(policies) or 'none'}"
+        problem = f"this describes one model, but there are {len(policies)} policies: {', '.join(policies) or 'none'}"
         raise RunError(problem, remedy="Name sources of one policy.")
     for cell in cells:
         if cell.standin_assets:
-            problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is no result on it"
+            problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is not a result on it"
             raise RunError(problem, remedy="Run it with the official assets.")
     require_given_starts(cell.suite or "" for cell in cells)
     return list(cells)
@@ -179,7 +179,7 @@ def build_leaderboard_entry(judged: Judged, facts: ModelFacts) -> dict[str, obje
     """
     cell = next((cell for cell in publishable_cells(judged) if cell.suite == SUITE), None)
     if cell is None:
-        raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes its own tasks alone.")
+        raise RunError(f"there is no episode of {SUITE}", remedy="RoboCasa's leaderboard takes only its own tasks.")
     success, missing = _task_success(judged)
     return {
         "model_name": facts.model_name or cell.policy or UNKNOWN,
@@ -260,7 +260,7 @@ def encode_harness_results(judged: Judged) -> bytes:
     suites = dict.fromkeys(score.benchmark for score in scores)
     if len(suites) > 1:
         remedy = "Export the run of one suite, or --format lerobot-results."
-        raise RunError(f"the harness's file holds one suite, and here are {len(suites)}", remedy=remedy)
+        raise RunError(f"the harness's file holds one suite, but there are {len(suites)}", remedy=remedy)
     keys = dict.fromkeys(_METRICS, "mean")
     tasks = [_harness_task(task, rows) for task, rows in _group(scores, lambda score: score.task_id)]
     head = {"benchmark": next(iter(suites)), "mode": "sync", "harness_version": f"safevla-bench {__version__}"}
@@ -273,7 +273,7 @@ def _finished_episodes(judged: Judged) -> list[EpisodeScore]:
     policies = dict.fromkeys(score.policy for score in scores)
     if len(policies) != 1:
         remedy = "Export the run of one policy whose episodes ran to their end."
-        raise RunError(f"such a file holds one policy's episodes, and here are {len(policies)}", remedy=remedy)
+        raise RunError(f"such a file holds one policy's episodes, but there are {len(policies)}", remedy=remedy)
     return scores
 
 

@@ -34,7 +34,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
     if a search chose starts, or if a run's table is damaged.
     """
     if judged.ruleset.is_ablation:
-        raise RunError("applicability was off: an ablation is no result to submit", remedy="Judge with it on.")
+        raise RunError("applicability was off: an ablation is not a result to submit", remedy="Judge with it on.")
     summaries = cells(judged.scores)
     if not summaries:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
@@ -56,7 +56,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
 def require_given_starts(suites: Iterable[str]) -> None:
     """Raise `RunError` if a suite has starts chosen by a search."""
     if chosen := sorted(filter(is_chosen, set(suites))):
-        problem = f"{chosen[0]} holds starts that a search chose, which is no result on the benchmark"
+        problem = f"{chosen[0]} holds starts that a search chose, which is not a result on the benchmark"
         raise RunError(problem, remedy="Name runs of the benchmark's own starts.")
 
 

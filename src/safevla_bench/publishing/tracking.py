@@ -187,7 +187,7 @@ class TrackingObserver:
             send(self._tracker)
         except Exception as error:  # a tracker may raise anything, and no episode depends on it
             self._tracker = None
-            self._warn(f"{self._name} failed and gets nothing more of this run: {type(error).__name__}: {error}")
+            self._warn(f"{self._name} failed and receives nothing more from this run: {type(error).__name__}: {error}")
 
 
 class ObserverGroup:
@@ -225,7 +225,7 @@ def open_observers(
             run_name = escape_controls(folder.resolve().name)
             tracker = TRACKERS[name](run_name, folder, map_texts(config, escape_controls))
         except Exception as error:  # each tracker has its own errors: no login, no network, a read-only folder
-            remedy = f"Mend it, or leave --log {name} out."
+            remedy = f"Fix it, or leave out --log {name}."
             raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
         observers.append(TrackingObserver(tracker, scorer, warn, name))
     return observers

@@ -72,7 +72,7 @@ def _compare_policies(policies: Sequence[PolicyResults], protocols: Sequence[Map
     if len(compared) < 2:
         return {}
     if len(compared) > MOST_COMPARED:
-        return {"uncompared": f"There are {len(compared)} policies here: safevla compare tells each pair apart."}
+        return {"uncompared": f"There are {len(compared)} policies: safevla compare compares each pair."}
     try:
         comparison, unpaired = compare_where_possible(compared, protocols=protocols)
     except RunError as error:

@@ -111,7 +111,7 @@ def describe_mixture(scores: Scores) -> str:
     if gap < _LEAST_GAP:
         return ""
     return (
-        f"Their episodes are spread otherwise over the tasks, which alone may make {format_fixed(100 * gap, 1)} "
+        f"Their episodes are distributed differently over the tasks, which alone may make {format_fixed(100 * gap, 1)} "
         "points: these numbers do not rank them."
     )
 

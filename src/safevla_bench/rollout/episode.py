@@ -168,7 +168,7 @@ class _ActionSeam:
             place = int(np.flatnonzero(within != action)[0])
             bounds = f"[{self._low[place]:g}, {self._high[place]:g}]"
             problem = f"number {place} of the action, {action[place]:g}, is not in {bounds}"
-            remedy = "Mend the policy's output; or set clip = True on it, where its own project clips too."
+            remedy = "Fix the policy's output; or set clip = True on it, if its own project clips too."
             raise errors.InvalidActionError(problem, remedy=remedy)
         self._clipped.append(action)
         return within
@@ -336,7 +336,7 @@ def _require_still(env: HostEnv, task: Task) -> None:
     if len(task.still) != len(env.action_low):
         counts = f"{len(task.still)} numbers, an action {len(env.action_low)}"
         problem = f"{task.benchmark} {task.task_id}: `Task.still` has {counts}"
-        raise errors.HostError(problem, remedy="Mend the host: it is the action, in its units, that moves nothing.")
+        raise errors.HostError(problem, remedy="Fix the host: it is the action, in its units, that moves nothing.")
 
 
 def _run_with_retries(
@@ -357,7 +357,7 @@ def _run_with_retries(
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
                 raise  # nothing was lost, and other episodes would fail too
             last = error
-    reason = f"the policy server was lost in each of {1 + SERVER_RETRIES} attempts, at last: {last}"
+    reason = f"lost the policy server in each of {1 + SERVER_RETRIES} attempts; last error: {last}"
     return EpisodeOutcome(planned, "crashed", reached, None, reason)
 
 

@@ -97,4 +97,4 @@ def read_suite(path: Path) -> FoundSuite:
     try:
         return decode_input(path, partial(decode_json, kind=FoundSuite))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"is no suite of found starts: {error}", remedy=_REMEDY, place=Place(file=str(path))) from None
+        raise RunError(f"not a suite of found starts: {error}", remedy=_REMEDY, place=Place(file=str(path))) from None

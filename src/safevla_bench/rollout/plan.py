@@ -210,7 +210,7 @@ class Shard:
         """
         number, _, count = text.partition("/")
         if not (number.isdecimal() and count.isdecimal()):
-            raise RunError(f"--shard {text!r} is no shard", remedy="Write its number and how many there are: 2/8.")
+            raise RunError(f"--shard {text!r} is not a shard", remedy="Write its number and how many there are: 2/8.")
         return cls(int(number), int(count))
 
 

@@ -51,7 +51,7 @@ class RayCluster:
 
     def __post_init__(self) -> None:
         if not all(share >= 0 and (share <= 1 or share % 1 == 0) for share in (self.cpus, self.gpus)):
-            problem = f"--actor cpus={self.cpus:g}, gpus={self.gpus:g} is no share of a node"
+            problem = f"--actor cpus={self.cpus:g}, gpus={self.gpus:g} is not a share of a node"
             raise RunError(problem, remedy="Give whole numbers, or shares such as 0.25.")
 
     @property
@@ -122,8 +122,8 @@ def _local_options(cpus: int) -> dict[str, Any]:
 
 
 _REMEDY = (
-    "Run the command on a node of the cluster, with --engine ray:HOST:PORT as `ray start --head` told it (usually port "
-    "6379), or ray:auto, and with its authentication token if it has one (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)."
+    "Run the command on a node of the cluster, with --engine ray:HOST:PORT as printed by `ray start --head` (usually "
+    "port 6379), or ray:auto, and with its authentication token if it has one (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)."
 )
 
 

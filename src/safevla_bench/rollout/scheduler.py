@@ -228,7 +228,7 @@ class _Crew:
             self._left.put_back(busy.current)
         else:
             reason = (
-                f"its worker died in each of {RETRIES + 1} attempts, at last after {busy.steps} steps or more: {cause}"
+                f"its worker died in each of {RETRIES + 1} attempts, last after {busy.steps} steps or more: {cause}"
             )
             finished = EpisodeOutcome(busy.current, "crashed", busy.steps, None, reason)
         if self._left:

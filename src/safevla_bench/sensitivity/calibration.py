@@ -64,7 +64,7 @@ class Calibration:
         if self.limit <= self.spec.threshold:
             return "the library's threshold is not below it"
         if self.floor is not None and self.limit <= self.floor:
-            return f"doing nothing reaches {self.floor:g} {self.spec.unit}: mend the scene or the record first"
+            return f"doing nothing reaches {self.floor:g} {self.spec.unit}: fix the scene or the record first"
         return None
 
 
@@ -79,12 +79,12 @@ def calibrate(
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."
-        raise RunError(f"a quantile of {quantile:g} makes no limit", remedy=remedy)
+        raise RunError(f"a quantile of {quantile:g} gives no limit", remedy=remedy)
     reference = _find_reference(scores, policy)
     policies = np.array([name or "" for name in scores.policy])
     chosen = (policies == reference) & scores.success
     if not chosen.any():
-        raise RunError(f"{reference} has no success to learn from", remedy="Take a policy that solves the tasks.")
+        raise RunError(f"{reference} has no success to learn from", remedy="Use a policy that solves the tasks.")
     tasks = np.array([f"{suite} {task}" for suite, task in zip(scores.benchmark, scores.task_id, strict=True)])
     calibrations = []
     for column, scored in enumerate(scores.specs):
@@ -180,7 +180,7 @@ def format_limits(calibrations: Sequence[Calibration]) -> str:
     """
     if all(calibration.obstacle for calibration in calibrations):
         remedy = "Look at the table: more episodes, another reference, or the library as it is."
-        raise RunError("no limit is to be replaced", remedy=remedy)
+        raise RunError("no limit needs to be replaced", remedy=remedy)
     head = "# Limits from the successes of a reference policy. Judge by them: safevla score RUN --rules THIS_FILE"
     return "\n\n".join([head, *map(_format_limit, calibrations)]) + "\n"
 

@@ -145,7 +145,7 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
 
 def _sweep_error(text: str, why: str) -> SpecError:
     remedy = "Write NAME=LOW:HIGH:COUNT, such as non_target_max_disp=0.002:0.05:25, or NAME=A,B,C; in the spec's unit."
-    return SpecError(f"{shorten_name(text)!r} is no sweep: {why}", remedy=remedy)
+    return SpecError(f"{shorten_name(text)!r} is not a sweep: {why}", remedy=remedy)
 
 
 def _find_specs(library: Library, name: str) -> Sequence[Spec]:
@@ -174,7 +174,7 @@ def _parse_grid(text: str, grid: str) -> tuple[float, ...]:
     except ValueError:
         values = []
     if not (1 <= len(values) <= _MOST_THRESHOLDS and 0 < values[0] <= values[-1] < inf):
-        raise _sweep_error(text, f"{shorten_name(grid)!r} is no grid of at most {_MOST_THRESHOLDS} positive numbers")
+        raise _sweep_error(text, f"{shorten_name(grid)!r} is not a grid of at most {_MOST_THRESHOLDS} positive numbers")
     return tuple(values)
 
 
@@ -195,7 +195,7 @@ def apply_variant(
     if scores.is_marked(FOREIGN_LOG).any() or not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):
         if rescore is None:
             problem = f"{', '.join(specs)}: the worst value of its signal does not decide the formula"
-            raise SpecError(problem, remedy="Pass `rescore`, so that the records can be judged anew.")
+            raise SpecError(problem, remedy="Pass `rescore`, so that the records can be judged again.")
         return rescore(replace(library, specs=tuple(specs.get(base_spec.spec_id, base_spec) for base_spec in library)))
     columns, rho, depths, first = list(scores.specs), scores.rho.copy(), scores.depth.copy(), scores.first.copy()
     for k, column in enumerate(scores.specs):
@@ -212,7 +212,7 @@ def _parse_placeholder(spec: Spec) -> Formula:
     formula = spec.written_formula
     if not has_placeholder(formula):
         remedy = "Write `threshold` in place of the number in its formula."
-        raise SpecError(f"{spec.spec_id} states its number itself, so that it cannot be moved", remedy=remedy)
+        raise SpecError(f"{spec.spec_id} has its number in the formula, so it cannot be moved", remedy=remedy)
     return formula
 
 
@@ -408,7 +408,7 @@ def compare_readings(
     name = reference.name.partition("+")[0]
     if name not in READINGS:
         remedy = "Leave --library out, or choose one of them; --rules adds specifications to all."
-        raise SpecError(f"library {reference.name!r} is none of the readings: {', '.join(READINGS)}", remedy=remedy)
+        raise SpecError(f"library {reference.name!r} is not one of the readings: {', '.join(READINGS)}", remedy=remedy)
     others = [other for other in READINGS if other != name and (has_net_forces or other != NET_FORCE_READING)]
     variants = [scores, apply_prose_depth(scores), *(rescore(_read_as(reference, other)) for other in others)]
     changes = [_verdict_changes(scores, other) for other in variants]

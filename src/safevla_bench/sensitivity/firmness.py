@@ -80,7 +80,7 @@ class PhysicsFile(msgspec.Struct, frozen=True, kw_only=True):
             return None
         except (OSError, ValueError, RecursionError) as error:
             place = Place(file=str(folder / PHYSICS))
-            raise RunError(f"cannot be read: {error}", remedy="Move it away, and replay anew.", place=place) from None
+            raise RunError(f"cannot be read: {error}", remedy="Move it away, and replay again.", place=place) from None
 
     @property
     def offered(self) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def test_a_plug_in_without_tags_is_tried_all_the_same(monkeypatch):
 
 def test_a_host_with_faster_steps_that_lead_elsewhere_fails(monkeypatch):
     monkeypatch.setattr(machine.hosts, "make_host", lambda name: Hasty.host())
-    with pytest.raises(HostError, match="differs from the full one\n  Set SAFEVLA_FAST=no"):
+    with pytest.raises(HostError, match="differs from a full one\n  Set SAFEVLA_FAST=no"):
         machine.run_test_episode("fake")
 
 

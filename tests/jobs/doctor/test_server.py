@@ -107,7 +107,7 @@ def test_openpi_s_server_is_shown_with_its_keys_its_actions_and_its_command():
     assert findings["dialect"].found == "openpi-libero: openpi's policies on LIBERO"
     assert "'observation/state' float64 [8]" in findings["request"].found
     assert findings["reply"].found == "'actions' float64 [10, 7]"
-    assert findings["chunk"].found == "10 actions a reply, 5 carried out"
+    assert findings["chunk"].found == "10 actions a reply, 5 executed"
     assert findings["server"].found == 'says of itself {"model": "stub"}'
     assert "x            0.200    0.200    0.200" in findings["actions"].found
     command = "safevla eval --host libero --suite libero-spatial --policy"
@@ -122,7 +122,7 @@ def test_a_gr00t_server_is_asked_without_a_scheme():
     with gr00t(gr00t_endpoints) as server:
         findings = look(f"gr00t:{server.url.removeprefix('tcp://')}")
     assert findings["dialect"].found.startswith("gr00t-libero")
-    assert findings["chunk"].found == "16 actions a reply, 8 carried out"
+    assert findings["chunk"].found == "16 actions a reply, 8 executed"
 
 
 def test_a_harness_server_is_sent_what_it_asks_for():
@@ -196,7 +196,7 @@ def test_a_served_policy_is_asked_as_it_wants_and_the_command_needs_no_argument_
     with served(Still) as url:
         findings = look(f"openpi:{url}")
     assert findings["asks for"].found.startswith("cameras=agentview,none, image_size=64, replan=all: ")
-    assert findings["chunk"].found == "1 action a reply, all carried out"
+    assert findings["chunk"].found == "1 action a reply, all executed"
     assert not {"image_size=64", "replan=all"} & set(shlex.split(findings["eval"].found))
     assert "'observation/image' uint8 [64, 64, 3]" in findings["request"].found
     assert "wrist" not in findings["request"].found

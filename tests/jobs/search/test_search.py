@@ -125,7 +125,7 @@ def test_chosen_starts_never_enter_the_rates_of_a_benchmark(searched, tmp_path):
     evaluate_request(replace(plan().request, episodes=1), RULES, tmp_path / "own")
     with pytest.raises(RunError, match="search:edge:fake holds starts that a search chose"):
         judge([out, tmp_path / "own"], RULES)
-    with pytest.raises(RunError, match="no result on the benchmark"):
+    with pytest.raises(RunError, match="not a result on the benchmark"):
         build_submission(judged, [out])
 
 
@@ -280,7 +280,7 @@ def test_without_cma_the_error_names_the_extra(tmp_path, monkeypatch):
 def test_a_damaged_suite_of_found_starts_is_refused(tmp_path):
     path = tmp_path / "edge.json"
     path.write_text(json.dumps({"name": "edge"}))
-    with pytest.raises(RunError, match="is no suite of found starts"):
+    with pytest.raises(RunError, match="not a suite of found starts"):
         read_suite(path)
 
 

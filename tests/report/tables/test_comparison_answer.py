@@ -130,7 +130,7 @@ def test_less_sbu_is_not_called_safer(count):
     comparison = compare(*[ALWAYS, rough, replace(rough, name="c")][:count], metrics=("sbu",))
     answer = describe_comparison(comparison)
     assert "a has less SBU than b" in answer
-    assert answer.endswith("SBU also falls where fewer episodes succeed: read it beside SR.")
+    assert answer.endswith("SBU also falls where fewer episodes succeed: read it together with SR.")
     assert "safer" not in answer + show(comparison)
     assert "Rank" not in show(comparison)  # SBU has none
 
@@ -151,7 +151,7 @@ def test_lost_episodes_can_undo_what_is_said_of_these_tasks():
     four = "4 episodes without a value"
     assert describe_comparison(comparison) == (
         f"Undecided: a is safer than b on these tasks, {size}, but {four} could change that (see --allow-crashed). a "
-        "stays safer if at most 2 of its episodes without a value count against it, whichever these are, and none of "
+        "stays safer if at most 2 of its episodes without a value count against it, no matter which, and none of "
         "b's does."
     )
     assert comparison.scopes[-1].metrics[0].differences[0].tipping == 2

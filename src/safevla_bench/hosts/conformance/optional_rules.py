@@ -63,7 +63,7 @@ class TaskRules(HostRules):
     def test_versions_of_what_the_simulation_depends_on_are_listed(self, run: TrialRun) -> None:
         """Fail unless `versions()` lists some, none of them empty, and the record's header has the same."""
         versions = self.host().versions()
-        require(bool(versions), "The host lists no versions: two records could not be told apart by their simulator.")
+        require(bool(versions), "The host lists no versions, which distinguish records of different simulators.")
         require(all(versions.values()), f"A version is empty: {versions}.")
         require(run.batch.headers[0].versions == versions, f"{run}: the record does not hold the host's versions.")
 
@@ -82,7 +82,7 @@ class TaskRules(HostRules):
             for action in (None, run.task.still, tuple(high))
         )
         require_same(own, named, f"{run}: settling by `Task.still`")
-        require(bool(first_difference(own, other)), f"{run}: settling is the same, whatever `wait_action` says.")
+        require(bool(first_difference(own, other)), f"{run}: settling does not depend on `wait_action`.")
 
     def test_settling_goes_on_until_objects_rest(self, run: TrialRun) -> None:
         """Fail if a tracked body moves faster than 0.1 m/s after settling with `rest_steps` of 100 and no `wait_steps`.
@@ -232,7 +232,7 @@ class OptionalRules(HostRules):
         places = [seen.privileged.body_pos_m[body] for seen in run.observations if seen.privileged]
         expected = np.array(places) if places else _state_paths(batch, run.coordinates).get(body)
         if expected is None or len(expected) != len(paths[body]):
-            pytest.skip("neither coordinates() nor privileged state tells where the body is")
+            pytest.skip("neither coordinates() nor privileged state has the body's position")
         moved = float(np.linalg.norm(np.diff(expected, axis=0), axis=1).sum())
         off = float(np.linalg.norm(paths[body] - expected, axis=1).sum())
         require(moved > _NEAR_M, f"{trial}: move_object() moved {body} by {moved:g} m: too little to tell.")

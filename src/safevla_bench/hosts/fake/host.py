@@ -302,7 +302,7 @@ def _initial_world(task: int, seed: EpisodeSeed) -> _World:
     for coordinate, value in seed.placed:
         name, _, axis = coordinate.partition(".")
         if name not in objects or axis not in ("x", "y"):
-            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Search for it anew.")
+            raise HostError(f"the fake host has no coordinate {coordinate!r}", remedy="Run the search again.")
         objects[name]["xy".index(axis)] = value
     return _World(gripper=np.array([-0.1, 0.0, 0.25]), objects=objects)
 
@@ -328,7 +328,7 @@ def _change_world(world: _World, seed: EpisodeSeed) -> None:
     unknown = {change.without, *(change.apart or ())} - {None, *_ROLES}
     if unknown or change.without == "gripper":
         problem = f"the fake host has no body {unknown.pop()!r}" if unknown else "gripper is the robot"
-        raise HostError(problem, remedy=f"Bodies here: {', '.join(_ROLES)}; contact:A,B parts two.")
+        raise HostError(problem, remedy=f"Bodies here: {', '.join(_ROLES)}; contact:A,B disables a contact pair.")
     if change.shift_m:
         angle = np.random.default_rng([seed.env_seed, seed.init_state_index]).uniform(0, 2 * np.pi, len(_MOVABLE))
         for name, turned in zip(_MOVABLE, angle, strict=True):

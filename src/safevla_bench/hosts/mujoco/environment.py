@@ -290,7 +290,7 @@ class RobosuiteEnv(MujocoEnv):
             return UnrenderedImages(self._wants.cameras)
         if self._wants.cameras and not self._gate.is_fresh:
             problem = "the simulator sampled no picture in this control step, so that none can be shown"
-            raise HostError(problem, remedy="Its cameras are to be sampled once a control step, at 20 Hz.")
+            raise HostError(problem, remedy="Its cameras must be sampled once per control step, at 20 Hz.")
         return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
 
 
@@ -337,9 +337,9 @@ def flat_state(recorded: Sequence[float], size: int) -> Floats:
     state = np.array(recorded, dtype=np.float64)
     if state.shape != (size,):
         problem = f"the recorded state has {state.size} numbers, this simulation has {size}"
-        raise HostError(problem, remedy="It was recorded of another task, or with another version of the simulator.")
+        raise HostError(problem, remedy="It was recorded from another task, or with another version of the simulator.")
     if not np.isfinite(state).all():
-        raise HostError("the recorded state is not finite", remedy="Mend the recording.")
+        raise HostError("the recorded state is not finite", remedy="Fix the recording.")
     return state
 
 
@@ -443,8 +443,8 @@ def _part_geoms(model: mujoco.MjModel, first: Bools, second: Bools) -> None:
     kinds, of_geom = np.unique(np.stack([contype, conaffinity, first, second]), axis=1, return_inverse=True)
     types, affinities, in_first, in_second = kinds
     if kinds.shape[1] > _CLASSES:
-        problem = f"the scene has {kinds.shape[1]} kinds of geoms, of which {_CLASSES} can be told apart"
-        raise HostError(problem, remedy="Take another pair.")
+        problem = f"the scene has {kinds.shape[1]} kinds of geoms; at most {_CLASSES} can be distinguished"
+        raise HostError(problem, remedy="Choose another pair.")
     meets = (types[:, None] & affinities) | (types & affinities[:, None]) != 0
     parted = in_first[:, None] & in_second
     meets &= (parted | parted.T) == 0
@@ -463,7 +463,7 @@ def _join_masks(model: mujoco.MjModel) -> None:
 def _remove_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:
-        raise HostError(f"{name} is a part of the robot", remedy="Take another body; contact:A,B parts two of them.")
+        raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use contact:A,B.")
     for mask in ("geom_contype", "geom_conaffinity"):
         getattr(model, mask)[geoms] = 0
     _join_masks(model)

@@ -263,8 +263,8 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
     try:
         poses = msgspec.convert(placed, dict[str, Annotated[list[float], msgspec.Meta(min_length=7, max_length=7)]])
     except msgspec.ValidationError:
-        remedy = "Seven numbers each: position and quaternion, w first."
-        raise HostError("the record's `fixtures` are no poses", remedy=remedy) from None
+        remedy = "Give seven numbers for each: position and quaternion, w first."
+        raise HostError("the record's `fixtures` are not poses", remedy=remedy) from None
     return {name: np.array(pose) for name, pose in poses.items()}
 
 

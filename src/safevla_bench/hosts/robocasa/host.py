@@ -319,8 +319,8 @@ def require_robocasa() -> None:
     read_versions(_SIMULATOR, "RoboCasa", INSTALL)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         other = importlib.metadata.version("robosuite")
-        problem = f"robosuite {other} is installed beside {_ROBOSUITE}: both are the package 'robosuite'"
-        raise HostError(problem, remedy=f"Use an environment of its own for RoboCasa: {INSTALL}")
+        problem = f"robosuite {other} is installed next to {_ROBOSUITE}: both provide the package 'robosuite'"
+        raise HostError(problem, remedy=f"Use a separate environment for RoboCasa: {INSTALL}")
 
 
 def assets() -> Path:
@@ -367,7 +367,7 @@ def _import_robocasa(root: Path) -> None:
     imported = sys.modules.get("robocasa.models")
     if imported is not None and Path(imported.assets_root).resolve() != root:
         problem = f"RoboCasa was imported with the assets in {imported.assets_root}"
-        raise HostError(problem, remedy=f"Start anew with {ASSETS}={root}.")
+        raise HostError(problem, remedy=f"Start a new process with {ASSETS}={root}.")
     # RoboCasa prints that mimicgen is missing.
     with importing("RoboCasa", INSTALL), contextlib.redirect_stdout(io.StringIO()):
         if imported is None:

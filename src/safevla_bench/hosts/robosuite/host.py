@@ -40,9 +40,7 @@ from safevla_recorder.mujoco.recorder import (
 
 SUITE = "robosuite"
 STILL = (*[0.0] * 6, -1.0)
-_INSTALL = (
-    "pip install 'safevla-bench[robosuite]' in an environment of its own, or make robocasa, whose robosuite this is"
-)
+_INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or make robocasa, whose robosuite this is"
 _DISTRIBUTIONS = ("praxis-robosuite", "robosuite")
 _VERSION = "1.5."
 _OPENS = "open"
@@ -228,7 +226,7 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
         for coordinate, value in placed:
             name, _, axis = coordinate.rpartition(".")
             if name not in drawn or axis not in {"x", "y"}:
-                raise HostError(f"robosuite has no coordinate {coordinate!r} here", remedy="Search for it anew.")
+                raise HostError(f"robosuite has no coordinate {coordinate!r} here", remedy="Run the search again.")
             position, *rest = drawn[name]
             place = tuple(value if axis == each else old for each, old in zip("xyz", position, strict=True))
             drawn[name] = (place, *rest)

@@ -145,7 +145,7 @@ def check_simulators(versions: Mapping[str, str], host: str | None = None) -> It
         yield failed_check(host, f"{simulator.distribution} is not installed", install_command(host))
     elif not present and all(hosts.host_owner(name) == OWN_DISTRIBUTION for name in hosts.host_names()):
         remedies = " or, in another environment, ".join(map(install_command, tested_versions().hosts))
-        found = "`safevla eval` has none here: recorded episodes can be judged, and loops of your own recorded"
+        found = "`safevla eval` has no simulator here; you can still judge recorded episodes and record your own loops"
         yield warned_check("simulator", found, remedies)
 
 
@@ -159,9 +159,7 @@ def _check_versions(host: str, versions: Mapping[str, str]) -> Iterator[Diagnosi
         facts = [known.describe(versions[name]) for known in find_differences(host, {name: versions[name]})]
         effect = "\n    ".join(["", *facts]) if facts else " records may differ"
         problem = f"{name} {versions[name]} is installed, tested is {tested}:{effect}"
-        remedy = (
-            f"To compare with others' numbers: {install_command(host)}, each simulator in an environment of its own"
-        )
+        remedy = f"To compare with others' numbers: {install_command(host)}, each simulator in a separate environment"
         yield warned_check(host, problem, remedy)
     if not absent and not wrong:
         yield passed_check(host, ", ".join(f"{name} {versions[name]}" for name in simulator.versions) + ", as tested")

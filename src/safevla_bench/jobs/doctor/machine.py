@@ -187,7 +187,7 @@ def check_judging(host: str) -> Diagnosis:
 def check_episode(host: str) -> Diagnosis:
     """Diagnose an episode of the host's first task, rolled out and judged in a separate process."""
     check, module = f"{host} episode", "safevla_bench.jobs.doctor.machine"
-    found = _run_probe(check, f"The whole story: python -m {module} {host}", module, host)
+    found = _run_probe(check, f"The full output: python -m {module} {host}", module, host)
     if isinstance(found, Diagnosis):
         return found
     if problem := found.get("problem"):
@@ -210,7 +210,7 @@ def run_test_episode(host: str) -> str:
         env.close()
     if result.batch is None or result.outcome == "invalid_action":
         problem, remedy = find_exception(result.reason or "")
-        raise HostError(problem, remedy=remedy or f"The whole error:\n{result.reason}")
+        raise HostError(problem, remedy=remedy or f"The full error:\n{result.reason}")
     judged = _describe_scores(result.batch, host)
     return f"{task.benchmark} {task.task_id}: {int(result.batch.lengths[0])} records, {judged}{speed}"
 
@@ -227,8 +227,8 @@ def _check_speed(env: HostEnv, planned: PlannedEpisode) -> str:
         batches.append(run_episode(env, Random(), planned).batch)
     full, short = batches
     if full is None or short is None or compare_records(full, short)[0]:
-        problem = "an episode that leaves out what the simulator repeats differs from the full one"
-        raise HostError(problem, remedy=f"Set {FAST}=no, and tell us the versions above.")
+        problem = "an episode without the simulator's repeated computations differs from a full one"
+        raise HostError(problem, remedy=f"Set {FAST}=no, and report the versions above to us.")
     return ", the same bits as in full"
 
 

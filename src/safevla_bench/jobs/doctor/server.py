@@ -73,11 +73,11 @@ def examine_server(
     kind = servers.KINDS.get(server.partition(":")[0])
     if kind is None:
         kinds = "; ".join(f"{kind.example} for {kind.about}" for kind in servers.KINDS.values())
-        yield failed_check("server", "what is given does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
+        yield failed_check("server", "the argument does not name the kind of server", f"Write KIND:ADDRESS: {kinds}.")
         return
     if host is not None and host not in _TASKS:
         yield failed_check(
-            "server", f"there is no task to ask with for the host {host!r}", f"Name one of: {', '.join(_TASKS)}."
+            "server", f"there is no example task for the host {host!r}", f"Name one of: {', '.join(_TASKS)}."
         )
         return
     yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
@@ -141,7 +141,7 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
     lines += [f"not {other}: {error.problem.splitlines()[0]}" for other, error in refusals.items()]
     yield passed_check("dialect", "\n".join(lines))
     greeting = json.dumps(answer.model.greeting, ensure_ascii=False)
-    yield passed_check("server", f"says of itself {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
+    yield passed_check("server", f"describes itself as {greeting[:_LETTERS]}{' ...' * (len(greeting) > _LETTERS)}")
     if answer.asked:
         asked = ", ".join(f"{name}={value}" for name, value in answer.asked.items())
         yield passed_check("asks for", f"{asked}: safevla eval follows")
@@ -167,8 +167,8 @@ def _describe_chunk(answer: ServerAnswer) -> Diagnosis:
     count, replan = len(answer.actions), answer.replan
     came = f"{count} action{'s' * (count > 1)} a reply"
     if replan is None or replan <= count:
-        return passed_check("chunk", f"{came}, {'all' if replan in (None, count) else replan} carried out")
-    detail = f"{came}, of which the dialect would carry out {replan}"
+        return passed_check("chunk", f"{came}, {'all' if replan in (None, count) else replan} executed")
+    detail = f"{came}, of which the dialect would execute {replan}"
     return warned_check("chunk", detail, f"Pass --policy-arg replan={count}, as the command after eval does.")
 
 
@@ -180,7 +180,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
     if not np.isfinite(actions).all():
         row, column = np.argwhere(~np.isfinite(actions))[0]
         detail = f"number {column} of action {row} is {actions[row, column]}"
-        yield failed_check("actions", detail, "Such an action ends its episode. Mend the model's output.")
+        yield failed_check("actions", detail, "Such an action ends its episode. Fix the model's output.")
         return
     yield passed_check("actions", _format_statistics(actions))
     if dialect.wants.absolute or _host(dialect.name) not in WIDTHS:
@@ -192,7 +192,7 @@ def check_actions(actions: Numbers, dialect: Dialect) -> Iterator[Diagnosis]:
 
 def _format_statistics(actions: Numbers) -> str:
     count, width = actions.shape
-    lines = [f"{count} x {width}, as the simulator gets them; of each number least, mean, greatest"]
+    lines = [f"{count} x {width}, as the simulator gets them; minimum, mean and maximum of each number"]
     for column, (least, mean, most) in enumerate(
         zip(actions.min(axis=0), actions.mean(axis=0), actions.max(axis=0), strict=True)
     ):

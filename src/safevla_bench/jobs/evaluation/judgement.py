@@ -76,7 +76,7 @@ def _require_unmixed(suites: Collection[str]) -> None:
     chosen = sorted(filter(is_chosen, suites))
     if chosen and len(chosen) < len(suites):
         problem = f"{chosen[0]} holds starts that a search chose, and the other sources those of a benchmark"
-        raise RunError(problem, remedy="Judge them apart: the one must not enter the rates of the other.")
+        raise RunError(problem, remedy="Judge them separately, so that neither enters the rates of the other.")
 
 
 def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) ->
 def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
     if not any(_read_brought(path) for path in paths):
         return error
-    tags = "its run brings tags of its maker's: install its host, or take them with --rules as-judged"
+    tags = "its run contains its maker's tags: install its host, or use them with --rules as-judged"
     remedy = f"{tags}; or {error.remedy}"
     return UnknownTaskError(error.problem, remedy=remedy, place=error.place)
 
@@ -112,7 +112,7 @@ def find_recipe(paths: Sequence[Path]) -> RulesetRecipe | None:
     for path, recipe in recipes.items():
         if recipe != recipes[first]:
             problem = f"{first} was judged by {recipes[first].describe()}, {path} by {recipe.describe()}"
-            raise RunError(problem, remedy="Leave --rules as-judged out: all are then judged alike.")
+            raise RunError(problem, remedy="Leave out --rules as-judged to judge all by the same rules.")
     return recipes[first]
 
 

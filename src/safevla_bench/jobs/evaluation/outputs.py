@@ -238,7 +238,7 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     chosen = [policy for policy in names if not policies or policy in policies]
     if len(chosen) != 1:
         remedy = f"Choose one by --policy: {', '.join(names) or 'there is none'}."
-        raise RunError(f"{name} stands beside one policy, and here are {len(chosen)}", remedy=remedy)
+        raise RunError(f"{name} is compared with one policy, but there are {len(chosen)}", remedy=remedy)
     groups = [*(cells for _, cells in inputs.suite_groups(None)), *([cell] for cell in inputs.auxiliary_cells)]
     own = [[cell for cell in cells if policy_name(cell) == chosen[0]] for cells in groups]
     return published.compare_published(
@@ -263,7 +263,7 @@ def build_board(
 
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
-        raise RunError("applicability was off: an ablation is no result to publish", remedy=remedy)
+        raise RunError("applicability was off: an ablation is not a result to publish", remedy=remedy)
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)

@@ -145,12 +145,12 @@ class Request:
         is_own_loop = isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
         if is_own_loop or description.get("episodes") == SEARCHED:
             maker = "a script of your own (safevla_recorder)" if is_own_loop else "a search"
-            remedy = "Give its command again. What is there can be judged: safevla score."
-            raise RunError(f"{maker} made this run, and only that can go on with it", remedy=remedy, place=place)
+            remedy = "Run its command again, or judge what is there: safevla score."
+            raise RunError(f"{maker} made this run, and only it can continue the run", remedy=remedy, place=place)
         try:
             options = msgspec.convert(description, _RunOptions)
         except msgspec.ValidationError as error:
-            remedy = "Start it anew with all its options, or restore the file."
+            remedy = "Start the run again with all its options, or restore the file."
             raise RunError(f"does not say what to run: {error}", remedy=remedy, place=place) from None
         return cls(
             episodes=options.episodes,

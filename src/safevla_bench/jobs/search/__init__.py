@@ -39,7 +39,7 @@ from safevla_bench.text import count_noun, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SEARCHED, chosen_start, label_suite
 
-_AGAIN = "give the command of the search again, with --resume"
+_AGAIN = "run the search command again, with --resume"
 
 # The objective: how close a successful episode came to violating a limit
 
@@ -170,7 +170,7 @@ def search_starts(
     running, out = running or ExecutionOptions(), out.absolute()
     require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
     if len(plan.request.policies) != 1 or len(plan.request.suites) != 1:
-        raise RunError("a search is of one policy on one suite", remedy="Search for each alone.")
+        raise RunError("a search has one policy and one suite", remedy="Run one search for each.")
     prepared = prepare_run(plan.request)
     with prepared.resources:
         searched = _plan_tasks(plan, prepared)
@@ -228,7 +228,7 @@ def _read_wordings(text: str, host: Host, task: Task) -> tuple[str, ...]:
         )
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as wordings: {getattr(error, 'strerror', None) or error}"
-        remedy = f"Name a text file with a wording a line, or a suite of {host.name} with other words."
+        remedy = f"Name a text file with one wording per line, or a suite of {host.name} with other words."
         raise RunError(problem, remedy=remedy, place=Place(file=text)) from None
     return tuple(dict.fromkeys([task.instruction, *others]))
 
@@ -270,7 +270,7 @@ def _run_trials(
             writer.add_episode(place, rollouts.raw_episode(end), end.record)
             task, record = end.planned.task, end.batch
             if plan.wordings and record is not None and record.headers[0].instruction != task.instruction:
-                problem = f"{task.task_id} words its own instruction, {record.headers[0].instruction!r}"
+                problem = f"{task.task_id} makes its own instruction, {record.headers[0].instruction!r}"
                 raise RunError(problem, remedy="Leave --wordings out.")
             margins[place] = plan.objective.margins(end.batch)
 
@@ -416,7 +416,7 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     crashed += f", {task.thrown} did not begin as placed" if task.thrown else ""
     head, counts = f"{suite.suite} {task.task_id}:", f"{task.trials} trials ({task.successes} succeeded{crashed})"
     if task.first is None and task.bound is None:
-        return f"{head} not found in {counts}. This bounds nothing: a start may still be unsafe."
+        return f"{head} not found in {counts}. This gives no bound: a start may still be unsafe."
     if task.first is None:
         share = f"{_percent(task.bound or 0.0)} % of starts drawn like these are unsafe successes"
         return f"{head} not found in {counts}. At 95 % at most {share}."
@@ -428,5 +428,5 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     if task.least is not None:
         ends = f"{_percent(task.least)} to {_percent(1.0 if task.bound is None else task.bound)} %"
         rate = f" At 95 % {ends} of starts drawn like these are unsafe successes ({task.hits} of {task.trials} trials)."
-    far += "" if worst.instruction is None else f", told {worst.instruction!r}"
+    far += "" if worst.instruction is None else f", instruction {worst.instruction!r}"
     return f"{head} found {found}. Worst: trial {worst.trial}, margin {worst.value:.3f} ({broke}){far}.{rate}"

@@ -279,7 +279,7 @@ def format_value(value: object) -> str:
 SOURCE = "judged archive"
 LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
 _OPTIONS = attrgetter("library.name", "capabilities", "missing", "applicability")
-_REMEDY = "Check by its maker's rules with --rules as-judged, by files of your own with --library and --rules."
+_REMEDY = "Check by its maker's rules with --rules as-judged, or by your own files with --library and --rules."
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
@@ -311,7 +311,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
             return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
         findings = _compare_judges(provenance, ruleset)
     except SafevlaError as error:
-        return [open_check(folder.SCORES, f"what judged is not here: {error}\n{_REMEDY}")]
+        return [open_check(folder.SCORES, f"the rules that judged are not available: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
         reason = "not judged again: the specifications or tags are not those that judged"
         findings.append(open_check(folder.SCORES, reason))
@@ -326,7 +326,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
 def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
     library, registry = ruleset.library, ruleset.registry
     tags = "with files" if ruleset.registry_files else "built-in"
-    remedy = "\nWhere a file of your own judged, name it: --library FILE or --rules FILE."
+    remedy = "\nIf your own file judged the run, name it: --library FILE or --rules FILE."
     return [
         _compare(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
         _compare(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
@@ -433,7 +433,7 @@ def _check_report(run: Path, judged: Judged) -> Finding:
         return mismatch(folder.REPORT, f"cannot be made again: {error}")
     if later:
         problem = f"{later[0]} is newer and may have changed it"
-        return open_check(folder.REPORT, f"{problem}; to write it anew, so that it can be checked: {command}")
+        return open_check(folder.REPORT, f"{problem}; to write it again, so that it can be checked: {command}")
     place = find_difference(written, expected)
     shown = None if place is None else f"byte {place}: {_quote(written, place)} is written, made again it is "
     return _finding(folder.REPORT, shown and shown + _quote(expected, place or 0), "made again, the same bytes")

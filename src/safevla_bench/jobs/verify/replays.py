@@ -48,8 +48,8 @@ REPLAY = "replay"
 _FROM_STATE = 1e-5
 GEOMETRY = "geometry"
 PROCESSOR = (
-    "The kernels of OpenBLAS depend on the processor, so that on another processor than the recording's the last "
-    "digits may differ, and from contacts on more than those. Replay on one of the same kind before you suspect the "
+    "The kernels of OpenBLAS depend on the processor, so on another processor the last "
+    "digits may differ, and after contacts more. Replay on the same kind of processor before you suspect the "
     "records."
 )
 

@@ -105,7 +105,7 @@ def _parse_dtype(text: object) -> np.dtype[Any]:
     if isinstance(text, list):  # msgpack_numpy's representation of record fields
         raise InvalidActionError("an array of records, where integers or floats belong", remedy=_REMEDY)
     if not isinstance(text, str) or len(text) > _DTYPE or not _PLAIN.fullmatch(text):
-        raise TypeError("a dtype that is no plain name")
+        raise TypeError("a dtype that is not a plain name")
     dtype = np.dtype(text)
     if dtype.kind not in _KINDS:
         raise InvalidActionError(f"an array of dtype {dtype}, where integers or floats belong", remedy=_REMEDY)
@@ -187,7 +187,7 @@ def _decode_gr00t(wire: Wire) -> object:
     content = wire["as_npy"]
     decoded = decode_array(content) if isinstance(content, bytes) else None
     if decoded is None:
-        raise ValueError("an array file that is no plain array of NumPy")
+        raise ValueError("an array file that is not a plain NumPy array")
     _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)
     return decoded
 

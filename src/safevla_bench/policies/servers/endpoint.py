@@ -71,7 +71,7 @@ def parse_addresses(arg: str | None, policy: str, schemes: Sequence[str], port: 
     try:
         servers = [_parse_address(text.strip(), schemes, port) for text in (arg or "").split(",")]
     except ValueError:  # the text is not repeated, because it may contain a secret
-        remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, several with commas between them; a key belongs into {KEY}."
+        remedy = f"Write {policy}:{schemes[0]}://HOST:PORT, several separated by commas; a key belongs in {KEY}."
         raise PolicyError(f"policy {policy!r} needs the address of its server", remedy=remedy) from None
     first = int(os.environ.get(WORKER, "0")) % len(servers)
     return (*servers[first:], *servers[:first])
@@ -106,7 +106,7 @@ def read_key(key_file: str | None = None) -> str | None:
     try:
         secret = (os.environ.get(KEY, "") if key_file is None else read_text(Path(key_file))).strip()
     except (OSError, UnicodeDecodeError) as error:
-        problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Name a file that holds the key alone."
+        problem, remedy = f"the key cannot be read: {error.__class__.__name__}", "Name a file that holds only the key."
         raise PolicyError(problem, remedy=remedy, place=Place(file=str(key_file))) from None
     if not secret and key_file is None:
         return None
@@ -184,7 +184,7 @@ def status_error(address: str, status: int, key: str | None) -> PolicyError:
 
 def size_error(address: str) -> PolicyError:
     """Return the error for a message that is too large for the server or for us."""
-    problem = f"a message to or from {address} is too large: {MAX_REPLY_BYTES // 2**20} MiB are taken at most"
+    problem = f"a message to or from {address} is too large: {MAX_REPLY_BYTES // 2**20} MiB are accepted at most"
     return PolicyError(problem, remedy="Send smaller images (--policy-arg image_size=N), or raise the server's limit.")
 
 
@@ -194,7 +194,7 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
     named = find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
     problem = f"the policy server {address} failed: {named}{details}"
-    return PolicyError(problem, remedy="Mend it there; what was sent is in docs/howto/servers.md.")
+    return PolicyError(problem, remedy="Fix this in the server. The request format is in docs/servers.md.")
 
 
 # Servers' descriptions of themselves

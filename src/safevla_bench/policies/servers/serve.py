@@ -70,7 +70,7 @@ class ServedPolicy:
             self.close()
             wanted = "the simulator's own state" if self.wants.privileged else f"{len(self.wants.cameras)} cameras"
             problem = f"policy {name!r} wants {wanted}, which no request of openpi's protocol holds"
-            raise PolicyError(problem, remedy=f"Run it beside its simulator: safevla eval --policy {name}.")
+            raise PolicyError(problem, remedy=f"Run it with its simulator: safevla eval --policy {name}.")
         for _ in range(copies - 1):
             self._free.put(make())
 
@@ -149,7 +149,7 @@ def parse_observation(request: Mapping[object, object], wants: Wants) -> Observa
         raise PolicyError(f"{_STATE!r} has {len(state)} numbers", remedy="It is position 3, axis-angle 3, gripper.")
     prompt = request.get(_PROMPT)
     if not isinstance(prompt, str):
-        raise PolicyError(f"{_PROMPT!r} is missing, or no text", remedy="It is the instruction.")
+        raise PolicyError(f"{_PROMPT!r} is missing, or not text", remedy="It is the instruction.")
     images = {camera: _parse_image(request, key, wants) for key, camera in zip(IMAGES, wants.cameras, strict=False)}
     return Observation(prompt, state[:3], to_quaternion(state[3:6]), state[6:], images)
 
@@ -162,7 +162,7 @@ def to_quaternion(axis_angle: NDArray[np.float64]) -> NDArray[np.float64]:
 def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> NDArray[np.uint8]:
     image = _require_array(request, key, "u", 3)
     if image.dtype != np.uint8 or image.shape != (*wants.image_size, 3):
-        remedy = f"It is to be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
+        remedy = f"It must be uint8 of {[*wants.image_size, 3]}: safevla's client takes --policy-arg image_size=N."
         raise PolicyError(f"{key!r} is {image.dtype} of {list(image.shape)}", remedy=remedy)
     return cast("NDArray[np.uint8]", image[:, ::-1])
 
@@ -170,9 +170,7 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
     value = request.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
-        raise PolicyError(
-            f"{key!r} is missing, or no array of the right kind", remedy="docs/howto/servers.md lists all."
-        )
+        raise PolicyError(f"{key!r} is missing, or not an array of the right kind", remedy="docs/servers.md lists all.")
     return value.astype(np.float64) if dtype_kind == "f" else value
 
 
@@ -181,7 +179,7 @@ def _early_response(connection: ServerConnection, request: Request, key: str | N
         return connection.respond(HTTPStatus.OK, "OK\n")
     credentials = request.headers.get("Authorization", "")
     if key and not hmac.compare_digest(credentials.encode(), f"Api-Key {key}".encode()):
-        return connection.respond(HTTPStatus.UNAUTHORIZED, "a key is wanted: Authorization: Api-Key ...\n")
+        return connection.respond(HTTPStatus.UNAUTHORIZED, "a key is required: Authorization: Api-Key ...\n")
     return None
 
 

@@ -73,8 +73,8 @@ class VlaEvalModel(openpi.WebsocketModel):
         spoken = adapt_dialect(self._own_dialect, params)
         check_requirements(params, _submap(greeting, "action_spec"), spoken, chosen=self._is_chosen)
         if self._connected and spoken.wants != self.wants:
-            problem = f"the server {self.address} asks for other observations than when the run began"
-            raise PolicyError(problem, remedy="It was started anew with another model: resume the run.")
+            problem = f"the server {self.address} requests other observations than when the run began"
+            raise PolicyError(problem, remedy="It was restarted with another model: resume the run.")
         self.dialect, self.wants = spoken, spoken.wants
         wish = params.get("env_seed")
         self.env_seed = wish if type(wish) is int and 0 <= wish < 2**32 else None

@@ -161,7 +161,7 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[
 def _series_note(compared: SeriesComparison) -> str:
     points = [point for curve in compared.curves for point in curve.points]
     bootstrap = any(has_bootstrap(point) for point in points)
-    kind = "percentile bootstrap for VSI" if bootstrap else "for VSI one that holds for any severities"
+    kind = "percentile bootstrap for VSI" if bootstrap else "distribution-free for VSI"
     episodes = sheet.format_episode_range([point.n for point in points])
     note = f"Bars: 95 % intervals of each run alone (Wilson; {kind}); a run has {episodes}."
     return f"{note} Lines lead the eye: nothing between two runs was measured."

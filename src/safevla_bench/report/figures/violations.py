@@ -216,7 +216,7 @@ def _margin_notes(value: Margins) -> list[str]:
     return [
         "Below zero, shaded: the limit is broken. Marker: median; box: quartiles; line: least to greatest. Linear "
         "between −1 and 1, logarithmic beyond.",
-        "Right: violating episodes / episodes with a margin; beside them vacuous ones (vac.), and violations that a "
+        "Right: violating episodes / episodes with a margin; followed by vacuous ones (vac.) and violations that a "
         "Boolean signal decided, without a margin (bool.).",
         *silent,
         *value.remarks,

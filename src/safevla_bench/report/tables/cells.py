@@ -186,7 +186,7 @@ def _clean_note(cells: Iterable[Summary]) -> str:
     if not (clean := [rate.starts or rate.n for rate in rates if rate.count == rate.n]):
         return ""
     noun = " starts" if any(rate.starts for rate in rates) else ""
-    return f"Where none of {min(clean)}{noun} was unsafe, {describe_clean_bound(min(clean))}."
+    return f"If none of {min(clean)}{noun} was unsafe, {describe_clean_bound(min(clean))}."
 
 
 def severity_table(cells: Sequence[Summary], roster: Roster) -> Table:

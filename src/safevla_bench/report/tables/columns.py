@@ -16,7 +16,7 @@ from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, add_
 from safevla_bench.sensitivity.curves import SensitivityCurve
 from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_interval
 
-INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI one that holds for any severities."
+INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI a distribution-free interval."
 PAPER_INTERVALS = (
     "Below each value its 95 % interval: Wilson for proportions, percentile bootstrap of episodes for VSI."
 )
@@ -33,7 +33,7 @@ def describe_intervals(cells: Iterable[Summary]) -> str:
     if any(rate.starts for cell in every for rate in cell.rates.values()):
         note += " Where starts have several episodes, it is that of a mean over starts (Gaffke)."
     if unknown := sum(cell.unknown_starts or 0 for cell in every):
-        note += f" {count_noun(unknown, 'episode')} without an initial state: each counts as a start of its own."
+        note += f" {count_noun(unknown, 'episode')} without an initial state: each counts as a separate start."
     return note
 
 

@@ -131,7 +131,7 @@ def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[
     for item in items[:_MOST_NAMED]:
         if item.tipping is not None:
             better, worse = _order(item, metric)
-            most = f"at most {item.tipping} of its episodes without a value count against it, whichever these are, and"
+            most = f"at most {item.tipping} of its episodes without a value count against it, no matter which, and"
             yield (
                 f"{better} stays {metric.praise}{f' than {worse}' if len(items) > 1 else ''} if "
                 f"{most if item.tipping else 'none of its episodes without a value counts against it and'} "
@@ -252,7 +252,7 @@ def _name_pairs(items: Sequence[Difference]) -> str:
 
 def _caveats(items: Sequence[Difference], metric: Metric, comparison: Comparison) -> Iterator[str]:
     if metric is SBU:
-        yield "SBU also falls where fewer episodes succeed: read it beside SR."
+        yield "SBU also falls where fewer episodes succeed: read it together with SR."
     is_told = any(item.better or item.undecided for item in items)
     if any(item.unknown for item in items) and (comparison.allow_crashed or not is_told):
         yield f"Left out: {_count_unknown(items)}{' (--allow-crashed)' if comparison.allow_crashed else ''}."
@@ -428,8 +428,8 @@ def selection_table(selection: Selection, notes: tuple[str, ...] = ()) -> Table:
     ]
     columns += [column for k, gate in enumerate(selection.conditions) for column in _condition_columns(k, gate)]
     together = (
-        f"All intervals hold together at {format_compact(100 * selection.confidence)} % on these tasks, whichever "
-        f"policy is taken: each is exact at {format_compact(round(100 * selection.each_confidence, 2))} %."
+        f"All intervals hold together at {format_compact(100 * selection.confidence)} % on these tasks, no matter "
+        f"which policy is taken: each is exact at {format_compact(round(100 * selection.each_confidence, 2))} %."
     )
     title, remarks = "Candidates, the best first", selection.warnings
     return tabulate(title, selection.candidates, columns, notes=(together, *notes), remarks=remarks)

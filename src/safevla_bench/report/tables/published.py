@@ -238,7 +238,7 @@ def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> st
 def published_table(compared: PublishedComparison) -> Table:
     """Return the table of both rates and their difference by group of suites and metric."""
     return tabulate(
-        f"{compared.policy} beside {compared.paper}, as published",
+        f"{compared.policy} and {compared.paper}, as published",
         compared.rows,
         (
             text_column("Suite", lambda row: row.place),

@@ -356,7 +356,7 @@ def _variant_mean(name: str, points: Sequence[VariantRates], printed: PublishedV
 def host_mean_table(means: Sequence[HostMean], ablation: ThresholdAblation) -> Table:
     """Return the table of means, a row per host and variant, next to the paper's Table 9 if it has a row."""
     return tabulate(
-        "Means of each host beside the paper's Table 9",
+        "Means of each host next to the paper's Table 9",
         [(host, variant) for host in means for variant in host.variants],
         (
             text_column("Host", lambda row: row[0].host),
