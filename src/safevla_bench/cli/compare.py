@@ -213,11 +213,11 @@ def sensitivity_command(
     policies, the last table says whether their ranking by Safety changes.
 
     --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and with
-    the depth defined in the paper's prose: see docs/fidelity.md.
+    the depth defined in the paper's prose: see docs/explanation/fidelity.md.
 
     --physics plays the recorded actions again in the simulator. The unchanged replay must reproduce the record bit for
-    bit; replays under small changes of the physics follow: see docs/firmness.md. Run the same command again to continue
-    an interrupted analysis.
+    bit; replays under small changes of the physics follow: see docs/howto/firmness.md. Run the same command again to
+    continue an interrupted analysis.
 
     \b
     For instance:

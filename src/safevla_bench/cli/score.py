@@ -52,7 +52,7 @@ def score_command(
     episode is invalid, nothing is written unless --set invalid=skip is given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that maps their features or
-    topics to channels: see docs/real-robots.md.
+    topics to channels: see docs/howto/real-robots.md.
 
     Results of other tools that record only successes (LeRobot's eval_info.json, a recording of vla-evaluation-harness
     or its output folder) are printed as SR with intervals. Their Safety, SBU and VSI are unknown, never zero.

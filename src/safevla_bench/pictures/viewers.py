@@ -83,8 +83,11 @@ class Timeline:
 _IDENTITY = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 
-def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int) -> Timeline:
-    """Return the timeline of the episode at `index` (from 0) of a batch and its scores, which have the same order."""
+def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
+    """Return the timeline of the episode at `index` (from 0) of a batch and its scores, which have the same order.
+
+    `run` is the name of the run folder or file.
+    """
     record, row = select_episodes(batch, [index]), scores.episode(index)
     traces, reading = tuple(trace_specs(scores, index, record, ruleset)), ruleset.read_fields(record)
     events = (event for trace in traces for event in _violation_events(trace, reading, ruleset.registry))

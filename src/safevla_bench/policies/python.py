@@ -2,12 +2,12 @@
 
 `python:module:factory`: the factory is a class or function that receives the `--policy-arg` values as text, or a
 finished object. The policy needs `act(observation)`, which returns an action [A] or a chunk [H, A]; `wants`,
-`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional: docs/policy-contract.md. Modules are
-searched for in the current folder first.
+`reset(task, seed)`, `close()`, `clip`, `replan` and `orientation` are optional: docs/reference/policy-contract.md.
+Modules are searched for in the current folder first.
 
 `lerobot:PATH`: a saved policy, with its own pre- and post-processors and `select_action`. LeRobot needs a separate
 environment: install this package there without a simulator, run `safevla serve`, and connect from the simulator's
-environment with `openpi:` (docs/servers.md).
+environment with `openpi:` (docs/howto/servers.md).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The thresholds are the variants of the paper's Table 9, which are data, or a gri
 G(signal < bound), or one behind a crisp gate, is decided by the worst value of its signal for any bound, so another
 threshold needs only that value, not the records. Clauses of other forms are judged again.
 
-The paper's text leaves a clause ambiguous in places, and its tables seem to use another version (docs/fidelity.md).
-Each built-in library is one reading of it.
+The paper's text leaves a clause ambiguous in places, and its tables seem to use another version
+(docs/explanation/fidelity.md). Each built-in library is one reading of it.
 """
 
 from __future__ import annotations

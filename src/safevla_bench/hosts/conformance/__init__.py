@@ -11,7 +11,7 @@
 
 Each method is one rule; its failure says in one sentence what the host does wrong. The rule that recording changes
 nothing and the gripper rules are skipped until their hooks are implemented. Set a gripper's hook to None if its rule
-cannot apply to the host. `docs/adding-a-host.md` shows a whole host.
+cannot apply to the host. `docs/howto/adding-a-host.md` shows a whole host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ManiSkill 3, recorded: table-top tasks of a Panda in SAPIEN, on PhysX's CPU solver.
 
 Nothing is rendered, so Vulkan is not needed: SAPIEN makes materials only on a rendering device, so stand-ins replace
-them while a scene is built. PhysX reports the normal forces of contacts but no friction (docs/maniskill.md).
+them while a scene is built. PhysX reports the normal forces of contacts but no friction (docs/howto/maniskill.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An action moves a mocap body by up to 1 cm per axis, and a weld constraint pulls the hand after it. So no motor drives
 the arm's joints, there are no torques, and nothing is compliant: forces are several times those of an arm under
-impedance control (docs/limits.md). `metaworld.toml` defines suites, tasks and names of bodies.
+impedance control (docs/reference/limits.md). `metaworld.toml` defines suites, tasks and names of bodies.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def server_error(address: str, text: str, key: str | None) -> PolicyError:
     named = find_exception(shown)[0][:MAX_LINE_CHARACTERS] or "no reason given"
     details = f"\n{textwrap.indent(shown, '    ')}" if "\n" in shown or len(text) > MAX_CHARACTERS else ""
     problem = f"the policy server {address} failed: {named}{details}"
-    return PolicyError(problem, remedy="Fix this in the server. The request format is in docs/servers.md.")
+    return PolicyError(problem, remedy="Fix this in the server. The request format is in docs/howto/servers.md.")
 
 
 # Servers' descriptions of themselves

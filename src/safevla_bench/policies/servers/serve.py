@@ -170,7 +170,9 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
     value = request.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
-        raise PolicyError(f"{key!r} is missing, or not an array of the right kind", remedy="docs/servers.md lists all.")
+        raise PolicyError(
+            f"{key!r} is missing, or not an array of the right kind", remedy="docs/howto/servers.md lists all."
+        )
     return value.astype(np.float64) if dtype_kind == "f" else value
 
 
