@@ -113,6 +113,9 @@ env.step([0.0, 0.0])
     [
         ("", True),
         ("env = attach(); raise ValueError", False),
+        ("env = attach(); sys.exit()", True),
+        ("env = attach(); sys.exit(1)", False),
+        ("env = attach(); sys.exit('no server')", False),
         ("env = attach(); env.step([0.0, 0.0]); del env; gc.collect()", True),
     ],
 )
@@ -163,10 +166,10 @@ for _ in range(3):
     assert done.stderr.count(b"/run (") == lines
 
 
-def record_in_worker(out, end):
+def record_in_worker(out, end, horizon=None):
     from lab_module import Lab
 
-    env = record_until_closed(Lab(), policy="mine", out=out)
+    env = record_until_closed(Lab(), policy="mine", out=out, horizon=horizon)
     env.step([0.0, 0.0])
     end(env)
 
@@ -181,6 +184,19 @@ def test_the_folder_of_a_killed_worker_goes_on_and_stays_incomplete(install, tmp
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["worker_0"]
     assert len([*(tmp_path / "run/worker_0/raw").glob("*.npz")]) == 2
     assert json.loads((tmp_path / "run/worker_0/run.json").read_bytes())["complete"] is False
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(("code", "is_complete"), [(0, True), (1, False)])
+def test_the_run_of_a_worker_that_leaves_between_episodes_is_complete_if_its_exit_code_is_0(
+    install, tmp_path, code, is_complete
+):
+    install("lab", PLUGIN)
+    arguments = (tmp_path / "run", lambda env: sys.exit(code), 1)
+    worker = multiprocessing.get_context("fork").Process(target=record_in_worker, args=arguments)
+    worker.start()
+    worker.join()
+    assert json.loads((tmp_path / "run/worker_0/run.json").read_bytes())["complete"] is is_complete
 
 
 def test_what_nobody_knows_is_refused_with_the_group_the_page_and_the_attachments_that_failed(install):

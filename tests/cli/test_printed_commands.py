@@ -136,6 +136,16 @@ def test_the_printed_command_judges_as_the_list_did(safevla, folder):
     assert "joint_torque" in shown.split("robustness")[0]
 
 
+def test_the_command_that_completes_a_shard_trusts_what_the_shard_names(safevla, folder):
+    Path("broken").touch()
+    safevla(*split_in_bash(f"safevla {_EVAL} --policy lab=python:lab:Policy --shard 1/1 --episodes 5"))
+    Path("broken").unlink()
+    _, out, err = safevla("merge", f"{FOLDER}/run", "--out", "whole")
+    (command,) = find_commands(out + err)
+    assert "--record-only" in command
+    assert safevla(*split_in_bash(command))[0] in (cli.OK, cli.CRASHED)
+
+
 def test_the_command_that_continues_a_run_trusts_what_the_run_names(safevla, folder):
     words = split_in_bash(f"safevla {_EVAL} --policy lab=python:lab:Policy --episodes 5")
     Path("broken").touch()

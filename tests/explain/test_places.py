@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from builders import BOWL, PLATE, episode
-from safevla_bench.explain.places import collect_bodies, describe_places, list_places
+from safevla_bench.explain.places import collect_bodies, describe_places, describe_unmatched, list_places
 from safevla_bench.signals import parse_formula
-from safevla_bench.specs.loader import library
 from safevla_bench.stl.parser import parse
 
 BATCH = episode(4, pos_bodies=[BOWL, PLATE], body_pos_m=episode(4).body_pos_m.episode_poses(0)[1][:, :2])
@@ -15,15 +12,14 @@ BATCH = episode(4, pos_bodies=[BOWL, PLATE], body_pos_m=episode(4).body_pos_m.ep
 
 def test_places_are_roles_names_and_patterns_in_the_order_of_the_formulas() -> None:
     text = 'G(distance(eef, "pla*") > 0.1 -> clearance(held, drawer, 0, 0, 0, 1, 1, 1) > 0)'
-    spec = replace(library()["joint_torque"], formula=parse_formula(text))
-    assert set(list_places([spec])) == {"pla*", "drawer"}
+    assert set(list_places([parse_formula(text)])) == {"pla*", "drawer"}
     moving = 'G(over(handled, "pla*") > 0.1 & distance(eef, held) > 0.1)'
-    assert list_places([replace(spec, formula=parse_formula(moving))]) == ("pla*",)
+    assert list_places([parse_formula(moving)]) == ("pla*",)
 
 
 def test_of_a_role_the_bodies_that_the_form_sees_are_listed() -> None:
     text = "G(distance(eef, furniture) > 0.1 or gap(eef, furniture) > 0.1 or speed(bystander) > 1 m/s)"
-    places = list_places([replace(library()["joint_torque"], formula=parse(text))])
+    places = list_places([parse(text)])
     assert places == ("tracked furniture", "furniture", "tracked bystander")
     assert list(describe_places(places, collect_bodies([BATCH]))) == [
         "tracked furniture in libero-goal: no body; gap sees links and fixed bodies, too",
@@ -44,6 +40,12 @@ def test_each_match_says_what_is_recorded_and_what_is_missing() -> None:
 def test_a_pattern_without_a_match_is_named_with_the_closest_names() -> None:
     (line,) = describe_places(["plates*"], collect_bodies([BATCH]))
     assert line.startswith("plates* in libero-goal: no body; closest: plate")
+
+
+def test_of_a_formula_the_places_that_match_nowhere_are_named() -> None:
+    lines = list(describe_unmatched(["plate", "plates", "bystander"], collect_bodies([BATCH])))
+    (line,) = lines
+    assert line.startswith("plates in libero-goal: no body; closest: plate")
 
 
 def test_a_fact_holds_if_every_record_of_the_suite_with_the_body_has_it() -> None:

@@ -13,6 +13,7 @@ from folders import contents
 from policies.servers.stub_servers import chunk, openpi, websockets
 from policies.servers.test_serve import served
 from safevla_bench.errors import HostError, PolicyError, RunError, ServerRefusedError, ServerUnreachableError
+from safevla_bench.hosts.fake.host import FakeEnv
 from safevla_bench.interface.policy import Wants
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.rollouts import roll_out
@@ -207,8 +208,21 @@ class Crashes:
 def test_a_run_ends_if_equal_crashes_begin_no_episode_or_end_three_tasks_in_a_row(tmp_path, after, when):
     policy = RequestedPolicy("p", "", made=adopt_object("p", Crashes(after)))
     request = bare_request("", policies=(policy,), tasks=(0, 1, 2), episodes=4, arguments={})
-    with pytest.raises(HostError, match=f"episodes in a row crashed alike{when}: RuntimeError: no EGL device"):
+    with pytest.raises(
+        PolicyError, match=f"episodes in a row crashed alike{when}: RuntimeError: no EGL device"
+    ) as caught:
         roll_out(request, tmp_path / "run")
+    assert "doctor" not in caught.value.remedy
+
+
+def test_a_simulator_that_crashes_at_each_start_is_not_blamed_on_the_policy(tmp_path, monkeypatch):
+    def reset(self, seed):
+        raise RuntimeError("no EGL device")
+
+    monkeypatch.setattr(FakeEnv, "reset", reset)
+    with pytest.raises(HostError, match="crashed alike before any had begun: RuntimeError: no EGL device") as caught:
+        roll_out(bare_request("", policies=("noop",), episodes=4, arguments={}), tmp_path / "run")
+    assert "`safevla doctor` checks the simulator" in caught.value.remedy
 
 
 def test_the_rest_of_a_task_that_crashes_alike_is_left_for_a_resume_and_other_tasks_are_run(tmp_path):

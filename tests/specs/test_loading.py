@@ -265,6 +265,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ({**SPEC, "formula": "G"}, r"field formula: fast: unknown key 'formula'\n.*did you mean 'stl'\? known"),
         ({**SPEC, "treshold": 1}, r"field treshold: fast: unknown key 'treshold'\n.*did you mean 'threshold'\? known"),
         (without("source"), r"field source: fast: .*missing required field `source`"),
         ({**SPEC, "threshold": "0.5"}, r"field threshold: fast: Expected `float \| null`, got `str`"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 Env = TypeVar("Env")
 _log = get_logger(__name__)
 _LIBERO = "libero.libero.envs.env_wrapper"
+_exit_codes: list[object] = []
+"""What the last `sys.exit` of the main thread was given: at exit nothing else tells."""
+_exit_hooks: list[Undo] = []
 
 
 class Recording:
@@ -46,6 +50,8 @@ class Recording:
         self.env, self._begin = env, begin
         self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
         self._simulator, self._process = _find_simulator(env), os.getpid()
+        if not _exit_hooks:
+            _exit_hooks.append(wrap_method(sys, "exit", _keep_exit_code))
         is_late = self._simulator is None and is_unmade(env)
         if not is_late:
             self._attach(env)
@@ -117,9 +123,8 @@ class Recording:
     def _leave(self) -> None:
         if os.getpid() != self._process:  # a copy that `os.fork` made
             return
-        has_failed = sys.exc_info()[0] is not None or getattr(sys, "last_type", None) is not None
         is_running = self._begun is not None and self._begun[0].is_running
-        self.close_quietly("the process ended" if is_running or has_failed else "")
+        self.close_quietly("the process ended" if is_running or _has_failed() else "")
 
     def _end(self, reason: str = "", *, is_last: bool = True) -> None:
         if self._begun is None:
@@ -131,6 +136,24 @@ class Recording:
             cutter.on_interruption()
         undo()
         folder.close_block(complete=not reason and not cutter.lost, is_last=is_last)
+
+
+def _keep_exit_code(original: Callable[..., object], *args: object) -> object:
+    if threading.current_thread() is threading.main_thread():
+        _exit_codes[:] = args
+    return original(*args)
+
+
+def _has_failed() -> bool:
+    """Return whether this process, which is ending, does so by an exception or with an exit code other than 0."""
+    error = sys.exc_info()[1]  # still there in a child of `multiprocessing`
+    if isinstance(error, SystemExit):
+        codes = [error.code]
+    elif error is not None or getattr(sys, "last_type", None) is not None:
+        return True
+    else:
+        codes = _exit_codes
+    return any(code is not None and not (isinstance(code, int) and code == 0) for code in codes)
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:

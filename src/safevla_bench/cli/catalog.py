@@ -216,7 +216,8 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             *(f"  exempt   {line}" for line in _count_exempt(exempt)),
         ]
         click.echo("\n".join(map(escape_controls, lines)))
-    for line in describe_places(list_places(own), collect_bodies(episode_index.Scan(sources))) if sources else ():
+    places = list_places(spec.formula for spec in own)
+    for line in describe_places(places, collect_bodies(episode_index.Scan(sources))) if sources else ():
         echo(f"  bodies   {line}")
     option = "--rules" if len(own) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
 import click
 
 from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, options, progress, rules, run_options
-from safevla_bench.errors import RunError
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
-from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.request import format_host_trust
 from safevla_bench.jobs.verify import AuditPlan
 from safevla_bench.jobs.verify.files import Verification
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
-from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.text import count_noun, indent_further
 
 
@@ -73,7 +71,7 @@ def verify_command(
         if not verification.agrees:
             step = f"restore what differs, or write the scores again: safevla score {options.quote_paths(run)}"
         elif not (verification.has_open_checks or replay or audit):
-            again = f"safevla verify {options.quote_paths(run)} --replay 3{_format_host_trust(run)}"
+            again = f"safevla verify {options.quote_paths(run)} --replay 3{format_host_trust(run)}"
             step = f"replay episodes, the only check that finds a changed record: {again}"
         echo("", f"Next: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
@@ -89,13 +87,6 @@ def _summarize_verification(verification: Verification) -> str:
     if verification.has_open_checks:
         return "What was checked agrees, but something could not be checked."
     return "Everything that was checked agrees."
-
-
-def _format_host_trust(run: Path) -> str:
-    try:
-        return options.format_trust(replace(Request.from_run(run), policies=(), found=None), run / RUN)
-    except RunError:  # the user's own script made this run
-        return ""
 
 
 def _count_verdicts(verification: Verification) -> str:

@@ -20,6 +20,7 @@ from safevla_bench.errors import Place, RunError, SafevlaError
 from safevla_bench.explain import episode as explaining
 from safevla_bench.explain import query
 from safevla_bench.explain.bodies import BODY_KINDS, find_bodies
+from safevla_bench.explain.places import collect_bodies, describe_unmatched, list_places
 from safevla_bench.files import write_atomically
 from safevla_bench.interface.environment import Host
 from safevla_bench.judging.judged import Judged
@@ -212,6 +213,9 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
         click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
+    if any(answer.verdict == "undefined" for answer in answers):
+        for line in describe_unmatched(list_places([parsed]), collect_bodies(records.read_chunks())):
+            echo(line)
     echo(f"Next: the first episode in full: {sources.format_command('show', ':1')}")
 
 

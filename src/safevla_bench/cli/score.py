@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ from safevla_bench.files import own_path
 from safevla_bench.jobs import demo
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
+from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import measure_baseline
@@ -116,7 +118,7 @@ def print_scores(judged: Judged) -> None:
         echo(f"  {line}")
     if len(changed) > _MOST_CHANGED:
         echo(f"  and {len(changed) - _MOST_CHANGED} more added or changed specifications, which the report lists.")
-    if places := list_places(judged.ruleset.own_specs()):
+    if places := list_places(spec.formula for spec in judged.ruleset.own_specs()):
         for line in describe_places(places, collect_bodies(judged.records.read_chunks())):
             echo(f"  {line}")
     click.echo()
@@ -253,8 +255,14 @@ def merge_command(
     The result has the same bytes as a single run of the whole plan, so the shards must belong to one plan and all be
     complete, each given once; errors say what is wrong. Their order does not matter.
     """
-    rows = writer.merge_shards(shards, out)
+    rows = writer.merge_shards(shards, out, _format_continuation)
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""
     echo(f"Run folder: {out} ({len(rows)} episodes{left_out})")
     echo(f"Next: safevla score {options.quote_paths(out)}")
+
+
+def _format_continuation(shard: Path) -> str:
+    with suppress(RunError):
+        return Request.from_run(shard).format_resume_command(shard, "--record-only")
+    return writer.format_resume_command(shard)

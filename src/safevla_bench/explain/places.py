@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.signals.space import MOVING_PLACES, PLACED_FORMS, WORLD, recorded_bodies
-from safevla_bench.specs.spec import Spec
+from safevla_bench.stl.formula import Formula, signal_names
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import ROLES
 
@@ -50,12 +50,12 @@ def collect_bodies(chunks: Iterable[Batch]) -> SuiteBodies:
     return suites
 
 
-def list_places(specs: Iterable[Spec]) -> tuple[str, ...]:
+def list_places(formulas: Iterable[Formula]) -> tuple[str, ...]:
     """Return the roles, names and patterns of bodies in the formulas, in order of first appearance. A role in a form
     that only considers tracked bodies is `tracked ROLE`.
     """
     places = list[str]()
-    for behind in (SIGNALS[name].bodies for spec in specs for name in sorted(spec.signals)):
+    for behind in (SIGNALS[name].bodies for formula in formulas for name in sorted(signal_names(formula))):
         if behind is not None and behind.call[0]:
             kind = PLACED_FORMS[behind.call[0]]
             sees_links = kind.is_gap or kind.channel or kind.person_column is not None
@@ -84,3 +84,11 @@ def describe_places(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]
             if not matched and role in ROLES:
                 found = f"no body{'; gap sees links and fixed bodies, too' if role != place else ''}"
             yield f"{place} in {suite}: {found}"
+
+
+def describe_unmatched(places: Sequence[str], suites: SuiteBodies) -> Iterator[str]:
+    """Yield the lines of `describe_places` for the places that match a body of no suite."""
+    for place in places:
+        lines = list(describe_places([place], suites))
+        if all(": no body" in line for line in lines):
+            yield from lines

@@ -60,6 +60,7 @@ class EpisodeOutcome:
     latency: Latency | None = None
     greeting: Greeting | None = None  # what the policy or its server states about itself
     wall_s: float | None = None  # including making the environment; None if the worker died
+    is_policy_failure: bool = False  # whether the policy raised the exception of the crash
 
     @cached_property
     def batch(self) -> Batch | None:
@@ -87,7 +88,9 @@ def run_episode(
             if isinstance(policy, interface.CuedPolicy):
                 policy.cue(planned.start)
             _seed_generators(planned.policy_seed)
+            seam.is_asking = True
             policy.reset(planned.task, planned.policy_seed)
+            seam.is_asking = False
             violation = _violation_reason(watch.start(env.latest())) if watch else None
             outcome = _final_outcome(planned)
             while steps < planned.horizon and not violation:
@@ -114,7 +117,10 @@ def run_episode(
     except BaseException as error:  # policies and simulators can raise anything; the run continues
         # A `PolicyError` explains the problem better than a traceback through this package.
         reason = str(error) if isinstance(error, errors.PolicyError) else traceback.format_exc()
-        return EpisodeOutcome(planned, "crashed", steps, None, reason, seam.latency(), seam.greeting())
+        latency, greeting = seam.latency(), seam.greeting()
+        return EpisodeOutcome(
+            planned, "crashed", steps, None, reason, latency, greeting, is_policy_failure=seam.is_asking
+        )
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
     marks |= policy.marks if isinstance(policy, DelayedPolicy) else {}
@@ -153,12 +159,14 @@ class _ActionSeam:
     def __init__(self, env: HostEnv, policy: interface.Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
         self._calls_s: list[float] = []
+        self.is_asking = False  # true while the policy runs, and after it has raised
         self.clips = bool(getattr(policy, "clip", False))
         self._clipped: list[interface.Action] = []  # clipped actions, as the policy requested them
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
-        start = time.perf_counter()
+        start, self.is_asking = time.perf_counter(), True
         raw_action = self._policy.act(observation)
+        self.is_asking = False
         self._calls_s.append(time.perf_counter() - start)
         action = interface.check_action(raw_action, self._low.size)
         within = np.clip(action, self._low, self._high)

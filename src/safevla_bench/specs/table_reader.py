@@ -110,6 +110,9 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
         raise origin.make_error(f"is not JSON: {error}", remedy="mend the syntax there") from None
 
 
+_SYNONYMS = {"formula": "stl", "id": "spec_id", "name": "spec_id", "limit": "threshold"}
+
+
 def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
     """Convert a row to a struct. Raises the origin's error, with the key, for unknown or missing keys, wrong types."""
     types = {field.encode_name: str(field.type) for field in msgspec.structs.fields(kind)}
@@ -118,7 +121,8 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
         problem = f"a table of keys is expected, not {type(row).__name__}"
         raise origin.make_error(problem, remedy=listed)
     if unknown := next((str(key) for key in row if key not in types), None):
-        remedy = suggest_names(unknown, types, "known keys")
+        meant = _SYNONYMS.get(unknown)
+        remedy = f"did you mean {meant!r}? {listed}" if meant in types else suggest_names(unknown, types, "known keys")
         raise origin.make_error(f"unknown key {truncate_text(unknown)!r}", field=unknown, remedy=remedy)
     try:
         return msgspec.convert(row, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -316,3 +317,12 @@ def open_questions(request: Request) -> list[str]:
     """
     asked_entries = [entries.find_entry(policy.maker) for policy in request.roster if policy.is_entry]
     return [f"{entry.name}: unknown is {question}" for entry in asked_entries for question in entry.unknown]
+
+
+def format_host_trust(run: Path) -> str:
+    """Return the option that a printed command needs to start the host of a run; "" if it needs none."""
+    try:
+        calls = replace(Request.from_run(run), policies=(), found=None).list_calls()
+    except RunError:  # a script of the user's own made it
+        return ""
+    return f" --trust {shlex.quote(str(run / RUN))}" if calls else ""

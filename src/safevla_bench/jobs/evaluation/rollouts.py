@@ -136,8 +136,8 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
 
 def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, remedy: str) -> Iterator[EpisodeOutcome]:
     """Yield episodes as they end; raise if the run cannot go on, unless the last of the `count` episodes has ended.
-    `PolicyError`: a policy's server failed the same way `SAME_CRASHES` times in a row. `HostError`: the simulator did,
-    and no episode has begun yet, or it did so in as many tasks in a row.
+    `PolicyError`: a policy's server failed the same way `SAME_CRASHES` times in a row. `HostError`, or `PolicyError` if
+    the policy raised it: episodes crashed so, and none has begun yet, or it did so in as many tasks in a row.
     """
     series = CrashSeries()
     for number, end in enumerate(finished_episodes, start=1):
@@ -155,6 +155,8 @@ def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, rem
         if not series.has_begun or len(set(series.places)) >= SAME_CRASHES:
             before = "" if series.has_begun else " before any had begun"
             problem = f"{repeats} episodes in a row crashed alike{before}: {series.failure}"
+            if end.is_policy_failure:
+                raise PolicyError(redact_secrets(problem), remedy=remedy)
             raise HostError(redact_secrets(problem), remedy=f"{remedy}\n  `safevla doctor` checks the simulator.")
 
 

@@ -25,6 +25,7 @@ from safevla_bench.files import read_input
 from safevla_bench.hosts.protocols import preset_differences, protocol_names
 from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, judge
 from safevla_bench.jobs.evaluation.outputs import render_report, score_files
+from safevla_bench.jobs.evaluation.request import format_host_trust
 from safevla_bench.judging.judged import Judged, ScoresFile, describe_maker
 from safevla_bench.judging.ruleset import Provenance, Ruleset
 from safevla_bench.memory import limit_memory
@@ -129,7 +130,8 @@ def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     if missing := [name for name in pictures if name not in digests]:
         which = f"{len(missing)} of {len(pictures)} have no digest in {folder.MANIFEST}"
-        yield open_check(PICTURES, f"{which}; to make them again: safevla frames {shlex.quote(str(run))}")
+        again = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
+        yield open_check(PICTURES, f"{which}; to make them again: {again}")
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _MADE]
     if others:
         # Experiments, judgements by other rules inside the run folder, are not checked.

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -252,14 +252,18 @@ class _Shard:
         return {**common, "shard": {"count": self.stretch.count, "whole": self.stretch.whole}}
 
 
-def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
+def merge_shards(
+    folders: Sequence[Path], out: Path, format_continuation: Callable[[Path], str] = format_resume_command
+) -> list[EpisodeRow]:
     """Merge complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
-    The folder appears complete or not at all. Raises `RunError` unless they are all the shards of one plan, each once
-    and intact, `RecordError` for a record that cannot be read, `FileError` if the folder cannot be written.
+    The folder appears complete or not at all. `format_continuation` returns the command that completes a shard. Raises
+    `RunError` unless they are all the shards of one plan, each once and intact, `RecordError` for a record that cannot
+    be read, `FileError` if the folder cannot be written.
     """
     if out.exists():
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
-    shards = sorted(map(_read_shard, folders), key=lambda shard: shard.stretch.number)
+    read = [_read_shard(folder, format_continuation) for folder in folders]
+    shards = sorted(read, key=lambda shard: shard.stretch.number)
     _require_whole_plan(shards)
     rows = [episode.row for shard in shards for episode in shard.episodes]
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
@@ -275,7 +279,7 @@ def merge_shards(folders: Sequence[Path], out: Path) -> list[EpisodeRow]:
     return rows
 
 
-def _read_shard(folder: Path) -> _Shard:
+def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Shard:
     description = read_description(folder)
     try:
         stretch = msgspec.convert(description.get("shard"), PlanStretch)
@@ -283,7 +287,7 @@ def _read_shard(folder: Path) -> _Shard:
         _refuse_folder(folder, "this run is no shard", "Shards are made with --shard 1/8 and so on.")
     if description.get("complete") is not True:
         done, planned = count_progress(folder)
-        remedy = f"Continue it: {format_resume_command(folder, '--record-only')}"
+        remedy = f"Continue it: {format_continuation(folder)}"
         _refuse_folder(folder, f"the shard is unfinished, {done} of {planned} episodes done", remedy)
     for name, problem in parts.changed_parts(folder):
         _refuse_folder(folder / name, problem, _DAMAGED)
