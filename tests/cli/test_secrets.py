@@ -251,7 +251,16 @@ def test_with_a_key_a_server_of_ours_tells_it_to_nobody(run_command, tmp_path, m
         ("'ws://h/#x' stays", "'ws://h/#***' stays"),
         ("mail a@b.c? #1", "mail a@b.c? #1"),
         ("ws://127.0.0.1:8000/p", "ws://127.0.0.1:8000/p"),
+        ("ws://user:p@ss@host:1/a", "ws://***@host:1/a"),
+        ("ws://user:pass/word@host", "ws://***@host"),
+        ("https://host:443/project@v1", "https://host:443/project@v1"),
+        ("https://a/?b,c://user:word@d", "https://a/?***"),
     ],
 )
 def test_addresses_are_printed_without_user_query_and_fragment(text, redacted):
     assert redact_secrets(text) == redacted
+
+
+def test_a_text_of_addresses_alone_is_redacted_in_time_that_grows_with_it():
+    text = 50_000 * "://a:b"  # each was once searched to the text's end
+    assert redact_secrets(text) == text

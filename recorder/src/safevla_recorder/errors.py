@@ -15,7 +15,7 @@ import unicodedata
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import dropwhile, takewhile
-from typing import TypeVar
+from typing import Match, TypeVar
 
 _LONGEST_LINE = 2000
 """Maximum length of a line in a message; names may come from foreign files and have any length."""
@@ -174,8 +174,9 @@ def _is_deeper(margin: int, line: str) -> bool:
 HIDDEN = "***"
 _MIN_CHARACTERS = 4
 """Minimum length of a secret; shorter ones would match inside ordinary words."""
-_URL_USER = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
-_URL_QUERY = re.compile(r"(://[^\s'\"?#]*[?#])[^\s'\"]+")
+_ADDRESS = re.compile(r"://[^\s'\"]*")
+_AUTHORITY = re.compile(r"[^/?#]*")
+_PASSWORD = re.compile(r"[^/?#\[:]+:\d*[^/?#\d]")  # not a port
 _secrets: set[str] = set()
 
 
@@ -189,7 +190,19 @@ def redact_secrets(text: str) -> str:
     """Replace registered secrets, and users, queries and fragments of addresses, with `HIDDEN`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    return _URL_QUERY.sub(rf"\1{HIDDEN}", _URL_USER.sub(HIDDEN, text))
+    return _ADDRESS.sub(_redact_address, text)
+
+
+def _redact_address(found: Match[str]) -> str:
+    address = re.sub(r"(?<=[?#]).+", HIDDEN, found[0], count=1)
+    return "://".join(map(_redact_user, address.split("://")))
+
+
+def _redact_user(rest: str) -> str:
+    end = _AUTHORITY.match(rest)[0].rfind("@")  # type: ignore[index]
+    if end < 0 and _PASSWORD.match(rest):
+        end = rest.rfind("@")  # a password with an unescaped slash
+    return HIDDEN + rest[end:] if end > 0 else rest
 
 
 # Invisible characters

@@ -77,6 +77,8 @@ class SafetyEnv(gymnasium.Env[Any, Action]):
         monitor: Monitor | None = None,
         cost: Cost = "violation",
     ) -> None:
+        if horizon < 1:
+            raise HostError(f"the horizon is {horizon}", remedy="Give the number of steps after which it truncates.")
         self._env = host.make(task, wants or Wants())
         self._task, self._horizon, self._cost = task, horizon, cost
         self._monitor = monitor or Monitor()
