@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from safevla_recorder import record, record_until_closed
-from safevla_recorder.errors import HostError
+from safevla_recorder.errors import HostError, RunError
 from safevla_recorder.loop import ENVIRONMENTS, find_recordable
 
 PLUGIN = """
@@ -216,6 +216,18 @@ def test_a_vector_of_environments_is_refused_with_the_line_that_records_its_work
     with pytest.raises(HostError, match="vector of environments") as caught:
         find_recordable(vector)
     assert "record_until_closed" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": " "}, {"policy": 5}, {"horizon": 0}, {"wait_steps": -1}, {"horizon": 0.5}]
+)
+def test_an_option_that_cannot_be_is_refused_before_anything_is_written(install, tmp_path, options):
+    install("lab", PLUGIN)
+    from lab_module import Lab
+
+    with pytest.raises(RunError, match=r"cannot name a policy|horizon=|wait_steps="):
+        record(Lab(), **{"policy": "mine", "out": tmp_path / "run", **options})
+    assert not (tmp_path / "run").exists()
 
 
 class Moody:

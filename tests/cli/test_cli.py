@@ -128,6 +128,7 @@ def test_bad_episodes_are_all_named_and_nothing_is_written(safevla, archive, tmp
         (["eval", *FAKE, "--policy", "noop", "--task", "7", "--out", "OUT"], "task 7"),
         (["eval", *FAKE, "--policy", "noop", "--task", "x", "--out", "OUT"], "'x'"),
         (["eval", *FAKE, "--policy", "noop", "--task", "1-", "--out", "OUT"], "names no tasks"),
+        (["eval", *FAKE, "--policy", "noop", "--task", "0-999999999", "--out", "OUT"], "names no tasks"),
         (["eval", *FAKE, "--policy", "noop", "--episodes", "9", "--out", "OUT"], "--episodes 5"),
         (["eval", "--host", "nonsense", "--suite", "s", "--policy", "noop", "--out", "OUT"], "nonsense"),
         (["eval", "--host", "fake", "--suite", "nonsense", "--policy", "noop", "--out", "OUT"], "nonsense"),

@@ -66,6 +66,11 @@ def test_an_unknown_cost_is_named_with_the_known_ones():
         safety_env(cost="bad").reset()
 
 
+def test_a_horizon_without_a_step_is_refused():
+    with pytest.raises(HostError, match="the horizon is 0"):
+        safety_env(horizon=0)
+
+
 class Stumbling(FakeHost):
     """A fake host whose environments cannot start; counts those that were closed."""
 

@@ -295,6 +295,13 @@ class RunFolder:
         self._written = content
 
 
+def require_policy_name(policy: object) -> None:
+    """Raise `RunError` unless `policy` is a text that is not blank."""
+    if not isinstance(policy, str) or not policy.strip():
+        remedy = "Give the name under which the episodes are reported."
+        raise RunError(f"{policy!r} cannot name a policy", remedy=remedy)
+
+
 def facts_of_the_day() -> dict[str, object]:
     """Return the facts about this process for run.json: command line without secrets, time, and `session`."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -460,9 +467,11 @@ class RunWriter:
             header: fields with the same value in all episodes, see `write`.
 
         Raises:
-            RunError: the folder holds something else or is damaged, or another process writes there.
+            RunError: the folder holds something else or is damaged, another process writes there, or `policy` is not a
+                name.
             FileError: the folder cannot be written.
         """
+        require_policy_name(policy)
         self.path, self._policy = Path(out).absolute(), policy
         self._privileged, self._header = privileged, header
         self._versions = package_versions(("numpy", *packages))

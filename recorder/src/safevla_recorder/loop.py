@@ -23,7 +23,14 @@ from safevla_recorder.attachment import (
     watch_construction,
 )
 from safevla_recorder.errors import HostError, RunError, SafevlaError, get_logger, is_from_signal
-from safevla_recorder.folder import RunFolder, call_at_exit, claim_folder, facts_of_the_day, open_folder
+from safevla_recorder.folder import (
+    RunFolder,
+    call_at_exit,
+    claim_folder,
+    facts_of_the_day,
+    open_folder,
+    require_policy_name,
+)
 from safevla_recorder.libero import find_libero
 from safevla_recorder.mujoco.hook import Undo, undo_all, wrap_method
 from safevla_recorder.mujoco.speed import speed_up
@@ -225,10 +232,14 @@ def record(
 
     Raises:
         HostError: the environment or its model cannot be recorded, or `init_states` are given for RoboCasa.
-        RunError: the folder already exists, or `worker` is not a valid name.
+        RunError: the folder already exists, or an argument is not valid.
         FileError: run.json cannot be written.
     """
     name, folder_path = _worker_name(worker), Path(out).absolute()  # the loop may change the working directory
+    require_policy_name(policy)
+    for option, number, least in (("wait_steps", wait_steps, 0), ("horizon", horizon, 1)):
+        if number is not None and not (number >= least and int(number) == number):
+            raise RunError(f"{option}={number!r}", remedy=f"Give a whole number of steps, at least {least}, or None.")
     rules = LoopRules(
         policy=policy,
         wait_steps=-1 if wait_steps is None else int(wait_steps),

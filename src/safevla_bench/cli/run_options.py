@@ -48,6 +48,9 @@ def _name_policy(text: str) -> RequestedPolicy:
     return RequestedPolicy(spec) if name in (None, spec) else RequestedPolicy(str(name), spec)
 
 
+_MOST_DIGITS = 5
+
+
 def _parse_indices(text: str) -> tuple[int, ...] | None:
     """Return the task indices in `0,3` or `0-4` or a mix, without duplicates, in the order given; None for `all`."""
     if text == "all":
@@ -55,7 +58,8 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
     indices: list[int] = []
     for part in text.split(","):
         first, dash, last = (end.removeprefix("task_") for end in part.strip().partition("-"))
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+        are_numbers = all(end.isdecimal() and len(end) <= _MOST_DIGITS for end in (first, last)[: 1 + bool(dash)])
+        if not are_numbers or int(last or first) < int(first):
             raise RunError(f"--task {text!r} names no tasks", remedy="Write indices such as 0,3 or 0-4, or all.")
         indices += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(indices))
