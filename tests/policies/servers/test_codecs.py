@@ -184,6 +184,7 @@ EVIL_OPENPI = {
     "void": {b"__ndarray__": True, b"data": b"12345678", b"dtype": "V8", b"shape": [1]},
     "times": {b"__ndarray__": True, b"data": b"12345678", b"dtype": "m8", b"shape": [1]},
     "text as bytes": {b"__ndarray__": True, b"data": "1", b"dtype": "|u1", b"shape": [1]},
+    "numbers as letters": {b"__ndarray__": True, b"data": 4 * b"\xff", b"dtype": ">U1", b"shape": []},
     "scalar objects": {b"__npgeneric__": True, b"data": 1, b"dtype": "O"},
 }
 
@@ -205,6 +206,7 @@ def as_text(message: dict[bytes, object]) -> dict[str, object]:
 EVIL_FILES = {
     "objects": npy(np.array([Bomb()], dtype=object), allow_pickle=True),
     "records": npy(np.zeros(2, dtype=[("a", "i4")])),
+    "numbers as letters": npy(np.frombuffer(4 * b"\xff", "<U1")),
     "short": npy(np.arange(4.0))[:-1],
     "long": npy(np.arange(4.0)) + b"more",
     "version": b"\x93NUMPY\x09\x00",

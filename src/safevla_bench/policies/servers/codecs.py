@@ -21,6 +21,7 @@ import io
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -122,7 +123,16 @@ def _build_array(data: object, dtype: object, shape: object) -> Array:
         raise ValueError(f"an array of shape {shape[: _AXES + 1]}")
     if len(data) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{len(data)} bytes for an array of {kind} of shape {shape}")
-    return np.ndarray(shape, kind, data)
+    return _check_text(np.ndarray(shape, kind, data))
+
+
+def _check_text(array: Array) -> Array:
+    """Return the array; raise `ValueError` for numbers that are no letters, at which NumPy fails when it shows them."""
+    if array.dtype.kind == "U":
+        points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
+        if points.max(initial=0) > sys.maxunicode:
+            raise ValueError("an array of text with numbers that are no letters")
+    return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +199,7 @@ def _decode_gr00t(wire: Wire) -> object:
     if decoded is None:
         raise ValueError("an array file that is not a plain NumPy array")
     _parse_dtype([] if decoded.dtype.names else decoded.dtype.str)
-    return decoded
+    return _check_text(decoded)
 
 
 def _encode_json_numpy(value: Array | np.generic) -> object:
