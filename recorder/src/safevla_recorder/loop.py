@@ -155,7 +155,7 @@ def _has_failed() -> bool:
     """Return whether this process, which is ending, does so by an exception or with an exit code other than 0."""
     error = sys.exc_info()[1]  # still there in a child of `multiprocessing`
     if isinstance(error, SystemExit):
-        codes = [error.code]
+        codes: list[object] = [error.code]
     elif error is not None or getattr(sys, "last_type", None) is not None:
         return True
     else:
