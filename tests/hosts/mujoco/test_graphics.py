@@ -33,6 +33,9 @@ ONE_VISIBLE = (EglDevice(), EglDevice(cuda=0), SOFTWARE)
         pytest.param(ONE_VISIBLE, "MIG-1c0f1b1e", [1, 1, 1], id="a part of a GPU"),
         pytest.param(OTHER_ORDER, "", [0, 0, 0], id="no GPU: software"),
         pytest.param(OTHER_ORDER, "-1", [0, 0, 0], id="no GPU by a negative number"),
+        pytest.param(OTHER_ORDER, "NoDevFiles", [0, 0, 0], id="no GPU by another word"),
+        pytest.param(OTHER_ORDER, "1,-1,0", [1, 1, 1], id="a negative number ends the list"),
+        pytest.param(OTHER_ORDER, "1,", [1, 1, 1], id="so does nothing"),
     ],
 )
 def test_workers_render_on_the_gpus_that_the_user_left_visible(devices, visible, chosen):

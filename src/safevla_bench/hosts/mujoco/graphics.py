@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, wraps
+from itertools import takewhile
 from pathlib import Path
 
 from safevla_bench.errors import HostError
@@ -107,6 +109,9 @@ class EglDevice:
     is_software: bool = False
 
 
+_CUDA_NAME = re.compile(r"\d|GPU-|MIG-")
+
+
 @contextmanager
 def egl_device() -> Iterator[None]:
     """Choose this process's EGL device in the block; both environment variables are restored afterwards.
@@ -138,9 +143,10 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     count only visible devices, unless there are more ordinals than visible devices; then they count all. None means
     that nothing is known and the simulator chooses.
     """
-    entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
+    named = () if visible is None else map(str.strip, visible.split(","))
+    entries = list(takewhile(_CUDA_NAME.match, named))  # as in CUDA, the first other word ends the list
     ordinals = {device.cuda: index for index, device in enumerate(devices) if device.cuda is not None}
-    if visible is not None and (entries[0] == "" or entries[0].startswith("-")):
+    if visible is not None and not entries:
         software = [index for index, device in enumerate(devices) if device.is_software]
         warning = "" if software else f"{VISIBLE}={visible!r} hides all GPUs, and EGL has no software device"
         return (software or [0])[0], warning
