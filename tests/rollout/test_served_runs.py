@@ -191,8 +191,8 @@ class Crashes:
 
     wants = Wants()
 
-    def __init__(self, after=0):
-        self.after, self.steps = after, 0
+    def __init__(self, after=0, wrap=lambda error: error):
+        self.after, self.wrap, self.steps = after, wrap, 0
 
     def reset(self, task, seed):
         self.steps = 0
@@ -200,13 +200,14 @@ class Crashes:
     def act(self, observation):
         self.steps += 1
         if self.steps > self.after:
-            raise RuntimeError(f"no EGL device {self.steps}")
+            raise self.wrap(RuntimeError(f"no EGL device {self.steps}"))
         return np.zeros(7)
 
 
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("all", [error])])
 @pytest.mark.parametrize(("after", "when"), [(0, " before any had begun"), (2, "")])
-def test_a_run_ends_if_equal_crashes_begin_no_episode_or_end_three_tasks_in_a_row(tmp_path, after, when):
-    policy = RequestedPolicy("p", "", made=adopt_object("p", Crashes(after)))
+def test_a_run_ends_if_equal_crashes_begin_no_episode_or_end_three_tasks_in_a_row(tmp_path, after, when, wrap):
+    policy = RequestedPolicy("p", "", made=adopt_object("p", Crashes(after, wrap)))
     request = bare_request("", policies=(policy,), tasks=(0, 1, 2), episodes=4, arguments={})
     with pytest.raises(
         PolicyError, match=f"episodes in a row crashed alike{when}: RuntimeError: no EGL device"

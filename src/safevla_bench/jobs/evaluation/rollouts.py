@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -134,6 +135,9 @@ def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
     return repeats
 
 
+_TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback ")
+
+
 def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, remedy: str) -> Iterator[EpisodeOutcome]:
     """Yield episodes as they end; raise if the run cannot go on, unless the last of the `count` episodes has ended.
     `PolicyError`: a policy's server failed the same way `SAME_CRASHES` times in a row. `HostError`, or `PolicyError` if
@@ -145,10 +149,8 @@ def _watch_failures(finished_episodes: Iterable[EpisodeOutcome], count: int, rem
         series.add_outcome(end)
         if (repeats := len(series.places)) < SAME_CRASHES or number >= count:
             continue
-        policy, is_server = (
-            end.planned.policy,
-            end.outcome == "crashed" and not (end.reason or "").startswith("Traceback"),
-        )
+        policy = end.planned.policy
+        is_server = end.outcome == "crashed" and not _TRACEBACK.match(end.reason or "")
         if is_server and all(place[0] == policy for place in series.places):
             problem = f"{repeats} episodes in a row of {policy} failed alike: {series.failure}"
             raise PolicyError(redact_secrets(problem), remedy=remedy)
