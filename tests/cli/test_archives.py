@@ -52,6 +52,13 @@ def test_a_run_folder_is_converted(safevla, tmp_path):
     assert same_bits(open_archive(tmp_path / "x.parquet"), open_archive(parts[0]))
 
 
+def test_the_command_that_judges_a_task_of_no_registry_has_rules(safevla, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_archive(tmp_path / "own.npz", episode(4, benchmark="my-lab", task_id="lift"))
+    for printed in (safevla.ok("convert", tmp_path / "own.npz", "own.jsonl"), safevla.ok("validate", "own.jsonl")):
+        assert "Next: safevla score own.jsonl --rules FILE --out results\nFILE says what my-lab/lift is" in printed
+
+
 def test_nothing_is_overwritten(convert, two, tmp_path):
     folder, dangling = tmp_path / "folder", tmp_path / "dangling.jsonl"
     folder.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,11 +13,11 @@ import click
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import schema
 from safevla_bench.cli import OK, USER_ERROR, echo, options, progress, rules
-from safevla_bench.errors import Place, RunError
+from safevla_bench.errors import Place, RunError, UnknownTaskError
 from safevla_bench.explain.places import collect_bodies, describe_places, list_places
 from safevla_bench.files import own_path
 from safevla_bench.jobs import demo
-from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.judging import provenance_marks
@@ -39,6 +39,7 @@ from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, RUN, SCORES
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.header import Header
 
 
 @options.command("score")
@@ -209,7 +210,8 @@ def validate_command(
             for name, facts in bodies.items():
                 echo(f"  {name}: {facts.describe()}")
     if not has_problems:
-        echo(f"Next: safevla score {options.quote_paths(*sources)} --out results")
+        headers = (header for records in checked.values() for header in records.headers)
+        echo(*_next_steps(headers, sources, sources))
     context.exit(USER_ERROR if has_problems else OK)
 
 
@@ -234,7 +236,7 @@ def convert_command(
     records = scan.index()
     left_out = f"; {', '.join(records.left_out.describe_kinds())}" if records.left_out else ""
     echo(f"{destination}: {count_noun(len(records), 'episode')} ({records.lengths.sum()} records){left_out}")
-    echo(f"Next: safevla score {options.quote_paths(destination)} --out results")
+    echo(*_next_steps(records.headers, sources, [destination]))
 
 
 def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Iterator[Batch]:
@@ -260,6 +262,19 @@ def merge_command(
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""
     echo(f"Run folder: {out} ({len(rows)} episodes{left_out})")
     echo(f"Next: safevla score {options.quote_paths(out)}")
+
+
+def _next_steps(headers: Iterable[Header], sources: Sequence[Path], judged: Sequence[object]) -> list[str]:
+    """Return the command that judges episodes, with --rules if a registry is needed for a task of theirs."""
+    registry = add_host_registries(load_ruleset(), sources).registry
+    command = f"safevla score {options.quote_paths(*judged)}"
+    for benchmark, task_id in dict.fromkeys((header.benchmark, header.task_id) for header in headers):
+        try:
+            registry.find_entry(benchmark, task_id)
+        except UnknownTaskError:
+            about = f"FILE says what {benchmark}/{task_id} is; without --rules the command prints what to write there."
+            return [f"Next: {command} --rules FILE --out results", about]
+    return [f"Next: {command} --out results"]
 
 
 def _format_continuation(shard: Path) -> str:
