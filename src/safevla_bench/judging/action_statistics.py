@@ -38,9 +38,8 @@ class ActionStatistics:
     largest: Numbers  # largest magnitude of each component, [A]
     beyond: Numbers  # number of values beyond ±1 of each component, [A]
     saturated: int  # number of the arm's values at ±1 or beyond
-    gripper: tuple[
-        float, float
-    ]  # minimum and maximum; NaN if the task has nothing to grip, or a script controls the gripper
+    gripper: tuple[float, float]
+    """Minimum and maximum; NaN if the task has nothing to grip, or a script controls the gripper."""
     period: int | None
     """Period with which the actions of every episode repeat; 0 = one does not, None = all are too short."""
 
