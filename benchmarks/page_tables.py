@@ -21,5 +21,5 @@ def print_tables(lines: Iterable[str], page: Path | None, name: str) -> None:
         print(line, flush=True)
     if page:
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        block = "\n".join([begin, *printed[:-1], end])
+        block = "\n".join([begin, *printed]).rstrip("\n") + f"\n{end}"
         page.write_text(re.sub(f"{begin}.*{end}", lambda _: block, page.read_text(), flags=re.S))
