@@ -67,7 +67,7 @@ def test_python_m_is_the_same_command_and_a_full_disk_behind_stdout_is_a_message
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert process.returncode == 2
     assert process.stderr.splitlines()[0] == "error: No space left on device"
-    assert "Make room" in process.stderr
+    assert "--resume" in process.stderr
     assert "Traceback" not in process.stderr
 
 
