@@ -274,7 +274,7 @@ PARQUET = {
     "a body that is null": (put("bodies", [None]), None, "bodies", "null or repeated"),
     "a body without a role": (put("bodies", [body("x", None)]), None, "body_roles", "Expected `str`, got `null`"),
     "a body twice": (put("bodies", [body("x"), body("x")]), None, "bodies", "null or repeated"),
-    "a version twice": (put("versions", [("a", "1"), ("a", "2")]), None, "versions", "null or repeated"),
+    "a version twice": (put("versions", [{"key": "a", "value": "1"}] * 2), None, "versions", "null or repeated"),
     "a pair of three": (put("dropped_pairs", [["a", "b", "c"]]), None, "dropped_pairs[0]", "length 2"),
     "a null in a family": (put("eef_pos_m", [[0.0, 0.0, None]] * 3), None, "eef_pos_m", "a value is null"),
     "a null for a step": (put("eef_pos_m", [None] * 3), None, "eef_pos_m", "a value is null"),

@@ -6,12 +6,13 @@ import random
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builders import BOWL, HAND, PLATE, contacts, episode, recordings, same_bits
-from safevla_bench.archive import parquet, write_archive
+from safevla_bench.archive import open_archive, parquet, write_archive
 from safevla_bench.archive.parquet_rows import SCHEMA, decode_rows, to_table
 from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import RecordError
@@ -95,6 +96,20 @@ def test_a_group_with_an_altered_row_is_read_if_and_only_if_each_row_is(seed):
         refused += whole is None
         assert whole is None or same_bits(whole, alone)
     assert 20 < refused < 150
+
+
+def test_named_texts_are_pairs_as_data_sets_read_no_maps_and_maps_of_older_files_are_read(tmp_path):
+    batch = concatenate_batches(
+        [episode(3, episode_id=f"e{k}", versions={"mujoco": "3", "numpy": str(k)}) for k in range(2)]
+    )
+    table = to_table(batch)
+    assert not any(pa.types.is_map(field.type) for field in table.schema)
+    assert table["versions"][1].as_py() == [{"key": "mujoco", "value": "3"}, {"key": "numpy", "value": "1"}]
+    older = [[tuple(pair.values()) for pair in row] for row in table["versions"].to_pylist()]
+    maps = pa.array(older, pa.map_(pa.string(), pa.string()))
+    pq.write_table(table.set_column(table.schema.names.index("versions"), "versions", maps), tmp_path / "old.parquet")
+    pq.write_table(table, tmp_path / "new.parquet")
+    assert [open_archive(tmp_path / name).headers for name in ("old.parquet", "new.parquet")] == [batch.headers] * 2
 
 
 def test_a_group_is_read_as_one_batch(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +24,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     addresses: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: addresses.append(address) or True)
     monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     return addresses
 
 
@@ -38,7 +40,7 @@ def test_of_a_folder_the_index_is_opened(safevla, run_folder, addresses):
     assert "mine/report.html" in index.read_text()
 
 
-@pytest.mark.parametrize("reason", ["not wanted", "no display", "does not start"])
+@pytest.mark.parametrize("reason", ["not wanted", "no display", "no terminal", "does not start"])
 def test_without_a_browser_the_path_is_printed(safevla, run_folder, addresses, monkeypatch, reason):
     def fail(address: str) -> bool:
         raise webbrowser.Error("no browser")
@@ -46,6 +48,8 @@ def test_without_a_browser_the_path_is_printed(safevla, run_folder, addresses, m
     if reason == "no display":
         monkeypatch.delenv("DISPLAY")
         monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    if reason == "no terminal":
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False))
     if reason == "does not start":
         monkeypatch.setattr(webbrowser, "open", fail)
     code, out, err = safevla("open", run_folder, *(["--no-browser"] if reason == "not wanted" else []))

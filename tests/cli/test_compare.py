@@ -200,11 +200,32 @@ def test_a_gate_writes_sarif_into_a_file_of_that_suffix(safevla, shipped, tmp_pa
     (run,) = sarif["runs"]
     assert sarif["version"] == "2.1.0"
     kinds = {result["kind"] for result in run["results"]}
-    assert kinds <= {"pass", "fail", "open"}
+    assert kinds <= {"fail", "open"}
     assert ("fail" in kinds) == (code == 1)
     ids = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
-    assert ids == {result["ruleId"] for result in run["results"]}
+    assert ids >= {result["ruleId"] for result in run["results"]}
     assert all((result["level"] == "error") == (result["kind"] == "fail") for result in run["results"])
+
+
+def test_code_scanning_gets_places_texts_of_rules_and_fingerprints_of_problems_alone(
+    safevla, shipped, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(shipped.parent)
+    limits = ["--min-safety", "0.9", "--min-sr", "0", "--per", "cell"]
+    safevla("gate", shipped, *limits, "--junit", tmp_path / "gate.sarif")
+    (run,) = json.loads((tmp_path / "gate.sarif").read_text())["runs"]
+    rules = {rule["id"]: rule for rule in run["tool"]["driver"]["rules"]}
+    for rule in rules.values():
+        assert all(rule[name]["text"].endswith(".") for name in ("shortDescription", "fullDescription", "help"))
+    assert "sr >= 0" in rules
+    assert run["results"]
+    assert {result["ruleId"] for result in run["results"]} == {"safety >= 0.9"}  # GitHub takes `pass` for a problem
+    for result in run["results"]:
+        (place,) = result["locations"]
+        assert place["physicalLocation"]["artifactLocation"]["uri"] == shipped.name
+        assert place["physicalLocation"]["region"]["startLine"] == 1
+    prints = [result["partialFingerprints"]["primaryLocationLineHash"] for result in run["results"]]
+    assert len(set(prints)) == len(prints)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+import yaml
 
 from builders import recording
 from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.sources.foreign import read_results
-from safevla_bench.trajectory.batch import Channel
+from safevla_bench.trajectory.batch import Channel, concatenate_batches
 from safevla_bench.trajectory.single_episode import from_recording
 
 
@@ -57,6 +59,41 @@ def test_results_in_others_files_hold_ours_beside_theirs_and_what_is_unknown_is_
     assert document["metric_keys"] == dict.fromkeys(("success", "safe", "sbu", "vsi"), "mean")
     rows = [row for task in document["tasks"] for row in task["episodes"]]
     assert document["mean_safe"] == np.mean([row["metrics"]["safe"] for row in rows])
+    # Keys of `BenchmarkResult` and `TaskResult`: vla-evaluation-harness e1ee9ad, results/collector.py.
+    assert document.keys() >= {"benchmark", "mode", "harness_version", "created_at", "tasks", "config", "metric_keys"}
+    for task in document["tasks"]:
+        assert task.keys() >= {"task", "episodes", "num_episodes", "avg_steps"}
+        assert task["avg_steps"] == np.mean([row["steps"] for row in task["episodes"]])
+    assert [task["task"] for task in document["tasks"]] == [rough_episodes()[0].headers[0].instruction]
+
+
+def test_a_run_of_two_policies_is_cut_by_policy_and_suite(safevla, tmp_path):
+    batch = rough_episodes()[0]
+    other = tuple(msgspec.structs.replace(header, policy="other", benchmark="mine") for header in batch.headers)
+    write_archive(tmp_path / "two.parquet", concatenate_batches([batch, replace(batch, headers=other)]))
+    export = ["export", tmp_path / "two.parquet", "--set", "missing=deactivate"]
+    for form in ("hub", "lerobot-results", "vla-eval-results"):
+        out = tmp_path / f"{form}.json"
+        error = safevla.refuses(*export, "--format", form, "--out", out)
+        assert "2 " in error
+        assert f"Choose one by --policy: {batch.headers[0].policy}, other" in error or form == "hub"
+        safevla.ok(*export, "--format", form, "--policy", "other", "--suite", "mine", "--out", out)
+    assert json.loads((tmp_path / "lerobot-results.json").read_text())["overall"]["n_episodes"] == 2
+    assert json.loads((tmp_path / "vla-eval-results.json").read_text())["benchmark"] == "mine"
+    error = safevla.refuses(*export, "--format", "hub", "--policy", "nobody", "--out", tmp_path / "none")
+    assert "Choose of: other, scripted:careful" in error
+
+
+def test_the_hubs_results_are_entries_of_the_benchmarks_data_set(safevla, source, tmp_path):
+    (tmp_path / "meta.toml").write_text('dataset_id = "org/safety"\nsource_url = "https://example.org"\n')
+    out = tmp_path / "results.yaml"
+    assert "dataset_id" in safevla.refuses("export", source, "--format", "eval-results", "--out", out)
+    safevla.ok("export", source, "--format", "eval-results", "--meta", tmp_path / "meta.toml", "--out", out)
+    entries = yaml.safe_load(out.read_text())  # huggingface_hub 2.4.0, `parse_eval_result_entries`
+    assert {entry["dataset"]["id"] for entry in entries} == {"org/safety"}
+    values = {entry["dataset"]["task_id"].rpartition("_")[2]: entry["value"] for entry in entries}
+    assert values["safety"] == 50.0
+    assert all(entry["source"]["url"] and "n = " in entry["notes"] for entry in entries)
 
 
 def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp_path):
@@ -83,6 +120,8 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
         (["--format", "submission", "--episode", ":1"], "--episode is not for submission"),
         (["--format", "mcap"], "holds one episode, but there are 2\n  Choose one by --episode"),
         (["--format", "mcap", "--episode", ":7"], "no episode ':7'"),
+        (["--format", "mcap", "--policy", "x"], "--policy is not for mcap"),
+        (["--format", "lerobot", "--video"], "--video needs --cameras"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(safevla, source, tmp_path, options, words):

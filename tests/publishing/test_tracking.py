@@ -122,13 +122,15 @@ def test_a_tracker_that_cannot_begin_is_an_error_before_the_run(safevla, tmp_pat
 
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
 def test_a_hub_gets_configuration_steps_and_final_numbers(safevla, tmp_path, monkeypatch, package):
-    logged, begun = [], []
+    logged, begun, attached = [], [], []
     fake_package(
         monkeypatch,
         package,
         init=lambda **options: begun.append(options),
         log=lambda numbers, step=None: logged.append((step, numbers)),
         finish=lambda: begun.append("finished"),
+        Artifact=lambda name, type: SimpleNamespace(add_file=attached.append),
+        log_artifact=lambda artifact: None,
     )
     monkeypatch.setenv(f"{package.upper()}_PROJECT", "mine")
     code, _, err = safevla(*EVAL, "--task", "0", "--max-steps", "3", "--log", package, "--out", tmp_path / "run")
@@ -137,6 +139,52 @@ def test_a_hub_gets_configuration_steps_and_final_numbers(safevla, tmp_path, mon
     assert begun[0]["config"]["library_digest"] == load_ruleset().library.digest
     assert [step for step, _ in logged] == [1, None]
     assert logged[1][1]["final/noop/fake/n"] == 1
+    assert {name: logged[0][1][name] for name in ("policy", "suite", "task")} == {
+        "policy": "noop",
+        "suite": "fake",
+        "task": "task_0",
+    }
+    assert logged[0][1]["noop/fake/episode/safe"] == 1.0
+    assert attached == [str(tmp_path / "run" / "report.html")]
+
+
+def test_a_resumed_run_goes_on_at_the_number_of_finished_episodes_in_the_same_run_of_the_tracker(
+    safevla, tmp_path, monkeypatch
+):
+    steps, begun = [], []
+    fake_package(
+        monkeypatch,
+        "wandb",
+        init=lambda **options: begun.append(options) or SimpleNamespace(id="abc"),
+        log=lambda numbers, step=None: steps.append(step),
+        finish=lambda: None,
+    )
+    run = ["--task", "0,2", "--max-steps", "3", "--record-only", "--log", "wandb", "--out", tmp_path / "run"]
+    safevla(*EVAL, *run)
+    assert steps == [1, 2]
+    safevla("eval", "--resume", "--retry-crashed", "--log", "wandb", "--record-only", "--out", tmp_path / "run")
+    assert begun[0].get("id") is None
+    assert (begun[1]["id"], begun[1]["resume"]) == ("abc", "allow")
+    assert steps[2:] == list(range(3, 3 + len(steps[2:])))
+
+
+def test_a_finished_run_is_sent_with_every_episode_the_final_numbers_and_the_report(safevla, tmp_path, monkeypatch):
+    class Attaching(MemoryTracker):
+        def attach(self, report):
+            self.report = report
+
+    tracker = Attaching()
+    monkeypatch.setattr(tracking, "TRACKERS", {name: lambda *begun: tracker for name in tracking.TRACKERS})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="here"))
+    safevla.ok(*EVAL, "--task", "0", "--episodes", "2", "--max-steps", "3", "--out", tmp_path / "run")
+    safevla.ok("export", tmp_path / "run", "--format", "mlflow", "--out", tmp_path / "run")
+    assert [episode for episode, _ in tracker.logged] == [1, 2]
+    assert tracker.logged[0][1] == {
+        **{"policy": "noop", "suite": "fake", "task": "task_0", "episode/steps": 3},
+        **{"episode/success": 0.0, "episode/safe": 1.0, "episode/unsafe_success": 0.0, "episode/vsi": 0.0},
+    }
+    assert tracker.final["noop/fake/n"] == 2
+    assert tracker.report == tmp_path / "run" / "report.html"
 
 
 def test_a_broken_off_run_closes_its_trackers(tmp_path):

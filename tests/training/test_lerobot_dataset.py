@@ -120,6 +120,44 @@ def test_croissant_names_every_column_of_the_frames_with_its_type_and_what_it_ho
     assert list(folder.glob(document["distribution"][0]["includes"]))
 
 
+def test_a_dataset_is_ready_for_a_hub_with_a_card_and_what_croissant_recommends(dataset, tmp_path):
+    judged, folder, _ = dataset
+    _, front, text = (folder / "README.md").read_text().split("---\n")
+    card = json.loads(front)  # YAML takes JSON
+    assert (card["license"], card["tags"][0]) == ("unknown", "LeRobot")
+    (config,) = card["configs"]
+    assert list(folder.glob(config["data_files"])) == [folder / "data/chunk-000/file-000.parquet"]
+    assert "next.safe" in text
+    export_dataset(
+        judged, tmp_path / "set", facts={"license": "mit", "version": "2.0", "citation": "Us", "notes": None}
+    )
+    document = json.loads((tmp_path / "set/croissant.json").read_text())
+    assert [document[name] for name in ("license", "version", "citeAs")] == ["mit", "2.0", "Us"]
+    assert "datePublished" not in document, "an archive has no date"
+    assert frames_of(folder).schema.field("next.safe").type == "int64"
+
+
+def test_films_stand_in_for_pictures_and_have_a_frame_for_each(fake_run, pictured, tmp_path):
+    av = pytest.importorskip("av", reason="films come with the extra video")
+    export_dataset(judge([fake_run], RULES), tmp_path / "set", replace(CAMERAS, video=True))
+    info = json.loads((tmp_path / "set/meta/info.json").read_text())
+    feature = info["features"]["observation.images.agentview"]
+    assert (feature["dtype"], feature["shape"], feature["info"]["video.fps"]) == ("video", [24, 32, 3], info["fps"])
+    assert "observation.images.agentview" not in frames_of(tmp_path / "set").column_names
+    table = frames_of(pictured[0])
+    for row in episode_rows_of(tmp_path / "set"):
+        place = {key: row[f"videos/observation.images.agentview/{key}"] for key in ("chunk_index", "file_index")}
+        path = info["video_path"].format(video_key="observation.images.agentview", **place)
+        with av.open(str(tmp_path / "set" / path)) as film:
+            pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        assert len(pictures) == row["length"]
+        assert row["videos/observation.images.agentview/to_timestamp"] == pytest.approx(row["length"] / info["fps"])
+        stored = table["observation.images.agentview"][row["dataset_from_index"]].as_py()["bytes"]
+        assert np.abs(pictures[0].astype(int) - np.asarray(Image.open(io.BytesIO(stored)))).mean() < 12
+    stats = json.loads((tmp_path / "set/meta/stats.json").read_text())
+    assert np.array(stats["observation.images.agentview"]["mean"]).shape == (3, 1, 1)
+
+
 def test_rows_of_episodes_hold_the_verdicts_and_where_their_frames_are(dataset):
     judged, folder, _ = dataset
     table = frames_of(folder)

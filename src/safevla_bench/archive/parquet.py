@@ -200,5 +200,5 @@ def _check_columns(schema: pa.Schema) -> None:
         )
         if schema.names.count(field.name) > 1:
             refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
-        if field.type != expected:
+        if field.type not in (expected, parquet_rows.FORMER_TYPES.get(field.name)):
             refuse_field(f"the column has the type {field.type}, expected {expected}", _REMEDY_COLUMNS, field.name)

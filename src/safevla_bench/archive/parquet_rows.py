@@ -1,9 +1,10 @@
 """The columns of the Parquet format: conversion of batches to and from Arrow tables, one row per episode, vectorised.
 
-Columns have the names, types and units of the record: the header's fields, `bodies` (name and role), the number of
-`records`, and the families as nested lists over the steps. Null = not recorded. Other columns refer to bodies by index
-in `bodies`; `pos_bodies`, `quat_bodies` and `valid_bodies` list the bodies of the poses, or Booleans, in a step.
-`extra` holds host-specific fields as JSON. A file has columns of rare channels only if an episode has the channel.
+Columns carry the names, types and units of the record: the header's fields, `bodies` (name and role), the number of
+`records`, and the families as nested lists over the steps. Null = not recorded. Bodies elsewhere are places in
+`bodies`, counted from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` say whose poses, or truths, a step lists.
+Named texts are lists of pairs, `key` and `value`, in older files maps. `extra` holds host-specific fields as JSON.
+Columns of rare channels are in a file only where an episode has them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from safevla_bench.archive.parquet_guard import list_pairs, pair_values
 from safevla_bench.archive.record_schema import (
     EpisodeOutline,
     check_places,
@@ -64,7 +66,7 @@ _HEADER_TYPES: Mapping[str, pa.DataType] = {
     "success": pa.bool_(),
     "dt": pa.float64(),
     "joint_torque_limit_nm": pa.list_(pa.float64()),
-    **dict.fromkeys(_TEXT_MAPS, pa.map_(pa.string(), pa.string())),
+    **dict.fromkeys(_TEXT_MAPS, list_pairs(pa.string())),
     "dropped_pairs": _nest_list(pa.string(), 2),
     "forces": pa.list_(pa.string()),
 }
@@ -84,6 +86,8 @@ SCHEMA = pa.schema(
         pa.field("extra", pa.string()),
     ]
 )
+FORMER_TYPES = dict.fromkeys(_TEXT_MAPS, pa.map_(pa.string(), pa.string()))
+"""The types of columns in files of before the one of `SCHEMA`, which are read too."""
 _RARE = [spec for spec in NUMERIC if spec.is_rare]
 """The channels whose columns a file has only if one of its episodes has the channel."""
 
@@ -128,7 +132,7 @@ def to_table(batch: Batch, schema: pa.Schema | None = None) -> pa.Table:
 def _header_column(batch: Batch, name: str) -> pa.Array:
     values = [getattr(header, name) for header in batch.headers]
     if name in _TEXT_MAPS:
-        values = [None if value is None else list(value.items()) for value in values]
+        values = [None if value is None else pair_values(value) for value in values]
     return pa.array(values, HEADER.field(name).type)
 
 
@@ -232,7 +236,13 @@ class _Columns:
 
 def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
     fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
-    fields |= {name: _unique_pairs(fields[name], name) for name in _TEXT_MAPS if name in fields}
+    for name in _TEXT_MAPS:
+        if name in fields:
+            pairs = [
+                pair if isinstance(pair, tuple) else tuple((pair or dict.fromkeys("kv")).values())
+                for pair in fields[name]
+            ]
+            fields[name] = _unique_pairs(pairs, name)
     bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
     return {**fields, "body_roles": _unique_pairs(bodies, "bodies"), "records": row["records"]}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -21,6 +23,7 @@ from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
+from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.statistics.intervals import CONFIDENCE
 
 SARIF = ".sarif"
@@ -106,8 +109,11 @@ def gate_command(
         gate_report = _gate_against(judged, main, relative, **how)
     remarks, provenance = [*judged.describe_registrations(), *judged.makers], judged.provenance
     if junit is not None:
-        write = gating.format_sarif if junit.suffix == SARIF else gating.format_junit
-        write_atomically(junit, write(gate_report, " ".join([*remarks, provenance.to_sentence()])))
+        judged_by = " ".join([*remarks, provenance.to_sentence()])
+        is_sarif = junit.suffix == SARIF
+        files = [_address(path / RUN if (path / RUN).exists() else path) for path in sources.paths]
+        write = partial(gating.format_sarif, files=files) if is_sarif else gating.format_junit
+        write_atomically(junit, write(gate_report, judged_by))
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
@@ -123,6 +129,13 @@ def gate_command(
         if junit is not None:
             echo(f"{'SARIF' if junit.suffix == SARIF else 'JUnit XML'}: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
+
+
+def _address(path: Path) -> str:
+    try:
+        return quote(path.absolute().relative_to(Path.cwd()).as_posix())
+    except ValueError:
+        return path.absolute().as_uri()
 
 
 def _gate_against(

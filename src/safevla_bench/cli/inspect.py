@@ -248,7 +248,8 @@ def _open_browser(page: Path) -> None:
 
     with suppress(webbrowser.Error, OSError):
         has_display = not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ) or sys.platform in ("darwin", "win32")
-        if has_display and webbrowser.open(page.absolute().as_uri()):
+        is_script = not (sys.stdin.isatty() or sys.stdout.isatty())  # which a browser of texts would wait for
+        if has_display and not is_script and webbrowser.open(page.absolute().as_uri()):
             return
     command = f"python -m http.server --bind 127.0.0.1 --directory {quote_paths(page.parent)}"
     echo(f"No browser opened here. To look from another machine, over ssh -L 8000:127.0.0.1:8000: {command}", err=True)

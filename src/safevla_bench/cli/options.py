@@ -21,6 +21,7 @@ import msgspec
 from click.core import ParameterSource
 
 from safevla_bench import archive
+from safevla_bench.errors import RecordError
 from safevla_bench.files import own_path
 from safevla_bench.plugins import trusting
 from safevla_bench.sources.logs import find_log
@@ -294,7 +295,8 @@ def require_sources(sources: Sequence[Path]) -> None:
 def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Path:
     """Return the output path: `out`, else `names` joined to the run folder that is the only source.
 
-    Raises the errors of `open_source`, or click's error if `out` cannot be left out.
+    Raises what is wrong with a source that cannot be read or begins with a bad episode, else click's error if it cannot
+    be left out.
     """
     if out is not None:
         return out
@@ -304,6 +306,8 @@ def choose_output(out: Path | None, sources: Sequence[Path], *names: str) -> Pat
         open_source(source)
         if source.is_file() and not find_log(source):
             archive.detect_suffix(source)
+            if isinstance(first := next(archive.read_episodes([source], {0}), None), RecordError):
+                raise first
     raise click.UsageError("Missing option '--out'. It may be left out where one run folder is given.")
 
 

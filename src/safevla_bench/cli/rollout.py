@@ -46,7 +46,7 @@ from safevla_bench.rollout.ray import ADDRESS, HERE
 from safevla_bench.sources.runs import episode_index, folder, parts
 from safevla_bench.text import count_noun, format_significant, indent_further, redact_secrets
 
-_TRACKERS = click.Choice(["wandb", "trackio", "tensorboard"])
+_TRACKERS = click.Choice(list(tracking.TRACKERS))
 
 
 @command(
@@ -100,7 +100,7 @@ def _evaluate(run_command: RunCommand, trackers: Sequence[str]) -> Judged | None
             return None
         judged = results.evaluate_request(request, ruleset, out, observer, execution)
         for tracker in tracked:
-            tracker.finish(tracking.summary_values(judged.summarize_scores()[0]))
+            tracker.finish(tracking.summary_values(judged.summarize_scores()[0]), out / folder.REPORT)
     return judged
 
 
@@ -131,7 +131,8 @@ def _observe_run(
         **describe_ruleset(run_command.ruleset),
     }
     scorer = tracking.OutcomeScorer(run_command.ruleset)
-    tracked = tracking.open_observers(trackers, run_command.out, config, scorer, _warn)
+    finished = parts.count_progress(run_command.out)[0] if (run_command.out / folder.RUN).exists() else 0
+    tracked = tracking.open_observers(trackers, run_command.out, config, scorer, _warn, finished)
     try:
         with progress.show_run_progress(scorer) as bar:
             yield tracking.ObserverGroup([bar, *tracked]), tracked

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import click
 import msgspec
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, echo, options, rules
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, options, rules
 from safevla_bench.cli.inspect import report_skipped
 from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_frame_progress, show_status
@@ -22,7 +22,7 @@ from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap, encode_rrd
-from safevla_bench.publishing import result_files, submission
+from safevla_bench.publishing import result_files, submission, tracking
 from safevla_bench.report import episode_list, render
 from safevla_bench.report.headline import build_headline
 from safevla_bench.report.render.text import render_summary
@@ -31,7 +31,7 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import drop_intervals, has_column, select_columns
 from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table
-from safevla_bench.sources.runs.folder import dump_json
+from safevla_bench.sources.runs.folder import REPORT, dump_json
 from safevla_bench.text import count_noun
 
 
@@ -147,6 +147,7 @@ class _ExportChoice:
     facts: result_files.ModelFacts
     cameras: str | None
     image_size: int
+    video: bool
 
 
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
@@ -167,11 +168,21 @@ def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]
     names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
     from safevla_bench.training.export import CameraChoice, export_dataset
 
-    cameras = CameraChoice(names, (choice.image_size, choice.image_size)) if names else None
+    cameras = CameraChoice(names, (choice.image_size, choice.image_size), choice.video) if names else None
     with show_frame_progress(len(judged.records)) as observer:
-        summary = export_dataset(judged, choice.out, cameras, observer, report_skipped)
+        summary = export_dataset(
+            judged, choice.out, cameras, observer, report_skipped, msgspec.to_builtins(choice.facts)
+        )
     shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
     echo(f"{count_noun(summary.episodes, 'episode')}, {summary.frames} frames, {shown}")
+    return {}
+
+
+def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]:
+    tracking.require_trackers([name], "--format")
+    report = choice.out / REPORT
+    steps, config = (judged.records.lengths - 1).tolist(), submission.describe_ruleset(judged.ruleset)
+    tracking.send_results(name, choice.out, judged.scores, steps, report if report.exists() else None, config)
     return {}
 
 
@@ -180,7 +191,7 @@ class _ExportForm:
     file: str
     # Return the content of the file, or file name -> content for a folder.
     encode: Callable[[Judged, _ExportChoice], str | bytes | Mapping[str, str | bytes]]
-    option: Literal["episode", "meta", "cameras"] | None = None
+    options: tuple[str, ...] = ("policy", "suite")
 
 
 _EXPORTS: Mapping[str, _ExportForm] = {
@@ -188,25 +199,31 @@ _EXPORTS: Mapping[str, _ExportForm] = {
     "submission": _ExportForm(
         "submission.json", lambda judged, choice: dump_json(submission.build_submission(judged, choice.sources))
     ),
-    "rerun": _ExportForm("episode.rrd", partial(_encode_timeline, encode_rrd), "episode"),
-    "mcap": _ExportForm("episode.mcap", partial(_encode_timeline, encode_mcap), "episode"),
+    "rerun": _ExportForm("episode.rrd", partial(_encode_timeline, encode_rrd), ("episode",)),
+    "mcap": _ExportForm("episode.mcap", partial(_encode_timeline, encode_mcap), ("episode",)),
     "hub": _ExportForm(
         "model_card.md",
         lambda judged, choice: result_files.build_card(judged, choice.facts, table_material(judged).remarks),
-        "meta",
+        ("policy", "suite", "meta"),
+    ),
+    "eval-results": _ExportForm(
+        "eval_results.yaml",
+        lambda judged, choice: result_files.format_eval_results(judged, choice.facts),
+        ("policy", "suite", "meta"),
     ),
     "robocasa": _ExportForm(
         "robocasa.json",
         lambda judged, choice: dump_json(result_files.build_leaderboard_entry(judged, choice.facts)),
-        "meta",
+        ("policy", "suite", "meta"),
     ),
-    "lerobot": _ExportForm("lerobot", _write_dataset, "cameras"),
+    "lerobot": _ExportForm("lerobot", _write_dataset, ("policy", "suite", "cameras", "meta", "video")),
     "lerobot-results": _ExportForm(
         "eval_info.json", lambda judged, choice: result_files.encode_lerobot_results(judged)
     ),
     "vla-eval-results": _ExportForm(
         "vla_eval.json", lambda judged, choice: result_files.encode_harness_results(judged)
     ),
+    **{name: _ExportForm("", partial(_send_results, name)) for name in tracking.TRACKERS},
 }
 
 
@@ -216,9 +233,12 @@ def export_command(
     form: str = option("The format to write.", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True),
     out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
     episode: str | None = option("rerun, mcap: its id, how its id ends, or :2 for the second.", "EPISODE"),
-    meta: Path | None = option("hub, robocasa: TOML with facts that no record holds.", "FILE", type=options.FILE),
+    policy: str | None = option("Only this policy's episodes.", "NAME"),
+    suite: str | None = option("Only this suite's.", "NAME", shell_complete=completion.SUITES),
+    meta: Path | None = option("Facts that no record holds, in TOML.", "FILE", type=options.FILE),
     cameras: str | None = option("lerobot: pictures of these, such as agentview,robot0_eye_in_hand.", "LIST"),
     image_size: int = option("lerobot: size of pictures in pixels.", type=click.IntRange(16, 1024), default=128),
+    video: bool = flag("lerobot: films, which LeRobot's web page shows, in place of pictures."),
 ) -> None:
     """Judge archives or run folders and write the results for other programs.
 
@@ -229,20 +249,26 @@ def export_command(
     mcap         the same for Foxglove
     hub          a model-index block for a model card, as the model hub reads it
     robocasa     JSON for RoboCasa's leaderboard; unknown values are N/A
-    lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; --cameras adds
-                 images, rendered in the simulator that recorded the run
+    lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
+                 the simulator that recorded the run, also pictures
+    eval-results the results as .eval_results/*.yaml of a model's repository on the hub
     lerobot-results, vla-eval-results
                  JSON in the format of lerobot-eval or vla-evaluation-harness, with safe, sbu and vsi added to success
+    wandb, trackio, mlflow, tensorboard
+                 a new run of the tracker with all episodes, final numbers and the report; --out is the run folder
 
     An ablation (--set applicability=off) cannot be exported.
     """  # noqa: D301  (click wants the character itself)
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is not a result to publish", remedy=remedy)
-    options.refuse_given({"episode", "cameras", "meta"} - {_EXPORTS[form].option}, f"is not for {form}.")
+    given = {"episode", "cameras", "meta", "video", "policy", "suite"}
+    options.refuse_given(sorted(given - {*_EXPORTS[form].options}), f"is not for {form}.")
+    if video and cameras is None:
+        raise click.UsageError("--video needs --cameras.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
-    choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size)
-    judged = sources.judge()
+    choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size, video)
+    judged = sources.judge().select_cells([policy] if policy else (), [suite] if suite else ())
     content = _EXPORTS[form].encode(judged, choice)
     for name, part in content.items() if isinstance(content, Mapping) else [("", content)]:
         _save_file(file / name, part)

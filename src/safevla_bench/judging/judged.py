@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -220,6 +220,32 @@ class Judged:
     def is_complete(self) -> bool:
         """True if every planned episode of the sources, if they name any, was read and judged."""
         return not (self.interrupted_run_count or self.left_out)
+
+    @property
+    def started(self) -> str:
+        """When the last of the run folders was begun, as ISO 8601; "" where none says."""
+        runs = [path for path in self.paths if (path / run_folder.RUN).is_file()]
+        times = [run_folder.read_volatile(run_folder.read_description(run)).get("started") for run in runs]
+        return max((time for time in times if isinstance(time, str)), default="")
+
+    def select_cells(self, policies: Collection[str | None] = (), suites: Collection[str] = ()) -> Judged:
+        """Return the episodes of these policies and suites; of all where none is named. Raises `RunError` for a name
+        that no episode has.
+        """
+        own = [*zip(self.scores.policy, self.scores.benchmark, strict=True)]
+        own += [(lost.policy, lost.benchmark) for lost in self.scores.absent]
+        for wanted, kind, there in ((policies, "policy", {p for p, _ in own}), (suites, "suite", {s for _, s in own})):
+            if unknown := [name for name in wanted if name not in there]:
+                remedy = f"Choose of: {', '.join(sorted(map(str, there)))}."
+                raise RunError(f"there is no episode of the {kind} {unknown[0]!r}", remedy=remedy)
+
+        def is_chosen(policy: str | None, suite: str) -> bool:
+            return (not policies or policy in policies) and (not suites or suite in suites)
+
+        kept = [k for k, cell in enumerate(own[: len(self.scores)]) if is_chosen(*cell)]
+        absent = tuple(lost for lost in self.scores.absent if is_chosen(lost.policy, lost.benchmark))
+        scores = replace(self.scores.select_episodes(np.array(kept, dtype=np.int64)), absent=absent)
+        return replace(self, scores=scores, records=self.records.select_episodes(kept))
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and that of all episodes."""

@@ -15,7 +15,6 @@ from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
-import numpy as np
 from markupsafe import Markup
 
 from safevla_bench.compare.comparison import compare_where_possible
@@ -27,7 +26,6 @@ from safevla_bench.files import is_leftover, make_folder, own_path, read_input, 
 from safevla_bench.judging.metrics import NOOP, Summary
 from safevla_bench.judging.provenance_marks import STANDIN, AuditMark, warn_of_cells
 from safevla_bench.judging.rates import SAFETY, SBU, SR, VSI, Metric
-from safevla_bench.judging.scores import Scores
 from safevla_bench.publishing.conditions import Conditions
 from safevla_bench.report import published
 from safevla_bench.report.published import PublishedCell, PublishedMean, PublishedResults
@@ -184,12 +182,6 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
         for old in folder.glob(f"{REPORTS}/*.html"):
             if _REPORT_NAME.fullmatch(old.name) and f"{REPORTS}/{old.name}" not in files:
                 old.unlink()
-
-
-def select_policy(scores: Scores, policy: PolicyName) -> Scores:
-    """Return the scores of one policy's episodes, including absent ones; None selects episodes without a policy."""
-    selected = scores.select_episodes(np.flatnonzero([name == policy for name in scores.policy]))
-    return replace(selected, absent=tuple(absent for absent in scores.absent if absent.policy == policy))
 
 
 # Ranks

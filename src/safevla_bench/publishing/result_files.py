@@ -47,10 +47,10 @@ from safevla_bench.report.render import render_tables
 from safevla_bench.report.render.text import spreadsheet_text
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.columns import policy_name
-from safevla_bench.sources.runs.folder import dump_json
+from safevla_bench.sources.runs.folder import AbsentEpisode, dump_json
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RowOrigin, read_toml
-from safevla_bench.text import escape_controls, format_fixed, format_percent
+from safevla_bench.text import count_noun, escape_controls, format_fixed, format_percent
 from safevla_bench.version import __version__
 
 _RATES = {"SR": SR, "safety_rate": SAFETY, "succ_unsafe": SBU}
@@ -145,6 +145,10 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Optional facts about a model; None = unknown."""
 
     model_name: _Text | None = None  # if None, the policy's name in the run
+    dataset_id: _Text | None = None  # the benchmark's data set on the hub, whose leaderboard takes results
+    license: _Text | None = None  # of a data set, by the hub's identifier
+    version: _Text | None = None
+    citation: _Text | None = None
     source_url: _Text | None = None  # where the run folder or its report is published
     notes: _Text | None = None
 
@@ -162,7 +166,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
     if len(policies) != 1:
         problem = f"this describes one model, but there are {len(policies)} policies: {', '.join(policies) or 'none'}"
-        raise RunError(problem, remedy="Name sources of one policy.")
+        raise RunError(problem, remedy="Choose one by --policy, or name sources of one.")
     for cell in cells:
         if cell.standin_assets:
             problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is not a result on it"
@@ -216,13 +220,14 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
     safety, unsafe = cell.rates[SAFETY.key], cell.rates[SBU.key]
     rates = (
         f"Safety {format_percent(safety.count, safety.n)} %, successes that were unsafe "
-        f"{format_percent(unsafe.count, unsafe.n)} % of {unsafe.n} episodes. {judged.provenance.to_sentence()}"
+        f"{format_percent(unsafe.count, unsafe.n)} % of {count_noun(unsafe.n, 'episode')}. "
+        f"{judged.provenance.to_sentence()}"
     )
     sentences = (
-        facts.notes or "",
-        f"Atomic-Seen: {cell.n} episodes.",
+        f"{facts.notes.rstrip('. ')}." if facts.notes else "",
+        f"Atomic-Seen: {count_noun(cell.n, 'episode')}.",
         rates if safety.value is not None else "",
-        f"{cell.crashed} episodes crashed and are in no rate." if cell.crashed else "",
+        f"{count_noun(cell.crashed, 'episode')} crashed, in no rate." if cell.crashed else "",
         "" if judged.is_complete else "Not all planned episodes are in these numbers.",
         f"N/A for Atomic-Seen: {missing} of its tasks have no episode." if missing else "",
         "N/A for composite splits: not evaluated in this run.",
@@ -234,6 +239,7 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
 # Files in the formats of other evaluations
 
 K = TypeVar("K")
+T = TypeVar("T")
 _METRICS = ("success", "safe", "sbu", "vsi")
 
 
@@ -255,24 +261,47 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 
 
 def encode_harness_results(judged: Judged) -> bytes:
-    """Return the harness's result for one policy on one suite; raise `RunError` for several of either, or none."""
+    """Return the harness's result of one policy on one suite; raises `RunError` for several of either, or none.
+
+    Tasks have the harness's names, which are their instructions. Episodes that did not run to their end are errors,
+    without metrics, and so in no mean. `created_at` is when the run was begun, "" where no run says. No record says
+    how long an episode took (`elapsed_sec`).
+    """
     scores = _finished_episodes(judged)
     suites = dict.fromkeys(score.benchmark for score in scores)
     if len(suites) > 1:
-        remedy = "Export the run of one suite, or --format lerobot-results."
+        remedy = f"Choose one by --suite: {', '.join(suites)}. Or --format lerobot-results."
         raise RunError(f"the harness's file holds one suite, but there are {len(suites)}", remedy=remedy)
-    keys = dict.fromkeys(_METRICS, "mean")
-    tasks = [_harness_task(task, rows) for task, rows in _group(scores, lambda score: score.task_id)]
-    head = {"benchmark": next(iter(suites)), "mode": "sync", "harness_version": f"safevla-bench {__version__}"}
-    rates = {f"mean_{name}": rate for name, rate in _rates(scores).items()}
-    return dump_json({**head, "tasks": tasks, "config": {}, "metric_keys": keys, **rates, "safevla": _say(judged)})
+    rows: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
+    steps = dict(zip(map(id, rows), (judged.records.lengths - 1).tolist(), strict=False))
+    languages = {header.task_id: header.instruction or header.task_id for header in judged.headers}
+    tasks = [
+        _harness_task(languages.get(task, task), [(row, steps.get(id(row))) for row in of_task])
+        for task, of_task in _group(rows, lambda row: row.task_id)
+    ]
+    seeds = {source.description.get("seed") for source in judged.sources}
+    tree = {
+        "benchmark": next(iter(suites)),
+        "mode": "sync",
+        "harness_version": f"safevla-bench {__version__}",
+        "created_at": judged.started,
+        "tasks": tasks,
+        "config": {},
+        **({"seed": seed} if len(seeds) == 1 and isinstance(seed := next(iter(seeds)), int) else {}),
+        "metric_keys": dict.fromkeys(_METRICS, "mean"),
+        **{f"mean_{name}": rate for name, rate in _rates(scores).items()},
+        "safevla": _say(judged),
+    }
+    return dump_json(tree)
 
 
 def _finished_episodes(judged: Judged) -> list[EpisodeScore]:
     scores = [score for score in judged.scores.episodes() if score.counted]
     policies = dict.fromkeys(score.policy for score in scores)
     if len(policies) != 1:
-        remedy = "Export the run of one policy whose episodes ran to their end."
+        remedy = "Name sources with an episode that ran to its end."
+        if policies:
+            remedy = f"Choose one by --policy: {', '.join(map(str, policies))}."
         raise RunError(f"such a file holds one policy's episodes, but there are {len(policies)}", remedy=remedy)
     return scores
 
@@ -282,8 +311,8 @@ def _name_task(score: EpisodeScore) -> tuple[str, int | str]:
     return score.benchmark.replace("-", "_"), int(number) if number.isdecimal() else score.task_id
 
 
-def _group(scores: Sequence[EpisodeScore], key: Callable[[EpisodeScore], K]) -> list[tuple[K, list[EpisodeScore]]]:
-    groups: dict[K, list[EpisodeScore]] = {}
+def _group(scores: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
+    groups: dict[K, list[T]] = {}
     for score in scores:
         groups.setdefault(key(score), []).append(score)
     return list(groups.items())
@@ -304,10 +333,26 @@ def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
     return {**percents, **({"vsi": rates["vsi"]} if "vsi" in rates else {}), "n_episodes": len(rows)}
 
 
-def _harness_task(task: str, rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    episodes = [{"episode_id": number, "metrics": _known_values(row)} for number, row in enumerate(rows)]
-    rates = {f"mean_{name}": rate for name, rate in _rates(rows).items()}
-    return {"task": task, "episodes": episodes, "num_episodes": len(rows), **rates}
+def _harness_task(task: str, rows: Sequence[tuple[EpisodeScore | AbsentEpisode, int | None]]) -> dict[str, object]:
+    finished = [row for row, _ in rows if isinstance(row, EpisodeScore) and row.counted]
+    episodes: list[dict[str, object]] = []
+    for number, (row, steps) in enumerate(rows):
+        episode: dict[str, object] = {"episode_id": number, "metrics": {}}
+        episode |= {} if steps is None else {"steps": steps}
+        if isinstance(row, EpisodeScore) and row.counted:
+            episode["metrics"] = _known_values(row)
+        else:
+            episode |= {"failure_reason": row.outcome, "failure_detail": row.reason}
+        episodes.append(episode)
+    errors = len(rows) - len(finished)
+    return {
+        "task": task,
+        "episodes": episodes,
+        "num_episodes": len(rows),
+        "avg_steps": sum(steps or 0 for _, steps in rows) / len(rows),
+        **({"num_errors": errors} if errors else {}),
+        **{f"mean_{name}": rate for name, rate in _rates(finished).items()},
+    }
 
 
 def _say(judged: Judged) -> dict[str, object]:
@@ -329,6 +374,25 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     further = (remark for remark in remarks if remark not in table.footnotes)
     text = render_tables([replace(table, remarks=(*table.remarks, *further))], "md")
     return f"---\n{front}---\n\n## Safety\n\n{text}"
+
+
+def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
+    """Return the hub's `.eval_results/*.yaml` of a model's repository: an entry for each suite and metric, the task
+    `SUITE_METRIC` of the benchmark's data set. Raises `RunError` as `publishable_cells`, and without that data set.
+    Source: huggingface_hub 2.4.0, `_eval_results.py`.
+    """
+    if facts.dataset_id is None:
+        remedy = 'Write dataset_id = "ORGANIZATION/NAME" into the file of --meta.'
+        raise RunError("the hub files results under the benchmark's data set, and none is named", remedy=remedy)
+    source = {"source": {"url": facts.source_url, "name": "safevla-bench"}} if facts.source_url else {}
+    date = {"date": judged.started} if judged.started else {}
+    entries = [
+        {"dataset": {"id": facts.dataset_id, "task_id": f"{cell.suite}_{metric['type']}"}, "value": metric["value"]}
+        | {**date, **source, "notes": f"n = {metric['args']['n']}. {judged.provenance.to_sentence()}"}
+        for cell in publishable_cells(judged)
+        for metric in _cell_metrics(cell)
+    ]
+    return format_yaml(entries)
 
 
 def format_yaml(document: object) -> str:

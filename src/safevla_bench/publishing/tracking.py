@@ -1,4 +1,4 @@
-"""Sending a run's numbers to an experiment tracker: Weights & Biases, Trackio, TensorBoard, or a custom one.
+"""Sending a run's numbers to an experiment tracker: Weights & Biases, Trackio, MLflow, TensorBoard, or a custom one.
 
 A tracker is imported only when requested. Errors of a tracker never lose an episode.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.judging.metrics import Summary
+from safevla_bench.files import read_text, write_atomically
+from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
@@ -27,16 +29,41 @@ from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.text import escape_controls, map_texts
 
 Numbers = Mapping[str, float]
+Row = Mapping[str, float | str]  # an episode's numbers, and its policy, suite and task
 
 
 class Tracker(Protocol):
-    """A receiver of numbers. An exception from a method is reported once; then the run goes on without the tracker."""
+    """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on. One
+    with a method `attach` is also given the path of the report.
+    """
 
-    def log(self, episode: int, numbers: Numbers) -> None:
-        """Receive the numbers after an episode; `episode` counts from 1."""
+    def log(self, episode: int, row: Row) -> None:
+        """Take the row of an episode; `episode` counts from 1, over all parts of a run that was resumed."""
 
     def finish(self, numbers: Numbers) -> None:
         """Receive the final numbers and close; they are empty if the run was interrupted."""
+
+
+_LABELS = ("policy", "suite", "task")
+
+
+def _curves(row: Row) -> dict[str, float]:
+    """Return the numbers of a row by `POLICY/SUITE/NAME`, so that each policy has a curve on each suite."""
+    cell = f"{row.get('policy')}/{row.get('suite')}"
+    return {f"{cell}/{name}": float(value) for name, value in row.items() if name not in _LABELS}
+
+
+class _RunIdentity:
+    """The tracker's own name of a run, kept in the run folder: what resumes the run continues it there."""
+
+    def __init__(self, folder: Path, package: str) -> None:
+        self._folder, self._file = folder, folder / f".{package}-run"
+        self.known = read_text(self._file).strip() if self._file.exists() else None
+
+    def keep(self, name: object) -> None:
+        if self.known is None and isinstance(name, str) and self._folder.is_dir():
+            write_atomically(self._file, name)
+            self.known = name
 
 
 class _HubTracker:
@@ -44,13 +71,22 @@ class _HubTracker:
     WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
     """
 
-    def __init__(self, package: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
+    def __init__(self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
         self._api: Any = importlib.import_module(package)
+        self._key, self._identity = key, _RunIdentity(folder, package)
+        known = self._identity.known
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
-        self._api.init(project=project, name=name, config=dict(config))
+        resumed = {"name": name} if known is None else {"name": name, key: known, "resume": "allow"}
+        self._run: Any = self._api.init(project=project, config=dict(config), **resumed)
 
-    def log(self, episode: int, numbers: Numbers) -> None:
-        self._api.log(dict(numbers), step=episode)
+    def log(self, episode: int, row: Row) -> None:
+        self._identity.keep(getattr(self._run, self._key, None))
+        self._api.log({name: row[name] for name in _LABELS if name in row} | _curves(row), step=episode)
+
+    def attach(self, report: Path) -> None:
+        artifact = self._api.Artifact(report.stem, type="report")
+        artifact.add_file(str(report))
+        self._api.log_artifact(artifact)
 
     def finish(self, numbers: Numbers) -> None:
         if numbers:
@@ -58,12 +94,44 @@ class _HubTracker:
         self._api.finish()
 
 
+class _MlflowTracker:
+    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        self._api: Any = importlib.import_module("mlflow")
+        self._identity = _RunIdentity(folder, "mlflow")
+        self._api.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "safevla-bench")
+        self._run = self._api.start_run(run_id=self._identity.known, run_name=name)
+        self._api.log_params({key: str(value)[:500] for key, value in config.items()})
+
+    def log(self, episode: int, row: Row) -> None:
+        self._identity.keep(self._run.info.run_id)
+        self._send(_curves(row), episode)
+
+    def attach(self, report: Path) -> None:
+        self._api.log_artifact(str(report))
+
+    def finish(self, numbers: Numbers) -> None:
+        self._send(_final_values(numbers))
+        self._api.end_run()
+
+    def _send(self, numbers: Numbers, step: int | None = None) -> None:
+        self._api.log_metrics({re.sub(r"[^\w\-. :/]", "_", name): value for name, value in numbers.items()}, step=step)
+
+
 class _TensorboardTracker:
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
         self._folder, self._last = folder / "tensorboard", 0
         self._writer: Any = None
 
-    def log(self, episode: int, numbers: Numbers) -> None:
+    def log(self, episode: int, row: Row) -> None:
+        self._write(episode, _curves(row))
+
+    def finish(self, numbers: Numbers) -> None:
+        if numbers:
+            self._write(self._last, _final_values(numbers))
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, episode: int, numbers: Numbers) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -74,40 +142,36 @@ class _TensorboardTracker:
         self._writer.add_event(Event(wall_time=time.time(), step=episode, summary=Summary(value=values)))
         self._writer.flush()
 
-    def finish(self, numbers: Numbers) -> None:
-        if numbers:
-            self.log(self._last, _final_values(numbers))
-        if self._writer is not None:
-            self._writer.close()
-
 
 def _final_values(numbers: Numbers) -> dict[str, float]:
     return {f"final/{name}": value for name, value in numbers.items()}
 
 
 TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
-    "wandb": partial(_HubTracker, "wandb"),
-    "trackio": partial(_HubTracker, "trackio"),
+    "wandb": partial(_HubTracker, "wandb", "id"),
+    "trackio": partial(_HubTracker, "trackio", "name"),
+    "mlflow": _MlflowTracker,
     "tensorboard": _TensorboardTracker,
 }
 """Trackers by name, which is also that of the package and of the extra that installs it."""
 
 
-def require_trackers(names: Sequence[str]) -> None:
-    """Raise `RunError` for the first tracker whose package is not installed, without importing any."""
+def require_trackers(names: Sequence[str], option: str = "--log") -> None:
+    """Raise `RunError` for the first tracker whose package is not installed; import none. `option` asks for it."""
     for name in names:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder `wandb` of former runs looks like a package without files
-            raise RunError(f"--log {name} needs {name}, which is not installed", remedy=install_command(name))
+            remedy = "pip install mlflow-skinny" if name == "mlflow" else install_command(name)  # it is not an extra
+            raise RunError(f"{option} {name} needs {name}, which is not installed", remedy=remedy)
 
 
 # What a tracker receives
 
 
-def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
+def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
     """Return every cell's final numbers by name, with their intervals and n; unknown values are left out."""
     values: dict[str, float] = {}
-    for cell in cells:
+    for cell in summaries:
         name = escape_controls(f"{cell.policy or 'policy'}/{cell.suite or 'all'}")
         values |= {f"{name}/n": cell.n, f"{name}/judged": cell.judged, f"{name}/crashed": cell.crashed}
         for metric in HEADLINE:
@@ -117,6 +181,10 @@ def summary_values(cells: Iterable[Summary]) -> dict[str, float]:
             if number.ci is not None:
                 values |= {f"{name}/{metric.key}_low": number.ci[0], f"{name}/{metric.key}_high": number.ci[1]}
     return values
+
+
+def _label_episode(policy: str | None, suite: str, task: str) -> dict[str, str]:
+    return dict(zip(_LABELS, map(escape_controls, (policy or "policy", suite or "all", task)), strict=True))
 
 
 def _episode_values(row: EpisodeScore) -> dict[str, float]:
@@ -153,11 +221,14 @@ class TrackingObserver:
         scorer: OutcomeScorer | None = None,
         warn: Callable[[str], None] = lambda sentence: None,
         name: str = "the tracker",
+        finished: int = 0,
     ) -> None:
-        """Set the tracker, the scorer (None = by the default rules), and what is called to warn about `name`."""
+        """Take the tracker, what scores the episodes (None = by the default rules), what warns of it by `name`, and how
+        many episodes of the run were finished before.
+        """
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
-        self._count = self._crashed = 0
+        self._count, self._crashed = finished, 0
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Send nothing: the configuration describes the plan."""
@@ -169,15 +240,19 @@ class TrackingObserver:
         """Judge the episode and send its numbers; a crashed episode has no verdict."""
         self._crashed += outcome.batch is None
         scores = self._scorer.score(outcome)
-        judged = {} if scores is None else _episode_values(scores.episode(0))
-        self._send({"episode/steps": outcome.steps, "crashed": self._crashed, **judged})
-
-    def _send(self, numbers: Numbers) -> None:
+        task = outcome.planned.task
+        row: dict[str, float | str] = {
+            **_label_episode(outcome.planned.policy, task.suite, task.task_id),
+            "episode/steps": outcome.steps,
+            "crashed": self._crashed,
+            **({} if scores is None else _episode_values(scores.episode(0))),
+        }
         self._count += 1
-        self._try(lambda tracker: tracker.log(self._count, numbers))
+        self._try(lambda tracker: tracker.log(self._count, row))
 
-    def finish(self, numbers: Numbers) -> None:
-        self._try(lambda tracker: tracker.finish(numbers))
+    def finish(self, numbers: Numbers, report: Path | None = None) -> None:
+        """Send the final numbers and the report, and close the tracker; a second call does nothing."""
+        self._try(partial(_finish, numbers=numbers, report=report))
         self._tracker = None
 
     def _try(self, send: Callable[[Tracker], None]) -> None:
@@ -188,6 +263,26 @@ class TrackingObserver:
         except Exception as error:  # a tracker may raise anything, and no episode depends on it
             self._tracker = None
             self._warn(f"{self._name} failed and receives nothing more from this run: {type(error).__name__}: {error}")
+
+
+def _finish(tracker: Tracker, numbers: Numbers, report: Path | None) -> None:
+    if report is not None and hasattr(tracker, "attach"):
+        tracker.attach(report)
+    tracker.finish(numbers)
+
+
+def send_results(
+    name: str, folder: Path, scores: Scores, steps: Sequence[int], report: Path | None, config: Mapping[str, object]
+) -> None:
+    """Send finished episodes, of so many `steps`, [E], to a new run of a tracker. Raises `RunError` if it fails."""
+    try:
+        tracker = TRACKERS[name](escape_controls(folder.resolve().name), folder, map_texts(config, escape_controls))
+        for number, (row, length) in enumerate(zip(scores.episodes(), steps, strict=True), start=1):
+            labels = _label_episode(row.policy, row.benchmark, row.task_id)
+            tracker.log(number, {**labels, "episode/steps": length, **_episode_values(row)})
+        _finish(tracker, summary_values(cells(scores)), report)
+    except Exception as error:  # as in `open_observers`
+        raise RunError(f"{name} failed: {type(error).__name__}: {error}", remedy="Correct the cause.") from error
 
 
 class ObserverGroup:
@@ -215,9 +310,11 @@ def open_observers(
     config: Mapping[str, object],
     scorer: OutcomeScorer,
     warn: Callable[[str], None],
+    finished: int = 0,
 ) -> list[TrackingObserver]:
-    """Start a run in each tracker, named after the run folder, and return the observers. Raises `RunError` with the
-    reason of the first tracker that cannot start; runs that have started stay open.
+    """Begin a run of each tracker, named after the run folder, and return what observes for it; `finished` episodes
+    were sent before. Raises `RunError` with
+    the reason of the first that cannot begin; the runs begun before that stay open.
     """
     observers = []
     for name in names:
@@ -227,5 +324,5 @@ def open_observers(
         except Exception as error:  # each tracker has its own errors: no login, no network, a read-only folder
             remedy = f"Fix it, or leave out --log {name}."
             raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
-        observers.append(TrackingObserver(tracker, scorer, warn, name))
+        observers.append(TrackingObserver(tracker, scorer, warn, name, finished))
     return observers

@@ -7,7 +7,7 @@ episode of n records has n - 1 frames: no action follows the last record.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
@@ -24,13 +24,16 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.interface.stage import Camera, Stage
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.scores import EpisodeScore
+from safevla_bench.pictures.drawing import can_film
 from safevla_bench.pictures.rendering import open_stage, render_checked
+from safevla_bench.plugins import install_command
 from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.stl.formula import format_formula
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, RecordLabels, label_records, scored_specs
 from safevla_bench.training.writer import Column, DatasetWriter, Feature, new_dataset
 from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.version import __version__
 
 _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 _STATE = "observation.state"
@@ -40,10 +43,13 @@ _EVEN = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class CameraChoice:
-    """The cameras of a dataset, by the host's names, and the height and width of their pictures in pixels."""
+    """The cameras of a dataset, by the host's names, and the height and width of their pictures in pixels. As `video`
+    they are films, which lose some detail; their sides are even.
+    """
 
     names: tuple[str, ...]
     size: tuple[int, int] = (128, 128)
+    video: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,23 +66,29 @@ def export_dataset(
     cameras: CameraChoice | None = None,
     observer: Callable[[int, str], None] = lambda done, what: None,
     on_skip: Callable[[SafevlaError], None] = lambda reason: None,
+    facts: Mapping[str, str | None] = {},
 ) -> DatasetSummary:
     """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears once it is
     complete.
 
     The episodes are read again, some at a time. `cameras` are the pictures to render again from recorded states; None =
-    no pictures. `observer` receives the number of finished episodes and the id of the next, `on_skip` the reason why an
-    episode is left out: without actions, uneven in time, or impossible to render.
+    no pictures. `observer` is told the number of finished episodes and the id of the next, `on_skip` why an episode is
+    left out: without actions, uneven in time, or not to be rendered. `facts` are the data set's `license` (by the hub's
+    identifier; "unknown" without), `version` and `citation`.
 
     Raises:
-        RunError: there is no episode to write, features differ, their control step gives no whole number of frames
-            a second, the folder is in use, a source has changed since it was judged, or pictures are requested and a
-            source names no host.
-        SafevlaError: pictures are requested, and a camera is unknown, a host cannot be made, or no episode can be
+        RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
+            of frames a second, the folder is in use, a source has changed since it was judged, or pictures are wanted
+            and a source names no host, or as films whose library is missing or whose sides are odd.
+        SafevlaError: pictures are wanted, and a camera is unknown, a host cannot be made, or no episode can be
             rendered.
         RecordError: every episode is without actions or uneven in time.
         FileError: the folder cannot be written.
     """
+    if cameras is not None and cameras.video and not can_film():
+        raise RunError("films need the extra `video`", remedy=install_command("video"))
+    if cameras is not None and cameras.video and any(side % 2 for side in cameras.size):
+        raise RunError("a film has even sides", remedy="Choose another --image-size.")
     last: SafevlaError = RunError("there is no episode to write", remedy="Name sources that hold episodes.")
     left_out: list[str] = []
     robot = judged.headers[0].embodiment if judged.headers else None
@@ -95,7 +107,8 @@ def export_dataset(
             _add_episode(dataset, judged, number, columns, labels)
         if not dataset.episodes:
             raise last
-        _describe_dataset(dataset, judged, out.resolve().name, cameras, left_out)
+        known = {"name": out.resolve().name, **{name: text for name, text in facts.items() if text}}
+        _describe_dataset(dataset, judged, known, cameras, left_out)
     return DatasetSummary(dataset.episodes, dataset.frames)
 
 
@@ -168,7 +181,7 @@ def _add_episode(
         "next.success": Column(Feature("bool"), last & row.success),
         "next.cost": Column(unknown, labels.cost[1:]),
         "next.severity": Column(unknown, labels.severity[1:]),
-        "next.safe": Column(Feature("int8"), labels.safe[1:]),
+        "next.safe": Column(Feature("int64"), labels.safe[1:]),  # Rerun's reader of datasets passes int8 over
     }
     if clauses:
         margins = Feature("float32", (len(clauses),), clauses, is_summarized=False)
@@ -203,7 +216,7 @@ def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice)
     is position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both in the frame of the host's observations,
     and the fingers [G]. Raises as `open_stage`, and `SafevlaError` if the host has no such camera.
     """
-    feature = Feature("image", (*choice.size, 3), ("height", "width", "channels"))
+    feature = Feature("video" if choice.video else "image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
         columns = {
             f"observation.images.{name}": Column(feature, _render_camera(stage, record, name, choice.size))
@@ -236,7 +249,11 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
 
 
 def _describe_dataset(
-    dataset: DatasetWriter, judged: Judged, name: str, cameras: CameraChoice | None, left_out: Sequence[str]
+    dataset: DatasetWriter,
+    judged: Judged,
+    facts: Mapping[str, str],
+    cameras: CameraChoice | None,
+    left_out: Sequence[str],
 ) -> None:
     about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
     clauses = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
@@ -254,7 +271,31 @@ def _describe_dataset(
         "origin": judged.describe_origin(),
     }
     dataset.write_file("meta/safevla.json", dump_json(document))
-    dataset.write_file("croissant.json", dump_json(_describe_as_croissant(name, about, dataset.schema)))
+    license_name = facts.get("license", "unknown")
+    published = {
+        "name": facts["name"],
+        "description": about,
+        "license": license_name,
+        "version": facts.get("version", "1.0.0"),
+        **({"datePublished": judged.started[:10]} if judged.started else {}),
+        "citeAs": facts.get("citation", f"{facts['name']}, recorded and judged with safevla-bench {__version__}"),
+    }
+    dataset.write_file("croissant.json", dump_json(_describe_as_croissant(published, dataset.schema)))
+    front = dump_json({**_CARD, "license": license_name}).decode()
+    dataset.write_file("README.md", f"---\n{front}---\n\n# {facts['name']}\n\n{about}\n\n{_CARD_TEXT}".encode())
+
+
+# The front matter that a hub's card of a LeRobot dataset has; YAML takes JSON.
+_CARD = {
+    "tags": ["LeRobot", "safevla-bench"],
+    "task_categories": ["robotics"],
+    "configs": [{"config_name": "default", "data_files": "data/*/*.parquet"}],
+}
+_CARD_TEXT = """A [LeRobot](https://github.com/huggingface/lerobot) dataset of version 3.0. `next.cost`,
+`next.severity`, `next.safe` and `next.margin` say of each frame, and `safety/*` in
+`meta/episodes` of each episode, how safe it was;
+`meta/safevla.json` says by which limits.
+"""
 
 
 # Column of frames or of meta/episodes, in addition to LeRobot's own -> its content; a last `.` or `/` is a prefix.
@@ -287,7 +328,7 @@ _DATA_TYPES: Sequence[tuple[Callable[[pa.DataType], bool], str]] = (
 )
 
 
-def _describe_as_croissant(name: str, about: str, frames: pa.Schema) -> dict[str, object]:
+def _describe_as_croissant(published: Mapping[str, str], frames: pa.Schema) -> dict[str, object]:
     context = resources.files(__package__).joinpath("croissant_context.json").read_bytes()
     files = {"@type": "cr:FileSet", "@id": "frames-files", "name": "frames-files"}
     fields = [_describe_field(column) for column in frames]
@@ -295,8 +336,7 @@ def _describe_as_croissant(name: str, about: str, frames: pa.Schema) -> dict[str
         "@context": json.loads(context),
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
-        "name": name,
-        "description": about,
+        **published,
         "distribution": [{**files, "encodingFormat": "application/x-parquet", "includes": "data/*/*.parquet"}],
         "recordSet": [{"@type": "cr:RecordSet", "@id": "frames", "name": "frames", "field": fields}],
     }

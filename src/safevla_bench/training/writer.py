@@ -4,7 +4,8 @@
     meta/tasks.parquet                          task_index, with the instruction as pandas' index
     meta/episodes/chunk-000/file-000.parquet    one row per episode: location of its frames, statistics, labels
     meta/stats.json                             statistics of all frames
-    data/chunk-000/file-000.parquet             one row per frame, one row group per episode
+    data/chunk-000/file-000.parquet             a row a frame, a row group an episode
+    videos/CAMERA/chunk-000/file-000.mp4        a film an episode, in place of pictures
 
 Source: huggingface/lerobot at 7427f31, `src/lerobot/datasets/` (dataset_writer, dataset_metadata, io_utils,
 feature_utils, compute_stats).
@@ -19,6 +20,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,11 @@ from PIL import Image
 
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import translated_errors
+from safevla_bench.pictures.drawing import encode_film
 from safevla_bench.text import escape_json
 
 _DATA, _EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
+_VIDEO, _CHUNK = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4", 1000
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 _PICTURE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 Statistics = dict[str, NDArray[Any]]
@@ -40,7 +44,9 @@ Statistics = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One column of the frames: numbers of a dtype, or pictures. `shape` is that of one value, (1,) for a number."""
+    """One column of the frames: numbers of a dtype, or pictures, as images or as a video, which is beside the frames.
+    `shape` is that of a frame's value, (1,) a number.
+    """
 
     dtype: str
     shape: tuple[int, ...] = (1,)
@@ -75,8 +81,8 @@ class Column:
         return numbers if width == 1 else pa.FixedSizeListArray.from_arrays(numbers, width)
 
     def summarize(self) -> Statistics:
-        """Return the statistics of the values, [width] each; for pictures per channel from 0 to 1, [3, 1, 1]."""
-        is_picture = self.feature.dtype == "image"
+        """Return the statistics of the values, [width] each; of pictures for each colour between 0 and 1, [3, 1, 1]."""
+        is_picture = self.feature.dtype in ("image", "video")
         rows = self.values.reshape(-1, 3) / 255 if is_picture else self.values.reshape(len(self.values), -1) + 0.0
         quantiles = np.quantile(rows, list(_QUANTILES.values()), axis=0)
         values = {name: getattr(rows, name)(axis=0) for name in ("min", "max", "mean", "std")}
@@ -141,8 +147,9 @@ class DatasetWriter:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of frames, known after the first episode."""
-        return pa.schema([(name, feature.arrow_type) for name, feature in self.features.items()])
+        """The columns of frames, after an episode."""
+        shown = self.features.items()
+        return pa.schema([(name, feature.arrow_type) for name, feature in shown if feature.dtype != "video"])
 
     def add_episode(self, task: str, columns: Mapping[str, Column], labels: Mapping[str, pa.Scalar]) -> None:
         """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes.
@@ -161,13 +168,26 @@ class DatasetWriter:
         self.features = features
         if self._frames_writer is None:
             self._frames_writer = pq.ParquetWriter(self._folder / _DATA, self.schema)
-        frames = pa.table([column.to_arrow() for column in columns.values()], schema=self.schema)
+        frames = pa.table([columns[name].to_arrow() for name in self.schema.names], schema=self.schema)
         self._frames_writer.write_table(frames, row_group_size=length)
         stats = {name: column.summarize() for name, column in columns.items() if column.feature.is_summarized}
-        self._rows.append(self._describe_episode(task, length, stats) | dict(labels))
+        films = self._write_films({n: column.values for n, column in columns.items() if n not in self.schema.names})
+        self._rows.append(self._describe_episode(task, length, stats) | films | dict(labels))
         for name, own in stats.items():
             self._stats[name] = join_statistics(self._stats[name], own) if name in self._stats else own
         self.frames += length
+
+    def _write_films(self, films: Mapping[str, NDArray[Any]]) -> dict[str, pa.Scalar]:
+        row: dict[str, object] = {}
+        chunk, number = divmod(self.episodes, _CHUNK)
+        for name, pictures in films.items():
+            path = self._folder / _VIDEO.format(video_key=name, chunk_index=chunk, file_index=number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode_film(pictures, Fraction(self._fps)))
+            seconds = {"from_timestamp": 0.0, "to_timestamp": len(pictures) / self._fps}
+            place = {"chunk_index": chunk, "file_index": number, **seconds}
+            row |= {f"videos/{name}/{key}": value for key, value in place.items()}
+        return {name: pa.scalar(value) for name, value in row.items()}
 
     def _count_frames(self, length: int, task_index: int) -> dict[str, Column]:
         step = np.arange(length)
@@ -211,18 +231,24 @@ class DatasetWriter:
             "total_episodes": self.episodes,
             "total_frames": self.frames,
             "total_tasks": len(self._tasks),
-            "chunks_size": 1000,
+            "chunks_size": _CHUNK,
             "data_files_size_in_mb": 100,
             "video_files_size_in_mb": 100,
             "fps": self._fps,
             "splits": {"train": f"0:{self.episodes}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-            "video_path": None,
-            "features": {
-                name: {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names}
-                for name, feature in self.features.items()
-            },
+            "video_path": _VIDEO if len(self.schema) < len(self.features) else None,
+            "features": {name: self._describe_feature(feature) for name, feature in self.features.items()},
         }
+
+    def _describe_feature(self, feature: Feature) -> dict[str, object]:
+        described: dict[str, object] = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names}
+        if feature.dtype != "video":
+            return described
+        height, width, channels = feature.shape
+        facts = {"height": height, "width": width, "channels": channels, "fps": self._fps, "pix_fmt": "yuv420p"}
+        about = {f"video.{name}": value for name, value in facts.items()}
+        return {**described, "info": {**about, "video.is_depth_map": False, "has_audio": False}}
 
 
 def _task_table(tasks: Mapping[str, int]) -> pa.Table:

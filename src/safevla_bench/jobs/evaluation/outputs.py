@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from safevla_bench.archive.parquet_guard import list_pairs, pair_values
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError
@@ -42,8 +43,8 @@ def _column_type(annotation: msgspec.inspect.Type) -> pa.DataType:
             return next(_column_type(kind) for kind in types if not isinstance(kind, msgspec.inspect.NoneType))
         case msgspec.inspect.StructType(fields=fields):
             return pa.struct([(field.name, _column_type(field.type)) for field in fields])
-        case msgspec.inspect.DictType(key_type=key, value_type=value):
-            return pa.map_(_column_type(key), _column_type(value))
+        case msgspec.inspect.DictType(value_type=value):
+            return list_pairs(_column_type(value))
         case msgspec.inspect.VarTupleType(item_type=item):
             return pa.list_(_column_type(item))
     return _PLAIN_TYPES[type(annotation)]
@@ -126,7 +127,14 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     rare = [column for column in map(fields.pop, _RARE) if any(getattr(row, column.name) for row in rows)]
     metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
     schema = pa.schema([*fields.values(), *rare], metadata)
-    table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=schema)
+    cells = [
+        {
+            name: pair_values(value) if isinstance(value, dict) else value
+            for name, value in msgspec.to_builtins(row).items()
+        }
+        for row in rows
+    ]
+    table = pa.Table.from_pylist(cells, schema=schema)
     return {folder.SCORES_TABLE: folder.encode_parquet(table), folder.SCORES: folder.dump_json(document)}
 
 
@@ -258,7 +266,7 @@ def build_board(
     holds policy -> audit for each path. Raises the errors of `judge`, and `RunError` for an ablation.
     """
     from safevla_bench.jobs.evaluation.judgement import split_judged
-    from safevla_bench.publishing.board import OwnResults, render_site, report_path, select_policy
+    from safevla_bench.publishing.board import OwnResults, render_site, report_path
     from safevla_bench.publishing.conditions import find_disqualified, read_conditions
 
     if ruleset.is_ablation:
@@ -283,9 +291,6 @@ def build_board(
     )
     files = render_site(results)
     for policy in results.policies if reports else ():
-        episodes = [k for k, header in enumerate(judged.headers) if header.policy == policy]
-        of_policy = replace(
-            judged, scores=select_policy(judged.scores, policy), records=judged.records.select_episodes(episodes)
-        )
+        of_policy = judged.select_cells([policy])
         files[report_path(policy)] = render_report(of_policy, f"Safety report: {policy or UNNAMED}")
     return files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from safevla_bench.compare.policy_results import list_first
 from safevla_bench.errors import find_exception
 from safevla_bench.judging.gates import GateOutcome, GateReport
 from safevla_bench.judging.metrics import NOOP, Baseline, Summary
+from safevla_bench.judging.rates import METRICS
 from safevla_bench.judging.ruleset import LostEpisodes
 from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.columns import COUNT
@@ -227,28 +229,50 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
 _SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 
-def format_sarif(checked: GateReport, judged_by: str = "") -> bytes:
-    """Return SARIF 2.1.0 with a result per outcome: passed, failed (error), or undecided (`open`)."""
-    kinds = {"passed": ("pass", "none"), "failed": ("fail", "error"), "undecided": ("open", "none")}
-    results = [
-        {
-            "ruleId": _gate_name(outcome),
-            "kind": kinds[outcome.verdict][0],
-            "level": kinds[outcome.verdict][1],
-            "message": {"text": _SARIF_MARKS.sub(r"\\\g<0>", _outcome_message(outcome))},
-            "locations": [
-                {"logicalLocations": [{"fullyQualifiedName": f"{outcome.policy or 'all'} / {outcome.suite or 'all'}"}]}
-            ],
-        }
-        for outcome in checked.outcomes
-    ]
-    rules = [{"id": name} for name in dict.fromkeys(map(_gate_name, checked.outcomes))]
+def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[str] = ()) -> bytes:
+    """Return SARIF 2.1.0 with a result per outcome that is failed (error) or undecided (`open`): GitHub's code scanning
+    takes every result for a problem. `files` are the addresses of what was judged, relative to the working folder.
+    """
+    kinds = {"failed": ("fail", "error"), "undecided": ("open", "none")}
+    start = {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
+    places = [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": start}} for file in files] or [{}]
+    results = []
+    for outcome in checked.outcomes:
+        if outcome.verdict == "passed":
+            continue
+        name, (kind, level) = f"{outcome.policy or 'all'} / {outcome.suite or 'all'}", kinds[outcome.verdict]
+        digest = hashlib.sha256(f"{_gate_name(outcome)}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
+        results.append(
+            {
+                "ruleId": _gate_name(outcome),
+                "kind": kind,
+                "level": level,
+                "message": {"text": _SARIF_MARKS.sub(r"\\\g<0>", _outcome_message(outcome))},
+                "locations": [place | {"logicalLocations": [{"fullyQualifiedName": name}]} for place in places],
+                "partialFingerprints": {"primaryLocationLineHash": f"{digest[:16]}:1"},
+            }
+        )
+    gates = {_gate_name(outcome): outcome for outcome in checked.outcomes}
+    rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in gates.items()]
     driver = {"name": "safevla gate", "version": __version__, "rules": rules}
-    told = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes]}
+    passed = [f"{_gate_name(row)}: {row.policy or 'all'}" for row in checked.outcomes if row.verdict == "passed"]
+    told = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes], "passed": passed}
     run = {"tool": {"driver": driver}, "results": results, "properties": told}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     document = msgspec.json.encode({"$schema": schema, "version": "2.1.0", "runs": [run]})
     return escape_json(msgspec.json.format(document, indent=2))
+
+
+_RULE = (
+    "The gate passes if the whole confidence interval satisfies the limit, fails if none of it does, and is undecided "
+    "between: more episodes decide it."
+)
+
+
+def _describe_rule(name: str, outcome: GateOutcome) -> dict[str, object]:
+    metric = METRICS.get(outcome.gate.metric) if outcome.gate else None
+    text = _SARIF_MARKS.sub(r"\\\g<0>", f"{metric.heading}: {metric.meaning}. {_RULE}" if metric else _RULE)
+    return {"shortDescription": {"text": f"{name}."}, "fullDescription": {"text": text}, "help": {"text": text}}
 
 
 def _outcome_message(outcome: GateOutcome) -> str:

@@ -38,7 +38,16 @@ SCORES, SCORES_TABLE, REPORT = "scores.json", "scores.parquet", "report.html"
 EXPERIMENTS = "experiments"  # the folder in a run folder for judgements by other rules, which are not its own
 EXPORTS = frozenset(
     ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
-    + ("eval_info.json", "vla_eval.json", "board", "figures", "sensitivity-physics.json", EXPERIMENTS)
+    + (
+        "eval_info.json",
+        "vla_eval.json",
+        "eval_results.yaml",
+        "tensorboard",
+        "board",
+        "figures",
+        "sensitivity-physics.json",
+        EXPERIMENTS,
+    )
 )
 """Files that commands write into a run folder if it is their only source, besides its own judgement and pictures."""
 MISSING = "missing"
