@@ -2,7 +2,7 @@
 
 The closed hand is led through places of the task `put the cream cheese in the bowl`, so that one contact is the cause
 of the first violation: it presses on the table, pushes a thing, or pushes a thing against another.
-docs/howto/firmness.md has the sums of what this prints, in two minutes of CPU time:
+docs/evidence/firmness.md has the sums of what this prints, in two minutes of CPU time:
 
     python benchmarks/causes.py
 

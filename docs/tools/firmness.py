@@ -1,4 +1,4 @@
-"""Writes the measured part of howto/firmness.md from docs/tools/firmness: python docs/tools/firmness.py [NAME=RUN ...]
+"""Writes the tables of evidence/firmness.md from docs/tools/firmness: python docs/tools/firmness.py [NAME=RUN ...]
 
 With --check nothing is written: the exit code is 1 where the page is out of date. NAME=RUN first keeps the replays of
 a run, which `safevla sensitivity RUN --physics` made, as docs/tools/firmness/NAME.json.gz; with --resume they are put
@@ -32,7 +32,7 @@ from safevla_bench.sensitivity.firmness import (
 from safevla_bench.sources.runs.folder import archive_digest, dump_json
 from safevla_bench.sources.runs.parts import add_digests
 
-PAGE = Path(__file__).parents[1] / "howto" / "firmness.md"
+PAGE = Path(__file__).parents[1] / "evidence" / "firmness.md"
 KEPT = Path(__file__).parent / "firmness"
 GROUPS = {"Built-in policies": ("builtin",), "Learned students": ("of-careful", "of-hasty")}
 """Heading on the page -> names of the runs below it."""

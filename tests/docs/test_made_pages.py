@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SCRIPTS = ("compare", "dependencies", "firmness", "generate", "hosts", "reconstruct")
+SCRIPTS = ("compare", "dependencies", "firmness", "generate", "hosts", "reconstruct", "which_command")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -12,6 +12,12 @@ def test_the_page_is_up_to_date(load_tool, name, monkeypatch):
     script = load_tool(name)
     monkeypatch.setenv("COLUMNS", "100")
     assert script.PAGE.read_text(encoding="utf-8") == script.build_page(), f"run python docs/tools/{name}.py"
+
+
+def test_the_readme_has_the_five_most_common_rows_of_the_page_of_commands(load_tool):
+    script = load_tool("which_command")
+    assert sum(row.is_common for rows in script.SECTIONS.values() for row in rows) == 5
+    assert script.README.read_text(encoding="utf-8") == script.build_readme(), "run python docs/tools/which_command.py"
 
 
 def test_commands_with_outputs_are_found_on_the_page_of_comparisons(load_tool):

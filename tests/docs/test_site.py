@@ -79,14 +79,34 @@ def test_the_landing_page_shows_the_demo_s_own_report(site, browser):
     assert browser.run("document.querySelector('.demo iframe').src") == (site / "_static/demo/report.html").as_uri()
 
 
-@pytest.mark.parametrize("word", ["robustness", "vacuous", "settling"])
-def test_search_finds_a_word(site, browser, word):
-    browser.open(f"{(site / 'search.html').as_uri()}?q={word}")
-    count = browser.run(
-        """new Promise(done => { const look = () => { const items = document.querySelectorAll('#search-results li');
-        items.length ? done(items.length) : setTimeout(look, 50); }; look(); })"""
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("robustness", "reference/glossary"),
+        ("vacuous", "howto/not-judged"),
+        ("not judged", "howto/not-judged"),
+        ("threshold suite", "howto/suite-threshold"),
+        ("plot signal", "howto/plot-a-signal"),
+        ("list bodies", "howto/list-bodies"),
+        ("mujoco loop", "howto/mujoco-loop"),
+    ],
+)
+def test_search_lists_the_right_page_among_the_first_two(site, browser, words, page):
+    browser.open(f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
+    found = browser.run(
+        """new Promise(done => { const look = () => {
+        const links = [...document.querySelectorAll('#search-results li > a')].map(a => a.href);
+        document.querySelector('#search-results .search-summary')?.textContent ? done(links) : setTimeout(look, 50);
+        }; look(); })"""
     )
-    assert count > 0
+    assert (site / f"{page}.html").as_uri() in [link.partition("#")[0].partition("?")[0] for link in found[:2]]
+
+
+@pytest.mark.parametrize("page", ["measured", "which-command"])
+def test_an_address_from_before_pages_had_folders_leads_to_the_page(site, browser, page):
+    browser.open(f"{(site / f'{page}.html').as_uri()}#measured")
+    (target,) = site.glob(f"[a-z]*/{page}.html")
+    assert browser.run("document.location.href") == f"{target.as_uri()}#measured"
 
 
 def test_moving_the_limit_changes_margin_and_depth(site, browser):
