@@ -57,6 +57,7 @@ def complete_in_bash(line: str) -> list[str]:
         ("safevla sc", "score"),
         ("safevla eval --host l", "lab libero"),
         ("safevla eval --host fake --suite ", "fake"),
+        ("safevla tables RUN --which ac", "active"),
         ("safevla eval --policy mine=scripted:", "careful hasty"),
         ("safevla eval --policy=scripted:h", "hasty"),
         ("safevla eval --entry pi0.5@l", "libero"),

@@ -95,9 +95,15 @@ def _list_thresholds(context: click.Context) -> Iterable[str]:
     return [f"{spec_id}=" for spec_id in _list_specs(context)]
 
 
+def _list_tables(context: click.Context) -> Iterable[str]:
+    from safevla_bench.report.tables.catalog import KINDS
+
+    return ["all", *(kind.name for kind in KINDS)]
+
+
 HOSTS, SUITES, POLICIES, SERVERS = map(complete, (_list_hosts, _list_suites, _list_policies, _list_servers))
 ENTRIES, FILTERS, PROTOCOLS = map(complete, (_list_entries, _list_filters, _list_protocols))
-PROTOCOLS_AND_DIALECTS = complete(_list_protocols_and_dialects)
+PROTOCOLS_AND_DIALECTS, TABLES = complete(_list_protocols_and_dialects), complete(_list_tables)
 SPECS, THRESHOLDS, LIBRARIES = (
     complete(_list_specs),
     complete(_list_thresholds),

@@ -53,7 +53,9 @@ _EPILOG = "\n".join(["\b", "Tables:", *_KINDS])
 @options.command("tables", epilog=_EPILOG)
 def tables_command(
     sources: rules.JudgedSources = rules.judged_sources(options.OPTIONAL_SOURCES),
-    which: tuple[str, ...] = repeatable("Names or the paper's numbers: main,7,12; or all.", "LIST"),
+    which: tuple[str, ...] = repeatable(
+        "Names or the paper's numbers: main,7,12; or all.", "LIST", shell_complete=completion.TABLES
+    ),
     form: render.TableFormat = option("The form.", spelling="--format", type=_TABLE_FORMS, default="text"),
     out: str | None = option("The file to write, or a folder with a file for each table.", "FILE|DIR/"),
     training: tuple[str, ...] = repeatable("How a policy was trained.", "POLICY=KIND"),

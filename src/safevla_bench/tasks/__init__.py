@@ -34,14 +34,19 @@ def describe_reason(reason: str, registry: Registry, benchmark: str) -> str:
             f"left out by the paper's {suite.capabilities} capability set; --set capabilities={full.name} judges it"
         )
         words |= {tag: left_out for tag in full.tags - registry.capability_sets[suite.capabilities].tags}
-    return "; ".join(_describe_part(part, words) for part in reason.split("; "))
+    return "; ".join(_describe_part(part, words, "{0} ({1})") for part in reason.split("; "))
 
 
-def _describe_part(part: str, words: Mapping[str, str]) -> str:
+def shorten_reason(reason: str) -> str:
+    """Return the reason of `inactive_reason` in words alone; what has none stays as it is."""
+    return "; ".join(_describe_part(part, _MEANINGS, "{0}") for part in reason.split("; "))
+
+
+def _describe_part(part: str, words: Mapping[str, str], form: str) -> str:
     for kind in ("needs ", "invalid with "):
         tags = part.removeprefix(kind).split(", ")
         if part.startswith(kind) and all(tag in words for tag in tags):
-            return "; ".join(f"{words[tag]} ({tag})" for tag in tags)
+            return "; ".join(form.format(words[tag], tag) for tag in tags)
     return part
 
 

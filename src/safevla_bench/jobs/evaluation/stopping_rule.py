@@ -9,6 +9,7 @@ with all such values 0 and with all 1.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from safevla_bench.statistics.intervals import CONFIDENCE, SequentialLook, seque
 from safevla_bench.text import format_interval
 from safevla_bench.trajectory.batch import Batch
 
-_SAFER = " safer than "
+_SAFER = re.compile(r"(.+?)\s+safer\s+than\s+(.+)", re.IGNORECASE | re.DOTALL)
 _BOUNDARY = "exact; error spent as the squared share of the planned episodes"
 _SEQUENCE = "confidence sequence"
 _FORMS = 'Write "safety >= 0.9" (or sr, clean, sbu, vsi; <=), or "A safer than B" with two policies of the run.'
@@ -103,8 +104,8 @@ def parse_condition(condition: str, policies: Sequence[str]) -> StoppingRule:
     """Return the rule for a condition such as "safety >= 0.9" or "A safer than B". Raises `RunError` if the text is not
     a condition, its limit is outside 0..1, a policy is not in the run, or a policy is compared with itself.
     """
-    if _SAFER in condition:
-        first, _, second = (part.strip() for part in condition.partition(_SAFER))
+    if found := _SAFER.fullmatch(condition.strip()):
+        first, second = found.groups()
         for name in (first, second):
             if name not in policies:
                 raise RunError(f"--until names {name!r}, which is not run", remedy=f"Run: {', '.join(policies)}.")

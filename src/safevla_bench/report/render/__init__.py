@@ -90,16 +90,18 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
     """
     if form == "json":
         return render_json(tables)
-    tables = list(_state_once(tables))
+    tables = list(_state_once(tables, shared=form != "tex"))
     if form == "html":
         return render_html(tables)
     return "\n".join(_RENDERERS[form](table) for table in tables)
 
 
-def _state_once(tables: Sequence[Table]) -> Iterator[Table]:
+def _state_once(tables: Sequence[Table], *, shared: bool) -> Iterator[Table]:
     stated = set[str]()
-    for table in tables:
-        yield replace(table, notes=tuple(note for note in table.notes if note not in stated))
+    common = set.intersection(*(set(table.remarks) for table in tables)) if shared else set[str]()
+    for place, table in enumerate(tables, 1):
+        remarks = tuple(line for line in table.remarks if line not in common or place == len(tables))
+        yield replace(table, notes=tuple(note for note in table.notes if note not in stated), remarks=remarks)
         stated.update(table.notes)
 
 
