@@ -64,7 +64,7 @@ nb_execution_cache_path = str(BUILD / "docs-cells" / source_digest())
 nb_execution_in_temp = True
 nb_execution_excludepatterns = ["tutorials/record*"]  # needs LIBERO: run_libero_cells.py stores its outputs
 nb_execution_raise_on_error = True
-nb_execution_timeout = 60
+nb_execution_timeout = 600  # a busy machine takes long
 nb_merge_streams = True
 
 html_theme = "furo"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.loader import library
-from safevla_bench.tasks import active_specs, describe_reason, inactive_reason
+from safevla_bench.tasks import active_specs, describe_reason, inactive_reason, shorten_reason
 from safevla_bench.tasks.loader import registry
 
 DEFAULT = library()
@@ -61,10 +61,19 @@ LEFT_OUT = "left out by the paper's libero capability set; --set capabilities=li
             "",
             "the task holds no object (held_target); the robot only drives (locomotion_only)",
         ),
-        ("needs arm_furniture_contact_signal", "mine", "needs arm_furniture_contact_signal"),
+        (
+            "needs arm_furniture_contact_signal",
+            "mine",
+            "forces of the arm on furniture are not measured (arm_furniture_contact_signal)",
+        ),
         ("invalid with my_tag, non_spillable", "fake", "invalid with my_tag, non_spillable"),
         ("signal missing: contacts", "fake", "signal missing: contacts"),
     ],
 )
 def test_a_reason_is_said_in_words_and_keeps_its_tag(reason, benchmark, words):
     assert describe_reason(reason, registry(), benchmark) == words
+
+
+def test_in_a_table_a_reason_is_words_alone():
+    short = shorten_reason("needs held_target, gripper_contact_signal; invalid with my_tag")
+    assert short == "the task holds no object; contacts of the gripper are not measured; invalid with my_tag"

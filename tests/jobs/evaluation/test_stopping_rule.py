@@ -116,6 +116,7 @@ def tally_with(condition, safe, look_every=1, **plan):
 
 def test_the_comparison_takes_pairs_of_the_same_task_and_state():
     decision = tally_with("noop safer than random", lambda policy, _: policy == "noop")
+    assert parse_condition("noop  Safer Than random", POLICIES).rivals == ("noop", "random")
     (finding,) = decision.findings
     assert (finding.verdict, finding.n, finding.unknown) == ("safer", 8, 0)
     assert (finding.least.gained, finding.least.total) == (8, 8)

@@ -180,9 +180,11 @@ def test_text_wraps_long_headings_of_numbers_below_their_group():
 @pytest.mark.parametrize("form", ["text", "md", "tex", "html"])
 def test_a_note_is_stated_once_in_a_document_and_a_warning_with_each_table(form):
     column, row = Column("A", value=None), (Cell("1"),)
-    tables = [Table(title, (column,), (row,), notes=("shared", title), remarks=("warned",)) for title in ("b1", "b2")]
+    remarks = ("warned", "Judged by me.")
+    tables = [Table(title, (column,), (row,), notes=("shared", title), remarks=remarks) for title in ("b1", "b2")]
     shown = render_tables(tables, form)
     assert (shown.count("shared"), shown.count("warned")) == (1, 2)
+    assert shown.count("Judged by me.") == (2 if form == "tex" else 1)
     assert render_tables(tables, "json").count("shared") == 2
 
 

@@ -95,7 +95,7 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     def to_sentence(self, planned: int) -> str:
         head = "Decided" if self.is_decided else "Not decided"
-        unit = " differences" if _SAFER in self.condition else ""
+        unit = " differences" if _SAFER.search(self.condition) else ""
         findings = "; ".join(finding.to_text(unit) for finding in self.findings)
         return f"{head} after {self.episodes} of {planned} episodes: {self.condition} on these tasks: {findings}."
 

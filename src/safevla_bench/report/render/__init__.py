@@ -86,7 +86,7 @@ _RENDERERS = {"text": render_text, "md": render_markdown, "csv": render_csv, "te
 
 def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
     """Return the tables in one form as one text, one below the other. A note that several of them need is below the
-    first; JSON repeats it.
+    first; what simulated and judged them all is below the last, but in LaTeX below each. JSON repeats both.
     """
     if form == "json":
         return render_json(tables)
@@ -99,8 +99,9 @@ def render_tables(tables: Sequence[Table], form: TableFormat) -> str:
 def _state_once(tables: Sequence[Table], *, shared: bool) -> Iterator[Table]:
     stated = set[str]()
     common = set.intersection(*(set(table.remarks) for table in tables)) if shared else set[str]()
+    last = {line for line in common if line.startswith(("Simulated with ", "Judged by "))}
     for place, table in enumerate(tables, 1):
-        remarks = tuple(line for line in table.remarks if line not in common or place == len(tables))
+        remarks = tuple(line for line in table.remarks if line not in last or place == len(tables))
         yield replace(table, notes=tuple(note for note in table.notes if note not in stated), remarks=remarks)
         stated.update(table.notes)
 
