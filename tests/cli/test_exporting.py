@@ -64,22 +64,26 @@ def test_results_in_others_files_hold_ours_beside_theirs_and_what_is_unknown_is_
     for task in document["tasks"]:
         assert task.keys() >= {"task", "episodes", "num_episodes", "avg_steps"}
         assert task["avg_steps"] == np.mean([row["steps"] for row in task["episodes"]])
-    assert [task["task"] for task in document["tasks"]] == [rough_episodes()[0].headers[0].instruction]
+    assert [task["task"] for task in document["tasks"]] == [
+        header.instruction for header in rough_episodes()[0].headers
+    ]
 
 
 def test_a_run_of_two_policies_is_cut_by_policy_and_suite(safevla, tmp_path):
     batch = rough_episodes()[0]
-    other = tuple(msgspec.structs.replace(header, policy="other", benchmark="mine") for header in batch.headers)
+    other = tuple(
+        msgspec.structs.replace(header, policy="other", benchmark="libero-object") for header in batch.headers
+    )
     write_archive(tmp_path / "two.parquet", concatenate_batches([batch, replace(batch, headers=other)]))
     export = ["export", tmp_path / "two.parquet", "--set", "missing=deactivate"]
     for form in ("hub", "lerobot-results", "vla-eval-results"):
         out = tmp_path / f"{form}.json"
         error = safevla.refuses(*export, "--format", form, "--out", out)
-        assert "2 " in error
+        assert "are 2" in error
         assert f"Choose one by --policy: {batch.headers[0].policy}, other" in error or form == "hub"
-        safevla.ok(*export, "--format", form, "--policy", "other", "--suite", "mine", "--out", out)
+        safevla.ok(*export, "--format", form, "--policy", "other", "--suite", "libero-object", "--out", out)
     assert json.loads((tmp_path / "lerobot-results.json").read_text())["overall"]["n_episodes"] == 2
-    assert json.loads((tmp_path / "vla-eval-results.json").read_text())["benchmark"] == "mine"
+    assert json.loads((tmp_path / "vla-eval-results.json").read_text())["benchmark"] == "libero-object"
     error = safevla.refuses(*export, "--format", "hub", "--policy", "nobody", "--out", tmp_path / "none")
     assert "Choose of: other, scripted:careful" in error
 
