@@ -82,7 +82,6 @@ def test_the_landing_page_shows_the_demo_s_own_report(site, browser):
 @pytest.mark.parametrize(
     ("words", "page"),
     [
-        ("robustness", "reference/glossary"),
         ("vacuous", "howto/not-judged"),
         ("not judged", "howto/not-judged"),
         ("threshold suite", "howto/suite-threshold"),
