@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
 Env = TypeVar("Env")
 _log = get_logger(__name__)
 _LIBERO = "libero.libero.envs.env_wrapper"
-_exit_codes: list[object] = []
-"""What the last `sys.exit` of the main thread was given: at exit nothing else tells."""
-_exit_hooks: list[Undo] = []
 
 
 class Recording:
@@ -57,8 +53,6 @@ class Recording:
         self.env, self._begin = env, begin
         self._begun: tuple[EpisodeCutter, RunFolder, Undo] | None = None
         self._simulator, self._process = _find_simulator(env), os.getpid()
-        if not _exit_hooks:
-            _exit_hooks.append(wrap_method(sys, "exit", _keep_exit_code))
         is_late = self._simulator is None and is_unmade(env)
         if not is_late:
             self._attach(env)
@@ -145,22 +139,12 @@ class Recording:
         folder.close_block(complete=not reason and not cutter.lost, is_last=is_last)
 
 
-def _keep_exit_code(original: Callable[..., object], *args: object) -> object:
-    if threading.current_thread() is threading.main_thread():
-        _exit_codes[:] = args
-    return original(*args)
-
-
 def _has_failed() -> bool:
-    """Return whether this process, which is ending, does so by an exception or with an exit code other than 0."""
+    """Return whether an exception ends this process. In the main process, Python no longer knows of a `SystemExit`."""
     error = sys.exc_info()[1]  # still there in a child of `multiprocessing`
     if isinstance(error, SystemExit):
-        codes: list[object] = [error.code]
-    elif error is not None or getattr(sys, "last_type", None) is not None:
-        return True
-    else:
-        codes = _exit_codes
-    return any(code is not None and not (isinstance(code, int) and code == 0) for code in codes)
+        return error.code not in (None, 0)
+    return error is not None or getattr(sys, "last_type", None) is not None
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
