@@ -109,7 +109,7 @@ def test_a_task_is_named_by_its_index_too(safevla):
         (("compare", DEMO, "--plan", "5"), "takes no SOURCE"),
         (("compare", DEMO, "--assume", "power=0.9"), "--assume is for a plan: pass --plan POINTS"),
         (("validate", DEMO, "--schema"), "takes no SOURCE"),
-        (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads task files alone"),
+        (("tasks", "--propose", "a.bddl", "--suite", "fake"), "--propose reads only task files"),
         (("protocols", "--entries", "a", "b"), "name one entry"),
         (("eval", "--freeze", "f.json", *RUN), "pass --dry-run with it"),
         (("eval", "--engine", "rayon", *RUN), "Write local, ray, ray:auto or ray:HOST:PORT"),

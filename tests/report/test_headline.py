@@ -31,7 +31,7 @@ CASES = {
     "violations are a no with the interval": (
         verdicts(*[SAFE] * 15, *[UNSAFE] * 5),
         "No: 5 of 20 episodes broke a safety limit; Safety is 75.0 %, with a 95 % interval from 53.1 to 88.8 %.",
-        ["5 of 20 successes (25.0 %) came about unsafely."],
+        ["5 of 20 successes (25.0 %) were unsafe."],
     ),
     "no violation does not prove safety": (
         verdicts(*[SAFE] * 20),
@@ -58,7 +58,7 @@ CASES = {
     "unsafe successes of several policies are not pooled": (
         joined(verdicts(*[SAFE] * 9, UNSAFE), verdicts(UNSAFE, **B)),
         "2 of 2 policies broke safety limits;",
-        ["Successes that came about unsafely: 1 of 10 (10.0 %) of a, 1 of 1 (100.0 %) of b."],
+        ["Unsafe successes: 1 of 10 (10.0 %) of a, 1 of 1 (100.0 %) of b."],
     ),
     "a policy is counted over all its suites": (
         joined(verdicts(SAFE), verdicts(UNSAFE, suite="libero-10")),
@@ -76,7 +76,7 @@ CASES = {
         [
             "No verdict, and so in no rate of safety: b on libero-goal: 2 episodes (1 every specification is vacuous; "
             "1 no specification applies).",
-            "5 of 20 successes (25.0 %) came about unsafely.",
+            "5 of 20 successes (25.0 %) were unsafe.",
         ],
     ),
     "policies are told apart without those that have no verdict": (
@@ -121,7 +121,7 @@ def test_the_headline_answers_what_the_counts_allow(case):
 
 
 def test_if_episodes_were_stopped_nothing_is_said_of_successes():
-    assert not any("came about unsafely" in sentence for sentence in write_headline(STOPPED).support)
+    assert not any("were unsafe" in sentence for sentence in write_headline(STOPPED).support)
 
 
 def test_the_baseline_changes_nothing_for_several_policies():

@@ -86,7 +86,7 @@ def test_max_steps_overrides_the_horizon():
         ({"tasks": []}, "nothing to run"),
         ({"policies": []}, "nothing to run"),
         ({"policies": ["a", "a"]}, "named twice"),
-        ({"episodes": 51}, "50 initial states, 51 are asked for"),
+        ({"episodes": 51}, "50 initial states, but 51 are requested"),
         ({"tasks": [Task("other", "t", 0, "n", "i", STILL)]}, "no horizon for 'other'"),
     ],
 )

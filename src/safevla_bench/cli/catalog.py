@@ -156,7 +156,7 @@ def tasks_command(
     """  # noqa: D301  (click wants the character itself)
     if propose:
         if suite or rule_files or form != "text":
-            raise click.UsageError("--propose reads task files alone and writes TOML.")
+            raise click.UsageError("--propose reads only task files and writes TOML.")
         _propose_tags(propose)
         return
     registry = tasks_loader.registry((*read_installed_registries(), *rule_files))

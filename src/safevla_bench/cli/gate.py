@@ -61,7 +61,7 @@ _DECISION_OPTIONS = {
     "per": option("Gate each policy with its suites pooled, or each policy × suite.",
                   type=click.Choice(["policy", "cell"]), default="policy"),
     "allow_crashed": flag("Leave out planned episodes that crashed, stopped or are missing."),
-    "allow_unjudged": flag("Gate Safety, SBU and VSI over the episodes with a verdict alone."),
+    "allow_unjudged": flag("Gate Safety, SBU and VSI over only the episodes with a verdict."),
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def episodes_command(
     unsafe: bool | None = option("Only unsafe ones, worst first, or safe.", spelling="--unsafe/--safe", default=None),
     success: bool | None = option("Only successes, or only failures.", spelling="--success/--no-success", default=None),
     spec: str | None = option(
-        f"One specification alone, or those that violate one of {', '.join(AXES)}.",
+        f"Only one specification, or those that violate one of {', '.join(AXES)}.",
         "ID|AXIS",
         shell_complete=completion.SPECS,
     ),
@@ -127,7 +127,7 @@ def show_command(
             "[NAME=]SOURCE... [EPISODE]", nargs=-1, required=True, type=options.SourceType(), callback=_split_episode
         )
     ),
-    without: str | None = option("Replay it without contact:A,B, body:NAME or hold:FROM-TO, or slow.", "CAUSE"),
+    without: str | None = option("Replay it without a cause: contact:A,B, body:NAME, hold:FROM-TO or slow.", "CAUSE"),
     every: bool = flag("Plot every specification, not only violated ones or the closest.", spelling="--all"),
     page: Path | None = options.out_option("Write the episode's page instead.", "FILE", spelling="--html"),
     formula: str | None = option("Evaluate this formula on every episode instead.", "FORMULA", is_eager=True),

@@ -219,7 +219,7 @@ def validate_command(
 def convert_command(
     sources: tuple[Path, ...] = options.SOURCES,
     destination: str = options.argument("DESTINATION"),
-    change: str | None = options.option("Take the valid ones.", spelling="--set", type=click.Choice(["invalid=skip"])),
+    change: str | None = options.option("Keep the valid ones.", spelling="--set", type=click.Choice(["invalid=skip"])),
 ) -> None:
     """Write the episodes of archives, run folders or logs as one archive, bit for bit.
 

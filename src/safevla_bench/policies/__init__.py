@@ -26,7 +26,7 @@ _NAME = re.compile(r"[\w+.-](?:[\w .+-]*[\w+.-])?")
 _LONGEST_NAME = 60
 
 _PLAYED = frozenset({"maniskill", "metaworld", "noop", "random", "replay", "scripted"})
-"""Built-in policies whose text after the colon and arguments are only data, whoever wrote them."""
+"""Built-in policies for which the text after the colon and the arguments are only data."""
 
 
 def split_name(text: str) -> tuple[str | None, str]:

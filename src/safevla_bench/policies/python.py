@@ -150,7 +150,7 @@ def make_object(arg: str | None, arguments: Mapping[str, str], method: str = "ac
         raise PolicyError(f"'python' got {arg!r}, not module:factory", remedy=form)
     owner, folder = f"python:{arg}", os.getcwd()
     sys.path[:0] = [folder] if folder not in sys.path else []
-    searched = f"Modules are looked for in {folder} and where this Python looks: {sys.executable}."
+    searched = f"Modules are searched for in {folder} and on the path of this Python: {sys.executable}."
     with blame_foreign(f"the module {module_name!r} cannot be imported", searched):
         module = importlib.import_module(module_name)
     public = ", ".join(key for key, item in vars(module).items() if callable(item) and key[0] != "_")

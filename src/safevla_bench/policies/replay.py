@@ -189,7 +189,7 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
         takes = foreign.read_recorded_actions(path)
         readable = _read_run(path) if takes is None else takes
     except (RecordError, RunError, CollectedError) as error:
-        remedy = "Mend it, or replay a copy without what is damaged: safevla convert --set invalid=skip."
+        remedy = "Fix it, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
         raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=error.remedy or remedy) from error
     chosen = [take for take in readable if policy in (None, take.policy)]
     if readable and not chosen:

@@ -46,7 +46,7 @@ class ListedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # its position in the sources, from 1; episodes without a record come last
     episode: EpisodeScore | AbsentEpisode
     margin: SpecMargin | None = None
-    """Of the worst specification, or of the one that the list is about; None without a verdict."""
+    """The margin of the worst specification, or of the one that the list is about; None without a verdict."""
     first_violation_step: int | None = None  # first violation in the safe tier, or of that specification
     first_violation_s: float | None = None
     first_violation_spec: str | None = None
@@ -118,7 +118,7 @@ def list_episodes(
     return [*rows, *(ListedEpisode(number=number, episode=episode) for number, episode in absent)]
 
 
-VACUOUS_REASON = "what it guards never came about"  # why a specification is vacuous, if no record gives more details
+VACUOUS_REASON = "its condition never arose"  # why a specification is vacuous, if no record gives more details
 
 
 def describe_ending(success: bool, safe: bool | None, outcome: str) -> str:

@@ -174,9 +174,9 @@ def _unsafe_success_sentence(cells: Sequence[Summary]) -> str:
         return f"None of the {successes} was unsafe."
     if len(known) == 1:
         (rate,) = known.values()
-        return f"{rate.count} of {successes} ({_format_rate(rate)}) came about unsafely."
+        return f"{rate.count} of {successes} ({_format_rate(rate)}) were unsafe."
     parts = [f"{rate.count} of {rate.n} ({_format_rate(rate)}) of {name}" for name, rate in known.items()]
-    return f"Successes that came about unsafely: {', '.join(parts)}."
+    return f"Unsafe successes: {', '.join(parts)}."
 
 
 def _difference_sentence(comparison: Comparison | None) -> str:

@@ -174,7 +174,7 @@ def _check_plan(
         count = _count_episodes(task, episodes, rules)
         most = None if task.found or rules.init_state != "episode" else task.init_states
         if most is not None and count > most:
-            problem = f"{task.benchmark} {task.task_id} has {most} initial states, {count} are asked for"
+            problem = f"{task.benchmark} {task.task_id} has {most} initial states, but {count} are requested"
             raise RunError(problem, remedy=f"Pass --episodes {most} or fewer.")
 
 
@@ -219,7 +219,7 @@ def cut_plan(episodes: Sequence[PlannedEpisode], count: int) -> list[int]:
     numbers of episodes differ by at most one. Raises `RunError` if there are fewer episodes than shards.
     """
     if count > len(episodes):
-        remedy = f"Take {len(episodes)} shards or fewer."
+        remedy = f"Use {len(episodes)} shards or fewer."
         raise RunError(f"{len(episodes)} episodes cannot be cut into {count} shards", remedy=remedy)
     return [len(episodes) * number // count for number in range(count + 1)]
 

@@ -74,8 +74,8 @@ def calibrate(
     """Return the calibration of each scored specification with a threshold for which the reference has a margin.
 
     `library` judged the scores; its thresholds are calibrated, in its order. `policy` is the reference; None = the only
-    one besides `noop`, whose extremes are the floor. Each clause is to be satisfied by the share `quantile` of its
-    successes. Raises `RunError` if the quantile is not in [0.5, 1), the reference is ambiguous, or it never succeeds.
+    one besides `noop`, whose extremes are the floor. The share `quantile` of its successes must satisfy each clause.
+    Raises `RunError` if the quantile is not in [0.5, 1), the reference is ambiguous, or it never succeeds.
     """
     if not 0.5 <= quantile < 1:
         remedy = "Choose one from 0.5 to below 1, such as 0.95."

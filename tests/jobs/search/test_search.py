@@ -176,7 +176,7 @@ def test_a_clause_that_does_not_exist_is_refused():
 def test_a_clause_that_does_not_apply_to_a_task_is_refused(tmp_path, monkeypatch):
     asked, own = plan(objective=FORCE), dict.fromkeys([spec.spec_id for spec in RULES.library.specs], "needs a tag")
     monkeypatch.setattr(type(RULES), "inactive_reasons", lambda *args: own)
-    with pytest.raises(RunError, match="cannot be broken in fake task_0: needs a tag"):
+    with pytest.raises(RunError, match="cannot be violated in fake task_0: needs a tag"):
         search_starts(asked, tmp_path / "run")
 
 
@@ -262,7 +262,7 @@ def test_a_host_that_does_not_say_where_objects_start_is_refused(tmp_path, monke
 
 def test_starts_that_a_seed_draws_are_searched_at_random_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.hosts.make_host", lambda *args, **named: Unsearchable(fixed=False))
-    with pytest.raises(RunError, match="drawn by a seed alone"):
+    with pytest.raises(RunError, match="drawn only by a seed"):
         search_starts(plan(), tmp_path / "directed")
     assert not (tmp_path / "directed").exists()
     search_starts(plan(method="random", budget=8), tmp_path / "run")

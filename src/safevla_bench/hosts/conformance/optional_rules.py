@@ -173,7 +173,7 @@ class OptionalRules(HostRules):
         run.env.run_fast(False)
         full = run_actions(run.env, self.seed, run.actions)
         run.env.run_fast(True)
-        require_same(run.batch, full, f"{run}: where the simulator's own code runs alone, the episode")
+        require_same(run.batch, full, f"{run}: with only the simulator's own code, the episode")
 
     def test_images_that_nobody_looks_at_are_not_there_and_the_others_are_as_without_that(self, run: TrialRun) -> None:
         """Fail unless rendering only every third step gives the same images as rendering every step. Passes if no

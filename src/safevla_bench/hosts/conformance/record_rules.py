@@ -328,8 +328,8 @@ def _mean_difference(image: NDArray[np.uint8], expected: NDArray[np.uint8]) -> f
 
 GRAVITY_M_S2 = 9.81
 _OFF, _LARGEST_IMPULSE = 0.05, 2.0
-"""Allowed relative difference between a net force at rest and the weight, and the allowed impulse as a multiple of the
-weight: it sums the norms of forces that partly oppose each other.
+"""Allowed relative error of the net force on a body at rest, and largest impulse as a multiple of its weight; the
+impulse sums the norms of forces that partly oppose each other.
 """
 _OFF_DEG = 2.0
 

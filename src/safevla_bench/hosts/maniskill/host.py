@@ -39,7 +39,7 @@ CONTROLS = {
 }
 """ManiSkill's control modes that this host supports, the default first, with the parts of an action and their sizes."""
 TORQUE_LIMIT_NM = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
-"""Of the Panda's joints, base first, from ManiSkill's URDF; its drives would allow 100 N·m each."""
+"""Torque limits of the Panda's joints, base first, from ManiSkill's URDF; its drives would allow 100 N·m each."""
 _ARM = len(TORQUE_LIMIT_NM)
 _AXIS_TORQUE = 3
 """Index of the torque about the joint's axis in SAPIEN's wrench (force [3], torque [3]), in a frame with x along it."""

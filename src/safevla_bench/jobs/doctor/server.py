@@ -41,7 +41,7 @@ _TASKS = {
     "metaworld": Task("mt50", "push-v3", 40, "push-v3", "Push the puck to a goal", (0.0, 0.0, 0.0, -1.0)),
     "maniskill": Task("maniskill", "PickCube-v1", 0, "PickCube-v1", "pick up the cube", _STILL),
 }
-_MEND = "Look at the statistics that the server scales its actions by, and at the dialect: safevla protocols."
+_MEND = "Check the statistics by which the server scales its actions, and the dialect: safevla protocols."
 
 
 @dataclass(frozen=True, slots=True)

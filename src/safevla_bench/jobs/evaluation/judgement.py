@@ -182,7 +182,7 @@ def _read_recipe(path: Path) -> RulesetRecipe:
     except FileNotFoundError:
         return RulesetRecipe()
     except (ValueError, RecursionError, OSError) as error:
-        remedy = "Leave --rules as-judged out, and say by what to judge, such as --library FILE."
+        remedy = "Leave out --rules as-judged and name the rules, such as --library FILE."
         raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 

@@ -211,7 +211,7 @@ def _recorded_episodes(made: Mapping[str, Policy], tasks: Sequence[Task]) -> dic
     recorded: dict[tuple[str, Task], tuple[int, ...]] = {}
     for name, policy in made.items():
         if not isinstance(policy, ReplayPolicy):
-            problem = f"the episodes of {name} are asked for as recorded, but it replays no recording"
+            problem = f"the recorded episodes of {name} are requested, but it replays no recording"
             raise RunError(problem, remedy="Pass --episodes N.")
         episodes = {(name, task): policy.recorded_episodes(task) for task in tasks}
         recorded |= {key: numbers for key, numbers in episodes.items() if numbers}

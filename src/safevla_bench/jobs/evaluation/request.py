@@ -271,7 +271,7 @@ def replay_fields(replays: Sequence[RequestedPolicy]) -> dict[str, Any]:
     suites: dict[str, None] = {}
     recorded = [read_host(Path(replay.maker.removeprefix("replay:"))) for replay in replays]
     if any(host != recorded[0] for host in recorded):
-        raise RunError("the recordings are of hosts with different arguments", remedy="Replay each of them alone.")
+        raise RunError("the recordings are of hosts with different arguments", remedy="Replay each in its own run.")
     host, arguments = recorded[0] if recorded else (None, {})
     for replay in replays:
         with closing(make_policy(replay.maker, replay.arguments)) as policy:

@@ -320,7 +320,7 @@ def evaluate_request(
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:
     if isinstance(policy, Mapping):
         if name is not None:
-            raise PolicyError("name= is for one policy", remedy="The keys of the mapping are the names already.")
+            raise PolicyError("name= is for one policy", remedy="The mapping's keys already are the names.")
         return {str(key): value for key, value in policy.items()}
     if isinstance(policy, str):
         own_name, spec = split_name(policy)

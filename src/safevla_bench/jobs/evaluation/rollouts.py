@@ -69,7 +69,7 @@ def roll_out(
             out, prepared.description, resume=running.resume, continuation=request.format_resume_command(out)
         ) as writer,
     ):
-        remedy = f"Correct the cause, then go on: {request.format_resume_command(out, '--retry-crashed')}"
+        remedy = f"Correct the cause, then continue: {request.format_resume_command(out, '--retry-crashed')}"
         _run_pending(writer, prepared, running, observer, remedy)
     return episode_rows(out)
 

@@ -46,7 +46,7 @@ _AGAIN = "run the search command again, with --resume"
 
 SCORED = "scored clauses"
 SHIFTED_M, RESTING_M_S = 0.005, 0.05
-"""A start counts only if an object moved no further than this until record 0 and was no faster after that."""
+"""A start counts only if an object moved at most this far until record 0 and at most this fast after that."""
 # The margin, or its opposite, if only Boolean signals decide.
 _BOOLEAN = 1.0
 
@@ -215,7 +215,7 @@ def _prepare_task(plan: SearchPlan, host: Host, base: PlannedEpisode, first_plac
 def _require_active(objective: Objective, task: Task) -> None:
     reasons = objective.ruleset.inactive_reasons(task.benchmark, task.task_id)
     if objective.clauses and all(reasons[clause] for clause in objective.clauses):
-        problem = f"{objective.text} cannot be broken in {task.benchmark} {task.task_id}"
+        problem = f"{objective.text} cannot be violated in {task.benchmark} {task.task_id}"
         raise RunError(f"{problem}: {reasons[objective.clauses[0]]}", remedy="Choose another task or --objective.")
 
 

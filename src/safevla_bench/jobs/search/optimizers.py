@@ -88,7 +88,7 @@ class DirectedPoints:
     def __init__(self, cube: UnitCube, rng: np.random.Generator) -> None:
         """Raise `RunError`, which names the extra, if `cma` is not installed or no coordinate can move."""
         if not len(cube.free):
-            problem = "a directed search needs coordinates, and these starts are drawn by a seed alone"
+            problem = "a directed search needs coordinates, but these starts are drawn only by a seed"
             raise RunError(problem, remedy="Pass --method random.")
         try:
             import cma

@@ -67,7 +67,7 @@ def verify_run(
     try:
         return files.Verification(tuple(_check_run(run, ruleset, replay, audit, observer)))
     except OSError as error:
-        remedy = "Verify where every file of the run can be read."
+        remedy = "Verify on a machine that can read every file of the run."
         raise RunError(error.strerror or str(error), remedy=remedy, place=Place(file=error.filename)) from None
 
 
@@ -89,7 +89,7 @@ def _check_run(
     elif replay:
         findings.append(files.open_check(REPLAY, "there is no record"))
     elif not audit:
-        reason = "not asked for; --replay K or --audit K plays K episodes again in the simulator"
+        reason = "not requested; --replay K or --audit K plays K episodes again in the simulator"
         findings.append(files.open_check(REPLAY, reason, wanted=False))
     audits = list(_audit(run, records, audit, observer)) if audit else []
     findings += [finding for _, _, own in audits for finding in own]

@@ -215,7 +215,7 @@ class ReplaySetting:
     versions: Mapping[str, str]
     rules: EvaluationProtocol
     run: RunFields
-    is_audit: bool = False  # in an audit, the planned starts of an official suite apply, whatever the run says
+    is_audit: bool = False  # in an audit, the planned starts of an official suite apply in any case
 
     @classmethod
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:

@@ -88,7 +88,7 @@ class Codec:
             if value.dtype.kind not in _KINDS:
                 raise TypeError(f"arrays of {value.dtype} are not sent")
             return self.encode_array(value)
-        raise NotImplementedError(f"{type(value).__name__} is none of numbers, text and arrays")
+        raise NotImplementedError(f"{type(value).__name__} is not a number, text or array")
 
     def _restore_arrays(self, value: object, left: Counter[str]) -> object:
         if not isinstance(value, list | dict):

@@ -143,7 +143,7 @@ class OpenvlaModel(HttpModel):
             text = f"answers {reply[:200]!r}: its model raised"
             problem = servers.server_error(self.address, text, self._endpoint.key).problem
             remedy = (
-                "Its own log holds the traceback. Where its model has no such statistics, pass --policy-arg unnorm_key="
+                "Its own log has the traceback. If its model has no such statistics, pass --policy-arg unnorm_key="
                 f"NAME of its dataset_statistics.json, such as libero_spatial_no_noops, or {NO_STATISTICS}."
             )
             raise ReplyError(problem, remedy=remedy)

@@ -84,7 +84,7 @@ FIGURES: Mapping[str, FigureKind] = {
 def draw_figure(draw: Callable[[], Figure], page: Page = COLUMN) -> Figure:
     """Return the figure that `draw` draws for the page; raise `RunError` if the page is too narrow for its text."""
     if page.width_in < NARROWEST_IN:
-        raise RunError(f"a figure {page.width_in:g} in wide is too narrow", remedy=f"Take at least {NARROWEST_IN} in.")
+        raise RunError(f"a figure {page.width_in:g} in wide is too narrow", remedy=f"Use at least {NARROWEST_IN} in.")
     context = copy_context()
     context.run(PAGE.set, page)
     return context.run(draw)

@@ -31,7 +31,7 @@ def describe_intervals(cells: Iterable[Summary]) -> str:
     every = list(cells)
     note = PAPER_INTERVALS if any(cell.means[VSI.key].bootstrap for cell in every) else INTERVALS
     if any(rate.starts for cell in every for rate in cell.rates.values()):
-        note += " Where starts have several episodes, it is that of a mean over starts (Gaffke)."
+        note += " If starts have several episodes, it is the interval of a mean over starts (Gaffke)."
     if unknown := sum(cell.unknown_starts or 0 for cell in every):
         note += f" {count_noun(unknown, 'episode')} without an initial state: each counts as a separate start."
     return note

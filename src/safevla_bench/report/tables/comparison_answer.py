@@ -50,7 +50,7 @@ def describe_comparison(comparison: Comparison) -> str:
     effects = [_describe_intervention(item, names[item.policy]) for item in comparison.interventions]
     sentences = [*verdicts, *_caveats(items, metric, comparison), *effects]
     if not compared.primary:
-        sentences = [f"In {scope.suite} alone:", *sentences, "There is no primary verdict over all suites."]
+        sentences = [f"Only in {scope.suite}:", *sentences, "There is no primary verdict over all suites."]
     return " ".join(sentences)
 
 

@@ -144,7 +144,7 @@ def format_margin(spec_trace: SpecTrace) -> str:
 
 
 def format_cause(spec_trace: SpecTrace) -> str:
-    """Return that a Boolean signal decided a violation; empty for any other verdict."""
+    """Return a remark if a Boolean signal decided a violation; empty for any other verdict."""
     return "a Boolean signal, so there is no margin" if spec_trace.rho == -inf else ""
 
 

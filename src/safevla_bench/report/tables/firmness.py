@@ -129,7 +129,7 @@ def clause_table(
             "recorded place. "
             "Spread: within an episode, over its replays that never do. Robustness ρ is in the limit's unit.",
             missing,
-            f"In {count_noun(failed, 'replay')} the simulator could not go on." if failed else "",
+            f"In {count_noun(failed, 'replay')} the simulator could not continue." if failed else "",
         ),
         name="firmness",
     )

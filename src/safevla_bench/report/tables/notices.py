@@ -127,8 +127,8 @@ def baseline_warnings(baseline: Baseline) -> tuple[str, ...]:
         )
     if baseline.successes:
         warnings.append(
-            f"{NOOP}, which does nothing, succeeded ({list_first(baseline.successes)}): there the goal holds from the "
-            "start or comes about by itself, and counts as a success of every policy."
+            f"{NOOP}, which does nothing, succeeded ({list_first(baseline.successes)}): the goal there holds from the "
+            "start or is reached by itself, which counts as a success of every policy."
         )
     return tuple(warnings)
 
