@@ -136,7 +136,7 @@ def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
     if others:
         # Experiments, judgements by other rules inside the run folder, are not checked.
         ours = any(name in folder.EXPORTS - {folder.EXPERIMENTS} or name in digests for name in others)
-        yield open_check(OTHERS, f"{', '.join(others)}: nothing here makes these again", wanted=ours)
+        yield open_check(OTHERS, f"{', '.join(others)}: this check cannot make these again", wanted=ours)
 
 
 def check_protocol(run: Path) -> Iterator[Finding]:

@@ -219,7 +219,7 @@ class ReplaySetting:
 
     @classmethod
     def read(cls, run: Path, *, is_audit: bool = False) -> Self:
-        """Read the context of a run's replays; raise `RunError` if it is incomplete or lacks rules, or as the host."""
+        """Read the context of a run's replays; raise `RunError` if it is incomplete or lacks rules of episodes."""
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)

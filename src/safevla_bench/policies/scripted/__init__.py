@@ -41,7 +41,7 @@ class ScriptedPolicy:
     def require_task(self, task: Task) -> None:
         """Raise `PolicyError` unless the task's actions are those of an arm with a gripper, [7], or on a base, [12]."""
         if len(task.still) not in _ACTIONS:
-            problem = f"the script moves a hand by actions of 7 or 12 numbers, and here they have {len(task.still)}"
+            problem = f"the script moves a hand by actions of 7 or 12 numbers, but here they have {len(task.still)}"
             raise PolicyError(problem, remedy="Choose another policy, such as noop or random.")
 
     def reset(self, task: Task, seed: int) -> None:
