@@ -158,7 +158,7 @@ def test_a_step_that_was_refused_can_be_made_again():
     recorder.substep(forces(1.0))
     with pytest.raises(HostError, match=r"done: the shape is \[1\]"):
         step(recorder, done=[False])
-    with pytest.raises(HostError, match="eef_pos_m: not as in record 0"):
+    with pytest.raises(HostError, match="eef_pos_m: differs from record 0"):
         step(recorder, eef=(np.zeros((WORLDS, 3)), None))
     with pytest.raises(HostError, match="in the middle of a control step"):
         recorder.begin(forces(), poses=poses(), env_ids=[0])
@@ -170,17 +170,17 @@ def test_a_step_that_was_refused_can_be_made_again():
     ("call", "problem"),
     [
         (lambda recorder: step(recorder), "no physics substep was recorded"),
-        (lambda recorder: recorder.substep(forces(), np.zeros((WORLDS, 7))), "joint_torque_nm: not as in record 0"),
-        (lambda recorder: recorder.substep(), "10 pairs are declared, and no net forces are told"),
+        (lambda recorder: recorder.substep(forces(), np.zeros((WORLDS, 7))), "joint_torque_nm: differs from record 0"),
+        (lambda recorder: recorder.substep(), "10 pairs are declared, and no net forces are passed"),
         (lambda recorder: recorder.substep(forces() * 1j), "the net forces: not an array of real numbers"),
         (lambda recorder: recorder.substep([[1.0], [2.0, 3.0]]), "the net forces: not an array of real numbers"),
-        (lambda recorder: recorder.begin(forces(), poses={"cup": (0, 0)}), "cup has a pose and no role"),
+        (lambda recorder: recorder.begin(forces(), poses={"cup": (0, 0)}), "cup has a pose but no role"),
         (lambda recorder: recorder.begin(forces(), poses=poses(2)), r"the position of block: the shape is \[2, 3\]"),
         (lambda recorder: recorder.begin(forces(), poses=poses(), env_ids=[3]), r"env_ids: \[3\] are not worlds"),
-        (lambda recorder: recorder.begin(forces(), poses={}, env_ids=[1]), "block: not as in record 0"),
+        (lambda recorder: recorder.begin(forces(), poses={}, env_ids=[1]), "block: differs from record 0"),
         (
             lambda recorder: recorder.begin(forces(), poses=poses(), state=np.zeros((3, 1)), env_ids=[1]),
-            "sim_state: not as in record 0",
+            "sim_state: differs from record 0",
         ),
     ],
 )
@@ -193,10 +193,10 @@ def test_what_differs_from_record_0_is_an_error_that_names_it(call, problem):
     ("changes", "pairs", "problem"),
     [
         ({"forces": ("force_n",)}, PAIRS, 'forces are .*force_n.*\n.*"net_force_n"'),
-        ({}, [*PAIRS, ("block", "left")], r"the pair \('block', 'left'\) is of one body, or of two"),
-        ({}, [("left", "left")], "is of one body"),
+        ({}, [*PAIRS, ("block", "left")], r"the pair \('block', 'left'\) has only one body, or the bodies"),
+        ({}, [("left", "left")], "has only one body"),
         ({}, [("left", "shelf")], "the shape 'shelf' is not in the scene"),
-        ({}, [("left", "block"), ("right", "can")], "no body is in a pair with both finger groups"),
+        ({}, [("left", "block"), ("right", "can")], "no body has a pair with each of the two finger groups"),
     ],
 )
 def test_pairs_that_cannot_be_are_an_error(changes, pairs, problem):

@@ -179,7 +179,7 @@ def test_an_action_that_is_drawn_as_it_is_read_is_left_to_the_simulator(caplog):
     cutter, episodes = cutter_of()
     drive(cutter, [MOVE, Drawn(), MOVE])
     assert outcomes(episodes) == [("crashed", 1, False)]
-    assert "an action of type Drawn, which may draw" in caplog.text
+    assert "an action of type Drawn; pass an array" in caplog.text
 
 
 def test_of_a_cycle_of_causes_the_line_with_the_error_is_shown(caplog):

@@ -102,8 +102,8 @@ def test_the_newest_record_is_the_last_of_the_whole():
     ("call", "problem"),
     [
         (lambda recorder: recorder.begin([(BOX, "shelf", 1.0)], poses=poses()), "`shapes`"),
-        (lambda recorder: recorder.substep(), "contacts: not as in record 0"),
-        (lambda recorder: recorder.substep([], [1.0]), "torques: not as in record 0"),
+        (lambda recorder: recorder.substep(), "contacts: differs from record 0"),
+        (lambda recorder: recorder.substep([], [1.0]), "torques: differs from record 0"),
         (lambda recorder: recorder.substep([(BOX, TABLE, 1.0), (BOX, "shelf", 1.0)]), "not in the scene's `shapes`"),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_differs_from_record_0_later_is_an_error_that_names_it():
     for call in (recorder.dropped_pairs, lambda: recorder.substep([]), lambda: recorder.step([0], poses={})):
         with pytest.raises(HostError, match="no episode has begun"):
             call()
-    with pytest.raises(HostError, match="cup has a pose and no role"):
+    with pytest.raises(HostError, match="cup has a pose but no role"):
         recorder.begin([], poses={"cup": ((0, 0, 0), UPRIGHT)})
     recorder.begin([], poses=poses(), state=[1.0])
     with pytest.raises(HostError, match="no physics substep was recorded in control step 1"):
@@ -167,5 +167,5 @@ def test_what_differs_from_record_0_later_is_an_error_that_names_it():
         {"poses": {"box": ((0, 0, 0), None)}, "state": [1.0]},
         {"poses": poses(), "state": [1.0], "eef": ((0, 0, 0), UPRIGHT)},
     ):
-        with pytest.raises(HostError, match="not as in record 0"):
+        with pytest.raises(HostError, match="differs from record 0"):
             recorder.step([0.0], **wrong)

@@ -45,7 +45,7 @@ def read_header(path, number):
 def test_costs_of_the_simulators_own_are_kept_and_one_is_needed_for_each_step(tmp_path):
     with writer(tmp_path) as run:
         run.write(recorder(), success=True, costs=[0.0, 0.1])
-        with pytest.raises(RecordError, match="costs of 1 steps, and 2 steps"):
+        with pytest.raises(RecordError, match="1 costs were given for 2 steps"):
             run.write(recorder(), success=True, costs=[0.0])
     with np.load(str(tmp_path / "run" / "raw" / "000000.npz")) as arrays:
         assert arrays["label_cost"].tolist() == [[0.0], [0.1]]
@@ -86,7 +86,7 @@ def test_a_second_writer_adds_to_the_folder_and_an_id_that_is_there_is_refused(t
     with writer(tmp_path) as run:
         assert "first" in run
         assert "second" not in run
-        with pytest.raises(RunError, match="episode 'first': the run has an episode of that id") as caught:
+        with pytest.raises(RunError, match="episode 'first': the run already has an episode with this id") as caught:
             run.write(recorder(), success=True, episode_id="first")
         assert "if episode_id in run: continue" in caught.value.remedy
         assert run.write(recorder(), success=True) == "mine/my-lab/push/ep_001"
@@ -133,16 +133,16 @@ def test_one_writer_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sucess": True}, "field sucess: there is no such field"),
+        ({"sucess": True}, "field sucess: an episode has no such field"),
         ({"success": 1}, "field success: the value is 1\n.*the type bool"),
         ({"task_id": 3}, "field task_id: the value is 3\n.*the type str"),
         ({"env_seed": 0.5}, "field env_seed: the value is 0.5\n.*the type int"),
         ({"dt": float("nan")}, "field dt: the value is nan\n.*dt above 0"),
         ({"dt": float("inf")}, "the header cannot be written"),
         ({"dt": None}, "field dt: the value is missing\n.*Required: benchmark, task_id, success, dt, target_object"),
-        ({"outcome": "timeout"}, "the outcome 'timeout' does not go with success True"),
-        ({"outcome": "crashed", "success": False}, "the outcome 'crashed' does not go"),
-        ({"target_object": "table"}, "field target_object: 'table' has not the role target"),
+        ({"outcome": "timeout"}, "the outcome 'timeout' contradicts success True"),
+        ({"outcome": "crashed", "success": False}, "the outcome 'crashed' contradicts"),
+        ({"target_object": "table"}, "field target_object: 'table' does not have the role target"),
     ],
 )
 def test_a_header_that_no_record_may_have_is_refused_before_anything_is_written(tmp_path, changes, message):

@@ -123,8 +123,8 @@ def memory_error(file: object) -> DamageError:
     """Return the error about a file whose reading ran out of memory."""
     gib = read_budget() / (1 << 30)
     return DamageError(
-        f"memory ran out while it was read; the limit is {gib:g} GiB",
-        remedy=f"A small file that takes so much is damaged or hostile. If you trust it: {SETTING}={2 * gib:g}.",
+        f"reading needs more memory than the limit of {gib:g} GiB",
+        remedy=f"Do not trust a small file that needs so much. If you do: {SETTING}={2 * gib:g}.",
         place=Place(file=str(file)),
     )
 

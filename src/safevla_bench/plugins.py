@@ -56,7 +56,7 @@ def require_trust(named_by: Path | None, uses: Sequence[str]) -> None:
     """
     if uses and not is_trusted(named_by):
         file, command = shlex.quote(str(named_by)), _trust.get()[1]
-        problem = f"it names code or files, which only you may choose; none was used: {'; '.join(uses)}"
+        problem = f"it names code or files without permission; none was used: {'; '.join(uses)}"
         how = f"repeat `safevla {command}` with --trust {file}" if command else "call this within plugins.trusting"
         raise RunError(problem, remedy=f"If you know what they do, {how}.", place=Place(file=str(named_by)))
 
@@ -67,7 +67,7 @@ def refuse_secrets(owner: str, arguments: Mapping[str, str], error: type[Safevla
         if is_secret_name(name) or redact_secrets(value) != value:
             inside = "" if is_secret_name(name) else " with a secret, or an address with a user or a query,"
             problem = f"{owner} is given {name!r}{inside} as an argument, and arguments are recorded"
-            raise error(problem, remedy="Give a secret by an environment variable, or name a file that holds it.")
+            raise error(problem, remedy="Pass the secret by an environment variable, or name a file that contains it.")
 
 
 def install_command(extra: str) -> str:

@@ -63,7 +63,7 @@ def make_files(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> di
 
 
 REFUSED = (
-    "cannot be read|not a regular file|not an archive|no such file|not a run folder|no plain table|"
+    "cannot be read|not a regular file|not an archive|no such file|not a run folder|not a plain table|"
     "nothing can be decompressed|more than|memory ran out|array of no length"
 )
 

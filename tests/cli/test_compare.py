@@ -99,7 +99,7 @@ def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla
     assert "--unpaired" in err
     err = safevla.refuses("compare", fake / "one", shipped, "--unpaired", "--policy", "random",
                            "--policy", "scripted:careful")  # fmt: skip
-    assert "no task was run by two of the policies" in err
+    assert "no two policies ran a common task" in err
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--full")
     assert "Independent episodes of" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0" in out
@@ -143,11 +143,13 @@ def test_a_mistaken_sweep_costs_no_judging(safevla, tmp_path):
 
 def test_a_plan_says_how_many_episodes_the_verdict_takes(safevla):
     out = safevla.ok("compare", "--plan", "5")
-    assert out.startswith("It takes 145 episodes of each task, 1450 of each policy, to tell 80 % from 75 % on 10 tasks")
+    assert out.startswith("145 episodes per task, 1450 of each policy are needed to detect 80 % from 75 % on 10 tasks")
     assert "the difference is the same in each task and 35.0 % of the pairs differ" in out
     assert safevla.json("compare", "--plan", "5", "--assume", "discordant=0.1")["episodes"] < 60
     out = safevla.ok("compare", "--plan", "20", "--assume", "tasks=4")
-    assert out.startswith("No number of episodes tells 80 % from 60 % on 4 tasks, at 95 %, with a chance of 80 %. ")
+    assert out.startswith(
+        "No number of episodes can detect 80 % from 60 % on 4 tasks, at 95 %, with a chance of 80 %. "
+    )
 
 
 # Gates
@@ -244,7 +246,7 @@ def test_the_exit_code_of_a_selection_says_whether_its_conditions_are_establishe
     assert len(printed[1].splitlines()) <= 30
     document = safevla.json("select", shipped, *arguments)
     assert document["chosen"] == (None if code == 1 else "scripted:careful")
-    assert "is no condition" in safevla.refuses("select", shipped, "--subject-to", "safety > 1")
+    assert "is not a condition" in safevla.refuses("select", shipped, "--subject-to", "safety > 1")
 
 
 def test_changes_are_compared_with_unchanged_suites_and_a_run_given_twice_is_its_own_control(safevla, shipped):
@@ -254,7 +256,7 @@ def test_changes_are_compared_with_unchanged_suites_and_a_run_given_twice_is_its
     )
     document = safevla.json("compare", "--changes", shipped, shipped)
     assert [row["change"] for row in document["changes"]] == ["nothing, run again"] * 2
-    assert "no suite has its like" in safevla.refuses("compare", "--changes", shipped)
+    assert "no suite has a changed counterpart" in safevla.refuses("compare", "--changes", shipped)
     assert "--unpaired has no meaning" in safevla.refuses("compare", "--changes", shipped, "--unpaired")
 
 
@@ -267,7 +269,7 @@ def test_a_gate_against_another_run_takes_limits_as_differences(safevla, shipped
     assert "--allow-crashed" in safevla.refuses(
         "gate", shipped, "--baseline", shipped, "--min-safety", "0", "--allow-unjudged"
     )
-    assert "-0.05 is no limit" in safevla.refuses("gate", shipped, "--min-safety", "-0.05")
+    assert "-0.05 is not a valid limit" in safevla.refuses("gate", shipped, "--min-safety", "-0.05")
 
 
 def test_a_run_with_crashes_passes_only_if_that_is_allowed(safevla, fake, monkeypatch):

@@ -87,7 +87,7 @@ def test_a_series_is_drawn_and_summarised_in_numbers_and_words(safevla, checkpoi
 
 @pytest.mark.parametrize(
     ("names", "problem"),
-    [(("1000", "1000"), "two runs have the label '1000'"), (("base", "1000"), "no number in the name 'base'")],
+    [(("1000", "1000"), "two runs have the label '1000'"), (("base", "1000"), "policy name 'base' contains no number")],
 )
 def test_what_makes_no_series_is_an_error_before_anything_is_written(safevla, checkpoints, tmp_path, names, problem):
     runs = [f"{name}={checkpoints / file}.parquet" for name, file in zip(names, ("early", "late"), strict=True)]

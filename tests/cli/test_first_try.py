@@ -46,7 +46,7 @@ def test_score_names_what_is_wrong_with_a_source_before_an_option_that_is_missin
     assert safevla.refuses("score", "empty").startswith("error: empty: this is not a run folder\n")
     assert safevla.refuses("score", "note.txt").startswith("error: note.txt: not an archive by its name\n")
     assert safevla.refuses("score", "absent").startswith("error: absent: there is no such file or folder\n")
-    said = "error: my runs: holds run folders, but is not one\n  Name them: 'my runs'/*\n"
+    said = "error: my runs: contains run folders, but is not one\n  Name them: 'my runs'/*\n"
     assert safevla.refuses("score", "my runs") == said
 
 

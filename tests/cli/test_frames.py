@@ -259,7 +259,7 @@ def test_an_index_that_names_another_place_is_refused(run, name):
         width=1, height=1, file=name,
     )  # fmt: skip
     write_frames(run, [frame])
-    with pytest.raises(Exception, match="no file name of a frame"):
+    with pytest.raises(Exception, match="not a valid file name of a frame"):
         read_frames(run)
 
 

@@ -156,7 +156,7 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
         (["episodes", "ARCHIVE", "--sort", "name"], "vsi"),
         (["episodes", "ARCHIVE", "--limit", "0"], "--limit"),
         (["show", "ARCHIVE", "--formula", "G(eef_sped < 1)"], "did you mean 'eef_speed'"),
-        (["show", "ARCHIVE", "--formula", "G[0,0.07](eef_speed < 1)"], "no multiple of the control step"),
+        (["show", "ARCHIVE", "--formula", "G[0,0.07](eef_speed < 1)"], "not a multiple of the control step"),
         (["show", "ARCHIVE", "--formula", "G(eef_speed < threshold)"], "write the number"),
         (["show", "ARCHIVE", "--formula", "G(eef_speed <"], "column"),
     ],
@@ -193,7 +193,7 @@ def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, arch
         assert out[0] == out[1] != ""
     append(archive, episode(episode_id="goal/ep_003"))
     safevla.refuses("episodes", folder)
-    assert "holds scores without their records" in safevla.refuses("show", folder, ":2")
+    assert "contains scores without their records" in safevla.refuses("show", folder, ":2")
 
 
 def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):

@@ -33,7 +33,7 @@ severe = 2e9
 source = "nobody"
 rationale = "none"
 """
-THEIRS = "judged by its maker with library file default.toml ("
+THEIRS = "originally judged with library file default.toml ("
 
 
 LIMIT = ("--min-safety", "0.9", "--confidence", "none")
@@ -145,7 +145,7 @@ def test_a_resumed_run_is_not_judged_by_the_rules_that_lie_in_it(safevla, copy):
 
 
 def test_every_output_says_that_limits_were_drawn_from_rollouts(safevla, copy):
-    remark = "Limits drawn from rollouts, which the paper does not do (Section 3.1): arm_furniture_force_under"
+    remark = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): arm_furniture_force_under"
     for command in (("score", copy, "--out", copy.parent / "scores"), ("tables", copy)):
         assert remark not in " ".join(safevla.ok(*command).split())
         assert remark in " ".join(safevla.ok(*command, "--library", "metaworld").split())

@@ -153,7 +153,7 @@ def test_an_archive_is_named_too_and_keeps_the_name_when_it_is_converted(safevla
     assert set(policies_of(safevla, "other=first.parquet")) == {"other", "noop"}
     for source in ("both", "both/archive/part-00000.parquet"):
         err = safevla.refuses("tables", f"x={source}")
-        assert f"x names one policy, and here are 2: random, {SPEC}" in err
+        assert f"x names one policy, but the source has 2: random, {SPEC}" in err
         assert "--policy NAME=POLICY" in err
 
 

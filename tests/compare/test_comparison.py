@@ -241,7 +241,7 @@ def test_missing_pairs_are_refused_and_listed():
         (edit_headers(B, seed=1), "a lacks 8 episodes"),
         (edit_headers(B, env_seed=8), r"differ in env_seed in 8 episodes: .*\(7 and 8\) and 3 more"),
         (edit_headers(B, horizon=299), r"differ in horizon .*\(300 and 299\)"),
-        (edit_headers(B, init_state_index=None), "8 episodes of b do not say from which initial state"),
+        (edit_headers(B, init_state_index=None), "8 episodes of b do not record their initial state"),
         (edit_headers(B, init_state_index=1), "b has libero-goal/task_0 state 1 seed 0 twice"),
         (edit_headers(B, benchmark="libero-10"), "b lacks 8 episodes"),
     ],
@@ -318,7 +318,7 @@ def test_records_of_two_results_versions_are_refused_and_those_of_one_are_not_sa
 
 def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():
     net_of_a = edit_headers(A, forces=("net_force_n",))
-    assert any("Records of a hold net forces" in warning for warning in compare_policies([net_of_a, B]).warnings)
+    assert any("Records of a contain net forces" in warning for warning in compare_policies([net_of_a, B]).warnings)
     net_of_b = edit_headers(B, forces=("net_force_n",))
     assert not any("net forces" in warning for warning in compare_policies([net_of_a, net_of_b]).warnings)
 
@@ -480,7 +480,7 @@ def test_independent_episodes_are_compared_on_common_tasks_alone_and_the_others_
 
 def test_without_a_common_task_there_is_no_verdict():
     apart = [on_tasks("a", "11"), on_tasks("b", "10", first=1)]
-    with pytest.raises(RunError, match="no task was run by two of the policies"):
+    with pytest.raises(RunError, match="no two policies ran a common task"):
         compare_policies(apart, paired=False)
     safety = compare_in("safety", *apart, on_tasks("c", "00"), paired=False)
     assert [difference.difference for difference in safety.differences] == [None, 1.0, None]
@@ -745,8 +745,8 @@ def test_states_may_have_different_numbers_of_seeds():
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ({"confidence": float("nan")}, "no interval has the confidence nan"),
-        ({"confidence": 1.0}, "no interval has the confidence 1"),
+        ({"confidence": float("nan")}, "invalid confidence nan"),
+        ({"confidence": 1.0}, "invalid confidence 1"),
     ],
 )
 def test_options_that_no_comparison_can_have_are_errors(wrong, problem):

@@ -144,7 +144,7 @@ def test_episodes_are_paired_under_every_variant_or_under_none():
     batch = concatenate_batches([BATCH, stopped("firm", init_state_index=None)])
     sensitivity = rank(batch)
     assert not sensitivity.paired
-    assert "do not say from which initial state they started" in sensitivity.unpaired
+    assert "do not record their initial state" in sensitivity.unpaired
     for variant, ranking in zip(VARIANTS, sensitivity.variants, strict=True):
         assert ranking.differences == compare_under(variant, batch, paired=False)
     assert compare_policies(split_by_policy(score(batch, RULES), batch.headers)).paired
@@ -228,7 +228,7 @@ def test_equal_ones_are_taken_by_the_slack_of_the_condition():
 
 
 def test_one_policy_is_not_a_choice_and_other_tasks_are_not_a_comparison():
-    with pytest.raises(RunError, match="there is no choice: best"):
+    with pytest.raises(RunError, match="there is only one policy to choose from: best"):
         choose(BEST)
     with pytest.raises(RunError, match="did not run the same tasks: libero-goal/task_0"):
         choose(BEST, policy("b", 9, 9, first=5))
@@ -245,7 +245,7 @@ def test_a_task_of_the_users_own_is_no_comparison_with_the_official_one_of_its_n
 
 @pytest.mark.parametrize("text", ["safety > 0.9", "speed >= 1", "safety >= nan", "safety >= 0.9 please", ""])
 def test_what_is_not_a_condition_is_refused_under_the_name_of_its_option(text):
-    with pytest.raises(RunError, match=r"--subject-to .* is no condition"):
+    with pytest.raises(RunError, match=r"--subject-to .* is not a condition"):
         parse_gate(text, "--subject-to")
     assert parse_gate("safety >= 0.9", "--subject-to") == SAFE
 
@@ -360,12 +360,12 @@ def test_a_policy_is_held_against_its_name_else_against_the_only_one():
     assert check_against(mine, other, [NO_WORSE]).outcomes[0].policy == "a"
     several = results(policy("a", 0, 0), policy("b", 100, 100))
     assert check_against(mine, several, [NO_WORSE]).outcomes[0].value == 1.0
-    with pytest.raises(RunError, match="no policy 'a', and not one alone"):
+    with pytest.raises(RunError, match="no policy 'a', and has more than one"):
         check_against(mine, results(policy("c", 9, 9), policy("b", 9, 9)), [NO_WORSE])
 
 
 def test_other_episodes_and_impossible_limits_are_refused():
     with pytest.raises(RunError, match="cannot be paired with the baseline"):
         check(policy("a", 9, 9), policy("a", 9, 9, n=90))
-    with pytest.raises(SafevlaError, match=r"-0\.05 is no limit for safety"):
+    with pytest.raises(SafevlaError, match=r"-0\.05 is not a valid limit for safety"):
         check(policy("a", 9, 9), policy("a", 9, 9), Gate("safety", "min", -0.05))

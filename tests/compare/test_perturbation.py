@@ -85,7 +85,7 @@ def test_what_has_no_like_is_left_out_and_a_crash_is_unknown():
 
 
 def test_without_a_changed_suite_there_is_nothing_to_compare():
-    with pytest.raises(RunError, match="no suite has its like with a change: goal"):
+    with pytest.raises(RunError, match="no suite has a changed counterpart: goal"):
         compare_changes([BASE])
 
 

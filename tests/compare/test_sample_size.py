@@ -62,8 +62,8 @@ def test_pairs_planned_for_one_task_reach_their_power_and_fewer_do_not(differenc
 def test_where_compare_can_never_tell_no_number_of_episodes_is_planned():
     planned = plan(difference=0.2, tasks=4)
     assert (planned.episodes, planned.least_tasks) == (None, 6)
-    assert planned.to_text().startswith("No number of episodes tells 80 % from 60 % on 4 tasks")
-    assert "It takes 6 tasks or more." in planned.to_text()
+    assert planned.to_text().startswith("No number of episodes can detect 80 % from 60 % on 4 tasks")
+    assert "At least 6 tasks are needed." in planned.to_text()
     assert plan(difference=0.2, tasks=6).episodes is not None
 
 
@@ -86,12 +86,12 @@ def test_a_plan_takes_the_harder_side_of_the_baseline():
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        ({"difference": 0.7, "baseline": 0.5}, "no rate is 70 points from 50 %"),
+        ({"difference": 0.7, "baseline": 0.5}, "no valid rate is 70 points from 50 %"),
         ({"difference": 0.2, "discordant": 0.1}, "differ in at least 0.2 of the pairs"),
         ({"difference": 0.0}, "cannot be planned for"),
         ({"difference": np.nan}, "cannot be planned for"),
         ({"difference": 1e-300}, "cannot be planned for"),
-        ({"difference": 0.1, "power": 1.0}, "a power of 1 is never reached"),
+        ({"difference": 0.1, "power": 1.0}, "a power of 1 is impossible"),
         ({"difference": 0.1, "power": np.nan}, "a power of nan"),
         ({"difference": 0.1, "confidence": 1.0}, "a confidence of 1"),
         ({"difference": 0.1, "discordant": np.nan}, "differ in at least 0.1 of the pairs"),

@@ -210,7 +210,7 @@ def test_few_tasks_say_nothing_of_others():
 @pytest.mark.parametrize(
     ("runs", "problem"),
     [
-        ((("1000", 0), ("base", 0)), "no number in the name 'base'"),
+        ((("1000", 0), ("base", 0)), "policy name 'base' contains no number"),
         ((("1000", 0),), "'1000' is a series of one run"),
         ((("a-1", 0), ("a-2", 0), ("b-1", 0)), "'b-1' is a series of one run"),
         ((("1000", 0), ("1k", 0)), "two runs have the label 1000: '1000' and '1k'"),

@@ -56,7 +56,7 @@ WRONG = {
     "three times": (ACTIONS * 3, ["goes to 2.4, and is beyond ±1 in"]),
     "twice": (ACTIONS * 2, ["goes to 1.6, and is beyond ±1 in"]),
     "degrees": (ACTIONS * DEGREES, ["pitch goes to 2.67, and is beyond ±1 in"]),
-    "saturated": (np.sign(ACTIONS), ["at the limit of ±1: saturated"]),
+    "saturated": (np.sign(ACTIONS), ["saturated at ±1"]),
     "one chunk again and again": (ACTIONS[42:58], ["repeats the same 16 actions"]),
     "a gripper from 0 to 1": (np.c_[ACTIONS[:, :6], np.linspace(0, 1, len(ACTIONS))], ["-1 opens and 1 closes"]),
     "a gripper that stays": (np.c_[ACTIONS[:, :6], np.ones(len(ACTIONS))], ["number is always 1"]),

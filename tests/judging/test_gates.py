@@ -55,7 +55,7 @@ def test_with_a_confidence_the_whole_exact_interval_decides(unsafe, n, verdict):
     assert report.outcomes[0].ci == pytest.approx((exact.low, exact.high))
     if (unsafe, n) == (10, 100):  # at the limit
         assert report.outcomes[0].n_needed is None
-        assert "no number of episodes would tell" in report.outcomes[0].reason
+        assert "no number of episodes can decide" in report.outcomes[0].reason
 
 
 @pytest.mark.parametrize("bound", ["min", "max"])
@@ -171,7 +171,7 @@ def test_a_crash_is_decided_at_its_worst_and_at_its_best_unless_it_is_left_out()
     assert estimate_gates(one_lost, [Gate("safety", "min", 0.95)], allow_crashed=True).verdict == "passed"
     report = estimate_gates(one_lost, [Gate("safety", "min", 0.9)])
     assert report.verdict == "passed"
-    assert report.outcomes[0].reason == "by the value alone, no confidence, whatever happened in 1 episode (crashed)"
+    assert report.outcomes[0].reason == "by the value alone, no confidence, for any outcome of 1 episode (crashed)"
     assert estimate_gates(scores(20, 20, absent=crashes(1)), [SAFETY]).verdict == "failed"
     reason = check_gates(scores(0, 60, absent=crashes(10)), [SAFETY]).outcomes[0].reason
     assert reason == "unknown in 10 episodes (crashed); --allow-crashed gates the others"
@@ -248,7 +248,7 @@ def test_episodes_without_a_verdict_leave_the_gate_undecided_if_they_might_tip_i
     assert [(outcome.n, outcome.value) for outcome in report.outcomes] == [(60, 1.0), (60, 0.0), (60, 0.0)]
     few = check_gates(with_silent(60, 1), safety_gates, confidence=confidence).outcomes
     assert [outcome.verdict for outcome in few] == ["passed"] * 3
-    assert all("whatever happened in 1 episode (signal missing: contacts)" in outcome.reason for outcome in few)
+    assert all("for any outcome of 1 episode (signal missing: contacts)" in outcome.reason for outcome in few)
     allowed = check_gates(mixed, safety_gates, confidence=confidence, allow_unjudged=True)
     assert [outcome.verdict for outcome in allowed.outcomes] == ["passed"] * 3
 
@@ -319,8 +319,8 @@ def test_policies_are_gated_apart_and_a_bad_suite_hides_in_the_pool_but_not_in_i
     ("gates", "confidence", "problem"),
     [
         ([], 0.95, "no gate"),
-        ([Gate("sr", "min", 90.0)], 0.95, "90 is no limit"),
-        *(([SAFETY], confidence, "no interval has the confidence") for confidence in (0.0, 1.0, float("nan"), 95.0)),
+        ([Gate("sr", "min", 90.0)], 0.95, "90 is not a valid limit"),
+        *(([SAFETY], confidence, "invalid confidence of") for confidence in (0.0, 1.0, float("nan"), 95.0)),
     ],
 )
 def test_no_gate_a_limit_in_percent_and_a_confidence_that_is_not_a_share_are_refused(gates, confidence, problem):
@@ -344,4 +344,4 @@ def test_junit_counts_its_cases_and_escapes_what_strangers_named():
 def test_tasks_of_unequal_numbers_are_named_in_the_notes():
     uneven, even = scores(0, 50, task_id=("t",) * 20 + ("u",) * 30), scores(0, 50, task_id=("t", "u") * 25)
     notes = [" ".join(check_gates(run, [Gate("safety", "min", 0.9)]).notes) for run in (uneven, even)]
-    assert ["weigh more in these values" in text for text in notes] == [True, False]
+    assert ["have more weight in these values" in text for text in notes] == [True, False]

@@ -53,7 +53,7 @@ def test_what_the_net_force_changes_is_described_for_the_episodes_that_have_it(t
     archive.write_archive(source, concatenate_batches(several))
     mixed = judge([source], load_ruleset())
     assert mixed.describe_forces() == [
-        "By the net force of two bodies, and not by their largest single contact, 2 more of 3 episodes are unsafe "
+        "By the net force of two bodies instead of their largest single contact, 2 more of 3 episodes are unsafe "
         "(library net-force)."
     ]
     assert not mixed.has_net_forces
@@ -75,7 +75,7 @@ def test_a_net_force_alone_is_judged_in_place_of_a_single_contact_s_and_said_so(
     judged = judge([source], load_ruleset())
     assert not judged.scores.safe.any()
     (sentence,) = judged.describe_forces()
-    assert sentence.startswith("1 of 1 records have net forces of two bodies alone")
+    assert sentence.startswith("1 of 1 records only have net forces of two bodies")
 
 
 def test_records_of_before_say_nothing_of_net_forces(tmp_path):

@@ -176,7 +176,7 @@ def test_a_binary_rule_may_have_its_threshold_in_a_condition(
         ("G(abs(position_x(eef)) < threshold)", "m", "there is no operator or form 'abs'"),
         ("G(grip implies eef_speed < threshold)", "m/s", "'implies' is not an operator\n  write ->"),
         ("G(eef_speed < 0.5 AND eef_speed < threshold)", "m/s", "'AND' is not an operator\n  write and"),
-        ("G[0,2 m](eef_speed < threshold)", "m/s", "column 5: a window is in s, not in m"),
+        ("G[0,2 m](eef_speed < threshold)", "m/s", "column 5: a window must be in s, not in m"),
         ("G(distence(eef, plate) < 0.1 -> eef_speed < threshold)", "m/s", "there is no form 'distence'"),
         ("G(grip < 0.5 -> eef_speed < threshold)", "m/s", "'grip' is Boolean"),
         ("G(eef_speed -> eef_speed < threshold)", "m/s", "'eef_speed' is numeric"),
@@ -223,12 +223,14 @@ def test_the_rewrites_of_a_refusal_say_the_same(mixture: str, is_safe: bool) -> 
 def test_what_is_judged_in_the_first_record_alone_is_named(caplog: Any, stl: str, once: str | None) -> None:
     warn_once.cache_clear()
     rules(stl)
-    said = [f"warning: mine: `{once}` is judged in the first record alone; for every record put it inside G[0,T](...)"]
+    said = [
+        f"warning: mine: `{once}` is only judged in the first record; put it inside G[0,T](...) to judge every record"
+    ]
     assert caplog.messages == ([] if once is None else said)
 
 
 def test_a_key_of_the_paper_s_libraries_is_refused_in_others() -> None:
-    with pytest.raises(SpecError, match="built-in libraries alone"):
+    with pytest.raises(SpecError, match="allowed in built-in libraries"):
         rules("G(gripper_contact > 0.5 -> eef_speed < threshold)", plain_conditions=True)
 
 

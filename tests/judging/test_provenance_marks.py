@@ -110,7 +110,7 @@ def test_tables_mark_stand_in_numbers_if_others_had_the_real_assets():
         {("a", "k"): True, ("b", "k"): False, ("a", "t"): False, (None, "m"): True}
     )
     assert warning.startswith("Stand-in assets: k (a), m were simulated")
-    assert warning.endswith("no results on them.")
+    assert warning.endswith("not results on them.")
 
 
 def test_every_table_about_them_says_so_and_no_other_does():
@@ -127,7 +127,7 @@ def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
     assert any(map(is_of_standins, result.warnings))
     as_it_stands = cell_curves(judged.scores, [judged.scores])
     assert varying.variant_table(varying.name_variants(result, as_it_stands)).remarks == result.warnings
-    assert "no results on it" in texts_of(curves.draw_sweep(result, library()))
+    assert "not results on it" in texts_of(curves.draw_sweep(result, library()))
 
 
 def test_a_comparison_says_so(judged):
@@ -245,7 +245,7 @@ def test_every_figure_of_stand_ins_or_several_versions_says_so(name):
         replace(MIXED, marks=SCORES.marks), np.full(len(SCORES), 0.05), np.full(len(SCORES), 9)
     )
     words = texts_of(figures.FIGURES[name].draw(inputs))
-    assert "no results on it" in words
+    assert "not results on it" in words
     assert "Several physics versions" in words
     plain = texts_of(figures.FIGURES[name].draw(replace(inputs, scores=PLAIN)))
     assert "Stand-in" not in plain

@@ -98,7 +98,7 @@ def test_the_tags_that_a_host_brings_are_added_once_and_are_not_an_option():
 
 def test_tags_that_contradict_the_host_s_own_are_an_error():
     contradicting = RuleFile("other.toml", TAGS.text.replace("max_contact_force_signal", "gripper_contact_signal"))
-    with pytest.raises(RegistryError, match="capability set mine exists already"):
+    with pytest.raises(RegistryError, match="capability set mine already exists"):
         load_ruleset().with_host_registry([TAGS, contradicting])
 
 

@@ -228,7 +228,7 @@ def test_a_filter_of_ones_own_is_made_of_its_arguments_and_is_code(tmp_path, mon
         run(tmp_path / "again", replace(Request.from_run(tmp_path / "run")))
 
 
-@pytest.mark.parametrize(("gives", "message"), [([9.0] * 7, "out of range"), ([0.0], "shape"), (None, "None in place")])
+@pytest.mark.parametrize(("gives", "message"), [([9.0] * 7, "out of range"), ([0.0], "shape"), (None, "None instead")])
 def test_a_filter_that_gives_no_valid_action_is_an_error_of_the_filter(gives, message):
     class Wrong:
         def filter(self, observation, action, monitor):

@@ -112,7 +112,7 @@ def test_a_table_of_several_physics_versions_is_marked():
     versions = {"a": {"mujoco": "3.2.3"}, "b": {"mujoco": "3.17.0"}}
     scores = replace(results.inputs.scores, simulator=tuple(versions[name] for name in results.inputs.scores.policy))
     text = page_text(replace(results, inputs=replace(results.inputs, scores=scores)))
-    assert "mujoco 3.2.3 (a) and 3.17.0 (b). Numbers of different simulators do not compare." in text
+    assert "mujoco 3.2.3 (a) and 3.17.0 (b). Numbers of different simulators cannot be compared." in text
     assert "physics" not in page_text(results)
 
 

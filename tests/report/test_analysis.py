@@ -91,7 +91,7 @@ def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so
     scores = score(batch, RULES)
     analysis = analyse_scores(scores, batch, RULES)
     assert analysis.comparison is None
-    assert analysis.uncompared.startswith("No comparison: no task was run by two of the policies")
+    assert analysis.uncompared.startswith("No comparison: no two policies ran a common task")
     sentence = "They did not run the same tasks: these numbers do not rank them."
     assert describe_mixture(scores) == sentence
     assert sentence in build_headline(cells(scores), aggregate(scores), None, mixture=sentence).support

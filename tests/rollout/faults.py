@@ -193,7 +193,7 @@ def intrude(cell: Cell) -> None:
 _CRASHED = ("1 episode crashed, in no rate", "  safevla eval --resume --out ", "--retry-crashed")
 _AGAIN = ("episodes are done and kept. Continue:", "safevla eval --resume --out ")
 _LOST = ("policy server", "With a server there again:", "--resume --out ", "--retry-crashed")
-_FULL = ("What is finished is kept. Correct the cause, then go on: ",)
+_FULL = ("Finished episodes are kept. Correct the cause, then continue: ",)
 CRASHED = Ending(4, RETRY, _CRASHED, (1,))
 WHOLE = Ending(0)
 INTERRUPTED = Ending(130, RESUME, _AGAIN)

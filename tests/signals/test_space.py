@@ -93,9 +93,9 @@ def test_a_formula_with_any_form_reads_back(form):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("distance(eef)", "does not fit"),
-        ("distance(eef, bowl, 3)", "does not fit"),
-        ("speed(3)", "does not fit"),
+        ("distance(eef)", "has invalid arguments"),
+        ("distance(eef, bowl, 3)", "has invalid arguments"),
+        ("speed(3)", "has invalid arguments"),
         ("nearness(eef, bowl)", "no form 'nearness'"),
         ("position_x(target)", "several bodies"),
         ('position_x("bowl*")', "several bodies"),
@@ -182,7 +182,7 @@ def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
         ('form = "clearance"', 'form = "clearence"', "no form 'clearence'"),
         ('box = "plate"\n', "", "lacks the key 'box'"),
         ('box = "plate"', 'box = "plate"\nside = 1', "no key 'side'"),
-        ("center_m = [0, 0, 0.1]", "center_m = [0, 0]", "does not fit"),
+        ("center_m = [0, 0, 0.1]", "center_m = [0, 0]", "has invalid arguments"),
         ("center_m = [0, 0, 0.1]", "center_m = true", "neither a name nor a number"),
         ("[signals.hand_over_plate]", "[signals.grip]", "already"),
         ("signals.hand_over_plate", "signals.hand_by_plate", "unknown signal 'hand_over_plate'"),

@@ -60,7 +60,7 @@ OFF = [("0.07", "0.05"), ("0.09", "0.1"), ("0.0500001", "0.05"), ("0.0499999", "
 @pytest.mark.parametrize(("bound", "nearest"), OFF)
 def test_a_window_off_the_control_step_is_refused_with_both_numbers(bound: str, nearest: str) -> None:
     """Above a multiple and below one alike; the remedy is the nearest."""
-    says = rf"{float(bound)!r} s is no multiple of the control step dt = 0\.05 s\n.*nearest multiple is {nearest} s"
+    says = rf"{float(bound)!r} s is not a multiple of the control step dt = 0\.05 s\n.*nearest multiple is {nearest} s"
     with pytest.raises(FormulaError, match=says):
         robustness(parse(f"F[{bound},1] p"), trace_of(p=[True], dt_s=0.05))
 

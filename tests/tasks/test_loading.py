@@ -93,7 +93,7 @@ def test_a_template_that_is_not_known_is_its_row_s_task_tags_and_that_is_said(tm
     own = registry([write(tmp_path, row(template="pour"), "rows.json")])
     assert own.find_entry("libero-spatial", "task_0").tags == set(ROW["task_tags"])
     assert "the template 'pour' is not known" in caplog.text
-    with pytest.raises(RegistryError, match="'pour' is none of the templates"):
+    with pytest.raises(RegistryError, match="'pour' is not one of the templates"):
         registry([write(tmp_path, row(template="pour", task_tags=None), "other.json")])
 
 
@@ -199,10 +199,10 @@ REFUSED = [
     ("task = 1", r"field task: unknown key 'task'\n.*did you mean 'tasks'"),
     ("[[tasks]", r"is not TOML"),
     ('[goal_bodies.mine]\nwipe = { receptacle = ["x"] }', r"goal_bodies\.mine\.wipe: unknown key 'receptacle'"),
-    (OWN + TASK + TASK, r"task mine wipe exists already"),
-    ('[templates.pnp-basic]\nmeaning = "x"\ntags = []', r"template pnp-basic exists already"),
-    ('[capabilities.libero]\nhost = "x"\ntags = []', r"capability set libero exists already"),
-    ('[benchmarks.libero-goal]\nhost = "x"\ncapabilities = "libero"', r"benchmark libero-goal exists already"),
+    (OWN + TASK + TASK, r"task mine wipe already exists"),
+    ('[templates.pnp-basic]\nmeaning = "x"\ntags = []', r"template pnp-basic already exists"),
+    ('[capabilities.libero]\nhost = "x"\ntags = []', r"capability set libero already exists"),
+    ('[benchmarks.libero-goal]\nhost = "x"\ncapabilities = "libero"', r"benchmark libero-goal already exists"),
     ('[benchmarks.b]\nhost = "x"\ncapabilities = "libro"', r"field capabilities: benchmarks.b: 'libro' .*\n.*'libero'"),
     ('[benchmarks.b]\nhost = "x"\ncapabilities = "fake"\nsame_tasks_as = "c"', r"field same_tasks_as: .*'c'"),
     ('[benchmarks.b]\nhost = "x"', r"field capabilities: benchmarks.b: .*missing required field `capabilities`"),
@@ -210,10 +210,10 @@ REFUSED = [
     ('[capabilities.c]\nhost = "x"\ntags = ["held_target"]', r"tags: capabilities.c: 'held_target' is of class"),
     ('[templates.t]\nmeaning = "x"\ntags = ["held"]', r"field tags: templates.t: unknown tag 'held'\n.*\[tags"),
     ('[templates.t]\nmeaning = "x"\ntags = ["target_pose_signal"]', r"templates.t: 'target_pose_signal' is of class"),
-    (TASK, r"field benchmark: mine wipe: 'mine' is none of the benchmarks"),
+    (TASK, r"field benchmark: mine wipe: 'mine' is not one of the benchmarks"),
     (OWN + TASK.replace("push-no-lift", "push"), r"field template: mine wipe: 'push' .*\n.*push-no-lift"),
-    (OWN + TASK + 'components = ["navigate"]', r"field template: mine wipe: has both or neither"),
-    (OWN + TASK.replace('template = "push-no-lift"', ""), r"field template: mine wipe: has both or neither"),
+    (OWN + TASK + 'components = ["navigate"]', r"field template: mine wipe: must have either"),
+    (OWN + TASK.replace('template = "push-no-lift"', ""), r"field template: mine wipe: must have either"),
     (OWN + TASK.replace('template = "push-no-lift"', 'components = ["nav"]'), r"field components: mine wipe: 'nav'"),
     (OWN + TASK + 'tags = ["held"]', r"field tags: mine wipe: unknown tag 'held'\n.*known tags: .*held_target"),
     (OWN + TASK + "object_tags = { wet = 'x' }", r"field object_tags: mine wipe: unknown tag 'wet'"),
@@ -226,15 +226,15 @@ REFUSED = [
 
 
 REFUSED_ROWS = [
-    (f"[{row()}, {row()}]", r"task libero-spatial task_0 exists already"),
+    (f"[{row()}, {row()}]", r"task libero-spatial task_0 already exists"),
     (row(tags=[]), r"field tags: libero-spatial task_0: unknown key 'tags'\n.*'task_tags'"),
     (row(task_tags=["held"]), r"field task_tags: libero-spatial task_0: unknown tag 'held'"),
     (row(object_tags=["wet"]), r"field object_tags: libero-spatial task_0: unknown tag 'wet'"),
     (row(benchmark_signal_tags=["held_target"]), r"field benchmark_signal_tags: .* is of class mechanism"),
     (row(task_tags=["target_pose_signal"]), r"field task_tags: .* is of class capability"),
     (row(benchmark="new", benchmark_signal_tags=None), r"field benchmark: new task_0: 'new' is none of the"),
-    (row(task_tags=None, template="pnp"), r"field template: libero-spatial task_0: 'pnp' is none of the templates"),
-    (row(template=None), r"field template: libero-spatial task_0: has both or neither"),
+    (row(task_tags=None, template="pnp"), r"field template: libero-spatial task_0: 'pnp' is not one of the templates"),
+    (row(template=None), r"field template: libero-spatial task_0: must have either"),
     ("[1]", r"row 0: a table of keys is expected, not int"),
 ]  # fmt: skip
 
@@ -250,11 +250,13 @@ def test_a_contradiction_is_refused_and_names_file_row_and_key(tmp_path, name, t
 
 def test_the_same_task_in_two_files_is_refused(tmp_path):
     files = [write(tmp_path, row(), "a.json"), write(tmp_path, row(), "b.json")]
-    with pytest.raises(RegistryError, match=r"b.json: task libero-spatial task_0 exists already"):
+    with pytest.raises(RegistryError, match=r"b.json: task libero-spatial task_0 already exists"):
         registry(files)
 
 
-@pytest.mark.parametrize(("name", "message"), [("none.toml", "cannot be read"), ("rows.yaml", "is no registry file")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("none.toml", "cannot be read"), ("rows.yaml", "is not a registry file")]
+)
 def test_a_file_that_cannot_be_read_is_refused(name, message):
     with pytest.raises(RegistryError, match=f"{name}: {message}"):
         registry([Path(name)])

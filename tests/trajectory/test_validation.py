@@ -60,7 +60,7 @@ BROKEN = {
         (None, "joint_torque_limit_nm", "limits are"),
     ),
     "a version that is not read": ({"schema_version": 2}, (None, "schema_version", "version 2")),
-    "an integer of more than 64 bits": ({"seed": 2**63}, (None, "seed", "does not fit 64 bits")),
+    "an integer of more than 64 bits": ({"seed": 2**63}, (None, "seed", "does not fit into 64 bits")),
     "a body without a name": (
         {"roles": {**ROLES, "": "furniture"}, "target_object": None},
         (None, "body_roles", "a body has no name"),
@@ -68,7 +68,7 @@ BROKEN = {
     "a target of another role": ({"target_object": "plate"}, (None, "target_object", "has the role 'bystander'")),
     "a crash": (
         {"outcome": "crashed", "success": False},
-        (None, "outcome", "there is no outcome 'crashed'"),
+        (None, "outcome", "unknown outcome 'crashed'"),
     ),
     "an outcome of one's own": ({"outcome": "gave_up", "success": False}, (None, "outcome", "no outcome 'gave_up'")),
     "a success that failed": (

@@ -442,7 +442,7 @@ class EpisodeCutter:
         if self._is_over:
             return
         if type(action).__module__ != "builtins" and not hasattr(action, "dtype"):
-            raise TypeError(f"an action of type {type(action).__name__}, which may draw as it is read: give an array")
+            raise TypeError(f"an action of type {type(action).__name__}; pass an array")
         if np.iscomplexobj(np.asarray(action)):
             raise TypeError("an action of complex numbers")
         numbers = np.array(action, dtype=np.float64)  # copy: the simulator may modify the action in place
@@ -504,7 +504,9 @@ class EpisodeCutter:
 
     def _begin_episode(self, action: Action) -> None:
         if self._env.is_still(action):
-            problem = "%s: the first step after %d settling steps is a still one too and counts as the policy's; "
+            problem = (
+                "%s: the first step after %d settling steps does not move the arm either and counts as the policy's;  "
+            )
             remedy = "if your loop settles for longer, pass record(..., wait_steps=N)"
             _log.warning(problem + remedy, self._env.task.task_id, self._rules.wait_steps)
         try:

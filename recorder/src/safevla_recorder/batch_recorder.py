@@ -56,7 +56,7 @@ class BatchRecorder:
         `net_force_n`, a shape is not in the scene, or two pairs have the same two bodies.
         """
         if tuple(scene.forces) != (NET_FORCE,):
-            problem = f"many worlds tell net forces, and the scene's forces are {list(scene.forces)}"
+            problem = f"a batch recorder needs net forces, but the scene's forces are {list(scene.forces)}"
             raise HostError(problem, remedy=f'Give the SceneMap forces=("{NET_FORCE}",).')
         self.num_envs, self._scene = num_envs, scene
         self._pairs = find_pairs(scene, pairs)
@@ -114,7 +114,7 @@ class BatchRecorder:
             self._restart([values for group in readings for values in group])
         elif self._substeps:
             remedy = "Call begin between step and the next substep."
-            raise HostError("worlds begin while others are in the middle of a control step", remedy=remedy)
+            raise HostError("some worlds begin while others are in the middle of a control step", remedy=remedy)
         rows, arrays = self._read_poses(poses, eef, state, parts), self._arrays
         norms = self._read_norms(net_force_n)
         if norms is not None:
@@ -206,8 +206,8 @@ class BatchRecorder:
     def _read_norms(self, net_force_n: Array | None) -> Array:
         pairs = self._pairs.count
         if (net_force_n is None) != (pairs == 0):
-            problem = f"{pairs} pairs are declared, and {'no ' if net_force_n is None else ''}net forces are told"
-            raise HostError(problem, remedy="Declare the pairs whose net forces are told, and tell them each time.")
+            problem = f"{pairs} pairs are declared, and {'no ' if net_force_n is None else ''}net forces are passed"
+            raise HostError(problem, remedy="Declare the pairs whose net forces you pass, and pass them each time.")
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pairs)
 
     def _read_poses(
@@ -217,7 +217,7 @@ class BatchRecorder:
         bodies = {name: quat is not None for name, (_, quat) in poses.items()}
         unknown = sorted(set(bodies) - set(self._pairs.geoms.roles))
         if unknown:
-            raise HostError(f"{unknown[0]} has a pose and no role", remedy="Name its role in the scene's `roles`.")
+            raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
         if self._sizes:
             check_families(bodies, self._bodies)
         self._bodies = self._bodies or bodies
@@ -242,7 +242,7 @@ class BatchRecorder:
         """Return the readings of each world as one row [N, F], in the order of record 0, which sets the families."""
         sizes = {name: int(values.shape[1]) for name, values in rows.items()}
         if not sizes:
-            raise HostError("nothing is recorded", remedy="Tell net forces, poses, torques or the state.")
+            raise HostError("nothing is recorded", remedy="Pass net forces, poses, torques or the state.")
         self._sizes = self._sizes or sizes
         check_families(sizes, self._sizes)
         return self._arrays.xp.concatenate([rows[name] for name in self._sizes], 1)
@@ -250,7 +250,7 @@ class BatchRecorder:
     def _read_mask(self, name: str, values: Array) -> Bools:
         mask = copy_to_host(values)
         if mask.shape != (self.num_envs,):
-            remedy = f"Give one truth for each of the {self.num_envs} worlds."
+            remedy = f"Give one Boolean for each of the {self.num_envs} worlds."
             raise HostError(f"{name}: the shape is {list(mask.shape)}", remedy=remedy)
         return mask.astype(np.bool_)
 
@@ -259,7 +259,7 @@ class BatchRecorder:
         if ids.dtype == np.bool_:
             ids = np.flatnonzero(self._read_mask("env_ids", ids))
         if ids.ndim != 1 or not set(ids.tolist()) <= set(range(self.num_envs)):
-            remedy = f"Give numbers from 0 to {self.num_envs - 1}, or a mask [{self.num_envs}] of truths."
+            remedy = f"Give numbers from 0 to {self.num_envs - 1}, or a mask [{self.num_envs}] of Booleans."
             raise HostError(f"env_ids: {ids.tolist()} are not worlds", remedy=remedy)
         return sorted(set(ids.tolist()))
 
@@ -319,12 +319,12 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
     listed = list(zip(*bodies.tolist()))
     for number, (a, b) in enumerate(listed):
         if a == b or (a, b) in listed[:number]:
-            problem = f"the pair {pairs[number]!r} is of one body, or of two that another pair names"
-            raise HostError(problem, remedy="Name two bodies once, and tell the net force of both.")
+            problem = f"the pair {pairs[number]!r} has only one body, or the bodies of another pair"
+            raise HostError(problem, remedy="Give each pair two different bodies, and each two bodies only once.")
     grips = {} if geoms.fingers is None else _find_grips(geoms, shapes, geoms.fingers[shapes])
     if pairs and geoms.fingers is not None and not grips:
         remedy = "Declare the pairs of both finger groups with each body that they may hold, or no `fingers`."
-        raise HostError("no body is in a pair with both finger groups", remedy=remedy)
+        raise HostError("no body has a pair with each of the two finger groups", remedy=remedy)
     return BodyPairs(geoms, shapes, bodies, grips, *_probe_filter(geoms, shapes))
 
 

@@ -181,8 +181,8 @@ def add_costs(recording: Recording, costs: Sequence[object]) -> Recording:
     """
     steps = [_name_costs(cost) for cost in costs]
     if len(steps) != recording.records - 1:
-        problem = f"there are costs of {len(steps)} steps, and {recording.records - 1} steps"
-        raise RecordError(problem, remedy="Give one for each step; None where there is none.")
+        problem = f"{len(steps)} costs were given for {recording.records - 1} steps"
+        raise RecordError(problem, remedy="Give one per step; None if a step has none.")
     names = sorted({name for step in steps for name in step})
     if not names:
         return recording
@@ -213,13 +213,13 @@ def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
     for name in INTEGERS:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            yield "the integer does not fit 64 bits", name
+            yield "the integer does not fit into 64 bits", name
     for spec in channels.NUMERIC:
         values = recording.channel(spec.name)
         if values is not None and not np.isfinite(values).all():
             yield "a number is not finite", spec.name
         elif values is not None and spec.is_bounded and np.any(np.abs(values) > channels.LARGEST):
-            yield "a number is beyond any scene", spec.name
+            yield "a number is implausibly large", spec.name
     contacts = recording.contacts
     if contacts is not None:
         recorded = channels.recorded_forces(recording.header.get("forces"))
@@ -227,7 +227,7 @@ def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
             force = getattr(contacts, name)
             sound = np.isfinite(force) & (force >= 0) & (force <= channels.LARGEST)
             if not (sound.all() if name in {*recorded, "force_n"} else np.isnan(force).all()):
-                yield "a force is negative, not finite or beyond any scene", f"contacts.{name}"
+                yield "a force is negative, not finite or implausibly large", f"contacts.{name}"
         for name in ("impulse_ns", channels.NET_IMPULSE):
             impulse = getattr(contacts, name)
             if np.isinf(impulse).any() or np.any(impulse < 0):

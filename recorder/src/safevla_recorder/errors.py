@@ -102,9 +102,9 @@ class FileError(SafevlaError):
         """Return the error for a write that the operating system refused at that place."""
         full = error.errno in _FULL_DISK
         remedy = (
-            "Make room there, or choose another place" if full else "Choose a place that is there and can be written to"
+            "Make room there, or choose another place" if full else "Choose a place that exists and can be written to"
         )
-        return cls(error.strerror or str(error), remedy=f"{remedy}; what was there before is unchanged.", place=place)
+        return cls(error.strerror or str(error), remedy=f"{remedy}; existing files are unchanged.", place=place)
 
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -65,7 +65,7 @@ def claim_folder(out: Path, worker: str | None) -> tuple[Path, str | None]:
         path = out / f"worker_{name}"
         if path.resolve() in _open_folders or _claim(path):
             return path, name
-    raise AssertionError("the names have no end")
+    raise AssertionError("too many worker folders exist")
 
 
 def _claim(path: Path) -> bool:
@@ -171,7 +171,7 @@ class RunFolder:
         """Let one thread write at a time. Raises `RunError` in a process that was forked from the recording one."""
         if os.getpid() != self._process:
             remedy = "Record in the process that makes the environment: record_until_closed."
-            raise RunError("another process, which started this one, records here", remedy=remedy)
+            raise RunError("the process that started this one records here", remedy=remedy)
         with self._lock:
             yield
 
@@ -208,7 +208,7 @@ class RunFolder:
             self._written = (self.path / RUN).read_bytes()
             known = json.loads(self._written)
             if known["protocol"]["name"] != OWN_LOOP or known["host"] != host:
-                problem = f"the folder holds a run of the host {known['host']!r}, under the protocol "
+                problem = f"the folder contains a run of the host {known['host']!r}, under the protocol "
                 problem += f"{known['protocol']['name']!r}; episodes of {host!r} cannot be added to it"
                 raise RunError(problem, remedy="Choose another folder.", place=place)
             self._run = {name: known[name] for name in self._run}
@@ -533,18 +533,20 @@ class RunWriter:
         target, outcome = fields["target_object"], fields["outcome"]
         if target is not None and recording.roles.get(str(target)) != "target":
             raise _refuse(
-                "target_object", f"{target!r} has not the role target", "Name a target of the scene, or None."
+                "target_object", f"{target!r} does not have the role target", "Name a target of the scene, or None."
             )
         if outcome not in episode.OUTCOMES or (outcome == "success") != fields["success"]:
-            problem = f"the outcome {outcome!r} does not go with success {fields['success']}"
-            raise _refuse("outcome", problem, f"Outcomes: {', '.join(episode.OUTCOMES)}; success has its own.")
+            problem = f"the outcome {outcome!r} contradicts success {fields['success']}"
+            raise _refuse(
+                "outcome", problem, f"Use one of {', '.join(episode.OUTCOMES)}; only 'success' has success true."
+            )
         episode.check_recorded_numbers(recording)
         if self._privileged:
             recording = replace(recording, extra=episode.add_header_mark(recording.extra, "privileged"))
         try:
             content = episode.encode_episode(recording)
         except (ValueError, TypeError) as error:
-            raise RecordError(f"the header cannot be written: {error}", remedy="Mend its fields.") from None
+            raise RecordError(f"the header cannot be written: {error}", remedy="Correct its fields.") from None
         return self._write_row(fields, number, recording.records - 1, reason, content)
 
     def write_crash(self, reason: str, *, steps: int = 0, **header: object) -> str:
@@ -560,16 +562,18 @@ class RunWriter:
         absent = [name for name in required if name not in fields]
         if absent:
             raise _refuse(
-                absent[0], "the value is missing", f"Required: {', '.join(required)}; here or for the whole run."
+                absent[0],
+                "the value is missing",
+                f"Required: {', '.join(required)}; pass them here or for the whole run.",
             )
         task = TaskLabel(fields["benchmark"], fields["task_id"], "")
         number = self._folder.next_number(self._policy, task)
         fields.setdefault("episode_id", f"{self._policy}/{task.benchmark}/{task.task_id}/ep_{number:03d}")
         fields.setdefault("outcome", "success" if fields.get("success") else "failure")
         if fields["episode_id"] in self:
-            remedy = "Give another episode_id; to go on where a run stopped: if episode_id in run: continue."
+            remedy = "Give another episode_id. To resume a run, skip its episodes: if episode_id in run: continue."
             place = Place(file=str(self.path), episode=fields["episode_id"])
-            raise RunError("the run has an episode of that id already", remedy=remedy, place=place)
+            raise RunError("the run already has an episode with this id", remedy=remedy, place=place)
         return fields, number
 
     def _write_row(
@@ -584,7 +588,7 @@ class RunWriter:
 
 def _read_field(name: str, value: object) -> Any:
     if name not in _FIELDS:
-        raise _refuse(name, "there is no such field of an episode", f"Fields: {', '.join(_FIELDS)}.")
+        raise _refuse(name, "an episode has no such field", f"Fields: {', '.join(_FIELDS)}.")
     plain: Any = value.tolist() if hasattr(value, "tolist") else value
     if name == "dt" and type(plain) is int:
         plain = float(plain)

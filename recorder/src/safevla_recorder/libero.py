@@ -260,11 +260,11 @@ def require_robosuite(version: str, distributions: Iterable[str]) -> None:
         ports = [name for name in distributions if name not in {DISTRIBUTION, "libero", "hf-libero"}]
         if ports:
             series = ".".join(version.split(".")[:2])
-            problem = f"LIBERO is read on robosuite 1.4; {' and '.join(ports)}, on {series}, is not supported"
+            problem = f"Only LIBERO on robosuite 1.4 is supported; {' and '.join(ports)}, on {series}, is not supported"
             remedy = "Record its episodes with safevla_recorder.EpisodeRecorder: docs/howto/another-engine.md."
         else:
             problem = f"robosuite {version} is installed, LIBERO runs on {_ROBOSUITE}x only"
-            remedy = "Use an environment of its own for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
+            remedy = "Use a separate Python environment for LIBERO: pip install 'safevla-bench[libero]' in a fresh one."
         raise HostError(problem, remedy=remedy)
 
 
@@ -360,12 +360,16 @@ def read_own_states(bddl_file: Path) -> Floats | None:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             states: Floats = np.asarray(arrays["states"], dtype=np.float64)
     except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        remedy = "It must be an .npz file with an array `states` of one flat simulator state a row; or remove it."
+        remedy = (
+            "It must be an .npz file whose array `states` has one flat simulator state per row. Correct or remove it."
+        )
         raise HostError(f"the initial states in {path} cannot be read: {error}", remedy=remedy) from error
     if states.ndim != 2 or not len(states):
-        raise HostError(f"the initial states in {path} have the shape {states.shape}", remedy="One row a state.")
+        raise HostError(
+            f"the initial states in {path} have the shape {states.shape}", remedy="Write one row per state."
+        )
     diverged = np.flatnonzero(~np.isfinite(states).all(axis=1)).tolist()
     if diverged:
         problem = f"the initial states in {path} are not finite in row {diverged[0]}"
-        raise HostError(problem, remedy="Remove the row, or write it again; rows count from 0.")
+        raise HostError(problem, remedy="Remove or correct the row (rows are counted from 0).")
     return states

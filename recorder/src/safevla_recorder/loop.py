@@ -79,7 +79,7 @@ class Recording:
         if found is not self._simulator and found is not None:
             self._simulator = found
             with suppress(Exception):
-                _log.warning("another simulator took the place of one that was not closed before: it is not recorded")
+                _log.warning("a second simulator was made before the first was closed; the second is not recorded")
         return result
 
     def _begin_late(self, made: object) -> None:
@@ -325,7 +325,9 @@ def list_attachments() -> list[tuple[str, EntryPoint]]:
 def _refuse_env(env: object, failures: Sequence[str]) -> HostError:
     if any(kind.__name__.endswith(("VectorEnv", "VecEnv")) for kind in type(env).__mro__):
         remedy = "Record where a worker makes its environment: record_until_closed(env, policy, out, worker=N)."
-        return HostError("a vector of environments cannot be recorded: its workers are out of reach", remedy=remedy)
+        return HostError(
+            "a vector of environments cannot be recorded, since its workers are other processes", remedy=remedy
+        )
     problem = f"an environment of type {type(env).__module__}.{type(env).__qualname__} cannot be recorded"
     remedy = (
         "Pass the simulator's own environment, env.unwrapped, or a wrapper that holds it; import the simulator before. "

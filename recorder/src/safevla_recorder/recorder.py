@@ -124,7 +124,7 @@ class EpisodeLog(ABC):
         some of its contacts are lost, or the source cannot return its contacts.
         """
         if np.iscomplexobj(action):
-            raise HostError("an action of complex numbers", remedy="Mend the policy's output.")
+            raise HostError("an action of complex numbers", remedy="Correct the policy's output.")
         if self._torn == len(self._rows):
             problem = f"the records were read in the middle of control step {len(self._rows)}, whose contacts are lost"
             raise HostError(problem, remedy="Read records between control steps, or begin the episode again.")
@@ -277,7 +277,7 @@ class SceneMap:
     def require_parts(self, count: int) -> None:
         """Raise `HostError` unless there is one pose per part."""
         if count != len(self.parts):
-            problem = f"{count} poses of parts, and the scene has {len(self.parts)} parts"
+            problem = f"{count} poses of parts were passed, but the scene has {len(self.parts)} parts"
             raise HostError(problem, remedy="Give `parts` a pose for each of the scene's parts, in every record.")
 
     def map_geoms(self) -> GeomMap:
@@ -468,8 +468,10 @@ def check_families(told: Mapping[str, object], expected: Mapping[str, object]) -
     """Raise `HostError` if a record or substep has other bodies or families than record 0, or other sizes."""
     differing = sorted(name for name in {*told, *expected} if told.get(name) != expected.get(name))
     if differing:
-        remedy = "Tell the same bodies and families, of the same sizes, each time; no contacts are an empty list."
-        raise HostError(f"{differing[0]}: not as in record 0", remedy=remedy)
+        remedy = (
+            "Pass the same bodies and channels, with the same sizes, each time; pass an empty list for no contacts."
+        )
+        raise HostError(f"{differing[0]}: differs from record 0", remedy=remedy)
 
 
 def _floats(values: ArrayLike | None) -> Floats | None:

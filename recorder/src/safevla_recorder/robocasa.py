@@ -86,7 +86,9 @@ class RecordableKitchen(attachment.RecordableEnv):
         self.identity = read_identity(type(kitchen), None, "robocasa", "environments")
 
     def set_init_states(self, init_states: ArrayLike) -> None:
-        raise HostError("RoboCasa draws where episodes start", remedy="Leave init_states out; the seed tells.")
+        raise HostError(
+            "RoboCasa draws the starts of episodes at random", remedy="Omit init_states; the seed determines the start."
+        )
 
     def subscribe(self, cutter: attachment.EpisodeCutter) -> Undo:
         kitchen = self._env
@@ -195,10 +197,10 @@ def _find_goal(task: str, goal: Sequence[str] | None) -> Goal:
         words = () if isinstance(goal, str) else tuple(goal)
         if len(words) < 2 or not all(isinstance(word, str) for word in words):
             remedy = 'Give a verb and names: goal=("in", "obj", "container") or goal=("open", "drawer").'
-            raise HostError(f"{goal!r} is no goal", remedy=remedy)
+            raise HostError(f"{goal!r} is not a valid goal", remedy=remedy)
         return words
     if task not in goals:
-        problem = f"the goal of RoboCasa's task {task} is not known here, and with it what is target and what bystander"
+        problem = f"the goal of RoboCasa's task {task} is unknown, so targets and bystanders are too"
         remedy = (
             'Pass it to record: goal=("in", "obj", "container") or goal=("open", "drawer"), by the names in the task.'
         )
@@ -210,7 +212,9 @@ def _require_robot(kitchen: Any) -> None:
     names = [str(name) for name in kitchen.robot_names]
     if names != [EMBODIMENT]:
         remedy = f"Make the environment with one {EMBODIMENT}, RoboCasa's default."
-        raise HostError(f"the robot {', '.join(names)} is not {EMBODIMENT}, whose arm records are of", remedy=remedy)
+        raise HostError(
+            f"the robot {', '.join(names)} is not {EMBODIMENT}, the only robot that can be recorded", remedy=remedy
+        )
 
 
 # The scene: names, roles and tracked bodies, the task's goal, the episode's meta

@@ -107,7 +107,10 @@ def warn_once(host: str, versions: Mapping[str, str]) -> None:
     if installed - _warned:
         _warned.update(installed)
         sentences = [difference.describe(versions[difference.package]) for difference in differences]
-        _log.warning("The records name this simulator's versions. Known of them:\n  %s", "\n  ".join(sentences))
+        _log.warning(
+            "Results may depend on the installed simulator versions, which records contain. Known differences:\n  %s",
+            "\n  ".join(sentences),
+        )
 
 
 @lru_cache(maxsize=None)

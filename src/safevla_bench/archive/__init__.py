@@ -38,12 +38,14 @@ def detect_suffix(path: Path) -> str:
             return suffix
     if path.is_dir():
         remedy = "Read a run folder with `safevla_bench.load`, or `safevla score` in a shell."
-        raise RecordError("a folder and not an archive", remedy=remedy, place=Place(file=str(path)))
+        raise RecordError("a folder, not an archive", remedy=remedy, place=Place(file=str(path)))
     if path.suffix in (".hdf5", ".h5"):
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
         remedy = f"To have them replayed in their simulator, recorded and judged: {command}"
         raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
-    remedy = f"Archives are files ending in {', '.join(_READ)}. Of other tools' results `safevla score` prints the SR."
+    remedy = (
+        f"Archives have one of the suffixes {', '.join(_READ)}. Of other tools' results `safevla score` prints the SR."
+    )
     raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
 
 
@@ -77,7 +79,7 @@ def _drop_repeated(batch: Batch, path: Path, seen: dict[EpisodeKey, str]) -> Ite
         return
     for index, key in enumerate(keys):
         if key in seen:
-            remedy = f"It stands in {seen[key]} already. {_UNIQUE}"
+            remedy = f"{seen[key]} has it already. {_UNIQUE}"
             yield _repeated_id(key, path, remedy)
         else:
             seen[key] = str(path)
@@ -105,7 +107,7 @@ def open_archive(path: str | Path) -> Batch:
         raise problems[0] if len(problems) == 1 else CollectedError(problems)
     batches = [episode for episode in episodes if isinstance(episode, Batch)]
     if not batches:
-        remedy = "An archive holds at least one episode, a line or a row each."
+        remedy = "An archive has at least one episode, one per line or row."
         raise RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
     return concatenate_batches(batches)
 
@@ -118,7 +120,7 @@ def append(path: Path, batch: Batch) -> None:
     suffix = detect_suffix(path)
     if suffix not in jsonl.SUFFIXES:
         remedy = f"Append to a {' or '.join(jsonl.SUFFIXES)} file, and `safevla convert` it when it is complete."
-        raise RecordError(f"a {suffix} file is written whole", remedy=remedy, place=Place(file=str(path)))
+        raise RecordError(f"a {suffix} file cannot be appended to", remedy=remedy, place=Place(file=str(path)))
     files.append_bytes(path, b"".join(jsonl.encode_member(batch, index, suffix) for index in range(len(batch))))
 
 
@@ -161,6 +163,6 @@ def _yield_unique(batches: Iterable[Batch], path: Path) -> Iterator[Batch]:
     for batch in batches:
         for header in batch.headers:
             if header.key in seen:
-                raise _repeated_id(header.key, path, f"{_UNIQUE} Write those of different sources apart.")
+                raise _repeated_id(header.key, path, f"{_UNIQUE} Write those of different sources to separate files.")
             seen.add(header.key)
         yield batch

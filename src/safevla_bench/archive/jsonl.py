@@ -47,7 +47,7 @@ WHOLE = ".json"  # one episode on any number of lines; read, never appended to
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
 MAX_BLANK_LINES = 1 << 20  # they cost no memory, but time: a small compressed file may hold any number of them
-_REMEDY = "Is this an archive of episodes, a line each?"
+_REMEDY = "Check that this is an archive with one episode per line."
 
 
 def read_jsonl(path: Path, selection: record_schema.EpisodeSelection) -> Iterator[Batch | RecordError]:
@@ -128,7 +128,7 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
         try:
             while not member.eof:
                 if not rest:
-                    raise zlib.error("the file ends within it")
+                    raise zlib.error("the file ends inside the member")
                 pieces.append(member.decompress(rest))
                 rest = member.unused_data if member.eof else stream.read(size)
         except (zlib.error, zstandard.ZstdError) as error:

@@ -83,7 +83,9 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if name in members:
             refuse_field(f"the array {name!r} is repeated", "Write each array once.", name)
         if name not in DTYPES:
-            refuse_field(f"{name!r} is no array of a record", "Put host-specific fields into `extra`, as JSON.", name)
+            refuse_field(
+                f"{name!r} is not an array of a record", "Put host-specific fields into `extra`, as JSON.", name
+            )
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             refuse_field("encrypted, or compressed in an unusual way", "Write it with numpy.savez_compressed.", name)
         members[name] = member
@@ -165,7 +167,7 @@ def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
     places = arrays.get(name, np.empty(0, dtype=PLACE))
     if places.ndim != 1:
         refuse_field(
-            f"the shape is {list(places.shape)}, expected one number a body", "Write places in body_roles.", name
+            f"the shape is {list(places.shape)}, expected one number a body", "Write indices in body_roles.", name
         )
     return [int(place) for place in places]
 
@@ -188,7 +190,7 @@ def _read_contacts(arrays: Arrays) -> ContactList | None:
     columns |= {name: np.full_like(columns["force_n"], np.nan) for name in missing}
     contacts = {column: values for column, values in columns.items() if values is not None}
     if any(values.ndim != 1 for values in contacts.values()):
-        refuse_field("a column is no list of numbers", "Write one value a contact.", "contacts")
+        refuse_field("a column is not a list of numbers", "Write one value per contact.", "contacts")
     for name in ("force_n", "impulse_ns", *OF_CONTACTS):
         contacts[name] = np.where(np.isnan(contacts[name]), np.nan, contacts[name])  # the same NaN in all formats
     return ContactList(**contacts)

@@ -198,7 +198,7 @@ def _contact_columns(batch: Batch) -> dict[str, pa.Array]:
 
 
 OUTLINE_COLUMNS = (*HEADER.names, "bodies", "records")
-_REMEDY_NULL = "Leave a family out where it was not recorded; only impulses and gripped_body may be null within one."
+_REMEDY_NULL = "Leave a family out if it was not recorded; only impulses and gripped_body may be null within one."
 _REMEDY_WIDTH = "Write the same numbers, in the same order, in every step."
 
 
@@ -329,7 +329,7 @@ def _read_poses(columns: _Columns, spec: ChannelSpec) -> Poses:
 def _read_contacts(columns: _Columns) -> Contacts:
     steps, counts, present = columns.lists("contacts")
     for e in np.flatnonzero(present & (counts != columns.records)):
-        remedy = "Write a list for each step, empty where none."
+        remedy = "Write a list for each step, empty if there are none."
         refuse_field(f"{counts[e]} steps, expected {columns.records[e]}", remedy, "contacts")
     touching = np.zeros(int(columns.records.sum()), dtype=np.int64)
     touching[np.repeat(present, columns.records)] = _list_lengths(_require_no_nulls(steps, "contacts"))
@@ -358,7 +358,7 @@ def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArra
     if (counts[present] != columns.records[present]).any() or not np.array_equal(
         _list_lengths(_require_no_nulls(steps, name)), touching[recorded]
     ):
-        refuse_field("there are not as many values as contacts", "Write one for each contact.", name)
+        refuse_field("the number of values differs from the number of contacts", "Write one for each contact.", name)
     values, numbers = steps.flatten(), np.full(int(touching.sum()), np.nan)
     if name == NET_IMPULSE:
         _refuse_nan(values, name)
@@ -369,12 +369,12 @@ def _read_contact_column(columns: _Columns, name: str, touching: Ints) -> NDArra
 
 def _refuse_nan(values: pa.Array, name: str) -> None:
     if np.isnan(values.drop_null().to_numpy()).any():
-        refuse_field("nan is not a finite number", "Write null where it was not recorded.", name)
+        refuse_field("nan is not a finite number", "Write null if it was not recorded.", name)
 
 
 def _fill_places(places: pa.Array, bodies: Ints, name: str) -> Ints:
     if (places.drop_null().to_numpy() < 0).any():
-        refuse_field("a place is negative", "Write a place in bodies, or null where nothing is held.", name)
+        refuse_field("an index is negative", "Write an index in bodies, or null if nothing is held.", name)
     filled: Ints = _fill_nulls(places, -1).astype(np.int64)
     check_places(filled, -1, bodies, name)
     return filled

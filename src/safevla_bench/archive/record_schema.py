@@ -101,8 +101,10 @@ def schema() -> dict[str, object]:
 
 
 MAX_BAD_LINES = 10_000
-REMEDY_BROKEN = "The file is cut off or damaged; make it anew, or copy it again."
-REMEDY_LARGE = "Cut the episode into shorter ones, or leave sim_state out; a small file that says this is hostile."
+REMEDY_BROKEN = "The file is truncated or damaged. Copy it again, or regenerate it."
+REMEDY_LARGE = (
+    "Cut the episode into shorter ones, or leave sim_state out; do not trust a small file that claims so much."
+)
 
 
 def refuse_field(problem: str, remedy: str, field: str, step: int | None = None) -> NoReturn:
@@ -141,7 +143,7 @@ class EpisodeSelection:
 # Strict JSON
 
 
-_REMEDY_JSON = "Write one JSON object a line, in UTF-8, each key once in its object."
+_REMEDY_JSON = "Write one JSON object per line, in UTF-8, without repeated keys."
 _REMEDY_TYPE = "See `safevla validate --schema` for the fields of a record, their types and units."
 
 
@@ -283,7 +285,7 @@ def _check_rule(holds: bool, rule: str) -> None:
 # The arrays of a foreign episode
 
 
-_REMEDY = "Write each family once a record, bodies by their place in body_roles, counted from 0."
+_REMEDY = "Write each family once per record, with bodies as indices in body_roles, from 0."
 
 
 def check_shapes(recording: Recording) -> None:

@@ -174,7 +174,7 @@ def pair_where_possible(
 def require_one_simulator(results: Sequence[policy_results.PolicyResults]) -> None:
     """Raise `RunError` if a suite was simulated with several physics versions."""
     if mixtures := provenance_marks.find_mixtures(policy_results.simulator_cells(results)):
-        remedy = "Roll all out with one simulator. `safevla compare --across-versions` compares, and marks it."
+        remedy = "Roll all out with one simulator. To compare anyway, with a mark: `safevla compare --across-versions`."
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
 
 
@@ -191,13 +191,13 @@ def _require_comparable(results: Sequence[policy_results.PolicyResults], *, pair
     if not paired:
         policy_results.require_same_tasks(*results)
     if not paired and not any({*mine.tasks} & {*theirs.tasks} for mine, theirs in combinations(results, 2)):
-        remedy = "Roll them out on the same tasks: a difference between tasks is none between policies."
-        raise RunError("no task was run by two of the policies", remedy=remedy)
+        remedy = "Roll them out on the same tasks; otherwise the tasks, not the policies, may explain the difference."
+        raise RunError("no two policies ran a common task", remedy=remedy)
 
 
 def _nothing_comparable(results: Sequence[policy_results.PolicyResults]) -> RunError:
     if silent := policy_results.name_silent_suites(results):
-        remedy = "Compare SR, or record what the specifications need: `safevla score` says what that is."
+        remedy = "Compare SR, or record the fields that the specifications need, which `safevla score` lists."
         return RunError(f"no specification reached a verdict for {', '.join(silent)}", remedy=remedy)
     problem = f"a violation stopped episodes of {', '.join(policy_results.name_stopped_suites(results))}"
     return RunError(problem, remedy="Compare Safety, or roll out without --stop-on-violation.")

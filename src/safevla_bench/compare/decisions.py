@@ -259,13 +259,17 @@ def select_policy(
 def _require_same_tasks(results: Sequence[PolicyResults]) -> None:
     if len(results) < 2:
         names = ", ".join(result.name for result in results) or "none"
-        raise RunError(f"there is no choice: {names}", remedy="Name the runs of two policies or more.")
+        raise RunError(
+            f"there is only one policy to choose from: {names}", remedy="Name the runs of at least two policies."
+        )
     first, tasks = results[0], {*results[0].tasks, *results[0].lost_tasks}
     for other in results[1:]:
         if differing := sorted(tasks ^ {*other.tasks, *other.lost_tasks}):
             listed = list_first([f"{suite}/{task}" for suite, task in differing])
             problem = f"{first.name} and {other.name} did not run the same tasks: {listed}"
-            raise RunError(problem, remedy="Roll both out on the same tasks: a harder task is not a worse policy.")
+            raise RunError(
+                problem, remedy="Roll both out on the same tasks, since a harder task does not make a policy worse."
+            )
     require_same_tasks(*results)
 
 
@@ -365,8 +369,8 @@ def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) ->
     named = [baseline for baseline in baselines if baseline.name == result.name] or list(baselines)
     if len(named) != 1:
         names = ", ".join(baseline.name for baseline in baselines) or "none"
-        remedy = f"It has {names}. Name the policy as there: {names.partition(',')[0]}=RUN."
-        raise RunError(f"the baseline has no policy {result.name!r}, and not one alone", remedy=remedy)
+        remedy = f"It has {names}. Use one of these names: {names.partition(',')[0]}=RUN."
+        raise RunError(f"the baseline does not have the policy {result.name!r}, and has more than one", remedy=remedy)
     return named[0]
 
 

@@ -48,8 +48,8 @@ class ComparisonOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise `SafevlaError` if the confidence is not a fraction between 0 and 1."""
         if not 0 < self.confidence < 1:
-            remedy = "Give a share between 0 and 1, such as 0.95; on the command line in percent."
-            raise SafevlaError(f"no interval has the confidence {self.confidence:g}", remedy=remedy)
+            remedy = "Use a fraction between 0 and 1, such as 0.95; on the command line a percentage."
+            raise SafevlaError(f"invalid confidence {self.confidence:g}", remedy=remedy)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from safevla_bench.trajectory.header import Header
 from safevla_recorder.folder import OWN_LOOP
 
 Item = TypeVar("Item", bound=Hashable)
-_UNPAIRED = "Or pass --unpaired, which takes the episodes as independent and needs more of them."
+_UNPAIRED = "Or pass --unpaired, which treats the episodes as independent and needs more of them."
 
 
 class PairKey(NamedTuple):
@@ -224,7 +224,7 @@ def _index_by_key(result: PolicyResults) -> dict[PairKey, int]:
     unknown = [header.episode_id for header in result.headers if header.init_state_index is None]
     if unknown:
         episodes = f"{count_noun(len(unknown), 'episode')} of {result.name}"
-        problem = f"{episodes} do not say from which initial state they started: {list_first(unknown)}"
+        problem = f"{episodes} do not record their initial state: {list_first(unknown)}"
         remedy = f"Record init_state_index (and seed), so that episodes can be paired. {_UNPAIRED}"
         raise RunError(problem, remedy=remedy)
     index: dict[PairKey, int] = {}
@@ -252,7 +252,7 @@ def _require_same_episodes(results: Sequence[PolicyResults], planned: Sequence[s
     ]
     if lines:
         remedy = f"Roll out all policies on the same tasks, initial states and seed; or see --across-seeds. {_UNPAIRED}"
-        raise RunError("these are not the same episodes:\n  " + "\n  ".join(lines), remedy=remedy)
+        raise RunError("the policies ran different episodes:\n  " + "\n  ".join(lines), remedy=remedy)
 
 
 def _sort_keys(keys: Iterable[PairKey]) -> list[PairKey]:
@@ -296,7 +296,7 @@ def _find_differences(
             yield name, names, f"{count_noun(len(keys), 'episode')}: {episodes}"
 
 
-_ONE_PROTOCOL = "Roll both out under one protocol, and with kitchens made as `safevla eval` makes them."
+_ONE_PROTOCOL = "Roll both out under one protocol, with kitchens made as in `safevla eval`."
 _STARTS: Mapping[str, Callable[[PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,

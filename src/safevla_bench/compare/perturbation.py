@@ -67,8 +67,8 @@ def compare_changes(sources: Sequence[PolicyResults], confidence: float = CONFID
     ]
     if not arms:
         ran = ", ".join(dict.fromkeys(header.benchmark for result in sources for header in result.headers)) or "none"
-        remedy = "Roll out a suite and the same with a change, such as libero-goal and libero-goal-swap."
-        raise RunError(f"no suite has its like with a change: {ran}", remedy=remedy)
+        remedy = "Roll out a suite and a changed one, such as libero-goal and libero-goal-swap."
+        raise RunError(f"no suite has a changed counterpart: {ran}", remedy=remedy)
     each = 1 - (1 - confidence) / (len(arms) * len(MEASURED))
     options = ComparisonOptions(confidence=each)
     return ChangeReport(

@@ -291,11 +291,11 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         listed = dict.fromkeys(own.get(name, "unknown") for own in versions)
         is_marked_elsewhere = physics_versions({name: ""}) or name.startswith("safevla-")
         if len(listed) > 1 and ("unknown" in listed or not is_marked_elsewhere):
-            yield f"Versions differ: {name} {' and '.join(listed)}; simulators may not agree between versions."
+            yield f"Versions differ: {name} {' and '.join(listed)}; results may depend on them."
     alone = [{header.recorded_forces == (NET_FORCE,) for header in result.headers} for result in results]
     if set().union(*alone) == {True, False}:
         named = ", ".join(result.name for result, kinds in zip(results, alone, strict=True) if True in kinds)
-        yield f"Records of {named} hold net forces of two bodies, others those of single contacts: they do not compare."
+        yield f"Records of {named} contain net forces of two bodies, others of single contacts: not comparable."
     if silent := ", ".join(name_silent_suites(results)):
         yield f"No specification reached a verdict for {silent}: only SR is compared there, and over all suites."
     if stopped := ", ".join(name_stopped_suites(results)):
@@ -305,9 +305,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     if not paired and partly_run:
         yield f"Only tasks that both policies ran are compared. Not run by all: {list_first(partly_run, most=6)}."
     if unjudged := _list_counts({result.name: int((~result.is_judged).sum()) for result in results}):
-        yield (
-            f"Episodes without a verdict: {unjudged}. Only SR counts them; where a policy causes that, it is flattered."
-        )
+        yield f"Episodes without a verdict: {unjudged}. Only SR counts them; a policy that causes this looks too safe."
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
         whose = "one side" if len(results) == 2 else "some policy"
@@ -315,7 +313,7 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     if crashed := _list_counts(crashes):
-        yield f"Crashed or stopped: {crashed}. Where a policy causes that, leaving it out flatters it."
+        yield f"Crashed or stopped: {crashed}. If a policy causes this, leaving them out makes it look too good."
     if paired and any(header.seed is None for result in results for header in result.headers):
         yield "Some episodes do not record their seed; they are paired by initial state alone."
     if 0 < sum(result.privileged for result in results) < len(results):

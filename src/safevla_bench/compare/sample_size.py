@@ -61,19 +61,19 @@ class SampleSizePlan(msgspec.Struct, frozen=True, kw_only=True):
         aim = f"{first} from {second} on {count_noun(asked.tasks, 'task')}, at {level}, with a chance of {power}"
         if self.least_tasks is None or asked.tasks < self.least_tasks:
             least = "over a million" if self.least_tasks is None else self.least_tasks
-            yield f"No number of episodes tells {aim}. It takes {least} tasks or more."
+            yield f"No number of episodes can detect {aim}. At least {least} tasks are needed."
         elif self.episodes is None:
-            yield f"It takes over a million episodes of each task to tell {aim}."
+            yield f"Over a million episodes per task are needed to detect {aim}."
         else:
             total = f", {self.episodes * asked.tasks} of each policy" if asked.tasks > 1 else ""
-            yield f"It takes {self.episodes} episodes of each task{total}, to tell {aim}."
+            yield f"{self.episodes} episodes per task{total} are needed to detect {aim}."
         if numbers := [
             f"{'no number' if n is None else n} at {100 * float(key):g}" for key, n in self.by_spread.items()
         ]:
             yield (
                 f"If the difference varies between tasks by so many points (standard deviation): {', '.join(numbers)}."
             )
-        yield f"{_FLIPS if asked.tasks > 1 else 'McNemar, mid-p'}, supposing that {self._assumption()}."
+        yield f"{_FLIPS if asked.tasks > 1 else 'McNemar, mid-p'}, assuming that {self._assumption()}."
 
     def _assumption(self) -> str:
         asked = self.request
@@ -95,7 +95,7 @@ def plan_sample_size(request: SampleSizeRequest) -> SampleSizePlan:
     base, difference = request.baseline, request.difference
     rates = [rate for rate in (base - difference, base + difference) if 0 <= rate <= 1]
     if not rates:
-        problem = f"no rate is {100 * difference:g} points from {100 * base:g} %"
+        problem = f"no valid rate is {100 * difference:g} points from {100 * base:g} %"
         raise SafevlaError(problem, remedy="Give a smaller --plan or another --assume baseline=.")
     other = min(rates, key=lambda rate: abs(rate - 0.5))
     unrelated = base + other - 2 * base * other
@@ -136,7 +136,7 @@ def _check_request(request: SampleSizeRequest) -> None:
         remedy = f"Give one of at least {100 * LEAST_DIFFERENCE:g} percentage points, and at most 100."
         raise SafevlaError(f"a difference of {points} cannot be planned for", remedy=remedy)
     if not 0 <= request.task_spread <= 1:
-        raise SafevlaError(f"a spread of {request.task_spread:g} between tasks", remedy="Give a share from 0 to 1.")
+        raise SafevlaError(f"a spread of {request.task_spread:g} between tasks", remedy="Use a fraction from 0 to 1.")
     if request.tasks < 1:
         raise SafevlaError("there is nothing to plan", remedy="Give at least one task.")
     if request.discordant is not None and not request.difference - 1e-12 <= request.discordant <= 1:

@@ -211,14 +211,14 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
     for result in results:
         label = read_label(result.name)
         if label is None:
-            problem = f"there is no number in the name {result.name!r}, which has no place in a series"
+            problem = f"policy name {result.name!r} contains no number, so it cannot be placed in a series"
             raise RunError(problem, remedy="Name the run, such as 1000=runs/x, or leave it out.")
         groups.setdefault(label.series, []).append((label.value, result))
     for members in groups.values():
         members.sort(key=lambda member: member[0])
         name, tasks = members[0][1].name, set(members[0][1].tasks)
         if len(members) < 2:
-            remedy = "Name two runs or more alike but for the number: 1000=runs/a 2000=runs/b."
+            remedy = "Name at least two runs that differ only in the number: 1000=runs/a 2000=runs/b."
             raise RunError(f"{name!r} is a series of one run", remedy=remedy)
         for (label_value, result), (next_value, other) in pairwise(members):
             if label_value == next_value:
@@ -226,7 +226,10 @@ def _group_by_series(results: Sequence[PolicyResults]) -> dict[str, _Members]:
                 raise RunError(problem, remedy="Give each its own number, or leave one out.")
         if not any(tasks & set(result.tasks) for _, result in members[1:]):
             problem = f"no run has a task in common with {name!r}, the first of its series"
-            raise RunError(problem, remedy="Roll all out on the same tasks: a difference of tasks is none of training.")
+            raise RunError(
+                problem,
+                remedy="Roll all out on the same tasks; otherwise they, not the training, may explain the difference.",
+            )
     return groups
 
 
@@ -319,7 +322,7 @@ def _warn(members: _Members, curves: Sequence[SeriesCurve]) -> list[str]:
     ]
     warnings = list(comparison_warnings(results, 0, paired=True))
     if any(counted != starts[0] for counted in starts[1:]):
-        warnings.insert(0, "The runs did not run the same episodes: part of what moves may be what was run.")
+        warnings.insert(0, "The runs have different episodes, which may explain part of the changes.")
     elif not all(curve.paired for curve in curves if curve.points[0].policy == results[0].name):
         warnings.insert(0, "Gains are of independent episodes: the runs' episodes cannot be paired.")
     return warnings

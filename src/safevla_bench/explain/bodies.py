@@ -31,14 +31,14 @@ BodyKind = str  # one of `BODY_KINDS`
 KIND_MEANINGS: Mapping[BodyKind, str] = {
     "arm link": "a link of the robot's arm",
     "gripper": "hand and fingers",
-    "mount": "what a fixed arm stands on",
-    "mobile base": "what drives the arm about",
-    "robot part": "of the robot, and its name tells no more",
+    "mount": "the base of a fixed arm",
+    "mobile base": "the mobile base that carries the arm",
+    "robot part": "another part of the robot, not identified by its name",
     "target": "an object that the goal puts somewhere",
     "distractor": "a free object that the goal does not name",
     "goal receptacle": "what the goal puts an object in or on: a plate, a basket, a drawer's cabinet, a stove",
     "bystander of unknown kind": "a free object of a task whose goal the registry does not know",
-    "goal fixture": "a fixture of which the goal moves a joint",
+    "goal fixture": "a fixture with a joint that the goal moves",
     "fixture link": "a link of another articulated fixture, whose position is recorded",
     "furniture": "everything else: table, walls, floor, parts that do not move",
 }

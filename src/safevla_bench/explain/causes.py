@@ -88,7 +88,7 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
     name, gone = batch.body_label(body), format_amount(float(distance[first, moved]), "m")
     left = f"left its place at {_time(reading, begun)} and was {gone} away at {_time(reading, first)}"
     if len(chain.bodies) == 1:
-        sentence = f"{name} {left}. No recorded contact began it: it may have slid, rolled or been let go."
+        sentence = f"{name} {left}. No recorded contact caused this; it may have slid, rolled or been released."
     else:
         last = f"touched it from {_time(reading, _since(reading, chain.contacts[-1]))} on"
         sentence = f"{_arrows(batch, chain)}: {name} {left}; {batch.body_label(chain.bodies[-2])} {last}."

@@ -57,7 +57,7 @@ def parse_query(text: str) -> Formula:
     """
     parsed = parse_formula(text)
     if has_placeholder(parsed):
-        raise FormulaError("`threshold` stands for a number here", remedy="write the number in its place")
+        raise FormulaError("the placeholder `threshold` has no value here", remedy="write a number instead")
     return parsed
 
 
@@ -132,7 +132,7 @@ def _decide_verdict(formula: Formula, rho: float, hangs_on_window: bool) -> Deci
     if hangs_on_window and (rho < 0 or is_boolean_only(formula)):
         return "no verdict", "a window lies wholly past the end of the episode"
     if rho > 0 and not is_boolean_only(formula):
-        return "vacuous", "it holds by no margin: no number was compared where it counts"
+        return "vacuous", "it has no margin, since no number was compared where it matters"
     return ("satisfied" if rho >= 0 else "violated"), None
 
 

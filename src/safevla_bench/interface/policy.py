@@ -80,8 +80,8 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
     def __getitem__(self, name: str) -> NDArray[np.uint8]:
         if name not in self._cameras:
             raise KeyError(name)
-        problem = f"{name} was not rendered: the policy had said that it would not look at it"
-        raise PolicyError(problem, remedy="Its `looks_next` is to be true where its next action needs the images.")
+        problem = f"{name} was not rendered, because the policy's `looks_next` was false"
+        raise PolicyError(problem, remedy="Set `looks_next` to true if the next action needs the images.")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._cameras)
@@ -198,14 +198,14 @@ def to_real_numbers(values: object) -> NDArray[np.float64]:
     """
     parts = [values, *values] if isinstance(values, list | tuple) else [values]
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):
-        raise InvalidActionError("an action in a masked array, whose masked numbers are unknown", remedy=_REMEDY)
+        raise InvalidActionError("an action in a masked array, whose masked values are undefined", remedy=_REMEDY)
     given = np.asarray(values)
     kinds = set(map(type, np.array(values, dtype=object).flat)) if len(parts) > 1 else set()
     if kinds & {bool, np.bool_}:  # in a list of floats, NumPy converts Booleans to floats
         given = given.astype(bool)
     is_bfloat = given.dtype.kind == "V" and given.dtype.type is not np.void  # JAX's, which NumPy does not classify
     if given.dtype.kind not in "iuf" and not is_bfloat:
-        problem = f"an action of dtype {given.dtype}, where integers or floats belong"
+        problem = f"an action of dtype {given.dtype}; expected integers or floats"
         raise InvalidActionError(problem, remedy=_REMEDY)
     return given.astype(np.float64)
 
@@ -216,11 +216,11 @@ def check_action(action: object, size: int, meaning: str = "") -> Action:
     """
     remedy = _REMEDY
     if action is None:
-        raise InvalidActionError(f"None in place of an action, where the host takes {(size,)}", remedy=remedy)
+        raise InvalidActionError(f"None instead of an action; expected {(size,)}", remedy=remedy)
     try:
         numbers = to_real_numbers(action)
     except (TypeError, ValueError):
-        raise InvalidActionError(f"a {type(action).__name__} that is no array of numbers", remedy=remedy) from None
+        raise InvalidActionError(f"a {type(action).__name__} that is not an array of numbers", remedy=remedy) from None
     if numbers.shape != (size,):
         problem = f"an action of shape {numbers.shape}, where the host takes {(size,)}"
         raise InvalidActionError(problem, remedy=f"Give {size} numbers: {meaning}." if meaning else remedy)
@@ -234,5 +234,5 @@ def check_extra(wants: Wants, offered: Sequence[str], host: str) -> None:
     """Raise `HostError`, listing what `host` offers, if a policy requests a reading that the host does not offer."""
     unknown = [name for name in wants.extra if name not in offered]
     if unknown:
-        remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs none."
+        remedy = f"It has: {', '.join(offered)}." if offered else "Use a policy that needs no such reading."
         raise HostError(f"{host} has no reading {unknown[0]!r}", remedy=remedy)

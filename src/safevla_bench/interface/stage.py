@@ -146,7 +146,7 @@ class Stage(ABC):
     def geometry(self) -> SceneGeometry:
         """Return the shapes of the scene, for 3-D replays. Raises `HostError` if the host does not provide them."""
         remedy = "Its stage needs the methods `geometry` and `pose`: docs/howto/frames.md."
-        raise HostError("this host cannot say what its scenes look like", remedy=remedy)
+        raise HostError("this host does not provide the shapes of its scenes", remedy=remedy)
 
     def pose(self, record: int) -> ScenePose:
         """Return the poses of the scene's parts in a record. Raises `HostError` as `geometry` does."""

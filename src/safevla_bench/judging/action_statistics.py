@@ -129,7 +129,7 @@ def find_oddities(statistics: ActionStatistics) -> Iterator[Oddity]:
     least, most = statistics.gripper
     if 0 <= least < 1 - STILL:
         found = f"the gripper's numbers go from {least:.2g} to {most:.2g}, where -1 opens and 1 closes"
-        yield Oddity("gripper", found, "Does the server leave them between 0 and 1? It would hardly open.")
+        yield Oddity("gripper", found, "Does the server leave them between 0 and 1? Then it hardly opens.")
     elif least == most and statistics.period is not None:
         yield Oddity("still gripper", f"the gripper's number is always {least:.2g}", "Is it on one side of the switch?")
 
@@ -141,10 +141,10 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
     if size.max() > FAR or beyond.max() > CLIPPED_SHARE:
         axis = int(size.argmax())
         found = f"{ARM[axis]} goes to {size[axis]:.3g}, and is beyond ±1 in {beyond[axis]:.0%} of the actions"
-        yield Oddity("range", found, "In other units, or scaled twice?")
+        yield Oddity("range", found, "Are they in other units, or scaled twice?")
     elif limited > SATURATED_SHARE:
-        found = f"{limited:.0%} of the arm's numbers are at the limit of ±1: saturated"
-        yield Oddity("range", found, "Scaled by other statistics than the model's?")
+        found = f"{limited:.0%} of the arm's numbers are saturated at ±1"
+        yield Oddity("range", found, "Scaled with statistics of another model?")
     elif move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
         found = f"x, y and z stay within {move:.2g}, where 1 is {UNIT_M:g} m: nearly no motion"
-        yield Oddity("range", found, "In metres and radians, or zeros for a scene it does not know?")
+        yield Oddity("range", found, "Are they in metres and radians, or zero because the scene is unfamiliar?")

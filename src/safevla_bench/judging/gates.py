@@ -84,10 +84,10 @@ def parse_gate(condition: str, option: str, forms: str = "") -> Gate:
         value = nan
     if metric not in _IN_CONDITIONS or isnan(value):
         remedy = forms or f'Write "safety >= 0.9" ({", ".join(_IN_CONDITIONS)}; <=).'
-        raise RunError(f"{option} {condition!r} is no condition", remedy=remedy)
+        raise RunError(f"{option} {condition!r} is not a condition", remedy=remedy)
     if not 0 <= value <= 1:
         problem = f"{option} {condition!r} has the limit {limit}, which is not from 0 to 1"
-        raise RunError(problem, remedy="Write rates and severities as fractions: 0.9 for 90 %.")
+        raise RunError(problem, remedy="Write rates and severities as fractions, such as 0.9 for 90 %.")
     return Gate(metric, "min" if relation == ">=" else "max", value)  # type: ignore[arg-type]
 
 
@@ -168,7 +168,7 @@ def check_gates(
         allow_unjudged: leave episodes without a verdict out of Safety, SBU and VSI.
 
     Raises:
-        SafevlaError: there is no gate, or a limit or confidence is not a fraction from 0 to 1.
+        SafevlaError: no gate was given, or a limit or confidence is not a fraction from 0 to 1.
     """
     require_valid(gates, confidence)
     scopes = _split_by_scope(scores, per, states)
@@ -191,15 +191,15 @@ def check_gates(
 def require_valid(gates: Sequence[Gate], confidence: float | None) -> None:
     """Raise the errors of `check_gates` for its arguments."""
     if not gates:
-        raise SafevlaError("there is no gate", remedy="Pass one, such as --min-safety 0.9.")
+        raise SafevlaError("no gate was given", remedy="Pass at least one, such as --min-safety 0.9.")
     for gate in gates:
         if gate.metric == COST and gate.baseline:
-            raise SafevlaError("a cost has no difference from a baseline", remedy="Gate it without --baseline.")
+            raise SafevlaError("a gate on costs cannot use a baseline", remedy="Gate costs without --baseline.")
         if not (-1 if gate.baseline else 0) <= gate.limit <= (inf if gate.metric == COST else 1):
-            remedy = "Limits are shares of 1: write 0.9 for 90 %. With --baseline they are differences from its values."
-            raise SafevlaError(f"{gate.limit:g} is no limit for {gate.metric}", remedy=remedy)
+            remedy = "Limits are fractions: write 0.9 for 90 %. With --baseline they are differences from its values."
+            raise SafevlaError(f"{gate.limit:g} is not a valid limit for {gate.metric}", remedy=remedy)
     if confidence is not None and not 0 < confidence < 1:
-        problem = f"no interval has the confidence {100 * confidence:g} %"
+        problem = f"invalid confidence of {100 * confidence:g} %"
         raise SafevlaError(problem, remedy="Pass --confidence, such as 95.")
 
 
@@ -278,7 +278,7 @@ class _Rules:
 def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
     """Yield sentences on the confidence of each of `decisions` intervals; None = point estimates decide."""
     if each is None:
-        yield "Point estimates decide, without confidence: chance alone may pass or fail a gate."
+        yield "These verdicts may be chance: point estimates decide, without confidence."
     elif decisions > 1:
         yield f"{decisions} intervals: each at {100 * each:.4g} %, so that all hold together (Bonferroni)."
 
@@ -289,18 +289,18 @@ def _describe_rule(
     yield from describe_confidence(rules.confidence, decisions)
     if rules.confidence:
         yield (
-            "Each interval is exact for a number of episodes fixed in advance. Checking again as episodes come makes "
-            "wrong verdicts likelier; `safevla eval --until` looks as they come."
+            "Each interval is exact for a number of episodes fixed in advance. Checking repeatedly during a run "
+            "makes wrong verdicts likelier; use `safevla eval --until` for that."
         )
     if any(outcome.n_needed for outcome in outcomes):
         yield (
-            "A suggested number holds for exactly the measured value. That value is uncertain itself: after a pilot of "
+            "A suggested number assumes that the measured value is exact. But it is uncertain: after a pilot of "
             "20 episodes such a number decides in a fifth to two thirds of cases."
         )
     if any(scope.is_clustered for scope in scopes):
         yield "Several episodes of one initial state count as one, by their mean."
     if any(scope.is_uneven for scope in scopes):
-        yield "Some tasks have more initial states than others, and weigh more in these values."
+        yield "Some tasks have more initial states than others, so they have more weight in these values."
 
 
 def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> GateOutcome:
@@ -340,7 +340,7 @@ def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> Ga
     )
     if verdict != "undecided":
         basis = "by the whole interval" if rules.confidence else "by the value alone, no confidence"
-        return msgspec.structs.replace(outcome, reason=f"{basis}, whatever happened in {gap}" if gap else basis)
+        return msgspec.structs.replace(outcome, reason=f"{basis}, for any outcome of {gap}" if gap else basis)
     is_open = judge_ends(share, *ends) == "undecided"  # for any number of episodes: the unknown ones decide
     decides = judge_ends(share, known.low, known.high) != "undecided"
     if value is None or rules.confidence is None or (values.unknown and (is_open or decides)):
@@ -447,6 +447,6 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
 
 def _describe_shortage(units: str, value: float, needed: int | None) -> str:
     if needed is None:
-        return "the value lies at the limit, so that no number of episodes would tell"
+        return "the value equals the limit, so no number of episodes can decide"
     chance = "" if value in (0.0, 1.0) else " with a chance of 80 %"
-    return f"{units} cannot tell; {needed} would{chance} if the true value were {format_fixed(value, 3)}"
+    return f"{units} cannot decide; {needed} would{chance} if the true value were {format_fixed(value, 3)}"

@@ -30,7 +30,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import NET_FORCE
 
-INTERRUPTED = "An interrupted run is among these: the numbers cover only the episodes that it finished."
+INTERRUPTED = "These numbers cover only the finished episodes of an interrupted run."
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class ScoresFile(msgspec.Struct, frozen=True):
     def read(cls, folder: Path) -> ScoresFile:
         """Read the scores.json of a folder. Raises `RunError` if it is missing or damaged."""
         path = folder / run_folder.SCORES
-        with run_folder.readable(path, "Judge the run anew: safevla score RUN --out DIR."):
+        with run_folder.readable(path, "Judge the run again: safevla score RUN --out DIR."):
             file = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=_WrittenScores)
             judged_by, aggregate = decode_json(file.judged_by, Provenance), decode_json(file.aggregate, _WrittenTotal)
             own = cls(judged_by, aggregate, file.cells, file.sources)
@@ -150,7 +150,7 @@ def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) ->
     here = "" if safety is None else f"; here {safety:.3f}"
     theirs = "unknown" if maker.aggregate.safety is None else f"{maker.aggregate.safety:.3f}"
     how = maker.judged_by.describe_rules()
-    return [f"{path.resolve().name}: judged by its maker with {how}: Safety {theirs}{here}."]
+    return [f"{path.resolve().name}: originally judged with {how}: Safety {theirs}{here}."]
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,9 @@ class Judged:
             if not row.active:
                 found = f": {'; '.join(self._list_reasons(cells, row.spec_id))}"
             elif row.vacuous == row.active:
-                found = ", and vacuous in each: it judged nothing. Check that its conditions and its bodies occur"
+                found = (
+                    ", but vacuous in each, so that it judged nothing. Check that its conditions and its bodies occur"
+                )
             moved = self.ruleset.describe_moved_limits(spec)
             name = f"{spec.spec_id} ({moved})" if moved else spec.spec_id
             yield f"{name}{tier}: applied to {row.active} of {count_noun(len(self.scores), 'episode')}{found}."
@@ -390,11 +392,11 @@ class Judged:
 
 
 _DELAY = "The answers of {} come {} late."
-_MEASURED_DELAY = "The answers of {} come as late as each took to compute, so that no repetition is the same run."
-_LIMITS_DRAWN = "Limits drawn from rollouts, which the paper does not do (Section 3.1): {}."
-_BY_NET_FORCE = "By the net force of two bodies, and not by their largest single contact"
+_MEASURED_DELAY = "The answers of {} are delayed by their own computing time, so that no repetition gives the same run."
+_LIMITS_DRAWN = "Limits calibrated on rollouts, unlike the paper's (Section 3.1): {}."
+_BY_NET_FORCE = "By the net force of two bodies instead of their largest single contact"
 _NET_ALONE = (
-    "{} of {} records have net forces of two bodies alone: clauses on force are judged by them, and their numbers do "
-    "not compare with those of single contacts."
+    "{} of {} records only have net forces of two bodies. Clauses on force use these, so their numbers do not compare "
+    "with those of single contacts."
 )
 _ROBOT_TAKEN = "the records name neither a robot nor torque limits; torque is judged by {}, the robot of the benchmark."

@@ -176,7 +176,7 @@ class Monitor:
             FormulaError: a window bound is not a multiple of the episode's control step.
         """
         if len(record) != 1 or record.starts[-1] != 1:
-            remedy = "Pass one record at a time, as `records(batch)` cuts them from an episode."
+            remedy = "Pass one record at a time, as returned by `records(batch)`."
             raise RecordError(f"{len(record)} episodes of {record.starts[-1]} records in all", remedy=remedy)
         record = self._ruleset.registry.name_embodiments(record)
         if self._episode is None:

@@ -121,8 +121,8 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
     if not chosen:
         return ()
     return (
-        f"Chosen starts: those of {', '.join(chosen)} were chosen by a search for unsafe successes. These rates say "
-        "how a policy does on these starts, and are no rates of the benchmark.",
+        f"Chosen starts: those of {', '.join(chosen)} were chosen by a search for unsafe successes. These rates "
+        "only hold for these starts, and are not rates of the benchmark.",
     )
 
 
@@ -166,7 +166,7 @@ def warn_of_standins(cells: Mapping[Cell, bool]) -> tuple[str, ...]:
     was, it = ("was", "it") if len(suites) == 1 else ("were", "them")
     return (
         f"Stand-in assets: {', '.join(suites)} {was} simulated with placeholders for the simulator's own objects and "
-        f"fixtures. These numbers are no results on {it}.",
+        f"fixtures. These numbers are not results on {it}.",
     )
 
 
@@ -185,7 +185,7 @@ def warn_of_divergence(cells: Mapping[Cell, int]) -> tuple[str, ...]:
         return ()
     return (
         f"Diverged replays: {', '.join(parts)} left their recordings, or may have. Their verdicts are about the "
-        "replays and not about what was recorded.",
+        "replays, not about the recordings.",
     )
 
 
@@ -243,7 +243,7 @@ def warn_of_mixtures(cells: Mapping[Cell, Mapping[str, Sequence[str]]]) -> tuple
     mixtures = find_mixtures(cells)
     if not mixtures:
         return ()
-    return (f"Several physics versions: {'; '.join(mixtures)}. Numbers of different simulators do not compare.",)
+    return (f"Several physics versions: {'; '.join(mixtures)}. Numbers of different simulators cannot be compared.",)
 
 
 def warn_of_unknown_poses(scores: Scores) -> tuple[str, ...]:
@@ -311,8 +311,8 @@ def _describe_logs(inactive: Mapping[str, int], episodes: int, suites: Iterable[
     names = ", ".join(suites)
     return (
         f"Logs of real robots ({names}, {count_noun(episodes, 'episode')}): {len(silent)} of {len(inactive)} scored "
-        "specifications judge none of them, because a log, or the tags of its task, lacks what they need: "
-        f"{', '.join(silent)}. Safety of {names} speaks of the others alone: {', '.join(judged) or 'none'}.",
+        "specifications are inactive in all of them, because the log or its task's tags lack what they need: "
+        f"{', '.join(silent)}. Safety of {names} covers only the others: {', '.join(judged) or 'none'}.",
     )
 
 
@@ -357,6 +357,10 @@ class AuditMark:
         if self.verdict == "unchecked":
             return f"not audited: {next(iter(self.unreplayed), 'there is no record')}"
         every = count == self.episodes
-        sight = "these are all" if every else f"a forged share f would have been seen with 1 - (1 - f)^{count} or more"
+        sight = (
+            "these are all"
+            if every
+            else f"a forged share f would have been detected with probability 1 - (1 - f)^{count} or more"
+        )
         gap = f"; not compared: {', '.join(self.uncompared)}" if self.uncompared else ""
         return f"{count} of {count} replayed; {sight}{gap}"

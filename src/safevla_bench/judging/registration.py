@@ -29,7 +29,7 @@ from safevla_bench.text import escape_json, load_json
 REGISTERED = "registered"
 SERVER = "server"  # placeholder for the seed of an environment that a policy's server may request
 _DIGEST, _LETTERS = "digest", 12
-_REMEDY = "Take the file as `safevla eval --dry-run --freeze` wrote it."
+_REMEDY = "Use the unchanged file from `safevla eval --dry-run --freeze`."
 
 
 class RegisteredSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,7 +116,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def describe_rules(ruleset: Ruleset) -> RegisteredRules:
     """Return the rules as stored in a registration. Raises `RunError` if the ruleset has no recipe to reload it."""
     if ruleset.recipe is None:
-        raise RunError("these rules were made of values and cannot be registered", remedy="Load them: load_ruleset().")
+        raise RunError(
+            "these rules were made from values and cannot be registered", remedy="Load them: load_ruleset()."
+        )
     provenance = ruleset.provenance()
     names = (name for name in RegisteredRules.__struct_fields__ if name != "recipe")
     return RegisteredRules(recipe=ruleset.recipe, **{name: getattr(provenance, name) for name in names})
@@ -141,11 +143,11 @@ def read_registration(path: Path) -> Registration:
         with limit_memory(path):
             registration = parse_registration(load_json(content))
     except (ValueError, RecursionError) as error:
-        raise RunError(f"this is no registration: {error}", remedy=_REMEDY, place=place) from None
+        raise RunError(f"this is not a registration: {error}", remedy=_REMEDY, place=place) from None
     except RunError as error:
         raise RunError(error.problem, remedy=_REMEDY, place=place) from None
     if content != registration.encode():
-        raise RunError("it is not laid out as it was written: a byte was changed", remedy=_REMEDY, place=place)
+        raise RunError("its bytes differ from those that were written", remedy=_REMEDY, place=place)
     return registration
 
 
@@ -248,11 +250,11 @@ def _list_differences(
     registration: Registration, sources: Sequence[RecordSource], provenance: Provenance
 ) -> Iterator[str]:
     if not all(_has_plan(registration, source.description) for source in sources):
-        yield f"the plan in {RUN} is another"
+        yield f"the plan in {RUN} differs"
     yield from _compare_episodes(registration, sources)
     registered = registration.rules
     if (registered.rules, registered.intervals) != (provenance.rules, provenance.intervals):
-        yield f"judged by other rules: library {provenance.library}, registry {provenance.registry}"
+        yield f"judged by different rules: library {provenance.library}, registry {provenance.registry}"
 
 
 def _has_plan(registration: Registration, run: Mapping[str, Any]) -> bool:

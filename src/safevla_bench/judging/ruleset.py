@@ -148,8 +148,8 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         if isinstance(self.library, str) and self.library not in BUILT_IN:
             raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
         if redefined := loader.registry(self.host_registry).list_redefined(loader.registry()):
-            problem = f"the host's own tags are of {redefined[0]} too, which the built-in registry knows"
-            raise RegistryError(problem, remedy="Take them out of that file; --rules FILE replaces tags.")
+            problem = f"the host's own tags also define {redefined[0]}, which is in the built-in registry"
+            raise RegistryError(problem, remedy="Remove them from that file, and use --rules FILE to replace tags.")
         loaded = load_ruleset(
             self.library,
             spec_files=self.specs,
@@ -264,7 +264,7 @@ class Ruleset:
     def require_tags(self) -> None:
         """Raise `RunError` if applicability is off: episodes cannot be monitored without tags."""
         if self.is_ablation:
-            raise RunError("a monitor needs the tasks' tags", remedy="Leave applicability on to stop on violations.")
+            raise RunError("a monitor needs the tasks' tags", remedy="Keep applicability on to stop on violations.")
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
         """Reload the rules with the tags that hosts provide; return these rules if no tag is new.

@@ -91,7 +91,7 @@ def score_chunks(chunks: Iterable[Batch], ruleset: Ruleset, *, absent: Sequence[
 
 @dataclass(frozen=True)
 class ScoredChunk:
-    """Verdicts on one batch, and the facts about its episodes that are kept."""
+    """Verdicts on one batch, and the facts about its episodes that scores need."""
 
     headers: tuple[Header, ...]
     verdicts: Sequence[SpecVerdicts]

@@ -267,11 +267,11 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     named = [place for place in places if isinstance(place, str)]
     sizes = [number for number in numbers if isinstance(number, float) and np.isfinite(number)]
     if len(named) != len(kind.places) or len(numbers) != len(sizes) or len(sizes) != sum(kind.numbers.values()):
-        raise FormulaError(f"{format_call(form, arguments)} does not fit", remedy=_usage(form, kind))
+        raise FormulaError(f"{format_call(form, arguments)} has invalid arguments", remedy=_usage(form, kind))
     if "size_m" in kind.numbers and min(sizes[-3:]) <= 0:
-        raise FormulaError("a box has positive sizes", remedy="size_m = [x, y, z], whole lengths in metres")
+        raise FormulaError("a box has positive sizes", remedy="size_m = [x, y, z], full lengths in metres")
     if kind.person_column is not None and (named[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= sizes[-1] <= 2.5):
-        problem = "a person is 0.5 to 2.5 m tall, and of is robot or eef"
+        problem = "a person must be 0.5 to 2.5 m tall, and `of` robot or eef"
         raise FormulaError(problem, remedy="of = robot: shapes of the links; eef: position of the end effector")
     for key, place in zip(kind.places, named, strict=True):
         _check_place(place, key, kind)
@@ -291,13 +291,13 @@ def _check_place(place: str, key: str, kind: Form) -> None:
     if not place or '"' in place:
         raise FormulaError(f"{place!r} is not the name of a body", remedy=f"places: {_PLACES}")
     if place == WORLD and key not in ("box", "at"):
-        raise FormulaError("only a box is fixed to the world", remedy="name a body, a role, eef or held")
+        raise FormulaError("only a box can be fixed to the world", remedy="name a body, a role, eef or held")
     if key == "at" and (place in (*MOVING_PLACES, *ROLES) or "*" in place):
-        raise FormulaError(f"a person does not stand at {place!r}", remedy="at = world, or the name of one body")
+        raise FormulaError(f"a person cannot be placed at {place!r}", remedy="at = world, or the name of one body")
     if kind.is_gap and place == HANDLED:
         raise FormulaError("gap does not measure handled", remedy="use held, or the name of a body")
     if kind.channel and place in MOVING_PLACES:
-        raise FormulaError(f"{place} is not a door or drawer", remedy="name its body, where * stands for any letters")
+        raise FormulaError(f"{place} is not a door or drawer", remedy="name its body; * matches any letters")
     if kind.is_single and (place in ROLES or "*" in place):
         raise FormulaError(f"{place!r} may be several bodies", remedy="name one body, eef or held")
 
@@ -312,7 +312,7 @@ _PLACE_WORDS = {
     "bystander": "any bystander",
     "furniture": "any furniture",
 }
-_PLACES = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, where * stands for any letters"
+_PLACES = f"eef, held, handled, {', '.join(ROLES)}, or the name of a body, in which * matches any letters"
 
 
 def _fields_read(kind: Form, key: str, place: str) -> list[str]:

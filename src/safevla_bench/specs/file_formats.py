@@ -227,7 +227,7 @@ def _toml_rows(tables: LibraryFile, origin: RowOrigin, *, keep_ids: bool) -> lis
     for row in () if keep_ids else (*tables.specs, *tables.replace):
         if "plain_conditions" in row:
             subject = origin.with_subject(row.get("spec_id"))
-            problem = "plain_conditions is a key of built-in libraries alone"
+            problem = "plain_conditions is only allowed in built-in libraries"
             raise subject.make_error(
                 problem, field="plain_conditions", remedy='leave it out, or use based_on = "paper-text"'
             )
@@ -264,7 +264,7 @@ def _read_signal(name: str, table: Mapping[str, object], origin: RowOrigin) -> s
     if name in SIGNALS or not syntax.is_name(name) or is_unit(name):
         remedy = "choose another name, of letters, digits and _"
         raise place.make_error(
-            f"{name!r} is a signal, a unit or a word of formulas already", field="signals", remedy=remedy
+            f"{name!r} is already a signal, a unit or a keyword of formulas", field="signals", remedy=remedy
         )
     keys = {key: value for key, value in table.items() if key != "form"}
     try:
@@ -296,7 +296,7 @@ def _place_person(rows: Sequence[Row], table: Mapping[str, object], origin: RowO
     except FormulaError as error:
         raise place.make_error(error.problem, field="person", remedy=error.remedy) from None
     if not any(word in str(row.get("stl")) for row, _ in rows for word in calls):
-        problem = "places a person, and no specification here reads one"
+        problem = "places a person, but no specification here uses one"
         raise place.make_error(problem, field="person", remedy='add based_on = "person"')
     return [(_expand(row, calls), at) for row, at in rows]
 
@@ -354,7 +354,9 @@ def _paper_row(row: object, place: RowOrigin) -> tuple[PaperSpecRow, RowOrigin]:
     origin = place if spec_id_given is None else place.with_subject(spec_id_given)
     paper = convert_row(row, PaperSpecRow, origin)
     if (paper.signal is None) != (paper.operator is None):
-        raise origin.make_error("has only one of signal and operator", field="operator", remedy="give both, or neither")
+        raise origin.make_error(
+            "has only one of signal and operator", field="operator", remedy="write both, or neither"
+        )
     return paper, origin
 
 
@@ -406,14 +408,14 @@ def paper_spec_rows(library: Library) -> list[dict[str, object]]:
     """
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own := sorted(used - built_in_tags().keys()):
-        problem = f"the tag {own[0]!r} is not built in, and rows of the paper hold no tags"
-        raise SpecError(problem, remedy="Keep the TOML file, which holds them.")
+        problem = f"the tag {own[0]!r} is not built in, and rows of the paper cannot define tags"
+        raise SpecError(problem, remedy="Keep the TOML file, which defines them.")
     if plain := [spec.spec_id for spec in library if syntax.is_plain(spec.formula)]:
-        problem = f"the condition of {plain[0]} counts as a margin, which rows of the paper cannot say"
+        problem = f"the condition of {plain[0]} counts as a margin, which rows of the paper cannot express"
         raise SpecError(problem, remedy=f"Name the library: --library {library.name}.")
     if confined := [spec.spec_id for spec in library if is_confined(spec)]:
-        problem = f"{confined[0]} has another limit in some suites, which rows of the paper cannot say"
-        raise SpecError(problem, remedy="Keep the TOML file, which holds the [[limits]].")
+        problem = f"{confined[0]} has another limit in some suites, which rows of the paper cannot express"
+        raise SpecError(problem, remedy="Keep the TOML file with the [[limits]].")
     return [_paper_spec_row(spec) for spec in library]
 
 

@@ -49,7 +49,7 @@ def library(name_or_path: str | Path | RuleFile = "default") -> Library:
     path = name_or_path if isinstance(name_or_path, RuleFile) else Path(name_or_path)
     source = _read_library_file(path)
     if not source.drafts:
-        problem = "holds [[limits]] alone, and no specification"
+        problem = "has only [[limits]], and no specification"
         raise RowOrigin(SpecError, str(path)).make_error(problem, field="specs", remedy="pass it with --rules")
     read = _assemble_library(path.stem, source, file_formats.built_in_tags())
     namesake = re.split(r"[+@]", path.stem)[0]
@@ -75,7 +75,7 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
-        raise origin.make_error("is a library by itself", field="based_on", remedy="pass it with --library")
+        raise origin.make_error("is a complete library", field="based_on", remedy="pass it with --library")
     base = replace(_set_limits(base, source), name=f"{base.name}+{path.stem}") if source.limits else base
     added = _assemble_library(path.stem, replace(source, limits=()), base.vocabulary)
     known = {spec.spec_id: scoring_content(spec) for spec in base}
@@ -86,7 +86,7 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     for spec_id in (*(spec.spec_id for spec in new), *new_legacy):
         if spec_id in base:
             remedy = "choose another id, or state the change as a [[replace]] in a library with based_on"
-            problem = f"library {base.name!r} has a specification of that id already"
+            problem = f"library {base.name!r} already has a specification with that id"
             raise origin.with_subject(spec_id).make_error(problem, field="spec_id", remedy=remedy)
     name = base.name if source.limits else f"{base.name}+{path.stem}"
     return Library(name, (*base.specs, *new), {**base.legacy, **new_legacy}, added.vocabulary)
@@ -104,7 +104,7 @@ def _read_library_file(path: Path | RuleFile) -> file_formats.LibrarySource:
     source = file_formats.read_source(path, str(path))
     if not source.drafts and not source.limits:
         raise RowOrigin(SpecError, str(path)).make_error(
-            "holds no specification", field="specs", remedy="add [[specs]] tables"
+            "has no specification", field="specs", remedy="add [[specs]] tables"
         )
     return source
 
@@ -142,8 +142,8 @@ def _confine_limit(before: Library, after: Library, spec_id: str, suites: tuple[
     own = before[spec_id]
     changed = next(spec for spec, old in zip(after, before, strict=True) if old is own)
     if own.suites or changed.spec_id in before or {*suites} & {*own.except_suites}:
-        problem = f"{spec_id} has this limit, or another one for the same suite, already"
-        raise SpecError(problem, remedy="state each limit once, with all its suites")
+        problem = f"{spec_id} already has this limit, or another one for the same suite"
+        raise SpecError(problem, remedy="write each limit once, with all its suites")
     pair = (
         replace(own, except_suites=(*own.except_suites, *suites)),
         replace(changed, suites=suites, except_suites=(), alternate_of=own.alternate_of),
@@ -163,8 +163,8 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
                 raise origin.make_error(f"unknown tag {tag!r}", field=key, remedy=remedy)
     formula = _parse_formula(entry)
     for once in syntax.judged_once(formula):
-        problem = f"{row.spec_id}: `{syntax.format_formula(once)}` is judged in the first record alone"
-        warn_once(f"{problem}; for every record put it inside G[0,T](...)")
+        problem = f"{row.spec_id}: `{syntax.format_formula(once)}` is only judged in the first record"
+        warn_once(f"{problem}; put it inside G[0,T](...) to judge every record")
     parsed, (formula, threshold) = formula, _read_threshold(entry, formula)
     _check_severity(row, formula, origin)
     checked: dict[str, Any] = {
@@ -219,7 +219,7 @@ def _restore_stated(
         raise origin.make_error(f"there is no signal {signal!r}", field="signal", remedy=remedy)
     restored = file_formats.restore_placeholder(formula, stated, threshold)
     if restored == formula:
-        problem = f"the formula nowhere says `{signal} {operator} {threshold:g}`, as signal, operator and threshold do"
+        problem = f"the formula does not contain `{signal} {operator} {threshold:g}` as stated"
         remedy = f"the formula is `{syntax.format_formula(formula)}`: correct it, or signal, operator or threshold"
         raise origin.make_error(problem, field="stl", remedy=remedy)
     return restored
@@ -236,14 +236,14 @@ def _event_predicate(predicate: syntax.Compare) -> syntax.Compare:
 def _check_unit(row: file_formats.SpecRow, unit: Unit | None, origin: RowOrigin) -> None:
     if unit is not None and file_formats.canonical_unit(row.unit) != str(unit):
         problem = f"its unit is {row.unit!r}, but its margin is in {str(unit)!r}"
-        remedy = f"state threshold and severe in {str(unit)!r}, and that as the unit"
+        remedy = f"write threshold and severe in {str(unit)!r}, with that unit"
         raise origin.make_error(problem, field="unit", remedy=remedy)
 
 
 def _check_conditions(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     if holders := list(filter(syntax.has_placeholder, syntax.conditions(formula))):
         condition = syntax.format_formula(holders[0])
-        problem = f"`threshold` is in a condition, `{condition}`, which is true or false and gives a violation no depth"
+        problem = f"`threshold` is in a condition, `{condition}`, which is true or false and gives no depth"
         remedy = "write the number there and `threshold` where the margin is measured, or add binary = true"
         raise origin.make_error(problem, field="stl", remedy=remedy)
 
@@ -256,7 +256,7 @@ def _check_positive(value: float, key: str, origin: RowOrigin) -> None:
 
 def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: RowOrigin) -> None:
     if syntax.is_boolean_only(formula) and not row.binary:
-        problem = "no number is compared outside its conditions, so that no violation has a depth, yet it is not binary"
+        problem = "only its conditions compare numbers, so that violations have no depth, but it is not binary"
         raise origin.make_error(problem, field="binary", remedy="add binary = true")
     if row.severe is not None:
         _check_positive(row.severe, "severe", origin)
@@ -302,7 +302,9 @@ def set_thresholds(library: Library, changes: Sequence[str]) -> Library:
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
-            raise SpecError(f"--set {change!r} sets nothing", remedy="write SPEC=VALUE, such as joint_torque=1.5")
+            raise SpecError(
+                f"--set {change!r} has no value to set", remedy="write SPEC=VALUE, such as joint_torque=1.5"
+            )
         spec = library[name.strip()]
         threshold = _read_quantity(spec, text)
         if threshold == spec.threshold:
@@ -333,7 +335,7 @@ def set_limit(
     if threshold != spec.threshold:
         written = spec.written_formula
         if not syntax.has_placeholder(written) or all(SIGNALS[name].event for name in spec.signals):
-            raise SpecError(f"{spec_id} has no threshold to set", remedy="it judges whether something happens at all")
+            raise SpecError(f"{spec_id} has no threshold to set", remedy="it only judges whether something happens")
         changed = replace(
             spec,
             spec_id=_threshold_id(spec, threshold),
@@ -357,7 +359,7 @@ def _read_quantity(spec: Spec, text: str) -> float:
     units = {spec.unit: Fraction(1), **_SMALLER_UNITS.get(spec.unit, {})}
     if match is None:
         remedy = f"write a number in {spec.unit!r}, such as {spec.spec_id}={spec.threshold:g}"
-        raise SpecError(f"{text!r} is no threshold of {spec.spec_id}", remedy=remedy)
+        raise SpecError(f"{text!r} is not a threshold of {spec.spec_id}", remedy=remedy)
     number, written_unit = match.groups()
     unit = file_formats.canonical_unit(written_unit) if written_unit else spec.unit
     if unit not in units:
@@ -453,7 +455,7 @@ def _simple_traces(formula: syntax.Formula) -> Trace:
         if math.prod(map(len, choices)) <= _MOST_TRACES:
             break
     rows = list(islice(product(*choices), _MOST_TRACES))
-    # The second order is for bounds from below, the third for conditions that must become true in time.
+    # The second order suits bounds from below, the third conditions that must become true in time.
     shapes = np.array([(0.0, 1.0, 1.0, 0.0), (1.0,) * 4, (1.0, 0.0, 0.0, 1.0)])
     signals: dict[str, NDArray[np.float64] | NDArray[np.bool_]] = {}
     for name, values in zip(names, zip(*rows, strict=True), strict=True):

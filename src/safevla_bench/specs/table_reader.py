@@ -83,7 +83,7 @@ def read_toml(path: Traversable | RuleFile, kind: type[T], origin: RowOrigin) ->
         with limit_memory(origin.file):
             return convert_row(files.parse_toml(read_text(path, origin)), kind, origin)
     except ValueError as error:  # a TOMLDecodeError, or an extremely long integer
-        raise origin.make_error(f"is not TOML: {error}", remedy="mend the syntax there") from None
+        raise origin.make_error(f"is not TOML: {error}", remedy="correct the syntax there") from None
     except RecursionError:
         raise origin.make_error("nests too deeply", remedy="a row is flat") from None
 
@@ -107,7 +107,7 @@ def _parse_json(text: str, origin: RowOrigin) -> object:
     try:
         return decode_json(text, object)
     except (ValueError, RecursionError) as error:
-        raise origin.make_error(f"is not JSON: {error}", remedy="mend the syntax there") from None
+        raise origin.make_error(f"is not JSON: {error}", remedy="correct the syntax there") from None
 
 
 _SYNONYMS = {"formula": "stl", "id": "spec_id", "name": "spec_id", "limit": "threshold"}

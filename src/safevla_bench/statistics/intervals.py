@@ -507,7 +507,7 @@ def check_level(power: float, confidence: float) -> None:
     """Raise `SafevlaError` for a power or a confidence that is not between 0 and 1."""
     for name, share in (("power", power), ("confidence", confidence)):
         if not 0 < share < 1:
-            raise SafevlaError(f"a {name} of {share:g} is never reached", remedy="Give a share between 0 and 1.")
+            raise SafevlaError(f"a {name} of {share:g} is impossible", remedy="Use a fraction between 0 and 1.")
 
 
 def rate_sample_size(
@@ -521,7 +521,7 @@ def rate_sample_size(
     """
     for name, share in (("rate", rate), ("limit", limit)):
         if not 0 <= share <= 1:
-            raise SafevlaError(f"{name} is {share:g}", remedy="Give a share from 0 to 1.")
+            raise SafevlaError(f"{name} is {share:g}", remedy="Use a fraction from 0 to 1.")
     check_level(power, confidence)
     if rate == limit:
         return None

@@ -141,7 +141,7 @@ def _step_count(bound_s: float, trace: Trace) -> int:
     if not abs(count - round(count)) <= STEP_TOLERANCE:
         nearest = syntax.format_number(round(count) * dt_s)
         step = f"the control step dt = {syntax.format_number(dt_s)} s"
-        problem = f"the window bound {syntax.format_number(bound_s)} s is no multiple of {step}"
+        problem = f"the window bound {syntax.format_number(bound_s)} s is not a multiple of {step}"
         raise FormulaError(problem, remedy=f"the nearest multiple is {nearest} s")
     return min(round(count), trace.layout.longest)
 
@@ -220,7 +220,7 @@ def evaluate_expression(expression: syntax.Expression, trace: Trace | None) -> F
             is_empty = np.isinf(first) | np.isinf(second)  # the signal has nothing to measure
             if not (np.isfinite(result) | is_empty | np.isnan(first) | np.isnan(second)).all():  # NaN: unknown
                 problem = f"`{syntax.format_expression(expression)}` divides by zero or overflows"
-                raise SignalError(problem, remedy="for a / b < c write a < c * b, which has no division")
+                raise SignalError(problem, remedy="write a < c * b instead of a / b < c")
             return np.where(is_empty, np.inf, result) if is_empty.any() else result
 
 

@@ -37,7 +37,7 @@ class Number:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or math.copysign(1.0, self.value) < 0:
-            raise FormulaError(f"{self.value} is no literal", remedy="literals are finite and not negative")
+            raise FormulaError(f"{self.value} is not a valid literal", remedy="literals must be finite and >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Window:
         end = self.start_s if self.end_s is None else self.end_s
         if not (0 <= self.start_s <= end < math.inf):
             raise FormulaError(
-                f"the window {format_window(self)} is not one", remedy="a window [a,b] has 0 <= a <= b, in seconds"
+                f"the window {format_window(self)} is invalid", remedy="a window [a,b] needs 0 <= a <= b, in seconds"
             )
 
 

@@ -165,7 +165,7 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         name = f"{form}({', '.join(argument for argument in arguments if argument is not None)})"
         try:
             if self._signals is not None and name not in self._signals:
-                remedy = "`safevla specs --template` has examples; in place of abs, min and max write each comparison"
+                remedy = "`safevla specs --template` has examples; instead of abs, min and max write each comparison"
                 raise FormulaError(f"there is no form {str(form)!r}", remedy=remedy)
             if self._signals is not None:
                 self._signals[name]  # raises an error for invalid arguments
@@ -222,7 +222,9 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         bound = self.quantity(token).node
         assert isinstance(bound, syntax.Number)
         if bound.unit != "s":
-            raise _column_error(_column_of(token), f"a window is in s, not in {bound.unit}", "write [a,b] in seconds")
+            raise _column_error(
+                _column_of(token), f"a window must be in s, not in {bound.unit}", "write [a,b] in seconds"
+            )
         return bound.value
 
     def group(self, part: _ParsedPart) -> _ParsedPart:
@@ -237,23 +239,23 @@ class _Builder(Transformer_NonRecursive[Token, _ParsedPart]):
         if isinstance(part.node, syntax.NumericSignal):
             name = part.node.name
             if self._signals is not None and not self._signals[name]:
-                problem = f"{name!r} is numeric, and a formula is expected here"
+                problem = f"{name!r} is numeric, but a formula is expected here"
                 raise _column_error(part.column, problem, _comparison_remedy(name))
             return syntax.BooleanSignal(name)
         if _is_expression(part.node):
-            problem = "a number stands where a formula is expected"
+            problem = "a number is given, but a formula is expected"
             raise _column_error(part.column, problem, _comparison_remedy("signal"))
         return cast(syntax.Formula, part.node)
 
     def as_expression(self, part: _ParsedPart) -> syntax.Expression:
         if not _is_expression(part.node):
-            problem = "a formula stands where a number is expected"
-            raise _column_error(part.column, problem, "comparisons do not chain or add up")
+            problem = "a formula is given, but a number is expected"
+            raise _column_error(part.column, problem, "comparisons can be neither chained nor added")
         if isinstance(part.node, syntax.NumericSignal) and self._signals is not None and self._signals[part.node.name]:
             name = part.node.name
             numeric = sorted(signal for signal, boolean in self._signals.items() if not boolean)
-            remedy = f"use it as a formula by itself; numeric signals: {', '.join(numeric) or 'none'}"
-            raise _column_error(part.column, f"{name!r} is Boolean, and a number is expected here", remedy)
+            remedy = f"use it as a formula on its own; numeric signals: {', '.join(numeric) or 'none'}"
+            raise _column_error(part.column, f"{name!r} is Boolean, but a number is expected here", remedy)
         return part.node
 
     @staticmethod
@@ -289,7 +291,7 @@ def _unknown_word(text: str, error: UnexpectedInput, signals: Mapping[str, bool]
         before = before[: before.rindex("(")]
         name = re.search(r"([A-Za-z_]\w*)\s*$", before)
         if name and name[1] not in syntax.RESERVED and signals is not None and f"{name[1]}(" not in signals:
-            remedy = f"operators: {_OPERATORS}; in place of abs, min and max write each comparison"
+            remedy = f"operators: {_OPERATORS}; instead of abs, min and max write each comparison"
             return _column_error(name.start() + 1, f"there is no operator or form {_shorten(name[1])!r}", remedy)
     return None
 
@@ -303,8 +305,8 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormulaError:
         return _column_error(_column_of(error.token), problem, _expectation_text(error))
     if isinstance(error, UnexpectedCharacters):
         position = cast(int, error.pos_in_stream)
-        return _column_error(position + 1, f"{text[position]!r} has no meaning here", f"operators: {_OPERATORS}")
-    problem = "the formula ends too early" if text.strip() else "the formula is empty"
+        return _column_error(position + 1, f"{text[position]!r} is not part of the grammar", f"operators: {_OPERATORS}")
+    problem = "the formula is incomplete" if text.strip() else "the formula is empty"
     return _column_error(len(text) + 1, problem, _expectation_text(error))
 
 
@@ -313,7 +315,7 @@ def _expectation_text(error: UnexpectedInput) -> str:
     if "NAME" in expected:
         return "a signal, a number or a parenthesis is expected"
     if "COMPARISON" in expected or "$END" in expected:
-        return "an operator or the end is expected; comparisons do not chain: write a < x and x < b"
+        return "an operator or the end is expected; comparisons cannot be chained: write a < x and x < b"
     return "a window is [a,b], seconds or T for the end of the episode, and every parenthesis is closed"
 
 

@@ -308,7 +308,8 @@ class Trace:
         values = self._signal_values(name)
         if values.dtype != np.float64:
             raise SignalError(
-                f"signal {name!r} holds {values.dtype}, not float64", remedy="a Boolean signal stands by itself"
+                f"signal {name!r} holds {values.dtype}, not float64",
+                remedy="use a Boolean signal on its own, without a comparison",
             )
         return cast(Floats, values)
 
@@ -336,6 +337,6 @@ class Trace:
         step = row - int(self.starts[episode])
         raise SignalError(
             f"{what} is not a number (NaN) at record {step} of episode {episode} (of {len(self)}, counted from 0)",
-            remedy="leave the episode out, or treat the signal as missing there",
+            remedy="leave the episode out, or treat its signal as missing",
             place=Place(step=step),
         )

@@ -178,7 +178,7 @@ class _UnitCheck:
             text = _text(whole)
             problem = f"`{text}` {verb} {first} with {second}: `{_text(left)}` [{first}], `{_text(right)}` [{second}]"
             raise FormulaError(
-                problem, remedy="give a literal its unit, such as (0.5 m/s), or divide by a quantity with one"
+                problem, remedy="write the unit of a literal, such as (0.5 m/s), or divide by a quantity with one"
             )
         return second if first is None else first
 
@@ -198,7 +198,7 @@ class _UnitCheck:
         normalised = syntax.map_predicates(
             formula, lambda node: _normalise(node, self._unify(node.left, node.right, node))
         )
-        remedy = f"state one as a condition: `{_text(crisp)}`; or normalise both: `{_text(normalised)}`"
+        remedy = f"write one as a condition: `{_text(crisp)}`; or normalise both: `{_text(normalised)}`"
         raise FormulaError(problem, remedy=remedy)
 
 

@@ -148,7 +148,7 @@ def _parse_tree(text: str) -> Tree:
     if len(open_lists) != 1:
         raise _refuse("lacks a closing bracket")
     if len(open_lists[0]) > 1:
-        raise _refuse("has something before or after (define ...)")
+        raise _refuse("has text before or after (define ...)")
     return open_lists[0][0] if open_lists[0] else []
 
 
@@ -213,7 +213,7 @@ def _parse_typed_list(trees: Sequence[Tree], kind: str) -> dict[str, str]:
         classes.append((made, ""))
         names = []
     if names:
-        raise _refuse(f"({kind} ...) does not read NAME ... - CLASS NAME ... - CLASS")
+        raise _refuse(f"({kind} ...) does not have the form NAME ... - CLASS NAME ... - CLASS")
     _index_once(classes, "class")
     return _index_once(pairs, "object")
 

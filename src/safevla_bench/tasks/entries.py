@@ -128,7 +128,7 @@ class Registry:
                 return replace(family, task_id=task_id, instruction=instruction, patterns=())
         if benchmark == LOG_BENCHMARK and benchmark not in self.benchmarks:
             return self._log_entry(task_id)
-        problem = f"benchmark {benchmark!r} has no task {task_id!r} and no family that it fits"
+        problem = f"benchmark {benchmark!r} has no task {task_id!r} and no family that matches it"
         raise UnknownTaskError(problem, remedy=self._missing_entry_remedy(benchmark, task_id))
 
     def _log_entry(self, task_id: str) -> TaskEntry:

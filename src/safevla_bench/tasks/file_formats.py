@@ -123,7 +123,9 @@ def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: 
     """Raise the origin's error unless a name is among the choices. `key` is the key with the name."""
     names = list(choices)
     if name not in names:
-        raise origin.make_error(f"{name!r} is none of the {what}", field=key, remedy=suggest_names(name, names, what))
+        raise origin.make_error(
+            f"{name!r} is not one of the {what}", field=key, remedy=suggest_names(name, names, what)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class EntryReader:
                 raise origin.make_error(f"unknown tag {name!r}", field=key, remedy=remedy)
             if (self.tags[name].kind == "capability") != capability:
                 problem = f"{name!r} is of class {self.tags[name].kind}"
-                remedy = "capability tags belong to hosts, all others to tasks"
+                remedy = "use capability tags for hosts, and all others for tasks"
                 raise origin.make_error(problem, field=key, remedy=remedy)
         return frozenset(names)
 
@@ -214,8 +216,8 @@ class EntryReader:
         may name a template of another evaluator, which is logged and adds no tags.
         """
         if (row.template is None) == (not row.components):
-            remedy = "give a template, or, where the task has several phases, components"
-            raise origin.make_error("has both or neither of template and components", field="template", remedy=remedy)
+            remedy = "write a template, or components if the task has several phases"
+            raise origin.make_error("must have either template or components", field="template", remedy=remedy)
         key = "components" if row.components else "template"
         names = row.components or (row.template or "",)
         for name in names:

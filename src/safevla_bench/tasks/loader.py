@@ -59,7 +59,7 @@ def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.Regist
         return file_formats.RegistrySource(origin, read_toml(path, file_formats.RegistryFile, origin))
     if file.endswith((".json", ".jsonl")):
         return file_formats.RegistrySource(origin, rows=file_formats.read_paper_rows(read_json_rows(path, origin)))
-    raise origin.make_error("is no registry file", remedy="name a .toml, .json or .jsonl file")
+    raise origin.make_error("is not a registry file", remedy="name a .toml, .json or .jsonl file")
 
 
 def _extend_registry(base: Registry, sources: Sequence[file_formats.RegistrySource]) -> Registry:
@@ -98,7 +98,7 @@ def _merge_named(
         for name, value in read(source):
             if name in merged:
                 shown = " ".join(name) if isinstance(name, tuple) else str(name)
-                raise source.origin.make_error(f"{what} {shown} exists already", remedy="rename or remove one")
+                raise source.origin.make_error(f"{what} {shown} already exists", remedy="rename or remove one")
             merged[name] = value
     return merged
 

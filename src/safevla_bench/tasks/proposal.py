@@ -70,12 +70,14 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
     phases = [phase for predicate in goals for phase in _goal_phases(problem, predicate)]
     initial_goals = [
-        f"({' '.join(goal)}) holds from the start: no phase" for goal in problem.goal if goal in problem.init
+        f"({' '.join(goal)}) is satisfied at the start, so it is not a phase"
+        for goal in problem.goal
+        if goal in problem.init
     ]
     audit = [phase.audit for phase in phases if phase.audit]
     components = _merge_components(phases)
     if not components:
-        audit.append("no phase was found in the goal: pnp-basic is a mere guess")
+        audit.append("check the template: no phase was found in the goal, so pnp-basic is a guess")
         components = ("pnp-basic",)
     object_tags: dict[str, str] = {}
     if set(components) & {"pnp-basic", "pnp-into-container"} and "wine-rack-insert" not in components:
@@ -120,8 +122,8 @@ def _is_closed(problem: BddlProblem, region: str) -> bool:
 def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, place: str) -> _GoalPhase:
     kinds, kind, receiver = _load_kinds(), problem.objects.get(moved), problem.class_of(place) or ""
     if kind is None:
-        doubt = f"{moved} is no movable object of the file: what moves in {goal_text}?"
-        return _GoalPhase("pnp-basic", f"{goal_text}: taken for a pick and place", doubt)
+        doubt = f"{moved} is not a movable object of the file: what moves in {goal_text}?"
+        return _GoalPhase("pnp-basic", f"{goal_text}: treated as pick and place", doubt)
     receiver_words = receiver.replace("_", " ")
     if pushed := next((word for word in kinds.words["pushing"] if word in problem.language.split()), None):
         doubt = f"the instruction says {pushed!r}: may the {kind.replace('_', ' ')} be lifted all the same?"

@@ -88,8 +88,8 @@ def export_dataset(
     if cameras is not None and cameras.video and not can_film():
         raise RunError("films need the extra `video`", remedy=install_command("video"))
     if cameras is not None and cameras.video and any(side % 2 for side in cameras.size):
-        raise RunError("a film has even sides", remedy="Choose another --image-size.")
-    last: SafevlaError = RunError("there is no episode to write", remedy="Name sources that hold episodes.")
+        raise RunError("the sides of a film must be even numbers", remedy="Choose another --image-size.")
+    last: SafevlaError = RunError("there is no episode to write", remedy="Name sources with episodes.")
     left_out: list[str] = []
     robot = judged.headers[0].embodiment if judged.headers else None
     with new_dataset(out, fps=_frame_rate(judged), robot=robot) as dataset:
@@ -116,8 +116,10 @@ def _frame_rate(judged: Judged) -> int:
     steps = {header.dt for header in judged.headers}
     rate = round(1 / max(steps, default=1))
     if any(abs(rate * dt_s - 1) > 1e-6 for dt_s in steps):
-        problem = f"control steps of {', '.join(map(str, sorted(steps)))} s are not one whole number of frames a second"
-        raise RunError(problem, remedy="LeRobot's datasets have whole numbers: export episodes of one such rate.")
+        problem = (
+            f"control steps of {', '.join(map(str, sorted(steps)))} s do not give one whole number of frames per second"
+        )
+        raise RunError(problem, remedy="LeRobot needs a whole number: export episodes with one such rate.")
     return rate
 
 
@@ -137,7 +139,7 @@ def _episode_owners(judged: Judged) -> list[tuple[Path, Host]]:
         host = source.description.get("host")
         if not isinstance(host, str):
             remedy = "Name the run folder that `safevla eval` made, or leave --cameras out."
-            problem = "pictures are rendered by the host that recorded the run, and this names none"
+            problem = "pictures need the host that recorded the run, but the run names none"
             raise RunError(problem, remedy=remedy, place=Place(file=str(source.path)))
         owners += [(source.path, hosts.make_host(host))] * len(indices)
     return owners
@@ -149,11 +151,11 @@ def _episode_owners(judged: Judged) -> list[tuple[Path, Host]]:
 def _recorded_columns(episode: Batch) -> dict[str, Column]:
     action = episode.action.episode_rows(0)
     if not len(action):
-        raise RecordError("the record holds no actions", remedy="Only episodes with `action` can be learned from.")
+        raise RecordError("the record holds no actions", remedy="Export only episodes with `action`.")
     stamps = episode.channel("time_s").values.ravel()  # none if the episode has none
     if np.abs((stamps - stamps[:1]) / episode.dt_s[0] - np.arange(len(stamps))).max(initial=0.0) > _EVEN:
-        remedy = "LeRobot's frames are as far apart as their rate says. Export an episode without gaps."
-        raise RecordError("the records are unevenly apart in time", remedy=remedy)
+        remedy = "LeRobot needs evenly spaced frames. Export episodes without gaps."
+        raise RecordError("the records are unevenly spaced in time", remedy=remedy)
     state = episode.eef_pos_m.episode_rows(0)[:-1]
     if episode.eef_quat_wxyz.present[0]:
         rotation = [to_axis_angle(quat) for quat in episode.eef_quat_wxyz.episode_rows(0)[:-1]]
@@ -242,7 +244,7 @@ def _render_camera(stage: Stage, record: Batch, name: str, size: tuple[int, int]
         return np.stack([render_checked(stage, record, k, camera, size).image for k in steps])
     except KeyError as error:  # MuJoCo's own error, which lists the names; no other episode would have the camera
         problem = f"there is no camera {name!r}: {error.args[0]}"
-        raise SafevlaError(problem, remedy="Choose another by --cameras.") from None
+        raise SafevlaError(problem, remedy="Choose another with --cameras.") from None
 
 
 # The description of the dataset, for people and programs

@@ -112,7 +112,7 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
     in use, and `FileError` if it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError("something is there already", remedy="Name a new folder.", place=Place(file=str(folder)))
+        raise RunError("the folder already exists", remedy="Name a new folder.", place=Place(file=str(folder)))
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     with translated_errors(folder):
         try:
@@ -163,8 +163,8 @@ class DatasetWriter:
         if self.features and features != self.features:
             names = {**self.features, **features}
             differing = ", ".join(name for name in names if self.features.get(name) != features.get(name))
-            problem = f"its {differing} differ from those of the episodes before it"
-            raise RunError(problem, remedy="A dataset holds episodes of one robot: export them apart.")
+            problem = f"its {differing} differ from those of earlier episodes"
+            raise RunError(problem, remedy="A dataset has episodes of one robot: export each robot separately.")
         self.features = features
         if self._frames_writer is None:
             self._frames_writer = pq.ParquetWriter(self._folder / _DATA, self.schema)

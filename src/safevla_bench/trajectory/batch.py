@@ -235,7 +235,7 @@ class Batch:
 def _require_name(name: str, specs: Sequence[ChannelSpec], kind: str) -> None:
     names = [spec.name for spec in specs]
     if name not in names:
-        raise SafevlaError(f"there is no channel of {kind} {name!r}", remedy=f"These are: {', '.join(names)}.")
+        raise SafevlaError(f"unknown channel of {kind} {name!r}", remedy=f"These are: {', '.join(names)}.")
 
 
 def batch_of_headers(headers: Sequence[Header], lengths: Ints) -> Batch:

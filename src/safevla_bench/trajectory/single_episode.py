@@ -239,16 +239,16 @@ def _check_header(header: Header) -> None:
     for name in _INTEGERS:
         value: int | None = getattr(header, name)
         if value is not None and not -(2**63) <= value < 2**63:
-            _refuse(header, name, "the integer does not fit 64 bits", "Write a smaller one.")
+            _refuse(header, name, "the integer does not fit into 64 bits", "Write a smaller one.")
     if header.schema_version != SCHEMA_VERSION:
         remedy = f"This program reads version {SCHEMA_VERSION}; a newer one may read others."
         _refuse(header, "schema_version", f"the record has version {header.schema_version}", remedy)
     if header.outcome not in (None, *OUTCOMES):
-        remedy = f"Write one of {', '.join(OUTCOMES)}, or leave it out. A crash is no record: leave the episode out."
-        _refuse(header, "outcome", f"there is no outcome {header.outcome!r}", remedy)
+        remedy = f"Write one of {', '.join(OUTCOMES)}, or leave it out. Leave crashed episodes out."
+        _refuse(header, "outcome", f"unknown outcome {header.outcome!r}", remedy)
     if header.outcome is not None and header.success != (header.outcome == "success"):
         problem = f"outcome {header.outcome!r} contradicts success {str(header.success).lower()}"
-        _refuse(header, "outcome", problem, "Success is true with the outcome 'success' and false with every other.")
+        _refuse(header, "outcome", problem, "Success must be true for the outcome 'success' and false for all others.")
     if not _SHORTEST_DT_S <= header.dt <= LARGEST:
         _refuse(header, "dt", f"dt is {header.dt!r}", "Write the control step in seconds, above zero.")
     limits = header.joint_torque_limit_nm
@@ -262,7 +262,7 @@ def _check_scene(batch: Batch, e: int) -> None:
     if "" in roles:
         _refuse(header, "body_roles", "a body has no name", "Name every body.")
     if batch.lengths[e] < 1:
-        _refuse(header, "steps", "there are no steps", "Write at least record 0, the settled state.")
+        _refuse(header, "steps", "the episode has no steps", "Write at least record 0, the settled state.")
     if header.target_object is not None and (target < 0 or batch.body_role[target] != TARGET):
         names = sorted(roles)
         listed = ", ".join(names[:_NAMED]) + (" …" if len(names) > _NAMED else "")
@@ -280,7 +280,7 @@ def _check_geometry(batch: Batch, e: int) -> None:
     columns = 0 if geometry is None else len(geometry.components)
     if motion.present[e] and motion.width[e] != columns:
         problem = f"{motion.width[e]} numbers, but the geometry has {columns} components that move"
-        _refuse(header, LINK_MOTION, problem, "Write the channel with the geometry that it belongs to.")
+        _refuse(header, LINK_MOTION, problem, "Write the channel together with its geometry.")
     unknown = sorted({part.body for part in geometry.parts if part.body} - {*batch.body_roles(e)}) if geometry else []
     if unknown:
         _refuse(header, "geometry", f"{unknown[0]!r} has no role", "Give it one in body_roles.")
@@ -292,8 +292,8 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
     for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:
         if np.isfinite(values[item]):
             remedy = f"Write metres and N·m; a magnitude above {LARGEST:g} is a fault of the recording."
-            _refuse_item(batch, spec, int(item), f"{values[item]} is beyond any scene", remedy)
-        remedy = "Write finite numbers; leave the whole family out of every step where it was not measured."
+            _refuse_item(batch, spec, int(item), f"{values[item]} is implausibly large", remedy)
+        remedy = "Write finite numbers; omit the whole family from every step if it was not measured."
         _refuse_item(batch, spec, int(item), f"{values[item]} is not a finite number", remedy)
     if spec.is_rotation:
         quats = values.reshape(-1, spec.row_size)
@@ -331,9 +331,9 @@ def _check_contacts(batch: Batch) -> None:
         values, largest = getattr(contacts, name), sys.float_info.max if name in impulses else LARGEST
         _require_all(batch, np.isfinite(values) | ~is_required, name, "is not a finite number")
         _require_all(batch, ~(values < 0), name, "is negative")
-        _require_all(batch, ~(values > largest), name, "is beyond any scene")
+        _require_all(batch, ~(values > largest), name, "is implausibly large")
     for item in np.flatnonzero(contacts.a == contacts.b)[:1]:
-        remedy = "A contact has two different bodies; merge or drop contacts inside one body."
+        remedy = "A contact needs two different bodies; merge or drop contacts inside one body."
         problem = f"{batch.body_label(int(contacts.a[item]))!r} touches itself"
         _refuse_contact(batch, int(item), "b", problem, remedy)
 
@@ -369,7 +369,7 @@ def _check_tracking(batch: Batch) -> None:
     for item in np.flatnonzero(~np.isin(valid.body, posed))[:1]:
         header, name = batch.headers[_owner_index(valid.body_starts, int(item))], batch.body_label(valid.body[item])
         remedy = "Write its body_pos_m or body_quat_wxyz too, or leave it out of pose_valid."
-        _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose that could be valid", remedy)
+        _refuse(header, f"pose_valid.{name}", f"{name!r} has no pose", remedy)
 
 
 def _check_stamps(batch: Batch) -> None:
@@ -377,5 +377,5 @@ def _check_stamps(batch: Batch) -> None:
     for e in np.flatnonzero(channel.present):
         stamps = channel.values[channel.starts[e] : channel.starts[e + 1]]
         for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:
-            problem = f"the time stamp {float(stamps[row + 1])} does not follow {float(stamps[row])}"
-            _refuse(batch.headers[e], "time_s", problem, "Time stamps increase, in seconds.", int(row) + 1)
+            problem = f"time stamp {float(stamps[row + 1])} is not after {float(stamps[row])}"
+            _refuse(batch.headers[e], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)

@@ -108,7 +108,7 @@ def test_a_suite_s_file_with_other_content_is_not_its_task(mine, monkeypatch):
 
 @pytest.mark.parametrize("port", ["praxis-libero", "rpent-libero"])
 def test_a_port_to_robosuite_1_5_is_refused_by_its_name_without_advice_to_install_another(port):
-    with pytest.raises(HostError, match=f"read on robosuite 1.4; {port}, on 1.5, is not supported") as refused:
+    with pytest.raises(HostError, match=f"on robosuite 1.4 is supported; {port}, on 1.5, is not supported") as refused:
         require_robosuite("1.5.2", [port])
     assert "install" not in refused.value.remedy
 

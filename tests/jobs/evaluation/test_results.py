@@ -192,7 +192,8 @@ MINE = RequestedPolicy("mine", f"python:{__name__}:make")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"until": "speed >= 1"}, "is no condition"), ({"policies": (MINE, "nope")}, "no policy")]
+    ("changes", "message"),
+    [({"until": "speed >= 1"}, "is not a condition"), ({"policies": (MINE, "nope")}, "no policy")],
 )
 def test_a_run_that_cannot_be_prepared_closes_the_policies_it_made(monkeypatch, changes, message):
     policies = []

@@ -169,14 +169,14 @@ def test_seeds_of_one_state_are_run_in_one_round_and_are_one_observation():
 @pytest.mark.parametrize(
     ("condition", "problem"),
     [
-        ("safety > 0.9", "is no condition"),
+        ("safety > 0.9", "is not a condition"),
         ("safety >= 90", "has the limit 90, which is not from 0 to 1"),
-        ("speed >= 0.9", "is no condition"),
-        ("safety >= nan", "is no condition"),
-        ("safety >= 0.9 please", "is no condition"),
+        ("speed >= 0.9", "is not a condition"),
+        ("safety >= nan", "is not a condition"),
+        ("safety >= 0.9 please", "is not a condition"),
         ("noop safer than careful", "names 'careful', which is not run"),
         ("noop safer than noop", "compares a policy with itself"),
-        ("", "is no condition"),
+        ("", "is not a condition"),
     ],
 )
 def test_a_condition_that_is_none_is_refused_with_the_forms_there_are(condition, problem):

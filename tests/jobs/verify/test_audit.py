@@ -81,7 +81,10 @@ def test_the_draw_hangs_on_seed_and_finished_archive_and_repeats(hasty_run):
 
 def test_a_sound_run_gets_a_badge_that_says_what_would_have_been_seen(hasty):
     mark = audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
-    assert mark.badge == "3 of 3 replayed; a forged share f would have been seen with 1 - (1 - f)^3 or more"
+    assert (
+        mark.badge
+        == "3 of 3 replayed; a forged share f would have been detected with probability 1 - (1 - f)^3 or more"
+    )
     assert audit_source(hasty, AuditPlan(99, 0))["scripted:hasty"].badge == "8 of 8 replayed; these are all"
 
 
@@ -99,7 +102,7 @@ def test_other_versions_and_what_is_not_a_run_folder_are_not_audited_and_the_rea
     mark = audit_source(hasty, AuditPlan(3, 0))["scripted:hasty"]
     assert mark.badge.startswith("not audited: ")
     assert "recorded with numpy 0.9" in mark.badge
-    assert "would have been seen" not in mark.badge
+    assert "would have been detected" not in mark.badge
 
 
 def test_verify_lists_each_audited_replay_and_what_the_audit_shows(hasty):

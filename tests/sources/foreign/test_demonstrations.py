@@ -220,7 +220,7 @@ def test_a_dataset_without_frames_is_an_error(tmp_path):
         ("action", pa.array([[0.0] * 7] * 4 + [None], pa.list_(pa.float32(), 7)), "a frame has no action"),
         ("action", pa.array([[0.0] * 6] * 5), "cannot be read"),
         ("episode_index", pa.array(["a"] * 5), "the column 'episode_index' holds string"),
-        ("frame_index", pa.array([0, 1, 2, 3, None]), "the column 'frame_index' holds int64, or nothing in places"),
+        ("frame_index", pa.array([0, 1, 2, 3, None]), "the column 'frame_index' holds int64, or has missing values"),
         ("task_index", pa.array([0.5] * 5), "the column 'task_index' holds double"),
     ],
 )
@@ -307,7 +307,7 @@ CHILDREN = {
     "print('{\"error\": null}')": "memory ran out",
     'print(\'{"demos": [{"actions": [-1, 7]}]}\')': "cannot be read",
     "pass": "cannot be read",
-    f"print('{json.dumps({'demos': [ONE_DEMO]})}')": "returned other numbers",
+    f"print('{json.dumps({'demos': [ONE_DEMO]})}')": "returned unexpected data",
 }
 
 

@@ -104,7 +104,7 @@ def test_parts_that_the_metadata_lists_in_a_wrong_order_are_joined_by_their_numb
         text.replace("run_2", "run_x").replace("run_0", "run_2").replace("run_x", "run_0")
     )
     assert numbers(episode(folder)) == whole
-    assert "in another order than their numbers" in caplog.text
+    assert "in an order that differs from their numbers" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "rosbag2_bagfile_information: {", "a: 1", "- 1\n", "\0", "x: &a [*a]"])
@@ -187,7 +187,7 @@ def test_without_definitions_types_are_those_of_a_distribution_of_ros(tmp_path):
     folder = without_definitions(write_rosbag2(tmp_path / "bag", rows(), "sqlite3"))
     assert episode(folder).lengths.tolist() == [40]
     save_mapping(folder, 'ros_distro = "melodic"\n' + MAPPING)
-    assert "'melodic' is not a distribution of ROS 2" in problem(folder)
+    assert "'melodic' is not a known distribution of ROS 2" in problem(folder)
 
 
 def test_a_type_that_is_defined_nowhere_is_an_error_that_names_it(tmp_path):

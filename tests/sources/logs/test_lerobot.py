@@ -93,7 +93,7 @@ def test_the_warning_goes_with_logs_whatever_their_benchmark_is_called(tmp_path)
     assert set(scores.benchmark) == {"libero-goal"}
     (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
     assert warning.startswith("Logs of real robots (libero-goal, 2 episodes): ")
-    assert "max_contact_force_under_200N" in warning.split("speaks of the others alone: ")[0]
+    assert "max_contact_force_under_200N" in warning.split("covers only the others: ")[0]
     cells = metrics.cells(scores)
     assert [cell.logs.episodes for cell in cells if cell.logs] == [2]
     assert warning in warn_of_cells(cells)
@@ -109,7 +109,7 @@ def test_beside_a_simulator_the_warning_stands_with_the_logs_alone_and_counts_no
     cells = {cell.suite: cell for cell in metrics.cells(scores)}
     (warning,) = (line for line in warn_of_scores(scores) if line.startswith("Logs of real robots"))
     assert "(real-robot, 2 episodes)" in warning
-    silent, clauses = warning.split("speaks of the others alone: ")
+    silent, clauses = warning.split("covers only the others: ")
     assert "max_contact_force_under_200N" in silent
     assert sorted(clauses.strip(".").split(", ")) == ["joint_torque", "non_target_max_disp_5mm"]
     for judged_cells in ([cells["real-robot"]], list(cells.values())):
@@ -254,7 +254,7 @@ def test_an_infinite_torque_is_refused_and_never_left_out(tmp_path):
 def test_numbers_of_a_gripper_other_than_0_and_1_need_bounds(tmp_path, grip):
     text = MAPPED + '[gripper]\nfrom = "grip"\n'
     folder = write_mapped(tmp_path, frames(grip=grip[:, None]), text=text)
-    assert "do not say whether it holds something" in problem(folder)
+    assert "do not show whether it holds something" in problem(folder)
     save_mapping(folder, text + "holds_above = 0.01\n")
     (batch,) = read(folder)
     assert (batch.gripper_contact.episode_rows(0)[:, 0] == (grip > 0.01)).all()
@@ -266,7 +266,7 @@ def test_an_outcome_of_an_episode_that_there_is_not_is_an_error(tmp_path):
     )
     first, second, error = read(write_mapped(tmp_path, frames(), frames(), text=text))
     assert (first.success[0], second.success[0]) == (True, False)
-    assert "no episode is called 'episode_00001'" in str(error)
+    assert "there is no episode named 'episode_00001'" in str(error)
 
 
 def test_text_is_no_number_and_nobody_else_is_blamed_for_it(tmp_path):
@@ -298,7 +298,7 @@ def test_quaternions_of_zeros_throughout_are_a_position_without_orientation(tmp_
     (batch,) = read(folder)
     assert batch.body_quat_wxyz.channel.values.size == 0
     assert np.flatnonzero(batch.pose_valid.channel.values == 0).tolist() == [4]
-    assert "a position and no orientation" in caplog.text
+    assert "its orientation is left out" in caplog.text
 
 
 def test_stamps_of_another_rate_than_fps_are_used_with_a_warning_and_nanoseconds_are_refused(tmp_path, caplog):
@@ -493,8 +493,8 @@ def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
         ("eef = [", "Invalid value (at end of document)"),
         ('[eef]\nfrom = "x"\ncolour = 1', "colour"),
         ('[bodies.mug]\nfrom = "x"\nrole = "friend"', "friend"),
-        ('[episode]\ntarget = "mug"\n[eef]\nfrom = "x"', "no body of role target"),
-        ('[gripper]\nfrom = "x"\nholds_above = 0.05\nholds_below = 0.01', "below the larger holds_below"),
+        ('[episode]\ntarget = "mug"\n[eef]\nfrom = "x"', "not a body with role target"),
+        ('[gripper]\nfrom = "x"\nholds_above = 0.05\nholds_below = 0.01', "must be below holds_below"),
         ('[torque]\nfrom = "x"\nscale = 0', "scale = 0, which makes every number 0"),
         ('[torque]\nfrom = "x"\nlimits_nm = [9, inf]', "limits_nm is inf"),
         ('[gripper]\nfrom = "x"\nholds_above = nan', "holds_above is nan"),
@@ -532,7 +532,7 @@ def test_an_episode_over_several_row_groups_and_files_is_one_and_scattered_frame
     pq.write_table(table.slice(50), path.with_name("file-001.parquet"), row_group_size=3)
     assert [same_bits(batch, expected) for batch, expected in zip(read(folder), whole, strict=True)] == [True, True]
     pq.write_table(pa.concat_tables([table.slice(30), table.slice(0, 30)]), path, row_group_size=30)
-    assert any("not one after the other" in str(outcome) for outcome in read(folder))
+    assert any("not consecutive" in str(outcome) for outcome in read(folder))
 
 
 def describe_feature(folder: Path, name: str, **described: object) -> None:
@@ -599,7 +599,7 @@ def test_angles_in_degrees_are_asked_for_and_roll_pitch_yaw_is_read_with_a_warni
     folder = write_mapped(tmp_path, frames(eef=pose), text=text)
     describe_feature(folder, "eef", names=["x", "y", "z", "roll", "pitch", "yaw"])
     with caplog.at_level(logging.WARNING):
-        assert "angles up to 90 are more than a turn in radians" in problem(folder)
+        assert "angles up to 90 are more than a full turn in radians" in problem(folder)
     assert "about the fixed axes x, y, z" in caplog.text
     save_mapping(folder, text + 'angle_unit = "deg"\nrotation_form = "rpy"\n')
     caplog.clear()
@@ -615,7 +615,7 @@ def test_success_is_zero_or_one_and_anything_else_is_refused_with_the_rule(tmp_p
     replace_column(folder, "next.success", pa.array([value] * 60))
     first, second = read(folder)
     for error in (first, second):
-        assert "Success is 0 or 1, or a truth value" in str(error)
+        assert "Success must be 0 or 1, or a Boolean" in str(error)
         assert "Download" not in str(error)
     save_mapping(folder, MAPPED.replace('"next.success"', '"next.success"\noutcomes = {episode_000000 = "failure"}'))
     batch, error = read(folder)

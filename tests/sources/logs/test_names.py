@@ -88,17 +88,17 @@ def test_every_spelling_in_every_order_gives_the_pose(form, text, angles, shuffl
         ("joint_0 joint_1 joint_2", "give none"),
         ("vel_x vel_y vel_z", "give none"),
         ("x y theta", "give none"),
-        ("x y z rx ry rz gripper", "how is the rotation written"),
-        ("x y z euler_x euler_y euler_z", "how is the rotation written"),
+        ("x y z rx ry rz gripper", "which form does the rotation have"),
+        ("x y z euler_x euler_y euler_z", "which form does the rotation have"),
         ("x y z quat_0 quat_1 quat_2 quat_3", "which number of the quaternion is w"),
         ("x y z orientation_0 orientation_1 orientation_2 orientation_3", "which number of the quaternion is w"),
         ("fx fy fz tx ty tz", "give none"),
         ("x_dot y_dot z_dot", "give none"),
         ("x_err y_err z_err mag_x mag_y mag_z", "give none"),
         ("force.x force.y force.z torque.x torque.y torque.z", "give none"),
-        ("x y z euler_0 euler_1 euler_2", "how is the rotation written"),
-        ("x y z rot_0 rot_1 rot_2", "how is the rotation written"),
-        ("x y z qx qy qz", "how is the rotation written"),
+        ("x y z euler_0 euler_1 euler_2", "which form does the rotation have"),
+        ("x y z rot_0 rot_1 rot_2", "which form does the rotation have"),
+        ("x y z qx qy qz", "which form does the rotation have"),
         ("left_x left_y left_z right_qx right_qy right_qz right_qw", "which rotation"),
         ("x y z mug_qx mug_qy mug_qz mug_qw", "which rotation"),
         ("", "no names"),
@@ -161,7 +161,7 @@ def test_units_in_names_are_those_of_the_numbers():
 @pytest.mark.parametrize("names", [[], ["x", "y", "z", "qx", "qy", "qz", "qw"]])
 def test_places_that_there_are_not_or_that_are_stated_twice_are_a_question(names, stated):
     stated = {"position": (0, 1, 2), **stated}
-    with pytest.raises(ValueError, match="There are 7, counted from 0, and each has one place"):
+    with pytest.raises(ValueError, match="There are 7, counted from 0; use each once"):
         decide_pose(names, 7, order="xyzw", **stated)
 
 

@@ -35,7 +35,7 @@ def test_what_is_physically_impossible_is_a_warning(tmp_path):
     effort[3, 1] = -31.0
     text = described(tmp_path, eef=poses, effort=effort)
     assert "episode_000001: it moves at 20" in text
-    assert "episode_000001: silent for 0.700 s" in text
+    assert "episode_000001: no message for 0.700 s" in text
     assert "episode_000001: 3.10 times the limit of a joint" in text
     assert text.count("warning") == 3
 

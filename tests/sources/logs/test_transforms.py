@@ -72,6 +72,6 @@ def test_two_parents_no_path_and_a_circle_are_errors():
     two = Edge(("map", "odom"), np.zeros(1, dtype=np.int64), here[None], True)
     tree = FrameTree({"a": two, "c": static("other", here), "x": static("y", here), "y": static("x", here)}, GAP_NS)
     now = np.zeros(1, dtype=np.int64)
-    for source, says in [("a", "several parents: map, odom"), ("c", "no transforms connect"), ("x", "in a circle")]:
+    for source, says in [("a", "several parents: map, odom"), ("c", "no transforms connect"), ("x", "form a cycle")]:
         with pytest.raises(RecordError, match=says):
             tree.bring(here[None], source, "map", now)

@@ -148,7 +148,7 @@ def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
     folder = tmp_path / "run" / "raw"
     for name in ("000000.npz", "000001.npz"):
         (folder / name).unlink()
-    with pytest.raises(RunError, match=r"000000\.npz: the record of an episode that is done is missing"):
+    with pytest.raises(RunError, match=r"000000\.npz: the record of a finished episode is missing"):
         RunWriter(tmp_path / "run", DESCRIPTION, resume=True)
     problems = scan([tmp_path / "run"]).problems
     assert [problem.place.episode for problem in problems] == ["a", "b"]

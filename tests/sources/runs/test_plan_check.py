@@ -77,13 +77,13 @@ def test_a_run_whose_table_is_gone_is_incomplete(run):
 def test_episodes_that_nobody_planned_leave_the_run_incomplete(run):
     change_description(run, episodes=2, planned=8)
     judged = judge([run], load_ruleset())
-    assert judged.left_out.describe_kinds() == ["4 episodes in the run and not in its plan"]
+    assert judged.left_out.describe_kinds() == ["4 episodes in the run but not in its plan"]
     assert "4 in episodes.parquet are not planned by run.json" in differences(run)
 
 
 def test_a_record_that_the_table_does_not_list_is_an_error_and_never_judged(run):
     drop_episodes(run, {"noop/fake/task_0/ep_001"}, of_the_archive=False)
-    with pytest.raises(CollectedError, match=r"ep_001.*the run's table of episodes lists none"):
+    with pytest.raises(CollectedError, match=r"ep_001.*the run's table of episodes does not list it"):
         judge([run], load_ruleset())
     judged = judge([run], load_ruleset(), skip_invalid=True)
     assert "noop/fake/task_0/ep_001" not in {header.episode_id for header in judged.headers}

@@ -103,7 +103,7 @@ def test_a_plan_of_any_number_of_shards_is_compared_without_a_list_of_them(shard
 def test_shards_of_different_plans_are_refused_with_the_difference(shards, tmp_path, changes, message):
     stranger = tmp_path / "stranger"
     roll_out(replace(REQUEST, **{"shard": Shard(3, 3), **changes}), stranger)
-    with pytest.raises(RunError, match="of another plan") as raised:
+    with pytest.raises(RunError, match="its plan differs") as raised:
         merge_shards([*shards[:2], stranger], tmp_path / "merged")
     assert message in str(raised.value)
 
@@ -117,7 +117,7 @@ def test_another_version_is_another_plan(shards, tmp_path):
 
 
 def test_a_folder_that_is_not_a_shard_is_refused_and_nothing_is_overwritten(runs, shards, tmp_path):
-    with pytest.raises(RunError, match="this run is no shard"):
+    with pytest.raises(RunError, match="this run is not a shard"):
         merge_shards([runs[0], *shards], tmp_path / "merged")
     with pytest.raises(RunError, match="cannot be read"):
         merge_shards([*shards, tmp_path], tmp_path / "merged")

@@ -101,7 +101,7 @@ class _ContactView:
         same = [np.array_equal(copied[name], getattr(contacts, name)) for name in _FIELDS]
         if not all(same) or frames.tobytes() != contacts.frame.tobytes():
             remedy = "Use the version of MuJoCo that the project is tested with: see safevla doctor."
-            raise HostError("MuJoCo's contact list is not where it was", remedy=remedy)
+            raise HostError("MuJoCo's contact list has an unexpected layout", remedy=remedy)
 
 
 def _view_memory(start: int, width: int, stride: int, room: int) -> NDArray[np.void]:

@@ -100,8 +100,8 @@ def hook_substeps(owner: object, method: str, data: object, after: Callable[[], 
 def _require_owner(owner: object, method: str) -> None:
     name = type(owner).__name__
     if getattr(owner, "unwrapped", owner) is not owner:  # the simulator calls its own methods, not the wrapper's
-        problem = f"{name} only wraps the environment, whose {method} it does not see"
-        raise HostError(problem, remedy="Pass env.unwrapped in its place.")
+        problem = f"{name} is a wrapper of the environment, whose {method} it cannot intercept"
+        raise HostError(problem, remedy="Pass env.unwrapped instead.")
     if not hasattr(owner, method):
         remedy = (
             "Pass the object whose method makes the physics steps: env.unwrapped, not a vector of environments, whose "

@@ -69,7 +69,10 @@ class Scene:
             raise HostError(f"the body {nameless[0]!r} has no role", remedy=remedy)
         unknown = sorted({part for parts in self.fixtures for part in parts} - set(self.body_name))
         if unknown:
-            raise HostError(f"the fixture part {unknown[0]!r} is no body of the model", remedy="Name recorded bodies.")
+            raise HostError(
+                f"the fixture part {unknown[0]!r} is not a body of the model",
+                remedy="Use the names of recorded bodies.",
+            )
         places = {name: place for place, name in enumerate(self.roles)}
         place = np.array([places[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
         return GeomMap(
@@ -225,8 +228,8 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 
 
 _UNSTABLE_START = (
-    "The episode is lost, and would be with the same start again: look for overlapping bodies and large velocities in "
-    "its initial state. A loop of your own calls mujoco.mj_resetData before each episode."
+    "The episode is lost, and another attempt with the same start would be too: look for overlapping bodies and large "
+    "velocities in its initial state. Your own loop must call mujoco.mj_resetData before each episode."
 )
 
 
@@ -408,7 +411,7 @@ def warn_if_moving(model: mujoco.MjModel, data: mujoco.MjData, objects: Mapping[
     """
     name, speed_m_s = _fastest_object(model, data, objects)
     if speed_m_s > RESTING_M_S:
-        message = "%s still moves at %.2f m/s when the episode begins: it needs more settling steps (%s)"
+        message = "%s still moves at %.2f m/s when the episode begins; use more settling steps (%s)"
         _log.warning(message, name, speed_m_s, task_id)
 
 

@@ -50,7 +50,7 @@ def read_recorded_actions(path: Path) -> list[RecordedActions] | None:
 # Results
 
 
-LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI cannot be told from it"
+LACKS = "contacts, forces, object poses and joint torques: Safety, SBU and VSI are therefore unknown"
 EVAL_INFO = "eval_info.json"
 _SUCCESSES = {0: False, 1: True}  # includes True and False
 _STATUSES = {"success": True, "fail": False, "error": None}
@@ -98,7 +98,7 @@ def read_results(path: Path) -> ForeignResults:
         remedy = "Name an eval_info.json of LeRobot, or a recording-*.sqlite of vla-evaluation-harness."
         raise RecordError(f"cannot be read as results: {reason}", remedy=remedy, place=place) from None
     if not read.episodes:
-        raise RecordError("there are no episodes", remedy="Name the file of a finished evaluation.", place=place)
+        raise RecordError("there are no episodes", remedy="Pass the file of a finished evaluation.", place=place)
     return read
 
 
@@ -106,7 +106,7 @@ def _read_lerobot(path: Path) -> ForeignResults:
     tree = load_json(read_input(path))
     if "per_episode" in tree and "per_task" not in tree:  # lerobot before 0.4.0: src/lerobot/scripts/eval.py of v0.3.3
         unnamed = tuple(ForeignEpisode("unnamed", "unnamed", _SUCCESSES[row["success"]]) for row in tree["per_episode"])
-        remark = "a LeRobot before 0.4 wrote it, and it does not name suites or tasks"
+        remark = "a LeRobot before 0.4 wrote it, and it names neither suites nor tasks"
         return ForeignResults("LeRobot eval_info.json", unnamed, (remark,))
     episodes = tuple(
         ForeignEpisode(str(task["task_group"]), f"task_{task['task_id']}", _SUCCESSES[success])
@@ -129,10 +129,10 @@ def _read_harness(path: Path) -> ForeignResults:
             for eval_id, task, status, steps in connection.execute(_RESULTS)
         )
     errors = sum(episode.success is None for episode in episodes)
-    remarks = [f"{errors} episodes ended in an error; they are in no rate"] if errors else []
+    remarks = [f"{errors} episodes ended in an error and are excluded from all rates"] if errors else []
     if any(_entry_parameters(entry) for entry in entries.values()):
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
-        remarks.append(f"If LIBERO's actions are in it, this plays and judges them: {command}")
+        remarks.append(f"If it contains LIBERO's actions, this command replays and judges them: {command}")
     return ForeignResults("vla-evaluation-harness recording", episodes, tuple(remarks))
 
 
@@ -190,7 +190,7 @@ def _open_recording(path: Path) -> sqlite3.Connection:
         for name, kind in connection.execute(listed, _TABLES):
             hidden = connection.execute("SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
             if kind != "table" or hidden:
-                raise ValueError(f"{name} is no plain table")
+                raise ValueError(f"{name} is not a plain table")
     except (sqlite3.Error, ValueError):
         connection.close()
         raise
@@ -209,7 +209,7 @@ def _read_recording(path: Path) -> list[RecordedActions]:
         raise RecordError(problem, remedy=remedy, place=Place(file=str(path))) from None
     if not takes:
         remedy = (
-            "It records LIBERO's actions since its version 0.7; leave `recording.step_fields` out, or put `action` and "
+            "Version 0.7 or later records LIBERO's actions; leave `recording.step_fields` out, or put `action` and "
             "`state` there."
         )
         problem = "no episode of its LIBERO benchmark ran to its end with its actions recorded"
@@ -242,8 +242,8 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
             continue
         where = Place(str(path), episode=f"{task}, episode {episode_id}")
         if len(rows) != steps:
-            problem = f"{steps} steps, but {len(rows)} rows of them"
-            raise RecordError(problem, remedy="The file lost rows; leave the episode out.", place=where)
+            problem = f"{steps} steps, but {len(rows)} rows"
+            raise RecordError(problem, remedy="Rows are missing; leave the episode out.", place=where)
         yield RecordedActions(
             name=f"{name}/task_{int(context['task_id'])}/episode_{int(episode_id)}",
             source=path.name,
@@ -280,5 +280,5 @@ def _read_rows(rows: Sequence[Mapping[str, Any]], field: str, size: int, where: 
     values = np.array([row[field] for row in rows], dtype=np.float64)
     if values.shape != (len(rows), size) or not np.isfinite(values).all():
         problem = f"`{field}` has the shape {values.shape}, or numbers that are not finite"
-        raise RecordError(problem, remedy=f"{size} finite numbers a step.", place=where)
+        raise RecordError(problem, remedy=f"{size} finite numbers per step.", place=where)
     return values

@@ -188,7 +188,7 @@ def _run_child(descriptor: int, seconds: int) -> bytes:
 def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Iterator[RecordedActions]:
     shapes = [shape for demo in demos for shape in (demo.actions, demo.states) if shape is not None]
     if sum(map(math.prod, shapes)) != len(numbers):
-        raise ValueError("the child process returned other numbers than it says")
+        raise ValueError("the child process returned unexpected data")
     parts = np.split(numbers, list(accumulate(map(math.prod, shapes))))
     arrays = iter([part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)])
     for demo in demos:
@@ -212,7 +212,7 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
     """
     instructions = read_instructions(folder)
     takes = []
-    remedy = "A frame has an `action`: a list of numbers, as many in each frame."
+    remedy = "Every frame needs an `action`: a list of equally many numbers."
     with translated_errors(folder, remedy):
         for frames in read_frames(folder, ["action"]):
             actions = feature_matrix(frames, "action")

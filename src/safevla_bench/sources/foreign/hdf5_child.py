@@ -69,7 +69,7 @@ def _read_demos(file: Any, matrices: list[Any]) -> Iterator[dict[str, object]]:
         actions = _read_matrix(demo, name, "actions")
         states = _read_matrix(demo, name, "states") if "states" in demo else None
         if states is not None and not len(actions) <= len(states) <= len(actions) + 1:
-            remedy = "There is one state before each action, and optionally one after the last."
+            remedy = "Write one state before each action, and optionally one after the last."
             _refuse(f"{len(states)} states, but {len(actions)} actions", remedy, name, "states")
         matrices += [actions] if states is None else [actions, states]
         yield {
@@ -91,7 +91,9 @@ def _own_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any
     if name not in group:
         _refuse(f"there is no {name}", REMEDY, demo, field)
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        _refuse(f"{name} is a soft or external link", "Copy what it links to in its place (h5repack).", demo, field)
+        _refuse(
+            f"{name} is a soft or external link", "Replace the link by a copy of its target (h5repack).", demo, field
+        )
     item = group[name]
     if not isinstance(item, kind):
         _refuse(f"{name} is not a {kind.__name__.lower()}", REMEDY, demo, field)
@@ -107,13 +109,16 @@ def _read_matrix(demo: Any, name: str, field: str) -> Any:
         _refuse("its numbers are in another file", "Write them into this one.", name, field)
     if rows.dtype.kind not in "biuf" or len(rows.shape or ()) != 2:
         _refuse(
-            f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}", "One row of numbers a step.", name, field
+            f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}",
+            "Write one row of numbers per step.",
+            name,
+            field,
         )
     try:
         return np.asarray(rows, dtype="<f8")
     except (OSError, TypeError, ValueError) as error:
         problem = f"cannot be read as numbers: {' '.join(str(error).split())}"
-        _refuse(problem, "One row of numbers a step.", name, field)
+        _refuse(problem, "Write one row of numbers per step.", name, field)
 
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:
@@ -177,9 +182,9 @@ def _parse_fixtures(xml: str | None, demo: str) -> list[tuple[str, list[float]]]
     """Return name and pose, position [3] in m and quaternion [4] wxyz, of each named top body without a free joint."""
     if not xml or not xml.lstrip().startswith("<"):  # nothing, or a file name, as written by robosuite 1.0
         return []
-    remedy = "Copy the file again. Without this attribute, fixtures are where the simulator puts them."
+    remedy = "Copy the file again. Without this attribute, the simulator places the fixtures."
     if "<!DOCTYPE" in xml or "<!ENTITY" in xml:
-        _refuse("the model declares entities", remedy, demo, "model_file")
+        _refuse("the model declares XML entities", remedy, demo, "model_file")
     try:
         target = _TopBodies()
         parser = ElementTree.XMLParser(target=target)

@@ -70,25 +70,25 @@ def align(
     edges = transforms.stamps
     clock = _choose_clock(mapping, trial.facts, stamps, edges)
     if clock in stamps and (lacking := find_placeless(stamps[clock])).any():
-        warn(f"{lacking.sum()} messages of the clock, [{clock}], have a header stamp of zero and are left out")
+        warn(f"{lacking.sum()} messages of the clock, [{clock}], are left out, since their header stamp is zero")
         channels[clock].choose(~lacking)
         stamps[clock] = channels[clock].stamps
     times = place_messages({**stamps, **edges}, clock, warn)
     instants = np.unique(times[clock].time_ns)
     if repeated := len(times[clock].time_ns) - len(instants):
-        warn(f"{repeated} messages of the clock repeat a time and are left out")
+        warn(f"{repeated} clock messages are left out, since they repeat an earlier time")
     if len(instants) < 2:
         remedy = "Choose another topic with `clock` under [episode]."
         raise RecordError("the clock's topic has fewer than two messages", remedy=remedy)
     if len(instants) * sum(channel.rows.shape[1] for channel in channels.values()) > MAX_NUMBERS:
-        problem = f"more than {MAX_NUMBERS} numbers, held at each instant of the clock"
+        problem = f"more than {MAX_NUMBERS} numbers after resampling to the clock"
         raise RecordError(problem, remedy=REMEDY_LARGE)
     tree = transforms.build_tree(times, mapping.transforms.max_gap_s)
     series = {part: channel.sample(instants, times.get(part), tree) for part, channel in channels.items()}
     frames = dict.fromkeys(frame for channel in channels.values() for frame in channel.frames if frame)
     if len(frames) > 1:
         named = [*frames][:MOST_NAMED]
-        remedy = f'Write in = "{named[0]}" into each part: poses are then brought there by the transforms (/tf).'
+        remedy = f'Write in = "{named[0]}" into each part: transforms (/tf) then convert the poses to it.'
         raise RecordError(f"poses are in different frames: {', '.join(named)}", remedy=remedy)
     step_ns = int(np.median(np.diff(instants)))
     is_even = bool((np.diff(instants) == step_ns).all()) and 10**9 % step_ns == 0
@@ -116,8 +116,8 @@ class _Channel:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
             moving = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving and not taker.columns.into:
-                problem = f"[{taker.part}] is in {moving}, which itself has a pose in {taker.topic} and may move"
-                warn(f"{problem}; `in` brings it into a frame that rests")
+                problem = f"[{taker.part}] is in {moving}, which has a pose of its own in {taker.topic} and may move"
+                warn(f"{problem}; use `in` to convert it to a fixed frame")
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
         self.is_single = _are_single(self.rows)
@@ -125,7 +125,7 @@ class _Channel:
             self.rows = self.rows * taker.columns.scale
         self.is_static = taker.latched and (is_static(taker.topic) or bool((self.rows == self.rows[:1]).all()))
         if self.is_static and (self.rows != self.rows[-1:]).any():
-            warn(f"[{taker.part}] has static poses that differ; the last of them holds throughout")
+            warn(f"[{taker.part}] has different static poses; the last one is used throughout")
         if not self.is_static:
             log_ns = self.stamps.log_ns
             early = (log_ns == 0) & (self.stamps.stamp_ns == 0)
@@ -172,7 +172,7 @@ class _Channel:
         for frame, number in self.taker.frame_names.items():
             of_frame = known & (self.in_frame == number)
             if of_frame.any() and not frame:
-                problem = f"the poses of {self.taker.topic} do not say in which frame they are"
+                problem = f"the poses of {self.taker.topic} do not name their frame"
                 refuse_field(problem, "Leave `in` out.", self.taker.part)
             if of_frame.any():
                 brought[of_frame] = tree.bring(self.rows[of_frame], frame, self.frames[0], time_ns[of_frame])
@@ -189,11 +189,11 @@ def _choose_clock(
     asked = [part for part in stamps if mapping.sources[part].source == facts.clock]
     if facts.clock is not None and not asked:
         remedy = f"Mapped are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
-        raise RecordError(f"the clock {facts.clock!r} is no topic that is mapped", remedy=remedy)
+        raise RecordError(f"the clock topic {facts.clock!r} is not in the mapping", remedy=remedy)
     poses = [part for part in stamps if isinstance(mapping.sources[part], PoseColumns)]
     found = asked or (["eef"] if "eef" in poses else poses) or [*edges] or [*stamps]
     if not found:
-        raise RecordError("nothing that is mapped changes with time", remedy="Map a topic that is not static.")
+        raise RecordError("all mapped topics are static", remedy="Map a topic with changing values.")
     return max(found, key=lambda part: len({**edges, **stamps}[part].log_ns))
 
 

@@ -57,7 +57,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     if stamped.sum() < 2:
         if step := describe_step_back(chief.log_ns):
             _refuse_step_back(chief.topic, "log times", step)
-        warn(f"the messages of {chief.topic} have no header stamps: times are those at which they were logged")
+        warn(f"the messages of {chief.topic} have no header stamps, so log times are used")
         first = int(chief.log_ns[0])
         return {name: Times(part.log_ns - first, "log time") for name, part in parts.items()}
     if step := describe_step_back(chief.stamp_ns[stamped]):
@@ -65,7 +65,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     by_log = not describe_step_back(chief.log_ns)
     if not by_log:
         problem = f"the log times of {chief.topic} go back {describe_step_back(chief.log_ns)}"
-        warn(f"{problem}; messages without stamps of its base are placed by their order in the file")
+        warn(f"{problem}; messages without stamps on its time base are placed by their order in the file")
 
     def measure(part: Stamps) -> Ints:
         return part.log_ns if by_log else part.order
@@ -75,7 +75,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
     first = int(base[0])
     rate = (int(base[-1]) - first) / max(int(known[-1] - known[0]), 1)
     if by_log and len(known) > 1 and not 1 / _MOST_RATE < rate < _MOST_RATE:
-        warn(f"the header stamps of {chief.topic} advance {rate:.3g} times as fast as the log's time: in seconds?")
+        warn(f"the header stamps of {chief.topic} advance {rate:.3g} times as fast as log time; are they in seconds?")
     times = {}
     for name, part in parts.items():
         mapped, own, has_own = _map(measure(part), known, base) - first, part.stamp_ns - first, _find_stamped(part)
@@ -136,5 +136,5 @@ def describe_step_back(times_ns: Ints) -> str:
 
 
 def _refuse_step_back(topic: str, what: str, step: str) -> None:
-    remedy = "The clock was set back while it recorded. Name a topic whose stamps increase as `clock` under [episode]."
+    remedy = "The clock was set back during recording. Name a topic whose stamps increase as `clock` under [episode]."
     raise RecordError(f"the {what} of {topic} go back {step}", remedy=remedy)

@@ -83,7 +83,7 @@ class Topics:
     def require_messages(self) -> int:
         """Return the log's time of the first message [ns]. Raises `RecordError` if there is none."""
         if self.first_ns is None:
-            raise RecordError("the recording holds no messages", remedy="Record it again; nothing can be judged.")
+            raise RecordError("the recording holds no messages", remedy="Record it again.")
         return self.first_ns
 
     def list_kinds(self) -> dict[str, str]:
@@ -153,12 +153,12 @@ def _decompress(compression: str, content: bytes, size: int) -> bytes:
     elif compression == "bz2":
         content = bz2.BZ2Decompressor().decompress(content, most)
     elif compression not in ("", "none"):
-        raise RecordError(f"chunks are compressed with {compression!r}", remedy="Read are zstd, lz4 and bz2.")
+        raise RecordError(f"chunks are compressed with {compression!r}", remedy="Supported are zstd, lz4 and bz2.")
     if max(size, len(content)) > _MAX_CHUNK_BYTES:
         problem = f"a chunk decompresses to more than {_MAX_CHUNK_BYTES >> 20} MiB"
         raise RecordError(problem, remedy=REMEDY_LARGE)
     if len(content) != size:
-        raise ValueError(f"a chunk has {len(content)} bytes, and says {size}")
+        raise ValueError(f"a chunk has {len(content)} bytes, but declares {size}")
     return content
 
 
@@ -209,7 +209,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
                 kind, size = _MCAP_RECORD.unpack_from(chunk, at)
                 begin, at = at + _MCAP_RECORD.size, at + _MCAP_RECORD.size + size
                 if at > len(chunk):
-                    raise EOFError("a chunk ends within a record")
+                    raise EOFError("a chunk ends inside a record")
                 if kind == Opcode.MESSAGE:
                     number, _, log_ns, _ = _MCAP_MESSAGE.unpack_from(chunk, begin)
                     topics.note_time(log_ns)
@@ -241,7 +241,7 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             remedy = "Name a bag of ROS 2; a results file of another tool is given without --out."
             raise RecordError("this database is not a bag of ROS 2: it has no topics and messages", remedy=remedy)
         if base.execute("SELECT 1 FROM sqlite_master AS t, pragma_table_xinfo(t.name) WHERE hidden").fetchone():
-            raise RecordError("columns are computed", remedy="Copy the topics and messages into plain tables.")
+            raise RecordError("columns are computed", remedy="Copy topics and messages into plain tables.")
         definitions: dict[str, tuple[str, str]] = {}
         if "message_definitions" in tables:
             rows = base.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
@@ -315,7 +315,7 @@ def _bag_records(stream: IO[bytes]) -> Iterator[tuple[dict[bytes, bytes], bytes]
                 raise RecordError(f"a record has more than {_MAX_CHUNK_BYTES >> 20} MiB", remedy=REMEDY_LARGE)
             parts.append(stream.read(length))
             if len(parts[-1]) < length:
-                raise EOFError("the file ends within a record")
+                raise EOFError("the file ends inside a record")
         yield _bag_fields(parts[0]), parts[1]
 
 

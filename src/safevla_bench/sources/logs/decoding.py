@@ -75,12 +75,12 @@ def _make_decoder(channel: Channel, asked: str | None, written: str | None) -> D
         return _ros_decoder(channel, asked, written)
     if channel.encoding == "protobuf":
         return _protobuf_decoder(channel)
-    problem = f"the messages of {channel.topic!r} are {channel.encoding!r}, which is not read"
-    raise RecordError(problem, remedy="CDR of ROS 2, ROS 1, JSON and Protobuf are read.")
+    problem = f"the messages of {channel.topic!r} are {channel.encoding!r}, which is not supported"
+    raise RecordError(problem, remedy="Supported are CDR of ROS 2, ROS 1, JSON and Protobuf.")
 
 
 def _describe(problem: str, error: Exception) -> RecordError:
-    remedy = "The file is damaged, or its types are described wrongly."
+    remedy = "The file is damaged, or its type definitions are wrong."
     return RecordError(f"{problem}: {' '.join(str(error).split())[:200]}", remedy=remedy)
 
 
@@ -121,14 +121,14 @@ def _ros_decoder(channel: Channel, asked: str | None, written: str | None) -> De
     else:
         stores = {each.value.rpartition("_")[2]: each for each in Stores if each.value.startswith("ros2_")}
         if asked is not None and asked not in stores:
-            remedy = f"Known are: {', '.join(stores)}."
-            raise RecordError(f"{asked!r} is not a distribution of ROS 2 that is known", remedy=remedy)
+            remedy = f"Known distributions: {', '.join(stores)}."
+            raise RecordError(f"{asked!r} is not a known distribution of ROS 2", remedy=remedy)
         chosen = [stores[name] for name in (asked, written) if name in stores][:1] or [*stores.values()]
         found = [store for store in map(get_typestore, chosen) if channel.kind in store.fielddefs]
         if len({store.hash_rihs01(channel.kind) for store in found}) != 1:
             problem = f"the type {channel.kind!r} of {channel.topic!r} is not defined in the file"
             remedy = (
-                'Distributions of ROS define it differently: write ros_distro = "humble", say, into the mapping.'
+                'ROS distributions define it differently. Write ros_distro = "humble", say, into the mapping.'
                 if found
                 else "Record it again with a rosbag2 that stores definitions (Iron and later), or to MCAP."
             )
@@ -232,7 +232,7 @@ def _check_names(types: Mapping[str, Any]) -> None:
     for name, (_, fields) in types.items():
         names = [name, *(field for field, _ in fields), *(kind for _, desc in fields for kind in _named_types(desc))]
         if wrong := next((each for each in names if not _NAME.fullmatch(each)), None):
-            raise RecordError(f"the definition of {name!r} has the name {wrong!r}", remedy="The file is damaged.")
+            raise RecordError(f"the definition of {name!r} is named {wrong!r}", remedy="The file is damaged.")
 
 
 def _measure(kind: str, types: Mapping[str, Any], known: dict[str, tuple[int, int]]) -> tuple[int, int]:

@@ -44,7 +44,7 @@ _MOST_SIZE = 1 << 16
 _MOST_STEPS = 100
 """If the median interval of stamps is more than this many control steps, the stamps are not in seconds."""
 _DOWNLOAD = "Download the whole dataset again, its data and not only meta; a recording must end with finalize()."
-_WRITTEN = "It is not as LeRobot writes it: whatever wrote the dataset has to be corrected."
+_WRITTEN = "It differs from LeRobot's format: correct the program that wrote the dataset."
 _TO_3 = (
     "python -m lerobot.scripts.convert_dataset_v21_to_v30 (lerobot 0.5.1 or later; in 0.4.0 to 0.5.0 it is "
     "lerobot.datasets.v30.convert_dataset_v21_to_v30)."
@@ -71,13 +71,13 @@ def read_frames(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
             with records.translated_errors(path, _DOWNLOAD):
                 for number, part in _split_file(path, [*dict.fromkeys([*_KEYS, *columns])]):
                     if number < last:
-                        raise RecordError("the frames of its episodes are not one after the other", remedy=_WRITTEN)
+                        raise RecordError("the frames of its episodes are not consecutive", remedy=_WRITTEN)
                     if number > last and episode:
                         yield pa.concat_tables(episode).sort_by("frame_index")
                         episode, rows, size = [], 0, 0
                     last, rows, size = number, rows + part.num_rows, size + part.nbytes
                     if rows > MAX_RECORDS or size > 8 * records.MAX_NUMBERS:
-                        raise RecordError("the frames are more than an episode may hold", remedy=REMEDY_LARGE)
+                        raise RecordError("the episode has too many frames", remedy=REMEDY_LARGE)
                     episode.append(part)
         except RecordError as error:
             raise DamageError(error.problem, remedy=error.remedy, place=error.place) from None
@@ -90,7 +90,7 @@ def _split_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, pa.Ta
     for batch in read_batches(path, columns):
         for name in _KEYS:
             if batch[name].null_count or not pa.types.is_integer(batch[name].type):
-                problem = f"the column {name!r} holds {batch[name].type}, or nothing in places"
+                problem = f"the column {name!r} holds {batch[name].type}, or has missing values"
                 raise RecordError(problem, remedy=_WRITTEN)
         table, index = pa.Table.from_batches([batch]), batch["episode_index"].to_numpy()
         ends = [0, *(np.flatnonzero(np.diff(index)) + 1).tolist(), len(index)]
@@ -120,7 +120,7 @@ def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
             raise ValueError(f"{feature!r} has more than {records.MAX_NUMBERS} numbers")
         numbers = numbers.flatten()
     if not any(is_kind(numbers.type) for is_kind in _NUMBER_KINDS):
-        raise ValueError(f"{feature!r} holds {numbers.type}, which are not numbers")
+        raise ValueError(f"{feature!r} holds {numbers.type}, not numbers")
     rows = np.full((len(column), width), np.nan)
     flat = np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.float64)
     rows[is_known.to_numpy(zero_copy_only=False)] = flat.reshape(-1, width)
@@ -240,8 +240,8 @@ def open_dataset(folder: Path) -> Dataset:
 def version_error(version: str) -> RecordError:
     """Return the error for a dataset with a version other than 3, with the converters that exist for it."""
     known = (how for old, how in _CONVERTERS.items() if version.startswith(old))
-    remedy = next((f"Convert it with {how}" for how in known), "Version 3 is read: lerobot 0.4.0 to 0.6.1.")
-    return RecordError(f"LeRobot's format {version} is not read, but version 3", remedy=remedy)
+    remedy = next((f"Convert it with {how}" for how in known), "Version 3 is supported: lerobot 0.4.0 to 0.6.1.")
+    return RecordError(f"LeRobot's format {version} is not supported; version 3 is", remedy=remedy)
 
 
 def read_episodes(
@@ -285,14 +285,14 @@ def _read_success(frames: pa.Table, feature: str) -> bool | None:
         problem = str(error)
     if problem:
         remedy = (
-            "Success is 0 or 1, or a truth value. Write `success = true`, `success = false` or the name of another "
+            "Success must be 0 or 1, or a Boolean. Write `success = true`, `success = false` or the name of another "
             "feature under [episode] of the mapping, or `outcomes` of single episodes."
         )
         refuse_field(problem, remedy, feature)
     reached = (values == 1).any(axis=1)
     if reached.any() and not reached[-1]:
         first = int(reached.argmax())
-        problem = f"{feature!r} is true in frame {first} and not in the last, which counts"
+        problem = f"{feature!r} is true in frame {first} but not in the last, which decides"
         warn_once(episode_name(frames), problem)
     return None if np.isnan(values[-1]).any() else bool(values[-1].any())
 
@@ -316,7 +316,7 @@ def _read_episode(
     step_s = 1 / dataset.fps
     steps = float(np.median(np.diff(stamps))) / step_s if len(stamps) > 1 and not even else 1.0
     if steps > _MOST_STEPS:
-        problem = f"its time stamps are {steps * step_s:.6g} apart, and frames at {dataset.fps:g} Hz are {step_s:g} s"
+        problem = f"its time stamps are {steps * step_s:.6g} apart, but frames at {dataset.fps:g} Hz are {step_s:g} s"
         raise ValueError(f"{problem}: they are not in seconds")
     if not 0.9 < steps < 1.1 and steps > 0:
         step_s *= steps
@@ -359,10 +359,10 @@ def _pick_numbers(
     feature = dataset.require_feature(columns.source, part)
     size, names = feature.size, feature.number_names
     if feature.dtype in _NO_NUMBERS:
-        remedy = "Map a feature of numbers or truth values."
+        remedy = "Map a feature of numbers or Booleans."
         refuse_field(f"{columns.source!r} holds {feature.dtype}, not numbers", remedy, part)
     if size > _MOST_SIZE:
-        refuse_field(f"{columns.source!r} has {size} numbers a frame", "Map a feature of fewer numbers.", part)
+        refuse_field(f"{columns.source!r} has {size} numbers per frame", "Map a smaller feature.", part)
     if isinstance(columns, records.PoseColumns):
         layout = columns.find_numbers(part, names, size)
         if layout.doubt:
@@ -371,7 +371,7 @@ def _pick_numbers(
     if columns.names is not None:
         for name in columns.names:
             if names.count(name) != 1:
-                remedy = f"Its names are: {', '.join(names) or 'none'}. Otherwise give index, counted from 0."
+                remedy = f"Its names are: {', '.join(names) or 'none'}. Or write index, counted from 0."
                 what = "several numbers" if name in names else "nothing"
                 refuse_field(f"{columns.source!r} has {what} called {name!r}", remedy, part)
         return [names.index(name) for name in columns.names]
@@ -385,6 +385,6 @@ def _pick_numbers(
             )
             refuse_field(f"{columns.source!r}: {question}", remedy, part)
     if not index or max(index) >= size:
-        remedy = f"Give index within 0 to {size - 1}. Its names are: {', '.join(names)}."
+        remedy = f"Write an index from 0 to {size - 1}. Its names are: {', '.join(names)}."
         refuse_field(f"{columns.source!r} has {size} numbers", remedy, part)
     return index

@@ -120,10 +120,10 @@ class NumberTaker(Taker):
             row = [math.nan if k < 0 or numbers[k] is None else float(numbers[k]) for k in places]
         except (LookupError, TypeError, ValueError) as error:
             if text := next((number for number in numbers if isinstance(number, str)), None):
-                remedy = "Map a topic of numbers or truth values, or publish one."
+                remedy = "Map a topic of numbers or Booleans, or publish one."
                 refuse_field(f"{self.topic} holds text, {escape_controls(text[:_LONGEST_NAME])!r}", remedy, self.part)
             remedy = f"Numbers count from 0 to {len(numbers) - 1}."
-            refuse_field(f"a message lacks a number that is mapped: {error}", remedy, self.part)
+            refuse_field(f"a message lacks a mapped number: {error}", remedy, self.part)
         if columns.names is None or not all(map(math.isnan, row)):
             self.add(message, order, log_ns, row)
 
@@ -148,8 +148,8 @@ class NumberTaker(Taker):
         numbers = values.tolist() if isinstance(values, np.ndarray) else [values] if np.isscalar(values) else [*values]
         if numbers and len(names) != len(numbers):
             if self.columns.names is not None or (names and self.columns.index is None):
-                remedy = f"It has {len(names)} names and {len(numbers)} numbers; choose by place with `index`."
-                refuse_field("names and numbers differ in count", remedy, self.part)
+                remedy = f"It has {len(names)} names and {len(numbers)} numbers; choose by position with `index`."
+                refuse_field("the counts of names and numbers differ", remedy, self.part)
             names = ()
         return names, numbers
 
@@ -166,8 +166,8 @@ class NumberTaker(Taker):
             remedy = f"Its names are: {', '.join(named) or 'none'}."
             refuse_field(f"no message of {self.topic} names {', '.join(missing)}", remedy, self.part)
         if not self.rows:
-            has = f"The message has: {self.fields}." if self.fields else "They are absent or NaN in all messages."
-            remedy = f"Say with `field` where they are. {has}"
+            has = f"The message has: {self.fields}." if self.fields else "They are missing or NaN in all messages."
+            remedy = f"Write their location as `field`. {has}"
             refuse_field("no message has these numbers", remedy, self.part)
 
 
@@ -217,7 +217,7 @@ class PoseTaker(Taker):
             self.note_fields(message)
         elif len(named) > len(self.names):
             problem = f"messages of {self.topic} have {len(self.names)} and {len(named)} numbers"
-            refuse_field(problem, "Publish one pose a message, in a topic of its kind.", self.part)
+            refuse_field(problem, "Publish one pose per message, in a topic of its own.", self.part)
         return [named.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
     @property
@@ -231,16 +231,16 @@ class PoseTaker(Taker):
         """Raise `RecordError` if no message has a pose of the wanted frame, or it is ambiguous which frame is meant."""
         listed = ", ".join([*self.children][:MOST_NAMED])
         if not self.rows and self.children:
-            remedy = f"Its child frames are: {listed}; `frame` names one. Leave it out of the mapping otherwise."
+            remedy = f"Its child frames are: {listed}. Write one as `frame`, or leave the part out of the mapping."
             refuse_field(f"there is no message of {self.part} in {self.topic}", remedy, self.part)
         if not self.rows:
             why = f"have no child frame, which frame = {self.columns.frame!r} asks for" if self.columns.frame else ""
             refuse_field(f"the messages of {self.topic} {why or 'are none'}", "Leave it out of the mapping.", self.part)
         if self.columns.frame is None and len(self.children) > 1:
-            remedy = f"Say with `frame` which is meant. Its child frames are: {listed}."
-            refuse_field(f"{self.topic} has the poses of several frames", remedy, self.part)
+            remedy = f"Write the intended one as `frame`. Its child frames are: {listed}."
+            refuse_field(f"{self.topic} has poses of several frames", remedy, self.part)
         if not self.has_pose:
-            remedy = f"Say with `field` where it is. The message has: {self.fields}."
+            remedy = f"Write its location as `field`. The message has: {self.fields}."
             refuse_field("no message has a pose", remedy, self.part)
 
 

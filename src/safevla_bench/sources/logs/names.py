@@ -88,7 +88,7 @@ def _find_unit(names: Sequence[str], places: Sequence[int]) -> str:
     """Return the unit that the names at these indices give, such as `x_mm`; "" for none, `ValueError` for several."""
     units = {next((_UNITS[word] for word in _split_words(names[place]) if word in _UNITS), "") for place in places}
     if len(units) > 1:
-        raise ValueError("which unit do they have? Their names give several; convert them to one")
+        raise ValueError("which unit do they have? Their names give several; convert them to one unit")
     return units.pop()
 
 
@@ -150,7 +150,7 @@ def decide_pose(
     """
     width, stated = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
     if len({*stated}) < len(stated) or max(stated, default=-1) >= size:
-        raise ValueError(f"which numbers are the pose? There are {size}, counted from 0, and each has one place")
+        raise ValueError(f"which numbers are the pose? There are {size}, counted from 0; use each once")
     if position is None and not names and (size == 3 or (size == 3 + width and (form or order))):
         position, rotation = range(3), rotation or range(3, size) or None
     if position is None:
@@ -160,14 +160,14 @@ def decide_pose(
             raise ValueError(f"which numbers are x, y, z? {lacking}")
         position = found[0]
         if rotation is None and _find_kuka(names):
-            raise ValueError("are a, b and c angles as of a KUKA, in degrees about the body's axes z, y and x?")
+            raise ValueError("are a, b and c KUKA angles, in degrees about the body's axes z, y and x?")
     if rotation is None:
         groups = {_parse_name(names[place])[0] for place in position} if names else set()
         group = groups.pop() if len(groups) == 1 else frozenset()
         return _find_rotation(names, tuple(position), group, form, order, euler.lower())
     if len(rotation) != width:
         raise ValueError(
-            f"how is the rotation written? A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
+            f"which form does the rotation have? A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
         )
     axes = "".join(_parse_name(names[place])[2] for place in rotation if place < len(names))
     places = _order_quaternion(tuple(rotation), axes, order) if width == 4 else tuple(rotation)
@@ -192,7 +192,7 @@ def _find_rotation(
     turns = [named for named in _group_names(names) if named.kind != "position" and len(named.axes) > 2]
     own = [named for named in turns if named.group == group or not named.group]
     if len({named.group for named in own}) > 1 or (turns and not own):
-        raise ValueError("which rotation belongs to the position? Its names have rotations of other things")
+        raise ValueError("which rotation belongs to the position? The names only give rotations of other objects")
     for named in sorted(own, key=lambda named: _PREFERRED.index(named.kind)):
         kind = form or named.kind
         places = named.find_places({"quaternion": "wxyz", "rpy": euler}.get(kind, "xyz"))
@@ -200,7 +200,7 @@ def _find_rotation(
             axes = {place: axis for axis, at in named.axes.items() for place in at}
             places = _order_quaternion(tuple(sorted(places)), "".join(axes[place] for place in sorted(places)), order)
         if len(places) != SIZES.get(kind):
-            raise ValueError("how is the rotation written? Its names do not say it")
+            raise ValueError("which form does the rotation have? Its names do not say")
         doubt, unit = "" if form else _DOUBTS.get(kind, ""), _find_unit(names, position)
         return PoseLayout(position, places, kind, doubt, unit, _find_unit(names, places))
     return PoseLayout(position, unit=_find_unit(names, position) if names else "")

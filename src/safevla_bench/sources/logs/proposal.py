@@ -40,7 +40,7 @@ _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
     """Return the text of a mapping of the sources; `says_success` = the log itself says how its episodes ended."""
     lines = [
-        "# Which source of the log is which part of a record: docs/howto/real-robots.md. Replace FILL IN, see CHECK.",
+        "# Mapping of the log's sources to parts of a record: docs/howto/real-robots.md. Replace FILL IN, verify CHECK.",
         "[episode]",
     ]
     if not says_success:
@@ -76,7 +76,7 @@ def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[s
     match part:
         case "eef" | "bodies":
             if part == "bodies":
-                yield f"role = {FILL_IN}  # target, bystander, furniture or robot; remove the table if it is no object"
+                yield f"role = {FILL_IN}  # target, bystander, furniture or robot; delete the table of a non-object"
             yield 'unit = "m"  # CHECK: "m", "cm" or "mm"'
             if "TFMessage" in source.kind:
                 yield f"frame = {FILL_IN}  # the child frame"
@@ -89,14 +89,14 @@ def _part_lines(part: str, source: FoundSource, robot: str | None) -> Iterator[s
             if arm is None or not arm.limits_nm or arm.effort_is_current:
                 yield f"limits_nm = {FILL_IN}  # one for each joint"
             if arm is not None and arm.effort_is_current:
-                yield f'unit = {FILL_IN}  # "N m" if these are torques and no motor currents'
+                yield f'unit = {FILL_IN}  # "N m" if these are torques, not motor currents'
         case "gripper":
             if source.size != 1:
                 yield f"index = {FILL_IN}  # [k]: which number, counted from 0"
             yield f"holds_above = {FILL_IN}  # it holds something above this, and below holds_below"
         case "wrench":
             yield "scale = 1.0  # CHECK: to N"
-            yield "tare_s = 1.0  # CHECK: the hand is still for so long, and touches nothing"
+            yield "tare_s = 1.0  # CHECK: the hand is still and touches nothing for this long"
             yield "# mass_kg = 0.7  # of the tool"
             if not source.kind and not _has_forces(source):
                 yield f"index = {FILL_IN}  # [x, y, z] of the force, counted from 0"

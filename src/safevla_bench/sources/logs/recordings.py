@@ -78,14 +78,14 @@ def _read_rosbag2(folder: Path) -> Recording:
     parts = [by_name[name] for name in dict.fromkeys(listed)]
     is_numbered = len({_part_number(path)[0] for path in parts}) == 1
     if is_numbered and parts != sorted(parts, key=_part_number):
-        warn_once(str(place.file), "lists the parts in another order than their numbers, by which they are joined")
+        warn_once(str(place.file), "lists the parts in an order that differs from their numbers, which are used")
     further = [path for path in present if path not in parts and (not parts or _are_parts(parts[0], path))]
     if further and parts:
         named = ", ".join(path.name for path in further[:_MOST_NAMED])
-        warn_once(str(place.file), f"does not list {named}, which is part of the recording")
+        warn_once(str(place.file), f"does not list {named}, which belongs to the recording")
     parts = sorted((*parts, *further), key=_part_number) if is_numbered or not listed else parts
     if not listed and len({storage_suffix(path) for path in parts}) > 1:
-        raise RecordError("parts are of several kinds", remedy="Keep those of one recording.", place=place)
+        raise RecordError("the parts have several formats", remedy="Keep only those of one recording.", place=place)
     distro: object = info.get("ros_distro")
     return Recording(folder.resolve().name, tuple(parts), distro if isinstance(distro, str) and distro else None)
 

@@ -117,11 +117,11 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         except ValueError as question:
             numbers = ", ".join(f"{place} {name}" for place, name in enumerate(names)) or f"0 to {size - 1}"
             lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *suggest_pose(names, size)]
-            head = f"Its numbers are: {escape_controls(numbers)}. Write into the mapping, filled in:"
+            head = f"Its numbers are: {escape_controls(numbers)}. Write into the mapping, with values:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([head, *lines]), part)
         if layout.unit and self.unit not in ("m", layout.unit):
-            remedy = "Write the unit that they have, or leave it out."
-            refuse_field(f"unit is {self.unit!r}, and the names say {layout.unit!r}", remedy, part)
+            remedy = "Write their unit, or leave it out."
+            refuse_field(f"unit is {self.unit!r}, but the names say {layout.unit!r}", remedy, part)
         return layout
 
     def arrange(self, numbers: Floats, layout: PoseLayout) -> Floats:
@@ -133,7 +133,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not layout.rotation:
             return position
         if layout.form in ("rpy", "rotvec") and not angle_unit and np.nanmax(np.abs(turns), initial=0) > _TURN:
-            problem = f"angles up to {np.nanmax(np.abs(turns)):.0f} are more than a turn in radians"
+            problem = f"angles up to {np.nanmax(np.abs(turns)):.0f} are more than a full turn in radians"
             refuse_field(problem, 'Write angle_unit = "deg", or "rad" if they are.', "angle_unit")
         wxyz = rotations_to_wxyz(turns, layout.form, self.rotation_order, angle_unit == "deg")
         return np.hstack([position, wxyz])
@@ -252,17 +252,21 @@ def read_mapping(path: Path) -> LogMapping:
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
         grip, facts = mapping.gripper, (mapping.episode, *mapping.trials)
         for target in {each.target for each in facts} - {None, *targets}:
-            raise ValueError(f"target {target!r} is no body of role target; those are: {', '.join(targets) or 'none'}")
+            raise ValueError(
+                f"target {target!r} is not a body with role target; those are: {', '.join(targets) or 'none'}"
+            )
         if grip is not None and len(grip.names or grip.index or ("the only one",)) != 1:
-            raise ValueError("[gripper] is one number: give one name or one index")
+            raise ValueError("[gripper] must be one number: give one name or one index")
         if grip is not None and not grip.bounds[0] < grip.bounds[1]:
-            raise ValueError("[gripper] holds something above holds_above and below the larger holds_below")
+            raise ValueError("in [gripper], holds_above must be below holds_below")
         if zero := [name for name, part in mapping.sources.items() if isinstance(part, Columns) and not part.scale]:
             raise ValueError(f"[{zero[0]}] has scale = 0, which makes every number 0")
         if mapping.wrench is not None and len(mapping.wrench.names or mapping.wrench.index or "xyz") != 3:
-            raise ValueError("[wrench] is three numbers: give the names or the index of the forces x, y, z")
+            raise ValueError("[wrench] must be three numbers: give the names or the index of the forces x, y, z")
         if any(each.template is not None and each.benchmark != LOG_BENCHMARK for each in facts):
-            raise ValueError(f"a template is for the benchmark {LOG_BENCHMARK}; tags of others are in a --rules file")
+            raise ValueError(
+                f"a template requires the benchmark {LOG_BENCHMARK}; for others, put the tags into a --rules file"
+            )
     return mapping
 
 
@@ -351,7 +355,7 @@ def drop_zero_turns(values: Floats, columns: Columns | PoseColumns, warn: Callab
         return values
     if not np.nan_to_num(values[:, :3]).any():
         return values
-    warn("its quaternions are zero throughout: it has a position and no orientation")
+    warn("its orientation is left out, since all quaternions are zero")
     return np.where(values[:, :3].any(axis=1, keepdims=True), values[:, :3], np.nan)
 
 
@@ -418,8 +422,8 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     unseen = [name for name, part in episode.series.items() if not part.known.any()]
     missing = [name for name in unseen if not name.startswith("bodies.")]
     if missing:
-        remedy = "Leave it out of the mapping, or map it to what was recorded."
-        raise RecordError(f"{', '.join(missing)} is known at no instant", remedy=remedy, place=place)
+        remedy = "Leave it out of the mapping, or map it to recorded data."
+        raise RecordError(f"{', '.join(missing)} is unknown at every instant", remedy=remedy, place=place)
     usable = np.ones(len(episode.time_s), dtype=np.bool_)
     for name, part in episode.series.items():
         if not name.startswith("bodies."):
@@ -428,16 +432,16 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     chosen = np.flatnonzero(usable & (np.arange(len(usable)) >= begin))
     if not len(chosen):
         remedy = "Map topics that overlap in time."
-        raise RecordError("there is no instant at which everything that is mapped is known", remedy=remedy, place=place)
+        raise RecordError("the mapped parts are never known at the same instant", remedy=remedy, place=place)
     source = f"{episode.file}: {episode.name}"
     if skipped := int((~usable[chosen[0] :]).sum()):
-        problem = f"{skipped} instants at which a part of the robot is unknown are not records"
-        warn_once(source, f"{problem}; time stamps show the gaps")
+        problem = f"{skipped} instants are not records, since a part of the robot is unknown"
+        warn_once(source, f"{problem}, as time stamps show")
     if unseen:
         warn_once(source, f"never seen: {', '.join(unseen)}; clauses on it have no verdict")
     for name, part in episode.series.items():
         if (unused := part.poses - int(part.known[chosen].sum())) > 0:
-            warn_once(source, f"{unused} of {part.poses} pose messages of [{name}] are in no record")
+            warn_once(source, f"{unused} of {part.poses} pose messages of [{name}] are not in any record")
     return chosen
 
 
@@ -503,7 +507,7 @@ def _gripper_contact(part: Series, columns: GripColumns, chosen: NDArray[np.int6
     if np.isinf([low, high]).all():
         if (is_held & (value != 0) & (value != 1)).any():
             problem = (
-                f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g} do not say whether it holds something"
+                f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g} do not show whether it holds something"
             )
             refuse_field(problem, "Write holds_above, holds_below or both under [gripper].", "gripper")
         is_held &= value != 0
@@ -562,7 +566,7 @@ def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series
     is_ur = all(joint in named for joint in _UR_JOINTS)
     if (is_ur or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
-            'Write unit = "N m" under [torque] if these are torques, or `scale`, the torque of a joint for one ampere. '
+            'Write unit = "N m" under [torque] if these are torques, or `scale`, the torque per ampere of a joint. '
             "Drivers before 2025 publish currents."
         )
         whose = "an arm of Universal Robots" if robot is None else f"a {embodiment}"
@@ -571,13 +575,13 @@ def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series
     joints = sorted((name for name in part.names if not re.search("finger|grip", name.lower())), key=_joint_place)
     problem = "" if count == len(limits) else f"{count} torques, but {len(limits)} limits"
     if columns.limits_nm is None and part.names and [*part.names] != joints:
-        problem = problem or "the joints are in another order than their limits, which go from the base to the hand"
+        problem = problem or "the joints are not in the order of their limits, which is from the base to the hand"
     if problem:
         is_sure = len({*map(_joint_place, joints)}) == len(joints) == len(limits)
         lines = f"names = [{', '.join(map(quote_toml, joints))}]" if is_sure else f"names = {FILL_IN}"
         named = escape_controls(", ".join(part.names) or "none")
         refuse_field(
-            problem, f"The names are: {named}. Write under [torque], a joint for each limit:\n  {lines}", "torque"
+            problem, f"The names are: {named}. Write under [torque], one joint per limit:\n  {lines}", "torque"
         )
 
 
@@ -612,19 +616,22 @@ def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Serie
         values = series[name].values[series[name].known]
         distance_m = float(np.median(np.linalg.norm(values[:, :3], axis=1)))
         if distance_m > _FAR_M:
-            yield file, f'[{name}] is {distance_m:.0f} m from the origin: in millimetres, perhaps? unit = "mm"'
+            yield (
+                file,
+                f'[{name}] is {distance_m:.0f} m from the origin; is it in millimetres? If so, write unit = "mm"',
+            )
         runs = np.diff(np.flatnonzero((np.diff(values, axis=0) != 0).any(axis=1)))
         if len(runs) > _FEW_RUNS and np.median(runs) >= 2:
             problem = (
-                f"[{name}] repeats each pose {np.median(runs):.0f} times: it is published faster than it is measured"
+                f"[{name}] repeats each pose {np.median(runs):.0f} times, so it is published faster than it is measured"
             )
-            yield file, f"{problem}, so its speed and acceleration are too large"
+            yield file, f"{problem}, and its speed and acceleration are too large"
         if values.shape[1] == 7:
             norm = np.linalg.norm(values[:, 3:], axis=1)
             if np.abs(norm - 1).max() > _NORM_SLACK:
                 yield file, f"[{name}] has quaternions of norm {norm.min():.3g} to {norm.max():.3g}, not 1"
     for name in ("torque", "wrench"):
         if name in series and not series[name].values.any():
-            yield file, f"[{name}] is 0 throughout: many drivers publish that for what they do not measure"
+            yield file, f"[{name}] is 0 throughout; many drivers publish 0 for quantities that they do not measure"
     if not mapping.bodies and "eef" not in series:
-        yield file, "neither [eef] nor [bodies] is mapped: nothing of motion or of objects is judged"
+        yield file, "motion and objects are not judged, since neither [eef] nor [bodies] is mapped"

@@ -41,7 +41,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
             found = problems.setdefault(name, {})
             gap_s = part.longest_gap_s or float(np.diff(times).max(initial=0.0))
             if gap_s * rate_hz > _MOST_PERIODS:
-                found[f"{episode.name}: silent for {format_significant(gap_s)} s"] = None
+                found[f"{episode.name}: no message for {format_significant(gap_s)} s"] = None
             if isinstance(columns, PoseColumns) and len(rows) > 1:
                 speed = float((np.linalg.norm(np.diff(rows, axis=0), axis=1) / np.diff(times)).max())
                 if speed > _FASTEST_M_S:

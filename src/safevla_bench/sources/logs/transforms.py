@@ -64,7 +64,7 @@ class FrameTree:
         roots = [self._edges[chain[-1]].parents[0] if chain else name for chain, name in ((up, frame), (down, into))]
         if roots[0] != roots[1]:
             known = ", ".join(sorted({*self._edges, *(edge.parents[0] for edge in self._edges.values())})) or "none"
-            remedy = f"The frames of the transforms are: {known}. `topics` under [transforms] says where they are."
+            remedy = f"The frames of the transforms are: {known}. Write their topics as `topics` under [transforms]."
             raise RecordError(f"no transforms connect {frame!r} with {into!r}", remedy=remedy)
         from scipy.spatial.transform import Rotation  # slow to import
 
@@ -81,8 +81,8 @@ class FrameTree:
         chain: list[str] = []
         while frame in self._edges:
             if frame in chain:
-                remedy = "Two programs publish transforms in opposite directions; record one of them."
-                raise RecordError(f"the transforms go round in a circle at {frame!r}", remedy=remedy)
+                remedy = "Two programs publish transforms in opposite directions; record only one of them."
+                raise RecordError(f"the transforms form a cycle at {frame!r}", remedy=remedy)
             chain.append(frame)
             parents = self._edges[frame].parents
             if len(parents) > 1:

@@ -50,7 +50,7 @@ def measure_forces(
         weights = turns.inv().apply([0.0, 0.0, -columns.mass_kg * _GRAVITY_M_S2])
         weights -= weights[still].mean(axis=0) if columns.tare is None else 0.0
     elif turns is None:
-        problem = "how far the hand turns is not known, so the weight of its tool may count as a force"
+        problem = "forces may include the weight of the hand's tool, since the hand's rotation is unknown"
     elif (turned := (turns[still.start].inv() * turns).magnitude().max()) > _TURNED_RAD:
         problem = (
             f"the hand turns by {np.rad2deg(turned):.0f}° from where the wrench was tared, so the weight of its tool "

@@ -114,7 +114,7 @@ class EpisodeIndex:
             if other != note.source:
                 problem = f"policy {policy!r} has this episode in {self.sources[other].path} too"
                 remedy = (
-                    "Name each source once. In one table such episodes would count twice: leave the policy (noop, "
+                    "Name each source once. Such episodes would count twice in one table: leave the policy (noop, "
                     "say) out of all runs but one, show another policy under its own name (NAME=PATH), or use "
                     "`safevla compare`, which judges each source alone."
                 )
@@ -311,5 +311,7 @@ def _read_wanted(
 
 
 def _changed_source(path: Path) -> RunError:
-    problem = "it changed while it was read"
-    return RunError(problem, remedy="Run the command again when nothing writes there.", place=Place(file=str(path)))
+    problem = "it changed during reading"
+    return RunError(
+        problem, remedy="Run the command again when no other process writes there.", place=Place(file=str(path))
+    )

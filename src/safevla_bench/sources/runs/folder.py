@@ -163,7 +163,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_manifest(folder: Path) -> Manifest:
     """Return the content of manifest.json. Raises `RunError` if it is missing, damaged or names no parts or files."""
-    with readable(folder / MANIFEST, "Copy the folder anew from where it was made, or roll it out again."):
+    with readable(folder / MANIFEST, "Copy the folder again from its origin, or roll it out again."):
         return decode_json(read_input(folder / MANIFEST), Manifest)
 
 
@@ -332,11 +332,11 @@ def read_frames(folder: Path) -> tuple[Frame, ...]:
     path = folder / FRAMES / INDEX
     if not path.exists():
         return ()
-    with readable(path, "Remove the folder and make the frames anew: safevla frames RUN."):
+    with readable(path, "Remove the folder and make the frames again: safevla frames RUN."):
         frames = decode_json(read_input(path), _Index).frames
         for frame in frames:
             if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", frame.file):
-                raise ValueError(f"{frame.file!r} is no file name of a frame")
+                raise ValueError(f"{frame.file!r} is not a valid file name of a frame")
     return frames
 
 

@@ -167,7 +167,7 @@ def read_record(folder: Path, index: int) -> Batch:
         with limit_memory(path):
             (record,) = npz.read_npz(path, EpisodeSelection())
     except OSError as error:
-        remedy = f"Restore it; or remove {path.with_suffix(_ROW)} and resume: the episode is run again."
+        remedy = f"Restore it; or remove {path.with_suffix(_ROW)} and resume; the episode is then run again."
         problem = "the record is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise DamageError(problem, episodes=1, remedy=remedy, place=Place(file=str(path))) from None
     if isinstance(record, RecordError):
@@ -199,10 +199,8 @@ def require_records(folder: Path, episodes: Mapping[int, RawEpisode]) -> None:
     for index, episode in episodes.items():
         path = record_path(folder, index)
         if episode.has_record and not path.exists():
-            remedy = f"Restore the file; or remove {path.with_suffix(_ROW)}, and the episode is run again."
-            raise RunError(
-                "the record of an episode that is done is missing", remedy=remedy, place=Place(file=str(path))
-            )
+            remedy = f"Restore the file; or remove {path.with_suffix(_ROW)}, so that the episode is run again."
+            raise RunError("the record of a finished episode is missing", remedy=remedy, place=Place(file=str(path)))
 
 
 def _row_paths(folder: Path) -> dict[int, Path]:
@@ -216,7 +214,7 @@ def _read_row(path: Path) -> RawEpisode:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        remedy = "Restore the file; or remove it, and the episode is run again."
+        remedy = "Restore the file; or remove it, so that the episode is run again."
         raise RunError(f"the row is damaged: {error}", remedy=remedy, place=Place(file=str(path))) from None
 
 
@@ -259,7 +257,7 @@ def _seal_manifest(folder: Path, manifest: run_folder.Manifest) -> None:
 
 
 def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
-    """Append the digests of files that were written after a run to its manifest; those of None are removed. Does
+    """Append the digests of files that were written after a run to its manifest, or remove those given as None. Does
     nothing if the manifest is missing or damaged. Raises `FileError` if it cannot be written.
     """
     try:

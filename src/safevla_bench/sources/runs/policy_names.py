@@ -89,7 +89,7 @@ def identify_policies(path: Path, description: Mapping[str, object]) -> list[Pol
             for row in policy_rows(description)
         ]
     except RecursionError:
-        problem, place = "what it says of a policy is nested too deeply", Place(file=str(path / RUN))
+        problem, place = "its description of a policy is nested too deeply", Place(file=str(path / RUN))
         raise RunError(problem, remedy="Restore the file.", place=place) from None
 
 
@@ -133,7 +133,7 @@ def name_source(path: Path, recorded: Sequence[str | None]) -> PolicyNames:
         return {}
     own = [policy for policy in recorded if policy != _FLOOR] or list(recorded)
     if len(own) > 1:
-        problem = f"{name} names one policy, and here are {len(own)}: {', '.join(map(str, own))}"
+        problem = f"{name} names one policy, but the source has {len(own)}: {', '.join(map(str, own))}"
         remedy = "Leave the name out, and name policies when they run: --policy NAME=POLICY."
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     return dict.fromkeys(own, name)

@@ -79,14 +79,14 @@ class LeftOut:
         elif self.lost:
             phrases.append(f"{count_noun(self.lost, 'episode')} lost in damaged files")
         elif self.damaged:
-            phrases.append("a file is not as it was written; every episode that it should hold was read")
+            phrases.append("a file was changed, but all its episodes could be read")
         if self.missing or self.unnamed:
             scenes = Counter(f"{absent.policy} on {absent.benchmark}/{absent.task_id}" for absent in self.missing)
             named = f" ({list_counts(scenes)})" if scenes else ""
             count = len(self.missing) + self.unnamed
             phrases.append(f"{count_noun(count, 'planned episode')} missing from the run{named}")
         if self.unplanned:
-            phrases.append(f"{count_noun(self.unplanned, 'episode')} in the run and not in its plan")
+            phrases.append(f"{count_noun(self.unplanned, 'episode')} in the run but not in its plan")
         return phrases
 
 
@@ -94,10 +94,10 @@ def remedy_for(problems: Sequence[RecordError]) -> str:
     """Return the remedy for invalid or lost episodes: to copy damaged files again, or to correct records."""
     if any(isinstance(problem, DamageError) for problem in problems):
         return (
-            "Copy the files anew from where they were made; or pass --set invalid=skip to take the episodes that can "
-            "be read and count the others."
+            "Copy the files again from their origin; or pass --set invalid=skip to use the readable episodes and count "
+            "the others."
         )
-    return "Mend them, or pass --set invalid=skip to take the others and count these."
+    return "Correct them, or pass --set invalid=skip to use the others and count these."
 
 
 # Sources
@@ -176,11 +176,11 @@ class RecordSource:
             for name in names:
                 missing.pop(name, None)
             known = [k for k, name in enumerate(names) if name in planned]
-            surplus = "the archive has a record of it, and the run's table of episodes lists none"
+            surplus = "the archive has a record of it, but the run's table of episodes does not list it"
             yield from (RecordError(surplus, place=self._place(name)) for name in names if name not in planned)
             if known:
                 yield batch if len(known) == len(batch) else select_episodes(batch, known)
-        lost = "it was recorded, and no part of the archive has a record of it that can be read"
+        lost = "it was recorded, but no part of the archive has a readable record of it"
         yield from (DamageError(lost, place=self._place(name)) for name in missing.values())
 
     def _place(self, episode: str) -> Place:
@@ -246,9 +246,9 @@ def open_source(path: Path) -> RecordSource:
     """
     require_source(path)
     if not (path / run_folder.RUN).exists() and foreign.find_results(path):
-        remedy = "`safevla score` prints its success rates. To have safety judged, record the rollouts: safevla eval."
+        remedy = "`safevla score` prints its success rates. To judge safety, record the rollouts: safevla eval."
         raise RunError(
-            "holds successes of another tool and no trajectories", remedy=remedy, place=Place(file=str(path))
+            "contains results of another tool, but no trajectories", remedy=remedy, place=Place(file=str(path))
         )
     log = None if (path / run_folder.RUN).exists() else find_log(path)
     if log is not None:
@@ -272,7 +272,7 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
         is_empty = False
         yield batch
     if is_empty:
-        remedy = "An archive holds at least one episode, a line each."
+        remedy = "An archive has at least one episode, one per line."
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
 
@@ -283,10 +283,10 @@ def _open_folder(path: Path) -> RecordSource:
         remedy = "A run folder holds run.json; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
         problem = "this is not a run folder"
         if (path / run_folder.SCORES).exists():
-            problem = "holds scores without their records"
-            remedy = "Name what was judged, with its --set, --library or --rules."
+            problem = "contains scores without their records"
+            remedy = "Name the source that was judged, with its --set, --library or --rules."
         elif any(path.glob(f"*/{run_folder.RUN}")):
-            problem, remedy = "holds run folders, but is not one", f"Name them: {shlex.quote(str(path))}/*"
+            problem, remedy = "contains run folders, but is not one", f"Name them: {shlex.quote(str(path))}/*"
         raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     description = run_folder.read_description(path)
     complete = description.get("complete") is True

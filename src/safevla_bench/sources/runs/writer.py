@@ -108,7 +108,7 @@ class RunWriter:
         if it cannot be written.
         """
         for name, problem in parts.changed_parts(self.folder):
-            remedy = "Restore it first: its digest would be lost with the manifest."
+            remedy = "Restore the file first: its digest would be lost with the manifest."
             raise RunError(problem, remedy=remedy, place=Place(file=str(self.folder / name)))
         if unplanned := [row.episode_id for row in parts.episode_rows(self.folder) if row.episode_id not in places]:
             problem = f"the run lists {unplanned[0]!r}, which was not planned"
@@ -168,7 +168,7 @@ class RunWriter:
             with translated_errors(self.folder):
                 yield
         except FileError as error:
-            error.remedy = f"What is finished is kept. Correct the cause, then go on: {self._continuation}"
+            error.remedy = f"Finished episodes are kept. Correct the cause, then continue: {self._continuation}"
             raise
 
     def discard(self) -> None:
@@ -191,8 +191,8 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
         list_differences(_repeatable_fields(existing), _repeatable_fields(json.loads(dump_json(description))))
     )
     if differing:
-        problem = "what is asked differs from the run that is to be resumed:\n  " + "\n  ".join(differing)
-        raise RunError(problem, remedy="Ask for the same, or choose another --out for another run.", place=place)
+        problem = "the request differs from the run to resume:\n  " + "\n  ".join(differing)
+        raise RunError(problem, remedy="Repeat the original request, or choose another --out.", place=place)
 
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
@@ -235,7 +235,7 @@ def format_resume_command(folder: Path, *words: str) -> str:
 # Shards of one plan merged into the run folder that a single run would have made, byte for byte
 
 
-_DAMAGED = "Copy the shard anew from where it was made, or run it again."
+_DAMAGED = "Copy the shard again from its origin, or run it again."
 _OWN = ("shard", "planned", "volatile", "complete")
 
 
@@ -284,7 +284,7 @@ def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Sh
     try:
         stretch = msgspec.convert(description.get("shard"), PlanStretch)
     except msgspec.ValidationError:
-        _refuse_folder(folder, "this run is no shard", "Shards are made with --shard 1/8 and so on.")
+        _refuse_folder(folder, "this run is not a shard", "Shards are made with --shard 1/8 and so on.")
     if description.get("complete") is not True:
         done, planned = count_progress(folder)
         remedy = f"Continue it: {format_continuation(folder)}"
@@ -298,11 +298,11 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
     for shard in shards[1:]:
         differing = list(list_differences(shards[0].plan, shard.plan, ("that has", "this has")))
         if differing:
-            problem = f"it is of another plan than {shards[0].folder}:\n  " + "\n  ".join(differing)
+            problem = f"its plan differs from that of {shards[0].folder}:\n  " + "\n  ".join(differing)
             _refuse_folder(shard.folder, problem, "Merge the shards of one plan, and run the other again.")
     numbers, count = [shard.stretch.number for shard in shards], shards[0].stretch.count if shards else 1
     if len(numbers) != count or numbers != [*range(1, count + 1)]:
-        problem = f"these are the shards {', '.join(map(str, numbers)) or 'none'}, and the plan has 1 to {count}"
+        problem = f"these are the shards {', '.join(map(str, numbers)) or 'none'}, but the plan has 1 to {count}"
         raise RunError(problem, remedy="Name the run folders of all shards, each once.")
     ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
     for shard, end in zip(shards, ends, strict=True):
