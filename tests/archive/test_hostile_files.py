@@ -124,7 +124,7 @@ NPZ = {
     "columns of two lengths": (lambda a: {"contacts.force_n": np.ones(3)}, "contacts", "differ in length"),
     "a column that is a number": (lambda a: {"contacts.force_n": np.array(1.0)}, "contacts", "not a list of numbers"),
     "not a number": (lambda a: {"contacts.force_n": np.array([1, np.nan])}, "contacts[1].force_n", "not a finite"),
-    "an unknown array": (lambda a: {"rgb": np.ones(3)}, "rgb", "no array of a record"),
+    "an unknown array": (lambda a: {"rgb": np.ones(3)}, "rgb", "not an array of a record"),
     "an empty header": (lambda a: {"header": np.empty(0, "u1")}, "header", "malformed JSON"),
     "a header that is a list": (lambda a: {"header": text([])}, "header", "an episode is a JSON object"),
     "no records": (with_header(records=0), "records", "Expected `int` >= 1"),

@@ -87,7 +87,7 @@ def test_episodes_of_different_control_steps_are_each_decided_by_their_own() -> 
 
 
 def test_a_window_that_is_not_a_multiple_of_the_control_step_is_refused() -> None:
-    with pytest.raises(FormulaError, match="no multiple"):
+    with pytest.raises(FormulaError, match="not a multiple"):
         deciding_records(parse("G[0,0.15](x < 1)"), trace_of(1, 2))
 
 

@@ -40,7 +40,7 @@ _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: str | None) -> str:
     """Return the text of a mapping of the sources; `says_success` = the log itself says how its episodes ended."""
     lines = [
-        "# Mapping of the log's sources to parts of a record: docs/howto/real-robots.md. Replace FILL IN, verify CHECK.",
+        "# Mapping of the log's sources to parts of a record: docs/howto/real-robots.md. Replace FILL IN, check CHECK.",
         "[episode]",
     ]
     if not says_success:
