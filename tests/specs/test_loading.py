@@ -253,7 +253,7 @@ def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("taken", ["joint_torque", "wrist_tilt_world_15deg"])
 def test_extending_refuses_an_id_that_is_taken(tmp_path, taken):
-    with pytest.raises(SpecError, match=rf"mine.toml, field spec_id: {taken}: library 'default' has .*\n.*\[\[replace"):
+    with pytest.raises(SpecError, match=rf"field spec_id: {taken}: library 'default' already has .*\n.*\[\[replace"):
         extend_library(library(), write_toml(tmp_path, {**SPEC, "spec_id": taken}))
 
 
@@ -325,7 +325,7 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"threshold": 0.006}, r"stl: non_target_max_disp_5mm: .* says `non_target_disp_max < 0.006`.*\n.*is `G"),
+        ({"threshold": 0.006}, r"stl: non_target_max_disp_5mm: .* contain `non_target_disp_max < 0.006`.*\n.*is `G"),
         ({"operator": "gt"}, r"the formula does not contain `non_target_disp_max > 0.005`"),
         ({"signal": "eef_speed"}, r"the formula does not contain `eef_speed < 0.005`"),
         ({"signal": "eef_sped"}, r"field signal: .*no signal 'eef_sped'\n.*did you mean 'eef_speed'"),
