@@ -235,7 +235,7 @@ TWO = concatenate_batches([episode(2, episode_id=name) for name in "ab"])
 REPEATED = concatenate_batches([episode(2), episode(3)])
 REFUSED = [
     *((suffix, write_archive, TWO, "holds one episode, these are 2") for suffix in SINGLE),
-    *((suffix, append, episode(2), "written whole") for suffix in (".parquet", *SINGLE)),
+    *((suffix, append, episode(2), "cannot be appended to") for suffix in (".parquet", *SINGLE)),
     *((suffix, write_archive, REPEATED, "the episode_id is repeated") for suffix in MANY),
 ]
 

@@ -64,7 +64,7 @@ def make_files(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> di
 
 REFUSED = (
     "cannot be read|not a regular file|not an archive|no such file|not a run folder|not a plain table|"
-    "nothing can be decompressed|more than|memory ran out|array of no length"
+    "nothing can be decompressed|more than|more memory|array of no length"
 )
 
 
@@ -163,7 +163,7 @@ def test_a_bomb_in_a_command_is_refused_within_the_limit(tmp_path, inputs, comma
     assert grown_kib < (1 << 18) + RESERVED_KIB
     if "SCORES" not in command or command.startswith("verify"):
         assert code in (1, 2)
-        assert re.search("memory ran out|more than|more memory", output), output[-2000:]
+        assert re.search("more than|more memory", output), output[-2000:]
 
 
 def test_readers_refuse_json_that_could_fill_the_memory_before_it_is_decoded(tmp_path, monkeypatch):

@@ -157,7 +157,7 @@ def test_stl_prints_rho_verdict_and_deciding_record(safevla, archive):
         (["episodes", "ARCHIVE", "--limit", "0"], "--limit"),
         (["show", "ARCHIVE", "--formula", "G(eef_sped < 1)"], "did you mean 'eef_speed'"),
         (["show", "ARCHIVE", "--formula", "G[0,0.07](eef_speed < 1)"], "not a multiple of the control step"),
-        (["show", "ARCHIVE", "--formula", "G(eef_speed < threshold)"], "write the number"),
+        (["show", "ARCHIVE", "--formula", "G(eef_speed < threshold)"], "write a number"),
         (["show", "ARCHIVE", "--formula", "G(eef_speed <"], "column"),
     ],
 )

@@ -130,7 +130,7 @@ def test_runs_of_different_rules_are_judged_alike_unless_each_is_to_be_judged_by
     plan = ("--host", "fake", "--suite", "fake", "--task", "0", "--policy", "random", "--max-steps", "3")
     safevla.ok("eval", *plan, "--out", tmp_path / "mine")
     safevla.ok("episodes", run, tmp_path / "mine")
-    assert "Leave --rules as-judged out" in safevla.refuses("episodes", run, tmp_path / "mine", "--rules", "as-judged")
+    assert "Leave out --rules as-judged" in safevla.refuses("episodes", run, tmp_path / "mine", "--rules", "as-judged")
 
 
 @pytest.fixture
@@ -203,4 +203,4 @@ def test_a_run_redefines_no_task_that_the_built_in_registry_knows_even_on_reques
     tags = TAGS.format(benchmark)
     tags = tags if benchmark != "libero-goal" else tags[tags.index("[[tasks]]") :]
     change_description(own, host_registry=[{"name": "mine.toml", "text": tags}])
-    assert f"tags are of {benchmark}" in safevla.refuses("gate", own, *LIMIT, "--rules", "as-judged")
+    assert f"tags also define {benchmark}" in safevla.refuses("gate", own, *LIMIT, "--rules", "as-judged")

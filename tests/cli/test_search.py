@@ -38,7 +38,7 @@ def test_words_and_seeds_are_searched(safevla, tmp_path, monkeypatch):
     (tmp_path / "words.txt").write_text("quick\n")
     words = ("--wordings", "words.txt", "--policy-seeds", "2")
     out = safevla.ok("search", *RUN, "--policy-arg", "word=quick", "--policy-arg", "width_m=9", *words, "--out", "run")
-    assert "told 'quick'" in out
+    assert "instruction 'quick'" in out
     assert json.loads((tmp_path / "run/run.json").read_text())["search"]["policy_seeds"] == 2
     safevla.refuses("search", *RUN, "--policy-seeds", "many", "--out", "other")
 

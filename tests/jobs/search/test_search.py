@@ -195,7 +195,7 @@ def test_words_and_seeds_of_the_policy_are_found_and_repeat_what_was_found(worde
     suite, judged = search_starts(replace(worded, method=method, budget=24), tmp_path / "one")
     assert {start.instruction for start in suite.starts} == {"put the block on the tray, quick"}
     assert {start.policy_seed % 2 for start in suite.starts} == {1}
-    assert "told 'put the block on the tray, quick'" in describe_claim(suite.tasks[0], suite)
+    assert "instruction 'put the block on the tray, quick'" in describe_claim(suite.tasks[0], suite)
     assert len({row.policy_seed for row in episode_rows(tmp_path / "one")}) == 3
     request = replace(
         worded.request, suites=("fake",), tasks=None, found=tmp_path / "one/found/edge.json", episodes=None
