@@ -360,7 +360,7 @@ def test_a_policy_is_held_against_its_name_else_against_the_only_one():
     assert check_against(mine, other, [NO_WORSE]).outcomes[0].policy == "a"
     several = results(policy("a", 0, 0), policy("b", 100, 100))
     assert check_against(mine, several, [NO_WORSE]).outcomes[0].value == 1.0
-    with pytest.raises(RunError, match="no policy 'a', and has more than one"):
+    with pytest.raises(RunError, match="not have the policy 'a', and has more than one"):
         check_against(mine, results(policy("c", 9, 9), policy("b", 9, 9)), [NO_WORSE])
 
 

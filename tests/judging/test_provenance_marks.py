@@ -213,7 +213,7 @@ def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_
     assert document["episodes"][3]["simulator"] == NEW
     assert document["cells"][0]["simulator"]["mujoco"] == ["3.2.3"]
     table = pq.read_table(io.BytesIO(files["scores.parquet"]))
-    assert dict(table["simulator"][3].as_py()) == NEW
+    assert {pair["key"]: pair["value"] for pair in table["simulator"][3].as_py()} == NEW
     assert judged.scores.select_episodes(np.array([3])).simulator == (NEW,)
 
 

@@ -181,7 +181,7 @@ def test_an_episode_without_a_seed_can_be_shown_where_it_was_from_its_fixtures_a
         stage.close()
     header = {**episode.extra[0]["header"], "fixtures": {"wooden_cabinet_1_main": [1.0]}}
     spoilt = replace(episode, extra=({**episode.extra[0], "header": header},))
-    with pytest.raises(HostError, match="are no poses"):
+    with pytest.raises(HostError, match="are not poses"):
         host.stage(task_of(), spoilt)
 
 

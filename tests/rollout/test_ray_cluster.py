@@ -27,7 +27,7 @@ def test_an_address_goes_before_ray_address_and_without_both_ray_is_started_here
 @pytest.mark.parametrize("share", [-1, 1.5, float("nan"), float("inf")])
 @pytest.mark.parametrize("of", ["cpus", "gpus"])
 def test_a_share_that_is_none_is_refused_before_ray_is_started(of, share):
-    with pytest.raises(RunError, match=f"--actor .*{of}={share:g}.* is no share"):
+    with pytest.raises(RunError, match=f"--actor .*{of}={share:g}.* is not a share"):
         RayCluster(**{of: share})
 
 

@@ -46,7 +46,7 @@ def test_the_same_threshold_changes_nothing():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("joint_torque", "sets nothing"),
+        ("joint_torque", "no value to set"),
         ("joint_torqe=2", "close to it: joint_torque"),
         ("joint_torque=fast", "not a threshold of joint_torque"),
         ("joint_torque=2 N", "is in '1', not in 'N'"),

@@ -92,7 +92,7 @@ def test_the_table_of_the_scene_and_what_is_itself_carried_are_not_receptacles()
         (TEXT.replace("(-0.1 0 0.1 0.2)", "(-0.1 0 0.1)"), "holds 3 items, not 4"),
         (TEXT.replace("-0.1 0", "-1e999 0"), "too large"),
         (TEXT.replace("-0.1 0", "-nan 0"), "'-nan' in :ranges is not a number"),
-        (TEXT.replace("bowl_1 bowl_2", "bowl_1 bow\N{LATIN SMALL LETTER L WITH STROKE}"), "is not a name"),
+        (TEXT.replace("bowl_1 bowl_2", "bowl_1 bow\N{LATIN SMALL LETTER L WITH STROKE}"), "is not"),
     ],
 )
 def test_what_is_not_a_problem_is_an_error_with_a_remedy(text, reason):

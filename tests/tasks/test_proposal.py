@@ -66,7 +66,7 @@ def test_kinds_of_things_give_the_object_tag_and_assumptions_are_questions():
         ("(On bowl_1 table)", {"init": "(In mug_1 bowl_1)"}, "holds mug_1"),
         ("(On cabinet_1 table)", {}, "not a movable object"),
         ("(Under bowl_1 table)", {}, "predicate 'under'"),
-        ("(On bowl_1 table)", {"init": "(On bowl_1 table)"}, "mere guess"),
+        ("(On bowl_1 table)", {"init": "(On bowl_1 table)"}, "is a guess"),
     ],
 )
 def test_what_is_not_known_gets_no_tag_and_a_question(goal, more, question):

@@ -162,7 +162,7 @@ def test_a_loop_is_compared_with_a_rollout_of_the_same_kitchens(tmp_path):
     assert compared.paired
     assert compared.scopes[0].pairs == 2
     assert compare_policies([replace(same, name="again"), same]).paired
-    with pytest.raises(RunError, match="not the same episodes"):
+    with pytest.raises(RunError, match="ran different episodes"):
         compare_policies([rolled, elsewhere])
     moved = {key: scene._replace(style=scene.style + 1) for key, scene in rolled.kitchens.items()}
     with pytest.raises(RunError, match="differ in kitchen in 2 episodes"):

@@ -108,7 +108,7 @@ def test_openpi_s_server_is_shown_with_its_keys_its_actions_and_its_command():
     assert "'observation/state' float64 [8]" in findings["request"].found
     assert findings["reply"].found == "'actions' float64 [10, 7]"
     assert findings["chunk"].found == "10 actions a reply, 5 executed"
-    assert findings["server"].found == 'says of itself {"model": "stub"}'
+    assert findings["server"].found == 'describes itself as {"model": "stub"}'
     assert "x            0.200    0.200    0.200" in findings["actions"].found
     command = "safevla eval --host libero --suite libero-spatial --policy"
     assert findings["eval"].found.startswith(f"{command} {address} ")
