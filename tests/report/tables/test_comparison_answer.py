@@ -192,7 +192,7 @@ def test_without_a_metric_over_all_suites_the_first_suite_is_named():
     mine, theirs = on_two_suites(CALM), on_two_suites(ROUGH)
     comparison = compare(mine, without_verdict(theirs, *range(32, 64)))
     assert describe_comparison(comparison) == (
-        "In near alone: a is safer than b on these tasks: 16 of 32 pairs against 0 (50.0 points, 33.6 to 66.4). Not "
+        "Only in near: a is safer than b on these tasks: 16 of 32 pairs against 0 (50.0 points, 33.6 to 66.4). Not "
         "tested for tasks like these: 4 tasks, 6 needed. There is no primary verdict over all suites."
     )
     text = show(comparison)
