@@ -155,7 +155,7 @@ def test_what_differs_from_record_0_later_is_an_error_that_names_it():
     for call in (recorder.dropped_pairs, lambda: recorder.substep([]), lambda: recorder.step([0], poses={})):
         with pytest.raises(HostError, match="no episode has begun"):
             call()
-    with pytest.raises(HostError, match="cup has a pose but no role"):
+    with pytest.raises(HostError, match="cup has a pose and no role"):
         recorder.begin([], poses={"cup": ((0, 0, 0), UPRIGHT)})
     recorder.begin([], poses=poses(), state=[1.0])
     with pytest.raises(HostError, match="no physics substep was recorded in control step 1"):

@@ -279,7 +279,7 @@ def test_a_success_before_the_last_frame_that_does_not_last_is_a_warning(tmp_pat
     folder = write_mapped(tmp_path, frames(**{"next.success": np.arange(30) == 20}))
     with caplog.at_level(logging.WARNING):
         assert judge_log(folder)[0].success is False
-    assert "true in frame 20 and not in the last" in caplog.text
+    assert "true in frame 20 but not in the last" in caplog.text
 
 
 def test_a_success_that_is_missing_in_an_early_frame_is_no_early_success(tmp_path, caplog):

@@ -103,7 +103,7 @@ def test_errors_name_the_topics_and_names_of_the_file(tmp_path):
     save_mapping(folder, MAPPED.replace('from = "/eef"', 'from = "/joints"'))
     assert "no message has a pose" in problem(folder)
     save_mapping(folder, MAPPED.replace("[episode]", '[episode]\nclock = "/other"'))
-    assert "the clock '/other'" in problem(folder)
+    assert "the clock topic '/other'" in problem(folder)
 
 
 def test_transforms_are_read_by_their_child_frame(tmp_path):

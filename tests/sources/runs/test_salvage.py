@@ -277,7 +277,7 @@ def test_crashed_episodes_are_not_run_again_over_a_damaged_archive(run, part):
     flip(part, inside(part, COUNT - 1, "content"))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     description = {name: value for name, value in read_description(run).items() if name != "complete"}
-    with RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore it first"):
+    with RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore the file first"):
         writer.reopen({})
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
