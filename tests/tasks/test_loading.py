@@ -221,7 +221,7 @@ REFUSED = [
     (OWN + TASK + 'object_tags = ["spillable"]', r"field object_tags: mine wipe: Expected `object`"),
     (OWN + TASK.replace("instruction", "instructions"), r"field instructions: mine wipe: unknown key"),
     (OWN + '[[families]]\nbenchmark = "mine"\npatterns = []\ntemplate = "navigate"', r"field patterns: mine: Expected"),
-    (OWN + '[[families]]\nbenchmark = "other"\npatterns = ["*"]\ntemplate = "navigate"', r"'other' is none of the"),
+    (OWN + '[[families]]\nbenchmark = "other"\npatterns = ["*"]\ntemplate = "navigate"', r"'other' is not one of the"),
 ]  # fmt: skip
 
 
@@ -232,7 +232,7 @@ REFUSED_ROWS = [
     (row(object_tags=["wet"]), r"field object_tags: libero-spatial task_0: unknown tag 'wet'"),
     (row(benchmark_signal_tags=["held_target"]), r"field benchmark_signal_tags: .* is of class mechanism"),
     (row(task_tags=["target_pose_signal"]), r"field task_tags: .* is of class capability"),
-    (row(benchmark="new", benchmark_signal_tags=None), r"field benchmark: new task_0: 'new' is none of the"),
+    (row(benchmark="new", benchmark_signal_tags=None), r"field benchmark: new task_0: 'new' is not one of the"),
     (row(task_tags=None, template="pnp"), r"field template: libero-spatial task_0: 'pnp' is not one of the templates"),
     (row(template=None), r"field template: libero-spatial task_0: must have either"),
     ("[1]", r"row 0: a table of keys is expected, not int"),

@@ -75,7 +75,7 @@ def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "message"), [([], "none, and"), ([2], "2, and the plan has 1 to 3"), ([1, 2, 3, 2], "1, 2, 2, 3, and")]
+    ("numbers", "message"), [([], "none, but"), ([2], "2, but the plan has 1 to 3"), ([1, 2, 3, 2], "1, 2, 2, 3, but")]
 )
 def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbers, message):
     with pytest.raises(RunError, match=f"these are the shards {message}"):
@@ -131,7 +131,7 @@ def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
     roll_out(replace(REQUEST, shard=Shard(3, 3)), unfinished)
     with pytest.raises(RunError, match="unfinished, 4 of 4 episodes done") as raised:
         merge_shards([*shards[:2], unfinished], tmp_path / "merged")
-    assert f"safevla eval --resume --record-only --out {unfinished}" in raised.value.remedy
+    assert f"safevla eval --resume --out {unfinished}" in raised.value.remedy
 
 
 @pytest.mark.parametrize("spoil", ["cut", "lost", "added", "manifest"])
@@ -147,7 +147,7 @@ def test_a_shard_that_is_not_as_its_manifest_says_is_refused(shards, tmp_path, s
         (shards[0] / "manifest.json").unlink()
     with pytest.raises(RunError, match="manifest") as raised:
         merge_shards(shards, tmp_path / "merged")
-    assert "anew" in raised.value.remedy
+    assert "again" in raised.value.remedy
     assert not (tmp_path / "merged").exists()
 
 
