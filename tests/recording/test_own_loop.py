@@ -257,7 +257,7 @@ def test_a_simulator_in_the_place_of_a_closed_one_is_recorded_and_of_another_one
             env.step(actions(1)[0])
     assert [(row["episode"], row["env_seed"]) for row in rows(tmp_path / "run")] == [(0, 7), (1, 8)]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is True
-    assert "another simulator" in caplog.text
+    assert "a second simulator" in caplog.text
 
 
 @pytest.mark.parametrize(
