@@ -70,7 +70,10 @@ BROKEN = {
         {"outcome": "crashed", "success": False},
         (None, "outcome", "unknown outcome 'crashed'"),
     ),
-    "an outcome of one's own": ({"outcome": "gave_up", "success": False}, (None, "outcome", "unknown outcome 'gave_up'")),
+    "an outcome of one's own": (
+        {"outcome": "gave_up", "success": False},
+        (None, "outcome", "unknown outcome 'gave_up'"),
+    ),
     "a success that failed": (
         {"outcome": "success", "success": False},
         (None, "outcome", "outcome 'success' contradicts success false"),
