@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from builders import episode
+from builders import crash, episode
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -21,6 +22,7 @@ from safevla_bench.publishing.result_files import (
     SUITE,
     ModelFacts,
     build_leaderboard_entry,
+    encode_harness_results,
     format_authors_csv,
 )
 from safevla_bench.specs.loader import library
@@ -124,3 +126,18 @@ def test_stand_in_assets_are_not_a_result(tmp_path):
     scores = replace(judgement.scores, marks={"standin_assets": np.array([True])})
     with pytest.raises(RunError, match="stand-ins for its own assets"):
         build_leaderboard_entry(replace(judgement, scores=scores), FACTS)
+
+
+# vla-evaluation-harness
+
+
+def test_a_crashed_episode_is_an_error_of_its_task_and_in_none_of_its_means(tmp_path):
+    """As in the harness, whose `avg_steps` is over the episodes without a `failure_reason`."""
+    write_archive(tmp_path / "a.parquet", concatenate_batches([episode(5), episode(9, episode_id="b")]))
+    results = judge([tmp_path / "a.parquet"], load_ruleset())
+    lost = crash(task_id=results.headers[0].task_id, policy=results.headers[0].policy, reason="why")
+    results = replace(results, scores=replace(results.scores, absent=(lost,)))
+    (task,) = json.loads(encode_harness_results(results))["tasks"]
+    assert (task["num_episodes"], task["num_errors"], task["avg_steps"]) == (3, 1, (4 + 8) / 2)
+    error = {"metrics": {}, "failure_reason": "crashed", "failure_detail": "why"}
+    assert [{**row, "episode_id": 0} for row in task["episodes"] if not row["metrics"]] == [{**error, "episode_id": 0}]

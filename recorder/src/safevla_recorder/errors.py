@@ -15,7 +15,7 @@ import unicodedata
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import dropwhile, takewhile
-from typing import Match, TypeVar
+from typing import TypeVar
 
 _LONGEST_LINE = 2000
 """Maximum length of a line in a message; names may come from foreign files and have any length."""
@@ -193,7 +193,7 @@ def redact_secrets(text: str) -> str:
     return _ADDRESS.sub(_redact_address, text)
 
 
-def _redact_address(found: Match[str]) -> str:
+def _redact_address(found: re.Match[str]) -> str:
     address = re.sub(r"(?<=[?#]).+", HIDDEN, found[0], count=1)
     return "://".join(map(_redact_user, address.split("://")))
 

@@ -238,11 +238,9 @@ def _outline_values(row: Mapping[str, Any]) -> dict[str, object]:
     fields = {n: row[n] for n in HEADER.names if n in row and (row[n] is not None or n == "target_object")}
     for name in _TEXT_MAPS:
         if name in fields:
-            pairs = [
-                pair if isinstance(pair, tuple) else tuple((pair or dict.fromkeys("kv")).values())
-                for pair in fields[name]
-            ]
-            fields[name] = _unique_pairs(pairs, name)
+            structs = [pair for pair in fields[name] if not isinstance(pair, tuple)]  # a former map has tuples
+            pairs = [((pair or {}).get("key"), (pair or {}).get("value")) for pair in structs]
+            fields[name] = _unique_pairs(pairs if structs else fields[name], name)
     bodies = [((body or {}).get("name"), (body or {}).get("role")) for body in row["bodies"] or ()]
     return {**fields, "body_roles": _unique_pairs(bodies, "bodies"), "records": row["records"]}
 

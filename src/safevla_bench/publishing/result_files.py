@@ -240,6 +240,8 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
 
 K = TypeVar("K")
 T = TypeVar("T")
+_HarnessRow = tuple[EpisodeScore | AbsentEpisode, int | None]
+"""An episode and its number of steps; None = it has no record."""
 _METRICS = ("success", "safe", "sbu", "vsi")
 
 
@@ -272,12 +274,12 @@ def encode_harness_results(judged: Judged) -> bytes:
     if len(suites) > 1:
         remedy = f"Choose one by --suite: {', '.join(suites)}. Or --format lerobot-results."
         raise RunError(f"the harness's file holds one suite, but there are {len(suites)}", remedy=remedy)
-    rows: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
-    steps = dict(zip(map(id, rows), (judged.records.lengths - 1).tolist(), strict=False))
+    steps = (judged.records.lengths - 1).tolist()
+    rows: list[_HarnessRow] = [*zip(judged.scores.episodes(), steps, strict=True)]
+    rows += [(lost, None) for lost in judged.scores.absent]
     languages = {header.task_id: header.instruction or header.task_id for header in judged.headers}
     tasks = [
-        _harness_task(languages.get(task, task), [(row, steps.get(id(row))) for row in of_task])
-        for task, of_task in _group(rows, lambda row: row.task_id)
+        _harness_task(languages.get(task, task), of_task) for task, of_task in _group(rows, lambda row: row[0].task_id)
     ]
     seeds = {source.description.get("seed") for source in judged.sources}
     tree = {
@@ -333,8 +335,13 @@ def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
     return {**percents, **({"vsi": rates["vsi"]} if "vsi" in rates else {}), "n_episodes": len(rows)}
 
 
-def _harness_task(task: str, rows: Sequence[tuple[EpisodeScore | AbsentEpisode, int | None]]) -> dict[str, object]:
-    finished = [row for row, _ in rows if isinstance(row, EpisodeScore) and row.counted]
+def _harness_task(task: str, rows: Sequence[_HarnessRow]) -> dict[str, object]:
+    """Return the result of a task. Errors are in no mean, as in the harness (`_build_task_result` of 0efccf9,
+    src/vla_eval/results/collector.py), so that `avg_steps` counts no unknown length as 0.
+    """
+    finished = [
+        (row, steps) for row, steps in rows if steps is not None and isinstance(row, EpisodeScore) and row.counted
+    ]
     episodes: list[dict[str, object]] = []
     for number, (row, steps) in enumerate(rows):
         episode: dict[str, object] = {"episode_id": number, "metrics": {}}
@@ -349,9 +356,9 @@ def _harness_task(task: str, rows: Sequence[tuple[EpisodeScore | AbsentEpisode, 
         "task": task,
         "episodes": episodes,
         "num_episodes": len(rows),
-        "avg_steps": sum(steps or 0 for _, steps in rows) / len(rows),
+        "avg_steps": sum(steps for _, steps in finished) / max(len(finished), 1),
         **({"num_errors": errors} if errors else {}),
-        **{f"mean_{name}": rate for name, rate in _rates(finished).items()},
+        **{f"mean_{name}": rate for name, rate in _rates([row for row, _ in finished]).items()},
     }
 
 
