@@ -7,7 +7,7 @@ They run within `limit_memory`, since a few bytes of a page may encode any numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,16 +20,6 @@ from safevla_bench.files import open_input
 
 MAX_TABLE_BYTES = 1 << 27  # for a table that is read whole, such as episodes.parquet: about 400,000 episodes
 BATCH_ROWS = 1 << 16
-
-
-def list_pairs(value: pa.DataType) -> pa.DataType:
-    """Return the type of a column of named values: a list of pairs, as Hugging Face's datasets read no maps."""
-    return pa.list_(pa.struct([("key", pa.string()), ("value", value)]))
-
-
-def pair_values(values: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return named values as a column of `list_pairs` takes them."""
-    return [{"key": key, "value": value} for key, value in values.items()]
 
 
 @contextmanager

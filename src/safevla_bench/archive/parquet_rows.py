@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from safevla_bench.archive.parquet_guard import list_pairs, pair_values
 from safevla_bench.archive.record_schema import (
     EpisodeOutline,
     check_places,
@@ -58,6 +57,16 @@ def _nest_list(kind: pa.DataType, depth: int) -> pa.DataType:
 
 def _channel_field(spec: ChannelSpec) -> pa.Field:
     return pa.field(spec.name, _nest_list(_VALUE_TYPES[spec.dtype], LIST_DEPTHS[spec.name]))
+
+
+def list_pairs(value: pa.DataType) -> pa.DataType:
+    """Return the type of a column of named values: a list of pairs, as Hugging Face's datasets read no maps."""
+    return pa.list_(pa.struct([("key", pa.string()), ("value", value)]))
+
+
+def pair_values(values: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return named values as a column of `list_pairs` takes them."""
+    return [{"key": key, "value": value} for key, value in values.items()]
 
 
 _TEXT_MAPS = ("versions", "task_source")

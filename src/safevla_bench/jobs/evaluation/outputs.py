@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from safevla_bench.archive.parquet_guard import list_pairs, pair_values
+from safevla_bench.archive.parquet_rows import list_pairs, pair_values
 from safevla_bench.compare.comparison import Comparison
 from safevla_bench.compare.policy_results import PolicyResults
 from safevla_bench.errors import RunError

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from safevla_bench.archive.parquet_guard import list_pairs, read_table
+from safevla_bench.archive.parquet_guard import read_table
+from safevla_bench.archive.parquet_rows import list_pairs
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
 from safevla_bench.hosts.protocols import preset_differences, protocol_names

@@ -182,7 +182,7 @@ class ChunkedPolicy(ChunkQueue):
             remedy = "It must give [H, A], H actions of A numbers."
             raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)
         if self._replan is not None and len(chunk) < self._replan:
-            problem = f"the model gives {len(chunk)} actions at a time, and {self._replan} are to be executed"
+            problem = f"the model gives {len(chunk)} actions at a time, and {self._replan} were requested"
             kind = PolicyError if self.model.has_answered else ServerRefusedError
             raise kind(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
         self.model.has_answered = True

@@ -127,11 +127,11 @@ def _build_array(data: object, dtype: object, shape: object) -> Array:
 
 
 def _check_text(array: Array) -> Array:
-    """Return the array; raise `ValueError` for numbers that are no letters, at which NumPy fails when it shows them."""
+    """Return the array; raise `ValueError` for code points beyond Unicode, which NumPy cannot show."""
     if array.dtype.kind == "U":
         points = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
         if points.max(initial=0) > sys.maxunicode:
-            raise ValueError("an array of text with numbers that are no letters")
+            raise ValueError("an array of text with code points beyond Unicode")
     return array
 
 

@@ -209,8 +209,8 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     root = ElementTree.Element("testsuites", {"name": "safevla gate", **totals})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "safevla gate", **totals})
     properties = ElementTree.SubElement(suite, "properties")
-    told = [("judged_by", judged_by), *(("warning", line) for line in checked.warnings)]
-    for name, value in [*told, *(("note", note) for note in checked.notes)]:
+    facts = [("judged_by", judged_by), *(("warning", line) for line in checked.warnings)]
+    for name, value in [*facts, *(("note", note) for note in checked.notes)]:
         if value:
             ElementTree.SubElement(properties, "property", {"name": name, "value": escape_controls(value)})
     for outcome in checked.outcomes:
@@ -256,8 +256,8 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[str] 
     rules = [{"id": name, **_describe_rule(name, outcome)} for name, outcome in gates.items()]
     driver = {"name": "safevla gate", "version": __version__, "rules": rules}
     passed = [f"{_gate_name(row)}: {row.policy or 'all'}" for row in checked.outcomes if row.verdict == "passed"]
-    told = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes], "passed": passed}
-    run = {"tool": {"driver": driver}, "results": results, "properties": told}
+    facts = {"judged_by": judged_by, "warnings": [*checked.warnings], "notes": [*checked.notes], "passed": passed}
+    run = {"tool": {"driver": driver}, "results": results, "properties": facts}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     document = msgspec.json.encode({"$schema": schema, "version": "2.1.0", "runs": [run]})
     return escape_json(msgspec.json.format(document, indent=2))
