@@ -173,7 +173,7 @@ def test_a_task_of_an_unknown_goal_is_recorded_once_the_goal_is_given(tmp_path):
     env = kitchen()
     type(env).__name__, name = "PickPlaceSomething", type(env).__name__
     try:
-        refused = pytest.raises(HostError, match="PickPlaceSomething is not known")
+        refused = pytest.raises(HostError, match="task PickPlaceSomething is unknown")
         with refused as caught, sb.record(env, policy="mine", out=tmp_path / "run"):
             pass
         assert "goal=" in caught.value.remedy
