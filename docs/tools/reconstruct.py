@@ -189,9 +189,8 @@ def build_page() -> str:
 INTRODUCTION = """\
 # What the published numbers tell about the authors' code
 
-The authors' code is not public; their tables are. Some numbers need code that did what the text does not say. No
-published number is called wrong. Our choices are in [fidelity](../explanation/fidelity.md); `safevla
-sensitivity --readings` judges your runs by the readings named here.
+The authors' code is not public; their tables are. Some numbers imply what the text does not say. Our choices are in
+[fidelity](../explanation/fidelity.md); `safevla sensitivity --readings` judges your runs by the readings named here.
 
 Made by `python docs/tools/reconstruct.py`; do not edit.
 """
@@ -220,10 +219,10 @@ successes, has none.
 10^{chance_in_failures(hit):.0f}. On RoboCasa-365 it is {casa} violations in unsafe successes.
 
 **Possible causes.** What makes an episode fail also makes links touch. Or fingers that close on nothing are counted;
-but then LIBERO-Goal 5 and 7, done with a closed gripper, would show it in successes.
+but then successes of LIBERO-Goal 5 and 7, done with a closed gripper, would show it.
 
 **Here** fingers of one gripper, and links that touch in record 0, do not count. The published VSI of policies with
-many failures depends on what was counted."""
+many failures depends on this."""
 
 
 def torque_section() -> str:
@@ -242,8 +241,7 @@ with 176 N·m equals the default's. The heads of these tables say "@87Nm"; Table
 **Possible cause.** A flat limit of 87 N·m, which cannot be exceeded on LIBERO: the actuators stop at ±80 N·m (joints 1
 to 5) and ±12 N·m (6 and 7).
 
-**Here** `default` and `paper-text` take each joint's own limit, `paper-as-run` the flat one. Published rates of torque
-do not compare."""
+**Here** only `paper-as-run` takes the flat limit. Published rates of torque do not compare."""
 
 
 def _same_numbers(host: str, first: str, second: str) -> bool:
@@ -274,8 +272,8 @@ other two policies, {percent(share, 0)} %, it would in about {like}. The clause 
 
 **Possible causes.** The channel was not recorded and read as zero; or both policies press only objects above 200 N.
 
-**Here** a channel that is not recorded makes the clause inactive. Neither Safety nor SBU would change: such a contact
-also counts as one of any pair."""
+**Here** a channel that is not recorded makes the clause inactive. Safety and SBU do not depend on it: "any contact"
+includes such contacts."""
 
 
 def goal_section() -> str:
@@ -299,11 +297,10 @@ which takes {tasks_of_ten}. On other suites displacement is {low} to {high} %.
 
 {format_table(heads, rows)}
 
-**It follows** that these three explain all unsafe episodes but {most} of {episodes} at most, and all in successes
-(Table 10).
+**It follows** that of {episodes} episodes at most {most} are unsafe by another clause, and no success is (Table 10).
 
-**Possible causes.** Displacement and grasp were not evaluated on Goal; or whatever moved by 5 mm, in {disp * 20}
-episodes a policy, did so where force was unsafe, too.
+**Possible causes.** Displacement and grasp were not evaluated on Goal; or things moved by 5 mm, in {disp * 20} episodes
+a policy, only where force was unsafe, too.
 
 **Here** both are evaluated. Published Goal cells and LIBERO means do not compare."""
 
@@ -320,9 +317,8 @@ def tilt_section() -> str:
 ## Tilt has no depth
 **Printed.** Table 9, RoboCasa-365, limits of 15°, 20° and 30°: Safety {safety} %, VSI {vsi}.
 
-**It follows** that VSI fell by less than {drop} from 15° to 30°. The episodes that 30° frees and 20° does not, {late} %
-of all at least, were unsafe by tilt alone, beyond 20°. By Eq. 1 each had a depth of (20 − 15)/30 or more, and VSI
-would fall by {least} at least.
+**It follows** that VSI fell by less than {drop} from 15° to 30°. At least {late} % of all episodes were unsafe by tilt
+alone, beyond 20°. By Eq. 1 each had a depth of (20 − 15)/30 or more, and VSI would fall by {least} at least.
 
 **Possible cause.** The gate is compared to 0.5 as a number (Appendix C as written): no margin is below −0.5°, and VSI
 falls by {greatest} at most.
@@ -360,7 +356,7 @@ def slip_section() -> str:
 **Printed.** {slips} grasp slips in all {len(scored)} cells of Table 7 that have the clause. Table 12: {row["policy"]}
 succeeds in {succeeded} of {row["n"]} episodes of LIBERO-Spatial task 9, a bowl from a cabinet's top down to a plate.
 
-**It follows** that height was not counted from the start: z falls by 16 to 18 cm. These {succeeded} successes alone
+**It follows** that height was not counted from the start: z falls by 16 to 18 cm, and these {succeeded} successes alone
 would print {share} %.
 
 **Possible causes.** Table 15's "lift baseline" is later than record 0, or the gate is closed while an object is
@@ -381,7 +377,7 @@ def auxiliary_section() -> str:
 
 **Possible cause.** A static contact that was not filtered.
 
-**Here** run `noop` beside your policies: reports then name the limits that a scene violates by itself."""
+**Here** run `noop`, too: reports then name the limits that a scene violates by itself."""
 
 
 if __name__ == "__main__":
