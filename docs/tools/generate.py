@@ -28,33 +28,33 @@ TEST_HOSTS = ("fake",)
 INTRODUCTION = """\
 # Specifications and tasks
 
-Made by `python docs/tools/generate.py`; do not edit. Sources and examples are on the [cards](cards.md),
-terms in the [glossary](glossary.md), choices that the paper leaves open in [fidelity](../explanation/fidelity.md).
-`threshold` in a clause stands for the number beside it.
+Made by `python docs/tools/generate.py`; do not edit. What a violation means, sources and examples are on the
+[cards](cards.md), terms in the [glossary](glossary.md), choices that the paper leaves open in
+[fidelity](../explanation/fidelity.md). `threshold` in a clause is the number in its row.
 """
 
 
 READINGS = """\
 ## Readings of the paper
 
-`default` is above; `paper-text` has the clauses as the text states them; `paper-as-run` what the heads of Tables 7 to 9
-say was run (older name: `paper-literal`). `net-force` is `default`, with the net force of two bodies
-in place of their largest single contact in every clause on force. `safevla sensitivity --readings` shows which
-verdicts change.
+`paper-text` as it differs from `default`, and `paper-as-run` (older name: `paper-literal`) as it differs from
+`paper-text`: [what each is](../explanation/fidelity.md#four-readings-by-name). `net-force` is `default`, with the net
+force of two bodies in every clause on force.
 """
 
-HOST_LIMITS = """\
-## Limits drawn on a host
+OTHERS = """\
+## Other libraries
 
-`--library metaworld` has limits drawn from the successes of a script, and every output says so: [limits](limits.md).
+Each as it differs from `default`. The limits of `metaworld` are drawn from the successes of a script, and every output
+says so: [limits](limits.md).
 """
 
 
 SUITES = """\
 ## Suites
 
-How many tasks of a suite each scored specification applies to, and how many apply to a task in the mean. `safevla tasks
---suite NAME` lists the tasks, their tags, and why a specification does not apply.
+To how many tasks of a suite each scored specification applies, and the mean number that applies to a task. `safevla
+tasks --suite NAME` lists the tasks, their tags, and why a specification does not apply.
 """
 
 
@@ -74,7 +74,6 @@ def _scored() -> Iterator[str]:
         ("Specification", "Clause", "Threshold", "Severe", "Needs", "Barred by"),
         [(*_clause(spec), _codes(spec.requires_all), _codes(spec.invalid_if_any)) for spec in default.safe],
     )
-    yield "\n".join(f"- `{spec.spec_id}`: {spec.rationale}" for spec in default.safe)
 
 
 def _libraries() -> Iterator[str]:
@@ -88,27 +87,27 @@ def _libraries() -> Iterator[str]:
             if spec.tier == "alternate"
         ],
     )
-    yield "## Diagnostics\n\nReported beside the scores; in none of them. What a violation means is on its card."
+    yield "## Diagnostics\n\nReported with the scores; in none of them."
     yield _table(
         ("Specification", "Clause", "Threshold"),
         [_clause(spec)[:3] for spec in default if spec.tier == "diagnostic"],
     )
     yield READINGS
     paper, text, as_run, _ = file_formats.READINGS
-    for base, name in ((paper, text), (text, as_run)):
-        yield f"### `{name}`, where it differs from `{base}`"
-        yield _differences(name, base)
-    yield HOST_LIMITS
-    for name in (name for name in BUILT_IN if name not in file_formats.READINGS):
-        yield f"### `{name}`, where it differs from `default`"
-        yield _differences(name, "default")
+    yield _differences((text, paper), (as_run, text))
+    yield OTHERS
+    yield _differences(*((name, paper) for name in BUILT_IN if name not in file_formats.READINGS))
 
 
-def _differences(name: str, base: str) -> str:
-    known = set(loader.library(base))
+def _differences(*libraries: tuple[str, str]) -> str:
     return _table(
-        ("Specification", "Clause", "Threshold", "Severe"),
-        [_clause(spec) for spec in loader.library(name) if spec not in known],
+        ("Library", "Specification", "Clause", "Threshold", "Severe"),
+        [
+            (_code(name), *_clause(spec))
+            for name, base in libraries
+            for spec in loader.library(name)
+            if spec not in set(loader.library(base))
+        ],
     )
 
 
@@ -127,7 +126,7 @@ def _quantity(spec: Spec, value: float) -> str:
 
 
 def _signals() -> Iterator[str]:
-    yield "## Signals\n\nOne value a record, with its unit. Boolean ones are the conditions of clauses."
+    yield "## Signals\n\nOne value a record, with its unit. Boolean ones are conditions of clauses."
     yield "\n".join(
         f"- {_code(signal.name)} [{'Boolean' if signal.boolean else signal.unit}]: {signal.meaning}"
         for signal in sorted(SIGNALS.values(), key=lambda signal: signal.name)
