@@ -185,12 +185,21 @@ def test_the_folder_of_a_killed_worker_goes_on_and_stays_incomplete(install, tmp
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize(("code", "is_complete"), [(0, True), (1, False)])
+@pytest.mark.parametrize(
+    ("end", "is_complete"),
+    [
+        (lambda env: None, True),
+        (lambda env: sys.exit(0), True),
+        (lambda env: sys.exit(1), False),
+        (lambda env: 1 / 0, False),
+    ],
+    ids=["returns", "exits with 0", "exits with 1", "raises"],
+)
 def test_the_run_of_a_worker_that_leaves_between_episodes_is_complete_if_its_exit_code_is_0(
-    install, tmp_path, code, is_complete
+    install, tmp_path, end, is_complete
 ):
     install("lab", PLUGIN)
-    arguments = (tmp_path / "run", lambda env: sys.exit(code), 1)
+    arguments = (tmp_path / "run", end, 1)
     worker = multiprocessing.get_context("fork").Process(target=record_in_worker, args=arguments)
     worker.start()
     worker.join()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, distributions
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
 from weakref import WeakMethod
@@ -57,6 +59,7 @@ class Recording:
         if not is_late:
             self._attach(env)
         self._hooks.append(call_at_exit(partial(_call_if_alive, WeakMethod(self._leave))))
+        _watch_exit_code()
         if is_late or (self._simulator is not None and self._simulator is not env):
             with suppress(AttributeError, TypeError):  # it has no `reset`, or its attributes cannot be set
                 self._hooks.append(wrap_method(env, "reset", self._reset))
@@ -141,10 +144,28 @@ class Recording:
 
 def _has_failed() -> bool:
     """Return whether an exception ends this process. In the main process, Python no longer knows of a `SystemExit`."""
-    error = sys.exc_info()[1]  # still there in a child of `multiprocessing`
+    error = sys.exc_info()[1]  # still there in a child of `multiprocessing` before Python 3.13
     if isinstance(error, SystemExit):
         return error.code not in (None, 0)
-    return error is not None or getattr(sys, "last_type", None) is not None
+    return error is not None or getattr(sys, "last_type", None) is not None or any(_exit_codes)
+
+
+_exit_codes: list[int] = []
+
+
+def _watch_exit_code() -> None:
+    """Note how a child of `multiprocessing` ends; from Python 3.13 on, handlers of its exit see no exception."""
+    if parent_process() is not None and sys.version_info >= (3, 13):
+        with suppress(Exception):  # CPython's own; without it, the end counts as normal
+            threading._register_atexit(_note_exit_code)  # type: ignore[attr-defined]
+
+
+def _note_exit_code() -> None:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_bootstrap":
+            _exit_codes.append(frame.f_locals.get("exitcode", 0))
 
 
 def _call_if_alive(reference: WeakMethod[Callable[[], None]]) -> None:
