@@ -51,6 +51,7 @@ def test_help_has_at_most_twelve_options_and_says_where_the_others_are(safevla, 
     out = safevla.ok(command, "--help")
     assert (f"{len(all_options) - len(options)} more options: " in out) == (len(options) < len(all_options))
     assert all(names.split()[0] in safevla.ok(command, "--help-all") for names, _ in all_options)
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_what_judging_options_mean_is_explained_once(safevla):

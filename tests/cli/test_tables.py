@@ -12,7 +12,7 @@ from builders import episode
 from safevla_bench.archive import append
 
 
-@pytest.mark.parametrize(("command", "line"), [("tables", "violations     7, 8"), ("export", "submission   JSON")])
+@pytest.mark.parametrize(("command", "line"), [("tables", "violations     7, 8"), ("export", "submission    JSON")])
 def test_help_lists_one_kind_a_line(safevla, command, line):
     assert any(row.strip().startswith(line) for row in safevla.ok(command, "--help").splitlines())
 

@@ -33,41 +33,41 @@ _EXTRAS = {"matplotlib": "figures"}
 # Group -> command -> its module and one line of help. A command's module is imported only when the command runs.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
-        "eval": ("rollout", "Roll out policies, judge them and write a report: the usual command."),
+        "eval": ("rollout", "Roll out policies, judge every episode and write a report."),
         "search": ("rollout", "Search for starts from which a policy succeeds unsafely."),
-        "merge": ("score", "Join the shards of a run into the run folder that one run would have made."),
-        "demo": ("score", "Judge recorded LIBERO rollouts that ship with the package; no simulator."),
+        "merge": ("score", "Join the shards of a run into one run folder."),
+        "demo": ("score", "Judge recorded LIBERO rollouts; needs no simulator."),
         "serve": ("check", "Serve a policy over openpi's protocol."),
-        "doctor": ("check", "Check this machine or a policy server, with a remedy for each finding."),
+        "doctor": ("check", "Check this machine or a policy server; name remedies."),
     },
     "Judge": {
         "score": ("score", "Judge recorded episodes and write scores and a report."),
-        "episodes": ("inspect", "List judged episodes: filter them, sort them, find the bad ones."),
-        "show": ("inspect", "Explain one episode (when, which bodies, how much), or query all by formula."),
+        "episodes": ("inspect", "List, filter and sort judged episodes."),
+        "show": ("inspect", "Explain one episode, or query all by a formula."),
         "frames": ("inspect", "Render pictures of episodes: the start, violations, the end."),
         "sensitivity": ("compare", "Show how the numbers depend on the thresholds."),
-        "open": ("inspect", "Open a report in the browser, and an index of all runs in a folder."),
+        "open": ("inspect", "Open a report, or an index of runs, in the browser."),
     },
     "Compare": {
-        "compare": ("compare", "Compare policies on the same episodes, or plan the number of episodes."),
-        "select": ("gate", "Choose a policy or checkpoint: the best in one number that satisfies another."),
+        "compare": ("compare", "Compare policies on the same episodes, or plan a comparison."),
+        "select": ("gate", "Choose the best policy or checkpoint under a constraint."),
         "gate": ("gate", "Pass or fail a run by its numbers, for continuous integration."),
-        "tables": ("tables", "The paper's result tables for any runs: text, md, csv, tex, json, html."),
+        "tables": ("tables", "Print the paper's result tables for any runs."),
         "figures": ("figures", "Draw figures of judged episodes as SVG, PDF or PNG."),
     },
     "Publish": {
-        "export": ("tables", "Export results: the authors' CSV columns, or a submission."),
+        "export": ("tables", "Export results and episodes to other programs."),
         "board": ("tables", "Write a static site that ranks policies by Safety."),
     },
     "Reference": {
-        "specs": ("catalog", "List the safety specifications, explain one, or check your own."),
-        "tasks": ("catalog", "List tasks with the specifications that apply, or propose tags for your own."),
-        "protocols": ("catalog", "List or compare evaluation protocols, dialects and the paper's entries."),
-        "help": ("rules", "Explain options that many commands share, such as those of judging."),
+        "specs": ("catalog", "List or explain safety specifications, or check your own."),
+        "tasks": ("catalog", "List tasks and applicable specifications, or propose tags."),
+        "protocols": ("catalog", "List evaluation protocols, server dialects and entries."),
+        "help": ("rules", "Explain options that many commands share."),
     },
     "Data": {
         "convert": ("score", "Convert archives to another form, bit for bit."),
-        "validate": ("score", "Check archives against the trajectory contract, or print its JSON Schema."),
+        "validate": ("score", "Check archives and logs, or print the JSON Schema."),
         "verify": ("check", "Verify a run: digests, episodes, scores, replays."),
     },
 }
@@ -84,8 +84,8 @@ Examples:
   safevla specs --explain held_object_tilt_world_15deg
 
 \b
-Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate is undecided, 4 done with crashed episodes,
-130 interrupted.
+Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate is undecided,
+4 done with crashed episodes, 130 interrupted.
 """
 
 

@@ -151,8 +151,8 @@ def tasks_command(
 
     \b
     safevla tasks --propose my_tasks > my_tags.toml
-    safevla eval --host libero --suite my_tasks --rules my_tags.toml --max-steps 300 \\
-        --policy NAME --out runs/mine
+    safevla eval --host libero --suite my_tasks --rules my_tags.toml \\
+        --max-steps 300 --policy NAME --out runs/mine
     """  # noqa: D301  (click wants the character itself)
     if propose:
         if suite or rule_files or form != "text":

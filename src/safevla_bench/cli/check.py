@@ -28,7 +28,7 @@ def verify_command(
     replay: int = options.option("Replay K episodes in the host.", "K", type=options.NATURAL, default=0),
     audit: AuditPlan | None = options.AUDIT,
     library: str | None = rules.library_option("The library that judged the run, if it was a file."),
-    rule_files: tuple[Path, ...] = rules.rules_option("Rules that were added; as-judged: the run's own rules."),
+    rule_files: tuple[Path, ...] = rules.rules_option("Rules that were added; as-judged: the run's own."),
     form: str = options.format_option(),
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.
@@ -36,15 +36,14 @@ def verify_command(
     The archive must match the digests in the manifest and the table of episodes. Library, registry and version must be
     those that judged the run. Judging the records again must reproduce scores.json and report.html byte for byte, and
     scores.parquet row for row. --replay plays the recorded actions of K episodes again in the simulator from the
-    planned start and compares every channel, outcome, success and horizon bit for bit. --audit chooses K episodes of
-    each policy by a random number that cannot be predicted.
+    planned start and compares every channel, outcome, success and horizon bit for bit; --audit chooses them at random.
 
     Checks that could not be made are listed with the reason. Only a replay can detect a record that was changed
     together with its digest.
 
     \b
-    Exit codes: 0 all agrees, 1 something differs, 2 the run cannot be read, or a requested check or a file written by
-      safevla could not be checked, for example a replay without the host installed.
+    Exit codes: 0 all agrees, 1 something differs, 2 the run or a file could not
+      be read, or a requested check not made, such as a replay without the host.
 
     \b
     For instance:

@@ -67,8 +67,8 @@ def compare_command(
     differences) asks whether the result extends to similar tasks. Safety over all suites is the primary result; all
     others are exploratory.
 
-    --plan estimates how many episodes per task are needed to detect a difference between two rates, on the side of the
-    baseline that needs more. Pairs need fewer episodes if few of them differ; a pilot run shows that share.
+    --plan estimates how many episodes per task detect a difference between two rates. Pairs need fewer if few of them
+    differ; a pilot run shows that share.
 
     --changes pairs episodes of a suite with those of the same suite under a change (SUITE-CHANGE, as in LIBERO-PRO) by
     task, initial state and seed. A suite that appears unchanged in both sources is the control.
@@ -199,11 +199,11 @@ def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSou
 def sensitivity_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     sweeps: tuple[str, ...] = options.sweep_option("Move a limit, a family or `force` over LOW:HIGH:COUNT or A,B,C."),
-    readings: bool = flag("Judge by every reading of the paper, and show what changes."),
-    physics: bool = flag("Replay a run's episodes under varied physics, and show which verdicts are firm."),
-    episodes: int | None = option("--physics: how many, chosen by their names; else all.", "N", type=options.POSITIVE),
+    readings: bool = flag("Judge by every reading of the paper."),
+    physics: bool = flag("Replay a run's episodes under varied physics."),
+    episodes: int | None = option("--physics: how many; all by default.", "N", type=options.POSITIVE),
     workers: int = option("--physics: number of processes.", "N", default=1, type=options.POSITIVE),
-    full: bool = flag("Show every suite and variant, means of hosts, and the ranking."),
+    full: bool = flag("Show every suite, variant and mean, and the ranking."),
     form: TableFormat = options.format_option(),
 ) -> None:
     """Show how Safety, SBU and VSI depend on the thresholds, or on how the paper is read.
@@ -215,9 +215,9 @@ def sensitivity_command(
     --readings judges every record by each of the libraries default, paper-text, paper-as-run and net-force, and with
     the depth defined in the paper's prose: see docs/explanation/fidelity.md.
 
-    --physics plays the recorded actions again in the simulator. The unchanged replay must reproduce the record bit for
-    bit; replays under small changes of the physics follow: see docs/howto/firmness.md. Run the same command again to
-    continue an interrupted analysis.
+    --physics plays the recorded actions again: unchanged, which must reproduce the record bit for bit, then under small
+    changes of the physics, to show which verdicts are firm: see docs/howto/firmness.md. The same command continues an
+    interrupted analysis.
 
     \b
     For instance:

@@ -91,7 +91,7 @@ def gate_command(
     \b
     For instance:
       safevla gate runs/mine --min-safety 0.9 --max-sbu 0.05 --junit gate.xml
-      safevla gate runs/mine --baseline runs/main --min-safety -0.05 --min-sr -0.05
+      safevla gate runs/mine --baseline runs/main --min-safety -0.05
     """  # noqa: D301  (click wants the character itself)
     judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
     if baseline is None:
@@ -184,7 +184,7 @@ def select_command(
 
     \b
     For instance:
-      safevla select 10k=runs/a 20k=runs/b 30k=runs/c --max sr --subject-to "safety >= 0.9"
+      safevla select 10k=runs/a 20k=runs/b --max sr --subject-to "safety >= 0.9"
     """  # noqa: D301  (click wants the character itself)
     from safevla_bench.compare.decisions import select_policy
     from safevla_bench.report.tables.comparison_answer import describe_next, describe_selection, selection_table

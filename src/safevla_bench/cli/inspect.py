@@ -128,7 +128,7 @@ def show_command(
         )
     ),
     without: str | None = option("Replay it without a cause: contact:A,B, body:NAME, hold:FROM-TO or slow.", "CAUSE"),
-    every: bool = flag("Plot every specification, not only violated ones or the closest.", spelling="--all"),
+    every: bool = flag("Plot every specification.", spelling="--all"),
     page: Path | None = options.out_option("Write the episode's page instead.", "FILE", spelling="--html"),
     formula: str | None = option("Evaluate this formula on every episode instead.", "FORMULA", is_eager=True),
     whole_id: str | None = option(
@@ -145,9 +145,9 @@ def show_command(
     EPISODE is an episode's id, a unique ending of one, or :2 for the second in `safevla episodes` of these sources. For
     a folder written by `score --out`, which holds no records, the stored verdicts are shown.
 
-    --without replays the episode in its simulator, first unchanged, which must reproduce the record bit for bit, then
-    without one cause of the violation, to see whether the violation disappears. Name a body as in the record; `robot`
-    means the whole robot. `slow` halves the speed; hold:FROM-TO stops motion during these control steps.
+    --without replays the episode, first unchanged, which must reproduce the record bit for bit, then without one cause,
+    to see whether the violation disappears. Name bodies as in the record; `robot` means all of the robot. `slow` halves
+    the speed; hold:FROM-TO stops motion during these control steps.
 
     --formula evaluates a formula in signal temporal logic on every episode, for instance 'G[0,T](transport ->
     held_object_tilt < 20)'; `safevla specs` shows more. Nothing is scored.

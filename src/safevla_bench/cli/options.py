@@ -221,8 +221,7 @@ def refuse_given(names: Collection[str | None], why: str) -> None:
 # Shared options
 
 
-TRUST = repeatable("Use the code and files that this run.json, found starts, registration or --config file names.",
-                   "FILE", spelling="--trust", type=FILE)  # fmt: skip
+TRUST = repeatable("Use the code and files FILE names.", "FILE", spelling="--trust", type=FILE)
 
 out_option = partial(option, type=FILE)  # declares `--out`, the output path
 
@@ -264,8 +263,9 @@ def _parse_audit(text: str | None) -> AuditPlan | None:
     return AuditPlan(int(count), int(seed) if seed else secrets.randbelow(10**15)) if int(count) else None
 
 
-AUDIT = option("Replay K episodes of each policy, chosen by the archive's digest and SEED, which is drawn by default.",
-               "K[:SEED]", callback=parsed(_parse_audit))  # fmt: skip
+AUDIT = option(
+    "Replay K episodes of each policy, chosen by SEED, else by chance.", "K[:SEED]", callback=parsed(_parse_audit)
+)
 
 
 S = TypeVar("S", bound=msgspec.Struct)

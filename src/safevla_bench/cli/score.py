@@ -178,14 +178,13 @@ def demo_command(
 def validate_command(
     context: click.Context,
     sources: tuple[Path, ...] = options.OPTIONAL_SOURCES,
-    wants_schema: bool = options.flag("Print the JSON Schema of one episode instead.", spelling="--schema"),
+    wants_schema: bool = options.flag("Print the JSON Schema of an episode.", spelling="--schema"),
     wants_bodies: bool = options.flag("List the bodies of each suite, with roles and poses.", spelling="--bodies"),
 ) -> None:
     """Check archives, run folders or logs against the trajectory contract.
 
-    For a log, each channel is shown with its source, time base, rate and extremes, and with warnings about impossible
-    values. Every invalid episode is listed with file, line, episode, step, field and remedy; the exit code is then 2.
-    --schema needs no SOURCE and lists fields, types and units.
+    For a log, each channel is shown with source, time base, rate, extremes and warnings about impossible values. Every
+    invalid episode is listed with its place and a remedy; the exit code is then 2. --schema needs no SOURCE.
     """
     if wants_schema:
         if sources:

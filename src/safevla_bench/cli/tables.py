@@ -57,18 +57,17 @@ def tables_command(
         "Names or the paper's numbers: main,7,12; or all.", "LIST", shell_complete=completion.TABLES
     ),
     form: render.TableFormat = option("The form.", spelling="--format", type=_TABLE_FORMS, default="text"),
-    out: str | None = option("The file to write, or a folder with a file for each table.", "FILE|DIR/"),
+    out: str | None = option("A file, or a folder for a file per table.", "FILE|DIR/"),
     training: tuple[str, ...] = repeatable("How a policy was trained.", "POLICY=KIND"),
     auxiliary: tuple[str, ...] = repeatable("Keep a policy out of means and bests.", "POLICY"),
-    published: bool = flag("Add the paper's printed rows of the same suites, marked as such."),
+    published: bool = flag("Add the paper's printed rows, marked."),
     columns: str | None = option("Only these columns or groups of them, in this order: 'SR,Safety'.", "LIST"),
-    styles: tuple[str, ...] = repeatable("intervals=no, notes=no: without them.", "NAME=VALUE", spelling="--style"),
+    styles: tuple[str, ...] = repeatable("Omit them: intervals=no, notes=no.", "NAME=VALUE", spelling="--style"),
 ) -> None:
     """Judge archives or run folders and print the paper's result tables for them.
 
-    Without --which, these are main and violations, without notes; `--which all` selects all that the sources allow. A
-    number that the paper gives to LIBERO (4, 7, 10) or to RoboCasa-365 (5, 8, 11) selects that benchmark alone; a name
-    selects all benchmarks. `--which active` needs no source.
+    Without --which, these are main and violations, without notes. A number that the paper gives to LIBERO (4, 7, 10) or
+    to RoboCasa-365 (5, 8, 11) selects that benchmark alone. `--which active` needs no source.
     """
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
@@ -232,32 +231,32 @@ _EXPORTS: Mapping[str, _ExportForm] = {
 @options.command("export", starts_host=True)
 def export_command(
     sources: rules.JudgedSources = rules.judged_sources(),
-    form: str = option("The format to write.", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True),
+    form: str = option(
+        "One of the formats above.", "FORMAT", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True
+    ),
     out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
     episode: str | None = option("rerun, mcap: its id, how its id ends, or :2 for the second.", "EPISODE"),
     policy: str | None = option("Only this policy's episodes.", "NAME"),
     suite: str | None = option("Only this suite's.", "NAME", shell_complete=completion.SUITES),
     meta: Path | None = option("Facts that no record holds, in TOML.", "FILE", type=options.FILE),
-    cameras: str | None = option("lerobot: pictures of these, such as agentview,robot0_eye_in_hand.", "LIST"),
-    image_size: int = option("lerobot: size of pictures in pixels.", type=click.IntRange(16, 1024), default=128),
-    video: bool = flag("lerobot: films, which LeRobot's web page shows, in place of pictures."),
+    cameras: str | None = option("lerobot: pictures of these cameras.", "LIST"),
+    image_size: int = option("lerobot: their size in pixels.", type=click.IntRange(16, 1024), default=128),
+    video: bool = flag("lerobot: films in place of pictures."),
 ) -> None:
     """Judge archives or run folders and write the results for other programs.
 
     \b
-    safevla-csv  one row per policy and suite, with the columns and ids of the authors' published CSV
-    submission   JSON: every episode's verdict, sha256 of the records, digests of library and registry, versions
-    rerun        one episode for the viewer Rerun (.rrd): poses, contacts, signals, limits, violations
-    mcap         the same for Foxglove
-    hub          a model-index block for a model card, as the model hub reads it
-    robocasa     JSON for RoboCasa's leaderboard; unknown values are N/A
-    lerobot      a folder: dataset v3 for training, with safety labels of each frame and episode; with --cameras, in
-                 the simulator that recorded the run, also pictures
-    eval-results the results as .eval_results/*.yaml of a model's repository on the hub
+    safevla-csv   the authors' published CSV: a row per policy and suite
+    submission    JSON: each episode's verdict, digests and versions
+    rerun, mcap   one episode for the viewers Rerun and Foxglove
+    hub           a model-index block for a model card on the hub
+    eval-results  .eval_results/*.yaml of a model's repository on the hub
+    robocasa      JSON for RoboCasa's leaderboard; unknown values are N/A
+    lerobot       a dataset v3 with safety labels of frames and episodes
     lerobot-results, vla-eval-results
-                 JSON in the format of lerobot-eval or vla-evaluation-harness, with safe, sbu and vsi added to success
+                  lerobot-eval's or vla-evaluation-harness's JSON, with verdicts
     wandb, trackio, mlflow, tensorboard
-                 a new run of the tracker with all episodes, final numbers and the report; --out is the run folder
+                  a new run of the tracker; --out is the run folder
 
     An ablation (--set applicability=off) cannot be exported.
     """  # noqa: D301  (click wants the character itself)

@@ -448,5 +448,5 @@ def metric_values(scores: Scores, members: NDArray[np.int64], metric: GateMetric
 def _describe_shortage(units: str, value: float, needed: int | None) -> str:
     if needed is None:
         return "the value equals the limit, so no number of episodes can decide"
-    chance = "" if value in (0.0, 1.0) else " with a chance of 80 %"
-    return f"{units} cannot decide; {needed} would{chance} if the true value were {format_fixed(value, 3)}"
+    chance = "" if value in (0.0, 1.0) else " (80 % chance)"
+    return f"{units}, {needed} needed at {format_fixed(value, 3)}{chance}"

@@ -41,8 +41,10 @@ def test_little_disk_is_a_warning(monkeypatch, tmp_path):
     assert by_check(tmp_path)["--out"][0] == "warning"
 
 
-def test_the_memory_limit_is_named_and_where_nothing_enforces_it_is_a_warning(monkeypatch):
-    assert by_check()["memory limit"] == ("ok", "4 GiB while foreign files are read (SAFEVLA_MEMORY_GIB)")
+def test_a_memory_limit_that_was_set_is_named_and_one_that_nothing_enforces_is_a_warning(monkeypatch):
+    assert "memory limit" not in by_check()
+    monkeypatch.setenv("SAFEVLA_MEMORY_GIB", "2")
+    assert by_check()["memory limit"] == ("ok", "2 GiB while foreign files are read (SAFEVLA_MEMORY_GIB)")
     monkeypatch.setenv("SAFEVLA_MEMORY_GIB", "much")
     assert by_check()["memory limit"] == ("error", "SAFEVLA_MEMORY_GIB=much is not a size in GiB")
     monkeypatch.setenv("SAFEVLA_MEMORY_GIB", "8")

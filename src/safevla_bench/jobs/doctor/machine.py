@@ -81,10 +81,10 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
     elif backend not in _BACKENDS:
         found = f"{backend!r} names no backend: importing a simulator fails"
         yield failed_check("MUJOCO_GL", found, "unset MUJOCO_GL, or set it to egl, osmesa or glfw")
-    else:
+    elif quick:
         yield passed_check("MUJOCO_GL", backend or "not set: EGL is used")
-        if not quick:
-            yield _check_rendering(backend or "egl")
+    else:
+        yield _check_rendering(backend or "egl")
 
 
 def _check_rendering(backend: str) -> Diagnosis:
@@ -140,19 +140,21 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
             yield warned_check("--out", f"{out} is there already", remedy)
         existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
         yield _check_folder("--out", existing)
-    yield _check_memory_limit()
+    yield from _check_memory_limit()
 
 
-def _check_memory_limit() -> Diagnosis:
+def _check_memory_limit() -> Iterator[Diagnosis]:
     check = "memory limit"
     try:
         size = f"{read_budget() / _GIB:g} GiB while foreign files are read ({SETTING})"
     except SafevlaError as problem:
-        return failed_check(check, problem.problem, str(problem.remedy))
-    if is_enforced():
-        return passed_check(check, size)
-    remedy = "Read files from others on Linux, or where something else limits the memory."
-    return warned_check(check, f"this system does not enforce it; on Linux it is {size}", remedy)
+        yield failed_check(check, problem.problem, str(problem.remedy))
+        return
+    if not is_enforced():
+        remedy = "Read files from others on Linux, or where something else limits the memory."
+        yield warned_check(check, f"this system does not enforce it; on Linux it is {size}", remedy)
+    elif SETTING in os.environ:
+        yield passed_check(check, size)
 
 
 def _check_folder(check: str, folder: Path) -> Diagnosis:

@@ -26,8 +26,9 @@ _NARROWEST = 13
 def render_text(table: Table, width: int | None = None) -> str:
     """Return the table in aligned columns, details below their values.
 
-    `width`: width in characters; by default the terminal's; in a pipe or a file nothing is wrapped. Names are wrapped
-    to fit, down to 13 characters. Numbers are never cut, so a table of many numbers may be wider.
+    `width`: width in characters; by default the terminal's; in a pipe or a file nothing is wrapped. Texts are
+    wrapped to fit, down to 13 characters, those of the first column last. Numbers are never cut, so a table of many
+    numbers may be wider.
     """
     marks = _name_marks([table])
     head, *rows = _format_rows(table, marks, width)
@@ -113,12 +114,15 @@ def _column_widths(
         natural[k] = min(natural[k], max(values, _NARROWEST))
     names = [k for k, column in enumerate(columns) if not column.numeric]
     between = len(natural) - 1
-    gap = next((gap for gap in _GAPS if sum(natural) + gap * between <= bound), _GAPS[0])
-    while sum(natural) + gap * between > bound:
-        widest = max(names, key=lambda k: natural[k], default=None)
-        if widest is None or natural[widest] <= _NARROWEST:
-            break
-        natural[widest] -= 1
+    others = [k for k in names if k]  # narrowed before the first column, which names the row
+    least = sum(min(width, _NARROWEST) if k in others else width for k, width in enumerate(natural))
+    gap = next((gap for size in (sum(natural), least) for gap in _GAPS if size + gap * between <= bound), _GAPS[0])
+    for columns_to_narrow in (others, names):
+        while sum(natural) + gap * between > bound:
+            widest = max(columns_to_narrow, key=lambda k: natural[k], default=None)
+            if widest is None or natural[widest] <= _NARROWEST:
+                break
+            natural[widest] -= 1
     return natural, " " * gap
 
 
@@ -137,19 +141,22 @@ def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths:
 
 
 def wrap_line(line: str, width: int) -> list[str]:
-    """Return the line in pieces of at most `width` terminal cells, broken after a space or one of `:/_-`, or anywhere.
+    """Return the line in pieces of at most `width` terminal cells, broken after a space.
 
-    A line that fits is unchanged; in a broken one, spaces at the ends of pieces and blank pieces are dropped.
+    A word that is wider is broken after one of `:/_-`, or anywhere. A line that fits is unchanged; in a broken one,
+    spaces at the ends of pieces and blank pieces are dropped.
     """
     if cell_len(line) <= width:
         return [line]
     pieces = [""]
-    for word in re.split(r"(?<=[\s:/_-])(?!\s)", line):  # a run of spaces is one word; otherwise the time is quadratic
-        extended = pieces[-1] + word
-        if cell_len(extended.rstrip()) <= width:
-            pieces[-1] = extended
-        else:
-            pieces += chop_cells(word, width)
+    for word in re.split(r"(?<=\s)(?!\s)", line):  # a run of spaces is one word; otherwise the time is quadratic
+        is_whole = cell_len(word.rstrip()) <= width
+        for part in [word] if is_whole else re.split(r"(?<=[:/_-])", word):
+            extended = pieces[-1] + part
+            if cell_len(extended.rstrip()) <= width:
+                pieces[-1] = extended
+            else:
+                pieces += chop_cells(part, width)
     return [part.rstrip() for part in pieces if part.strip()]
 
 

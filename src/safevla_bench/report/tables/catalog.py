@@ -227,9 +227,9 @@ KINDS = (
     TableKind("active", "which specifications apply to each task", _active_spec_tables, {"23": None}, _TAGS),
     TableKind("applicability", "violations that the registry removes", _applicability_tables, remedy=_TAGS),
     TableKind("bodies", "violations by kind of body", _body_tables, remedy=_TAGS),
-    TableKind("onset", "violations by time, how the other episodes ended, near misses", _onset_tables),
+    TableKind("onset", "violations by time, other endings, near misses", _onset_tables),
     TableKind("beyond", "time in violation", _exposure_tables),
-    TableKind("agree", "the simulator's own safety labels against our verdicts", _agreement_tables, remedy=_LABELS),
+    TableKind("agree", "the simulator's safety labels and our verdicts", _agreement_tables, remedy=_LABELS),
 )
 _ELSEWHERE = {"9": "Table 9 is `safevla sensitivity`."}
 
