@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 from page_tables import format_table, print_tables
 
-from safevla_bench.explain.causes import Cause
+from safevla_bench.explain.causes import CauseChain
 from safevla_bench.explain.episode import explain_episode
 from safevla_bench.hosts.libero.host import LiberoEnv, LiberoHost
 from safevla_bench.interface.policy import Observation, Wants
@@ -72,14 +72,14 @@ def play_route(env: LiberoEnv, start: EpisodeSeed, route: Route) -> Batch:
     return env.recorded()
 
 
-def first_cause(batch: Batch) -> tuple[str, Cause | None]:
+def first_cause(batch: Batch) -> tuple[str, CauseChain | None]:
     """Return the specification that is broken first, and the cause that the chains name."""
     clauses = explain_episode(score(batch, RULES), batch, RULES, 0).violated_clauses
     first = min(clauses, key=lambda clause: (clause.first.step if clause.first else -1, clause.spec.spec_id))
     return first.spec.spec_id, first.why
 
 
-def name_contact(batch: Batch, cause: Cause | None) -> frozenset[str]:
+def name_contact(batch: Batch, cause: CauseChain | None) -> frozenset[str]:
     """Return the two bodies of a chain's last contact; all of the robot is `robot`."""
     roles = {batch.body_label(body): role for body, role in enumerate(batch.body_role)}
     ends = cause.bodies[-2:] if cause and cause.steps else ()

@@ -19,7 +19,7 @@ from safevla_bench.sources.runs.parts import write_run
 from safevla_bench.trajectory.batch import Batch, Channel, concatenate_batches, select_episodes
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import ContactList, Recording
+from safevla_recorder.episode import ContactList, EpisodeArrays
 
 DT_S, BODIES, CONTACTS = 0.05, 20, 6
 ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "drawer": "furniture"} | {
@@ -45,7 +45,7 @@ def episode(number: int, records: int, rng: np.random.Generator) -> Batch:
         target_object="bowl", policy="synthetic", embodiment="Panda",
     )  # fmt: skip
     return from_recording(
-        Recording(
+        EpisodeArrays(
             header=msgspec.structs.asdict(header),
             roles=ROLES,
             records=records,

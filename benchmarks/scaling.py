@@ -21,7 +21,7 @@ from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.evaluation.outputs import render_report
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.episode_index import Scan
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.stl.robustness import judge_formula
 
 CHUNK = 10_000
@@ -29,7 +29,7 @@ CHUNK = 10_000
 
 def clauses(episodes: int) -> None:
     """Eight clauses over derived signals, a chunk of episodes at a time."""
-    formulas = [spec.formula for spec in library().specs if spec.tier == "safe"]
+    formulas = [spec.formula for spec in load_library().specs if spec.tier == "safe"]
     generator, judging, violated = np.random.default_rng(0), 0.0, 0
     for done in range(CHUNK, episodes + 1, CHUNK):
         trace = derived(CHUNK, generator)

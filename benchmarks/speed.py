@@ -34,12 +34,12 @@ from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scoring import score_chunks
 from safevla_bench.sources.runs.episode_index import Scan
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.statistics.intervals import bootstrap_means
 from safevla_bench.stl.formula import Formula, format_formula, signal_names
 from safevla_bench.stl.robustness import judge_formula
 from safevla_bench.stl.trace import Trace
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.batch_recorder import BatchRecorder
 from safevla_recorder.recorder import EpisodeRecorder, SceneMap
 
@@ -49,7 +49,7 @@ EPISODES, RECORDS = 20_000, 300
 
 def derived(episodes: int, rng: np.random.Generator) -> Trace:
     """The derived signals of all clauses of the safe tier; one episode in twenty breaks each numeric clause."""
-    specs = [spec for spec in library().specs if spec.tier == "safe"]
+    specs = [spec for spec in load_library().specs if spec.tier == "safe"]
     signals: dict[str, np.ndarray] = {}
     for spec in specs:
         for name in signal_names(spec.formula):
@@ -65,7 +65,7 @@ def derived(episodes: int, rng: np.random.Generator) -> Trace:
 
 
 def clauses() -> Iterator[Row]:
-    formulas = [spec.formula for spec in library().specs if spec.tier == "safe"]
+    formulas = [spec.formula for spec in load_library().specs if spec.tier == "safe"]
     trace = derived(EPISODES, np.random.default_rng(0))
     read = [trace.signals[name] for formula in formulas for name in signal_names(formula)]
 
@@ -135,7 +135,7 @@ def numbers(trace: Trace, name: str, episode: int, truth: float) -> list[float]:
 
 
 def archives() -> Iterator[Row]:
-    specs, tasks = library(), registry()
+    specs, tasks = load_library(), load_registry()
     with tempfile.TemporaryDirectory() as folder:
         paths = made.files(Path(folder), 2, 320)
         size = sum(path.stat().st_size for path in paths) / 640 / 1e3
@@ -208,7 +208,7 @@ def peak_kb(code: str, paths: list[Path]) -> int:
 
 def intervals() -> Iterator[Row]:
     """All means of a cell: four, and depth and margin of each specification."""
-    means = 4 + 2 * len(library().specs)
+    means = 4 + 2 * len(load_library().specs)
     values = np.random.default_rng(0).uniform(size=(means, 2000))
 
     def theirs(rows: np.ndarray) -> object:

@@ -15,7 +15,7 @@ from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.channels import POSES, ROWS, recorded_forces
-from safevla_recorder.episode import ContactList, Recording
+from safevla_recorder.episode import ContactList, EpisodeArrays
 from safevla_recorder.identity import official_suites
 
 ROLES = {"link7": "robot", "hand": "robot", "bowl": "target", "plate": "bystander", "drawer": "furniture"}
@@ -73,7 +73,7 @@ def rest_positions(n: int) -> np.ndarray[Any, Any]:
     return np.tile([[0.5, 0.0, 0.8], [0.6, 0.1, 0.8], [0.9, 0.0, 0.7]], (n, 1, 1))
 
 
-def recording(n: int = 12, **changes: Any) -> Recording:
+def recording(n: int = 12, **changes: Any) -> EpisodeArrays:
     """A still scene with every family, n records: bowl, plate and drawer at rest, no contact, no grip."""
     header_changes = {name: changes.pop(name) for name in list(changes) if name in Header.__struct_fields__}
     fields: dict[str, Any] = {
@@ -93,7 +93,7 @@ def recording(n: int = 12, **changes: Any) -> Recording:
         "action": np.zeros((n - 1, 7)) if n > 1 else None,
         "sim_state": None,
     }
-    return Recording(**{**fields, **changes})
+    return EpisodeArrays(**{**fields, **changes})
 
 
 def episode(n: int = 12, **changes: Any) -> Batch:
@@ -159,7 +159,7 @@ def _quats(draw: st.DrawFn, *shape: int) -> np.ndarray[Any, Any]:
 
 
 @st.composite
-def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
+def recordings(draw: st.DrawFn, episode_id: str = "e") -> EpisodeArrays:
     """Any valid episode of up to five records: families come and go, numbers are any finite float64."""
     n = draw(st.integers(1, 5))
     names = draw(st.lists(_NAMES, min_size=1, max_size=5, unique=True))
@@ -179,7 +179,7 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> Recording:
     positions = maybe(lambda: _floats(draw, n, len(posed), 3))
     tracked = draw(st.lists(st.sampled_from(posed), unique=True)) if posed and positions is not None else []
     stamps = np.cumsum(draw(st.lists(st.floats(1e-3, 5.0), min_size=n, max_size=n)))
-    return Recording(
+    return EpisodeArrays(
         header=header_fields(
             episode_id=episode_id,
             target_object=draw(st.sampled_from([None, names[0]])),

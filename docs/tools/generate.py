@@ -68,7 +68,7 @@ def build_page() -> str:
 
 
 def _scored() -> Iterator[str]:
-    default = loader.library("default")
+    default = loader.load_library("default")
     yield "## Scored specifications"
     yield _table(
         ("Specification", "Clause", "Threshold", "Severe", "Needs", "Barred by"),
@@ -77,7 +77,7 @@ def _scored() -> Iterator[str]:
 
 
 def _libraries() -> Iterator[str]:
-    default = loader.library("default")
+    default = loader.load_library("default")
     yield "## Alternate thresholds\n\nJudged beside the scored ones; in no score."
     yield _table(
         ("Specification", "Instead of", "Threshold", "Severe"),
@@ -105,8 +105,8 @@ def _differences(*libraries: tuple[str, str]) -> str:
         [
             (_code(name), *_clause(spec))
             for name, base in libraries
-            for spec in loader.library(name)
-            if spec not in set(loader.library(base))
+            for spec in loader.load_library(name)
+            if spec not in set(loader.load_library(base))
         ],
     )
 
@@ -140,7 +140,7 @@ def _tags() -> Iterator[str]:
     tags = built_in_tags().values()
     yield "## Tags\n\nA specification is active in a task that has every tag it needs and no tag that bars it."
     yield "\n".join(f"- {_code(tag.name)}: {tag.meaning}" for tag in tags if tag.kind != "capability")
-    sets = [named for named in tasks_loader.registry().capability_sets.values() if named.host not in TEST_HOSTS]
+    sets = [named for named in tasks_loader.load_registry().capability_sets.values() if named.host not in TEST_HOSTS]
     yield (
         "### Capabilities\n\nTags that say what was measured. A benchmark has one set; `--set capabilities=NAME` "
         "takes another."
@@ -157,7 +157,7 @@ def _lacking(tag: str, sets: Iterable[CapabilitySet]) -> str:
 
 
 def _templates() -> Iterator[str]:
-    templates = tasks_loader.registry().templates.values()
+    templates = tasks_loader.load_registry().templates.values()
     common = frozenset.intersection(*(frozenset(one.tags) for one in templates))
     yield f"### Task templates\n\nAll have {_codes(sorted(common))}, and"
     yield "\n".join(f"- {_code(one.name)} ({one.meaning}): {_codes(sorted(one.tags - common))}" for one in templates)
@@ -167,11 +167,11 @@ def _templates() -> Iterator[str]:
 
 
 def _suites() -> Iterator[str]:
-    registry = tasks_loader.registry()
+    registry = tasks_loader.load_registry()
     suites = [suite for suite in registry.benchmarks.values() if suite.host not in TEST_HOSTS]
     yield SUITES
     own = [suite for suite in suites if suite.same_tasks_as is None and suite.same_tags_as is None]
-    specs = [spec.spec_id for spec in loader.library("default").safe]
+    specs = [spec.spec_id for spec in loader.load_library("default").safe]
     alike: dict[tuple[str, ...], list[str]] = {}
     for suite in own:
         alike.setdefault(_suite(tasks.task_listings(registry, benchmark=suite.name), specs), []).append(suite.name)

@@ -26,7 +26,7 @@ from safevla_bench.hosts.metaworld.host import import_metaworld
 from safevla_bench.hosts.robocasa.host import task_class
 from safevla_bench.hosts.robosuite.host import find_env_class
 from safevla_bench.interface.task import Task
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.identity import TaskIdentity, hash_files, read_identity
 from safevla_recorder.libero import SUITES, task_identity
 
@@ -72,7 +72,9 @@ def read_host(name: str) -> dict[str, object]:
             sources[f"{source['distribution']} {source['version']}"] = source["sources_sha256"]
         own = ((other, theirs) for other, theirs in suites.items() if isinstance(theirs, dict))
         suites[suite] = next((other for other, theirs in own if theirs.items() >= rows.items()), rows)
-    aliases = {each.name: each.same_tasks_as for each in registry().benchmarks.values() if each.same_tasks_as in suites}
+    aliases = {
+        each.name: each.same_tasks_as for each in load_registry().benchmarks.values() if each.same_tasks_as in suites
+    }
     return {"sources": sources, "suites": {**suites, **aliases}}
 
 

@@ -16,7 +16,7 @@ from made_page import format_table, run_script
 
 from safevla_bench import tasks
 from safevla_bench.report.published import PAPER, PublishedCell, PublishedVariant, load_published, matching_counts
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.tasks import loader
 from safevla_bench.text import format_fixed
 from safevla_bench.trajectory.header import find_robot
@@ -68,10 +68,10 @@ def unsafe(cell: PublishedCell) -> int:
 
 def active_tasks(suite: str, spec_id: str) -> int:
     """Return in how many tasks of a suite a specification is active, by this project's registry."""
-    registry = loader.registry()
+    registry = loader.load_registry()
     entries = [entry for entry in registry.list_entries(suite)]
     tags = [registry.task_tags(suite, entry.task_id) for entry in entries]
-    return sum(spec_id in {spec.spec_id for spec in tasks.active_specs(library(), given)} for given in tags)
+    return sum(spec_id in {spec.spec_id for spec in tasks.active_specs(load_library(), given)} for given in tags)
 
 
 # Self-collision
@@ -128,7 +128,7 @@ def least_uncapped_tilt_drop() -> Fraction:
     The episodes that 30° frees and 20° does not were unsafe by tilt alone, at 20° or more: a depth of (20 - 15)/30 at
     least. They fall to 0, and no depth of any other episode rises.
     """
-    spec = library()[TILT]
+    spec = load_library()[TILT]
     assert spec.severe is not None
     freed_late = printed_safety("robocasa", "Tilt 30°").low - printed_safety("robocasa", "Tilt 20°").high
     return freed_late * (Fraction(20) - Fraction(spec.threshold)) / Fraction(spec.severe)
@@ -139,7 +139,7 @@ def greatest_capped_tilt_drop() -> Fraction:
 
     Every episode that violates tilt loses the depth 0.5/30 at most.
     """
-    spec = library("paper-text")[TILT]
+    spec = load_library("paper-text")[TILT]
     assert spec.severe is not None
     rates = [Fraction(violations(cell, TILT), cell.n) for cell in ROBOCASA]
     return sum(rates, Fraction(0)) / len(rates) * Fraction(1, 2) / Fraction(spec.severe)
@@ -151,7 +151,7 @@ def greatest_vsi_at_100_newton(severe: int) -> Fraction:
     Newly unsafe episodes exceed 100 N by 100 N at most. If `severe` is as at 200 N, every other depth rises by the
     100 N that the limit fell, at most; else it may be anything up to 1.
     """
-    default = library()[FORCE]
+    default = load_library()[FORCE]
     newly = Fraction(100, severe)
     unsafe_before = 1 - printed_safety("robocasa", "Default").low
     newly_unsafe = (1 - printed_safety("robocasa", "Force 100 N").low) - (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from safevla_recorder.attachment import TaskLabel
-from safevla_recorder.episode import ContactList, Recording
+from safevla_recorder.episode import ContactList, EpisodeArrays
 
 ROLES = {"bowl": "target", "hand": "robot"}
 
@@ -33,7 +33,7 @@ def recording(records=3, **changes):
         "gripped_body": np.full(records, -1),
         "action": np.zeros((records - 1, 7)),
     }
-    return Recording(**{**fields, **changes})
+    return EpisodeArrays(**{**fields, **changes})
 
 
 class StillRecorder:

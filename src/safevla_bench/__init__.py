@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from safevla_bench.version import __version__
 
 if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
-    from safevla_bench.archive import append as append_episodes
+    from safevla_bench.archive import append_episodes as append_episodes
     from safevla_bench.archive import open_archive as open_archive
-    from safevla_bench.archive.record_schema import schema as record_schema
+    from safevla_bench.archive.record_schema import record_schema as record_schema
     from safevla_bench.errors import SafevlaError as SafevlaError
     from safevla_bench.explain.exposure import measure_exposure as measure_exposure
     from safevla_bench.explain.exposure import summarize_exposure as summarize_exposure
@@ -45,20 +45,20 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_bench.judging.scores import EpisodeScore as EpisodeScore
     from safevla_bench.judging.scores import Scores as Scores
     from safevla_bench.judging.scoring import score as score
-    from safevla_bench.specs.loader import library as load_library
+    from safevla_bench.specs.loader import load_library as load_library
     from safevla_bench.specs.spec import Library as Library
     from safevla_bench.specs.spec import Spec as Spec
-    from safevla_bench.stl.parser import parse as parse_formula
+    from safevla_bench.stl.parser import parse_formula as parse_formula
     from safevla_bench.tasks.entries import Registry as Registry
-    from safevla_bench.tasks.loader import registry as load_registry
+    from safevla_bench.tasks.loader import load_registry as load_registry
     from safevla_bench.trajectory.batch import Batch as Batch
-    from safevla_bench.trajectory.single_episode import records as iterate_records
+    from safevla_bench.trajectory.single_episode import iterate_records as iterate_records
     from safevla_recorder import record as record
     from safevla_recorder import record_until_closed as record_until_closed
 
 _HOMES = {
-    "safevla_bench.archive": ("append_episodes=append", "open_archive"),
-    "safevla_bench.archive.record_schema": ("record_schema=schema",),
+    "safevla_bench.archive": ("append_episodes", "open_archive"),
+    "safevla_bench.archive.record_schema": ("record_schema",),
     "safevla_bench.errors": ("SafevlaError",),
     "safevla_bench.jobs.evaluation.judgement": ("judge",),
     "safevla_bench.jobs.evaluation.request": ("Request",),
@@ -71,19 +71,17 @@ _HOMES = {
     "safevla_bench.judging.ruleset": ("Ruleset", "load_ruleset"),
     "safevla_bench.judging.scores": ("EpisodeScore", "Scores"),
     "safevla_bench.judging.scoring": ("score",),
-    "safevla_bench.specs.loader": ("load_library=library",),
+    "safevla_bench.specs.loader": ("load_library",),
     "safevla_bench.specs.spec": ("Library", "Spec"),
-    "safevla_bench.stl.parser": ("parse_formula=parse",),
+    "safevla_bench.stl.parser": ("parse_formula",),
     "safevla_bench.tasks.entries": ("Registry",),
-    "safevla_bench.tasks.loader": ("load_registry=registry",),
+    "safevla_bench.tasks.loader": ("load_registry",),
     "safevla_bench.trajectory.batch": ("Batch",),
-    "safevla_bench.trajectory.single_episode": ("iterate_records=records",),
+    "safevla_bench.trajectory.single_episode": ("iterate_records",),
     "safevla_recorder": ("record", "record_until_closed"),
 }
-"""Module -> its public names, as NAME or NAME=ITS NAME THERE. The only list of them at run time."""
-_PLACES = {
-    name.partition("=")[0]: (module, name.rpartition("=")[2]) for module, names in _HOMES.items() for name in names
-}
+"""Module -> its public names. The only list of them at run time."""
+_PLACES = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *_PLACES]
 
 
@@ -91,8 +89,7 @@ def __getattr__(name: str) -> object:
     """Return a public name, importing its module on first use. Raises `AttributeError` for any other name."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _PLACES[name]
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -28,7 +28,7 @@ from builders import (
     same_bits,
 )
 from safevla_bench.archive import (
-    append,
+    append_episodes,
     detect_suffix,
     jsonl,
     open_archive,
@@ -39,11 +39,11 @@ from safevla_bench.archive import (
 )
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.archive.parquet_rows import to_table
-from safevla_bench.archive.record_schema import schema
+from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.errors import CollectedError, FileError, RecordError
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import Recording
+from safevla_recorder.episode import EpisodeArrays
 
 MANY = [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
 SINGLE = [".json", ".npz"]
@@ -55,7 +55,7 @@ HOST_FIELDS = {
 }
 
 
-def full() -> Recording:
+def full() -> EpisodeArrays:
     """An episode that has a bit of everything: unknown impulses, nothing gripped, −0.0, widths of zero, host fields."""
     touching = contacts((0, HAND, BOWL, 5e-324), (2, HAND, DRAWER, 1e99))
     return recording(
@@ -75,11 +75,13 @@ def full() -> Recording:
 LOST = "a body that was lost, and stamps of its time"
 EDGES = {
     "a bit of everything": full(),
-    "no family at all": Recording(header_fields(target_object=None), {}, 4),
+    "no family at all": EpisodeArrays(header_fields(target_object=None), {}, 4),
     "families that are empty": recording(2, pos_bodies=(), body_pos_m=np.empty((2, 0, 3)), contacts=contacts()),
     "one record": recording(1),
     "nothing ever gripped": recording(2, gripped_body=np.array([-1, -1])),
-    "a null in a name": Recording(header_fields(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1),
+    "a null in a name": EpisodeArrays(
+        header_fields(episode_id="a\x00/../b\n", target_object=None), {"x\x00": "robot"}, 1
+    ),
     "no torques": recording(2, joint_torque_limit_nm=(), joint_torque_nm=np.empty((2, 0))),
     LOST: recording(
         3,
@@ -147,7 +149,7 @@ def test_any_episodes_pass_through_every_form_in_turn_bit_for_bit(tmp_path_facto
     assert same_bits(concatenate_batches([open_archive(path) for path in paths]), original)
 
 
-def rename(recording: Recording, name: str) -> Batch:
+def rename(recording: EpisodeArrays, name: str) -> Batch:
     return from_recording(replace(recording, header={**recording.header, "episode_id": name}))
 
 
@@ -156,7 +158,7 @@ def test_a_file_that_grows_holds_the_same_episodes_and_repeats_its_bytes(tmp_pat
     batches = [rename(recording, name) for name, recording in EDGES.items()]
     for name in ("one", "two"):
         for batch in batches:
-            append(tmp_path / f"{name}{suffix}", batch)
+            append_episodes(tmp_path / f"{name}{suffix}", batch)
     assert same_bits(open_archive(tmp_path / f"one{suffix}"), concatenate_batches(batches))
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
 
@@ -164,7 +166,7 @@ def test_a_file_that_grows_holds_the_same_episodes_and_repeats_its_bytes(tmp_pat
 def test_the_schema_describes_what_is_written():
     import jsonschema
 
-    validator, tree = jsonschema.Draft202012Validator(schema()), json.loads(encode_json(episode(3)))
+    validator, tree = jsonschema.Draft202012Validator(record_schema()), json.loads(encode_json(episode(3)))
     validator.validate(tree)
     assert not validator.is_valid({**tree, "dt": -1})
 
@@ -235,7 +237,7 @@ TWO = concatenate_batches([episode(2, episode_id=name) for name in "ab"])
 REPEATED = concatenate_batches([episode(2), episode(3)])
 REFUSED = [
     *((suffix, write_archive, TWO, "holds one episode, these are 2") for suffix in SINGLE),
-    *((suffix, append, episode(2), "cannot be appended to") for suffix in (".parquet", *SINGLE)),
+    *((suffix, append_episodes, episode(2), "cannot be appended to") for suffix in (".parquet", *SINGLE)),
     *((suffix, write_archive, REPEATED, "the episode_id is repeated") for suffix in MANY),
 ]
 

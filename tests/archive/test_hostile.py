@@ -21,12 +21,12 @@ from safevla_bench.archive.jsonl import decode_json, encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs.loader import library
-from safevla_bench.tasks.loader import registry
+from safevla_bench.specs.loader import load_library
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
 
 ID = "libero-goal/task_8/ep_000"
-LIBRARY, TASKS = library(), registry()
+LIBRARY, TASKS = load_library(), load_registry()
 Path = tuple[str | int, ...]
 FORMS = [".jsonl", ".jsonl.zst", ".npz", ".parquet"]
 

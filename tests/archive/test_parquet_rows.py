@@ -18,7 +18,7 @@ from safevla_bench.archive.record_schema import EpisodeSelection
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import Recording
+from safevla_recorder.episode import EpisodeArrays
 
 
 def group(batches: list[Batch]) -> pa.RecordBatch:
@@ -39,7 +39,7 @@ def row_by_row(rows: pa.RecordBatch) -> Batch | None:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=st.lists(recordings(), min_size=1, max_size=4))
-def test_a_valid_group_is_its_rows_bit_for_bit(drawn: list[Recording]):
+def test_a_valid_group_is_its_rows_bit_for_bit(drawn: list[EpisodeArrays]):
     batch = concatenate_batches([from_recording(recording) for recording in drawn])
     assert same_bits(decode_rows(group([batch])), batch)
     assert same_bits(row_by_row(group([batch])), batch)

@@ -112,7 +112,7 @@ def _run(folder: Path, texts: Sequence[str]) -> Path:
     for k, text in enumerate(texts):
         for j, policy in enumerate((text, texts[(k + 1) % len(texts)])[: 2 if k < 2 else 1]):
             rows.append(_row(k, f"{text}{j}", text, policy))
-            archive.append(part, _episode(k, j, rows[-1], text))
+            archive.append_episodes(part, _episode(k, j, rows[-1], text))
         crashed = _row(k, f"{text}crash", text, text)
         rows.append(replace(crashed, outcome="crashed", reason=f"Traceback\n  {text}\nServerError: {text}"))
     write_episodes(folder, rows)

@@ -13,9 +13,9 @@ import pytest
 
 from builders import HAND, LINK, contacts, episode
 from safevla_bench import __version__, cli
-from safevla_bench.archive import append
+from safevla_bench.archive import append_episodes
 from safevla_bench.archive.jsonl import encode_json
-from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.sources.runs.writer import RunFolderWriter
 from sources.runs.test_folder import DESCRIPTION, fill
 
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
@@ -25,8 +25,8 @@ EXAMPLE = Path(__file__).parents[1] / "cases" / "appendix_b.json"
 @pytest.fixture
 def archive(tmp_path) -> Path:
     path = tmp_path / "episodes.jsonl"
-    append(path, episode(episode_id="a"))
-    append(path, episode(episode_id="b", contacts=contacts((3, HAND, LINK, 1.0)), success=True))
+    append_episodes(path, episode(episode_id="a"))
+    append_episodes(path, episode(episode_id="b", contacts=contacts((3, HAND, LINK, 1.0)), success=True))
     return path
 
 
@@ -146,7 +146,7 @@ def test_a_mistake_is_named_with_exit_2_and_leaves_nothing(safevla, archive, tmp
 
 def test_an_archive_without_a_needed_field_names_the_remedy(safevla, tmp_path):
     path, out = tmp_path / "e.jsonl", tmp_path / "out"
-    append(path, episode(contacts=None))
+    append_episodes(path, episode(contacts=None))
     assert "--set missing=deactivate" in safevla.refuses("score", path, "--out", out)
     assert not out.exists()
     safevla.ok("score", path, "--out", out, "--set", "missing=deactivate")
@@ -198,7 +198,7 @@ def test_validate_lists_what_is_bad_and_counts_what_is_good(safevla, archive):
 
 
 def test_validate_counts_the_episodes_that_a_damaged_file_lost(safevla, tmp_path):
-    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer)
     (tmp_path / "run" / "raw" / "000001.npz").write_bytes(b"cut off")
     code, out, err = safevla("validate", tmp_path / "run")
@@ -226,7 +226,7 @@ def test_listings_in_the_paper_s_form_are_read_back_to_the_same_judgement(safevl
         out = safevla.ok(name, "--format", "paper")
         (tmp_path / f"{name}.json").write_text(out)
     source = tmp_path / "e.jsonl"
-    append(source, episode())
+    append_episodes(source, episode())
     options = ("--rules", tmp_path / "specs.json", "--rules", tmp_path / "tasks.json")
     safevla.ok("score", source, "--out", tmp_path / "plain")
     safevla.ok("score", source, "--out", tmp_path / "rows", *options)
@@ -241,7 +241,7 @@ NEGATIVE_ZERO = re.compile(r"(?<![\w.\d\[–-])[-−]0(\.0+)?(?![\d.eE\w:–-])"
 def test_no_output_holds_a_negative_zero(safevla, tmp_path):
     """A torque exactly at its limit has a margin of zero, and its negative is -0.0: a depth of 0.0 all the same."""
     source, out = tmp_path / "e.jsonl", tmp_path / "out"
-    append(source, episode(joint_torque_nm=np.tile([87.0, 0, 0, 0, 12.0, 0, 0], (12, 1)), init_state_index=0))
+    append_episodes(source, episode(joint_torque_nm=np.tile([87.0, 0, 0, 0, 12.0, 0, 0], (12, 1)), init_state_index=0))
     safevla.ok("score", source, "--out", out)
     texts = {path.name: path.read_text() for path in (out / "scores.json", out / "report.html")}
     assert '"joint_torque": 0.0' in texts["scores.json"]
@@ -265,7 +265,7 @@ def test_a_replaced_threshold_shows_wherever_its_name_is_printed(safevla, tmp_pa
         'based_on = "default"\n[[replace]]\nspec_id = "max_contact_force_under_200N"\nthreshold = 1\n', encoding="utf-8"
     )
     source, judged = tmp_path / "e.jsonl", ("--library", library)
-    append(source, episode())
+    append_episodes(source, episode())
     out = tmp_path / "out"
     safevla.ok("score", source, "--out", out, *judged)
     texts = [(out / "scores.json").read_text()]

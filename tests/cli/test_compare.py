@@ -10,12 +10,12 @@ import pytest
 from builders import episode
 from folders import change_description
 from safevla_bench import Monitor
-from safevla_bench.archive import append, open_archive, write_archive
+from safevla_bench.archive import append_episodes, open_archive, write_archive
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.sources.runs.episode_index import scan
 from safevla_bench.trajectory.batch import select_episodes
-from safevla_bench.trajectory.single_episode import records
+from safevla_bench.trajectory.single_episode import iterate_records
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def fake(tmp_path_factory):
 
 def archive(path, policy: str, seed: int = 0):
     for k in range(6):
-        append(path, episode(episode_id=f"{policy}/{k}", policy=policy, init_state_index=k, seed=seed))
+        append_episodes(path, episode(episode_id=f"{policy}/{k}", policy=policy, init_state_index=k, seed=seed))
     return path
 
 
@@ -184,7 +184,7 @@ def test_the_cost_that_a_gate_limits_is_the_sum_of_what_the_monitor_charges_each
 
 
 def charge(episode):
-    first, *others = records(episode)
+    first, *others = iterate_records(episode)
     monitor = Monitor()
     monitor.start(first)
     return sum(monitor.observe(record).cost for record in others)

@@ -11,7 +11,7 @@ import pytest
 
 from builders import BOWL, HAND, LINK, contacts, episode
 from safevla_bench import load
-from safevla_bench.archive import append
+from safevla_bench.archive import append_episodes
 
 HIT = contacts((3, HAND, BOWL, 450.0))
 FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
@@ -20,9 +20,11 @@ FAKE = ["--host", "fake", "--suite", "fake", "--max-steps", "6"]
 @pytest.fixture
 def archive(tmp_path) -> Path:
     path = tmp_path / "episodes.jsonl"
-    append(path, episode(episode_id="goal/ep_000"))
-    append(path, episode(episode_id="goal/ep_001", contacts=HIT))
-    append(path, episode(episode_id="goal/ep_002", contacts=contacts((2, HAND, LINK, 1.0)), policy="b", success=False))
+    append_episodes(path, episode(episode_id="goal/ep_000"))
+    append_episodes(path, episode(episode_id="goal/ep_001", contacts=HIT))
+    append_episodes(
+        path, episode(episode_id="goal/ep_002", contacts=contacts((2, HAND, LINK, 1.0)), policy="b", success=False)
+    )
     return path
 
 
@@ -176,7 +178,7 @@ def test_bad_episodes_stop_the_listing_unless_they_are_left_out(safevla, archive
 def test_names_that_act_on_a_terminal_are_written_as_escapes(safevla, tmp_path):
     path = tmp_path / "e.jsonl"
     evil = "evil\x1b[2J\u202e"
-    append(path, episode(episode_id=evil, policy=evil, instruction=evil))
+    append_episodes(path, episode(episode_id=evil, policy=evil, instruction=evil))
     formula = ["show", path, "--formula", "G(eef_speed < 9)"]
     score = ["score", path, "--out", tmp_path / "out"]
     for command in (["episodes", path], ["show", path, ":1"], formula, ["show", path, evil * 2], score):
@@ -191,7 +193,7 @@ def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, arch
     for words in (("episodes",), ("show", ":2")):
         out = [safevla.ok(words[0], source, *words[1:]).rpartition("Next: ")[0] for source in (folder, archive)]
         assert out[0] == out[1] != ""
-    append(archive, episode(episode_id="goal/ep_003"))
+    append_episodes(archive, episode(episode_id="goal/ep_003"))
     safevla.refuses("episodes", folder)
     assert "contains scores without their records" in safevla.refuses("show", folder, ":2")
 
@@ -199,7 +201,7 @@ def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, arch
 def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):
     path = tmp_path / "many.jsonl"
     for k in range(25):
-        append(path, episode(episode_id=f"goal/ep_{k:03}"))
+        append_episodes(path, episode(episode_id=f"goal/ep_{k:03}"))
     out = safevla.ok("episodes", path)
     assert "The first 20: --limit 25 lists all" in out
     assert "ep_019" in out
@@ -210,8 +212,8 @@ def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):
 
 def test_an_id_that_looks_like_a_position_is_named_by_its_own_option(safevla, tmp_path):
     path = tmp_path / "odd.jsonl"
-    append(path, episode(episode_id="a"))
-    append(path, episode(episode_id=":1"))
+    append_episodes(path, episode(episode_id="a"))
+    append_episodes(path, episode(episode_id=":1"))
     assert safevla.json("show", path, ":1")["episode_id"] == "a"
     assert safevla.json("show", path, "--id", ":1")["episode_id"] == ":1"
     assert "no episode ':2x'" in safevla.refuses("show", path, "--id", ":2x")

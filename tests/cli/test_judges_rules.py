@@ -18,7 +18,7 @@ from safevla_bench.jobs.browse import describe_maker, find_runs, list_runs
 from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.judging.ruleset import NamedDigest
 from safevla_bench.sources.runs.folder import MANIFEST, archive_parts
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 
 LAX = """
 [[specs]]
@@ -114,16 +114,16 @@ def test_the_index_of_runs_judges_by_the_default_rules_and_names_theirs(run):
 
 
 def test_in_python_too(run):
-    assert load(run).judged.library == library()
+    assert load(run).judged.library == load_library()
     assert load(run, as_judged=True).judged.library.name == "file default.toml"
 
 
 def test_a_library_is_called_as_a_built_in_one_only_if_it_judges_alike(tmp_path):
     path = tmp_path / "default.toml"
     path.write_text(LAX)
-    assert library(path).name == "file default.toml"
+    assert load_library(path).name == "file default.toml"
     assert NamedDigest("default", "0" * 64).label == "another default"
-    assert NamedDigest("default", library().digest).label == "default"
+    assert NamedDigest("default", load_library().digest).label == "default"
 
 
 def test_runs_of_different_rules_are_judged_alike_unless_each_is_to_be_judged_by_its_own(safevla, run, tmp_path):

@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 
 from builders import episode
-from safevla_bench.archive import append
+from safevla_bench.archive import append_episodes
 
 
 @pytest.mark.parametrize(("command", "line"), [("tables", "violations     7, 8"), ("export", "submission    JSON")])
@@ -114,7 +114,7 @@ def test_an_ablation_is_marked_wherever_it_is_shown_and_no_result_to_publish(saf
 
 def test_left_out_episodes_are_named_below_each_table_and_a_submission_is_not_complete(safevla, tmp_path):
     path = tmp_path / "e.jsonl"
-    append(path, episode())
+    append_episodes(path, episode())
     path.write_text(path.read_text() + "{}\n")
     out = safevla.ok("tables", path, "--which", "main,tasks", "--set", "invalid=skip")
     assert out.count("1 invalid episode left out.") == 2

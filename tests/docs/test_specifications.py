@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from safevla_bench.specs.file_formats import built_in_tags
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.tasks import loader
 
 
 def test_every_specification_tag_template_and_suite_is_on_it(load_tool):
     page = load_tool("generate").build_page()
-    registry = loader.registry()
-    for spec in library():
+    registry = loader.load_registry()
+    for spec in load_library():
         assert f"`{spec.spec_id}`" in page
     for name in (*built_in_tags(), *registry.templates):
         assert f"`{name}`" in page

@@ -14,7 +14,7 @@ from safevla_bench.judging.scoring import score
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import Recording
+from safevla_recorder.episode import EpisodeArrays
 
 RULESET = load_ruleset()
 REGISTRY = RULESET.registry
@@ -27,7 +27,9 @@ def kinds(roles: dict[str, str], benchmark: str, task_id: str, posed: tuple[str,
               "target_object": None}  # fmt: skip
     places = tuple(k for k, name in enumerate(roles) if name in posed)
     positions = {"pos_bodies": places, "body_pos_m": np.zeros((1, len(places), 3))} if places else {}
-    batch = from_recording(Recording(header=header, roles=roles, records=1, eef_pos_m=np.zeros((1, 3)), **positions))
+    batch = from_recording(
+        EpisodeArrays(header=header, roles=roles, records=1, eef_pos_m=np.zeros((1, 3)), **positions)
+    )
     return {batch.body_label(body): name_body_kind(batch, 0, body, REGISTRY) for body in range(len(batch.body_role))}
 
 
@@ -139,7 +141,7 @@ def pushing(moved_m: dict[str, float], task_id: str = "task_0", benchmark: str =
     header = {"episode_id": "-".join(names), "benchmark": benchmark, "task_id": task_id, "success": True, "dt": 0.05,
               "target_object": "akita_black_bowl_1"}  # fmt: skip
     return from_recording(
-        Recording(header=header, roles=roles, records=records, eef_pos_m=np.zeros((records, 3)),
+        EpisodeArrays(header=header, roles=roles, records=records, eef_pos_m=np.zeros((records, 3)),
                   pos_bodies=tuple(range(1, 2 + len(names))), body_pos_m=position)
     )  # fmt: skip
 

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import BOWL, DRAWER, HAND, LINK, PLATE, ROLES, contacts, episode, recording, rest_positions
-from safevla_bench.explain.causes import MOVED_M, Cause, find_cause
+from safevla_bench.explain.causes import MOVED_M, CauseChain, find_cause
 from safevla_bench.signals.signal import RecordFields
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import Recording
+from safevla_recorder.episode import EpisodeArrays
 
 N = 12
-REGISTRY = registry()
+REGISTRY = load_registry()
 DISPLACED = "non_target_disp_max"
 FORCE = "max_contact_force"
 
@@ -31,13 +31,13 @@ def pushed(*touches: tuple[int, int, int, float], at: int = 6, **changes: Any) -
     return from_recording(scene(touches, at, **changes))
 
 
-def scene(touches: Sequence[tuple[int, int, int, float]], begins: int, **changes: Any) -> Recording:
+def scene(touches: Sequence[tuple[int, int, int, float]], begins: int, **changes: Any) -> EpisodeArrays:
     pos = np.array(recording(N, **changes).body_pos_m)
     pos[:, 1, 0] += 0.004 * np.maximum(0, np.arange(N) - begins + 1)
     return recording(N, contacts=contacts(*touches), body_pos_m=pos, **changes)
 
 
-def find(batch: Batch, signal: str = DISPLACED, first: int = 7) -> Cause:
+def find(batch: Batch, signal: str = DISPLACED, first: int = 7) -> CauseChain:
     cause = find_cause(RecordFields(batch), signal, first, REGISTRY)
     assert cause is not None
     return cause
@@ -159,7 +159,7 @@ touches = st.lists(
 )
 
 
-def permuted(plain: Recording, order: list[int]) -> Recording:
+def permuted(plain: EpisodeArrays, order: list[int]) -> EpisodeArrays:
     """The same episode with its table of bodies in another order."""
     names, place = list(plain.roles), np.argsort(order)
     assert plain.contacts is not None

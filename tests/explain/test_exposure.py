@@ -14,12 +14,12 @@ from safevla_bench.explain.exposure import measure_exposure, summarize_exposure
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs.loader import library
-from safevla_bench.tasks.loader import registry
+from safevla_bench.specs.loader import load_library
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
 from safevla_bench.trajectory.single_episode import empty_batch
 
-LIBRARY, REGISTRY = library(), registry()
+LIBRARY, REGISTRY = load_library(), load_registry()
 FORCE, PUSHED = "max_contact_force_under_200N", "non_target_max_disp_5mm"
 
 
@@ -70,8 +70,8 @@ def test_inactive_and_vacuous_specifications_have_no_time_in_violation():
 @pytest.mark.parametrize("name", ["default", "paper-text", "paper-as-run"])
 def test_time_is_above_zero_iff_the_specification_is_violated(name):
     batch = run(["calm", "rough"], [0.1, 1.0], 10, ["libero-10", "libero-object"])
-    scores = score(batch, Ruleset(library(name), REGISTRY))
-    spent = measure_exposure(batch, scores, Ruleset(library(name), REGISTRY))
+    scores = score(batch, Ruleset(load_library(name), REGISTRY))
+    spent = measure_exposure(batch, scores, Ruleset(load_library(name), REGISTRY))
     violated = scores.is_violated[scores.scored_columns]
     assert violated.any(axis=1).sum() >= 3
     assert np.array_equal(np.nan_to_num(spent.violation_s) > 0, violated)
@@ -125,7 +125,7 @@ def test_where_a_violation_has_no_record_its_time_is_unknown(tmp_path):
         f'[[specs]]\nspec_id = "rests"\ncanonical_family = "rests"\naxis = "{text.axis}"\ntier = "safe"\n'
         f'stl = "{formula}"\nthreshold = 5\nsevere = 10\nunit = "N"\nrequires_all = []\nsource = "s"\nrationale = "r"\n'
     )
-    mine = library(str(path))
+    mine = load_library(str(path))
     batch = concatenate_batches([hit(*((t, 9) for t in range(12))), hit((1, 9), episode_id="rests")])
     scores = score(batch, Ruleset(mine, REGISTRY))
     assert scores.safe.tolist() == [False, True]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from builders import BOWL, PLATE, episode
 from safevla_bench.explain.places import collect_bodies, describe_places, describe_unmatched, list_places
-from safevla_bench.signals import parse_formula
-from safevla_bench.stl.parser import parse
+from safevla_bench.signals import parse_signal_formula
+from safevla_bench.stl.parser import parse_formula
 
 BATCH = episode(4, pos_bodies=[BOWL, PLATE], body_pos_m=episode(4).body_pos_m.episode_poses(0)[1][:, :2])
 
 
 def test_places_are_roles_names_and_patterns_in_the_order_of_the_formulas() -> None:
     text = 'G(distance(eef, "pla*") > 0.1 -> clearance(held, drawer, 0, 0, 0, 1, 1, 1) > 0)'
-    assert set(list_places([parse_formula(text)])) == {"pla*", "drawer"}
+    assert set(list_places([parse_signal_formula(text)])) == {"pla*", "drawer"}
     moving = 'G(over(handled, "pla*") > 0.1 & distance(eef, held) > 0.1)'
-    assert list_places([parse_formula(moving)]) == ("pla*",)
+    assert list_places([parse_signal_formula(moving)]) == ("pla*",)
 
 
 def test_of_a_role_the_bodies_that_the_form_sees_are_listed() -> None:
     text = "G(distance(eef, furniture) > 0.1 or gap(eef, furniture) > 0.1 or speed(bystander) > 1 m/s)"
-    places = list_places([parse(text)])
+    places = list_places([parse_formula(text)])
     assert places == ("tracked furniture", "furniture", "tracked bystander")
     assert list(describe_places(places, collect_bodies([BATCH]))) == [
         "tracked furniture in libero-goal: no body; gap sees links and fixed bodies, too",

@@ -9,8 +9,8 @@ from report.scenes import rollout
 from safevla_bench.explain.trace import SignalTrace, describe_chart, trace_formula
 from safevla_bench.report.charts import draw_chart
 from safevla_bench.signals.signal import SIGNALS, RecordFields
-from safevla_bench.specs.loader import library
-from safevla_bench.stl.parser import parse
+from safevla_bench.specs.loader import load_library
+from safevla_bench.stl.parser import parse_formula
 
 KNOWN = {name: signal.boolean for name, signal in SIGNALS.items()}
 
@@ -18,14 +18,14 @@ KNOWN = {name: signal.boolean for name, signal in SIGNALS.items()}
 @pytest.mark.parametrize("name", ["default", "paper-text", "paper-as-run"])
 def test_every_specification_of_the_libraries_can_be_drawn(name):
     reading = RecordFields(rollout(3, 1.0))
-    for spec in library(name).specs:
+    for spec in load_library(name).specs:
         chart = draw_chart(describe_chart(trace_formula(spec.formula, reading), 0.05))
         assert chart.line.startswith("M"), spec.spec_id
         assert chart.worst.label, spec.spec_id
 
 
 def line(text: str, n: int = 60) -> SignalTrace:
-    return trace_formula(parse(text, KNOWN), RecordFields(rollout(3, 1.0, n)))
+    return trace_formula(parse_formula(text, KNOWN), RecordFields(rollout(3, 1.0, n)))
 
 
 def test_a_limit_on_the_left_is_read_as_one_on_the_right():

@@ -25,11 +25,11 @@ from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import CollectedError, RecordError, SafevlaError
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs.loader import library
-from safevla_bench.tasks.loader import registry
+from safevla_bench.specs.loader import load_library
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
-LIBRARY, REGISTRY = library(), registry()
+LIBRARY, REGISTRY = load_library(), load_registry()
 ORACLE = oracle.read_specs(*comparison.DEFAULT)
 SUFFIXES = (".jsonl", ".jsonl", ".json", ".jsonl.gz", ".jsonl.zst")
 FORMS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".npz", ".parquet")

@@ -26,7 +26,7 @@ from safevla_bench.report.figures.sheet import drawable_text
 from safevla_bench.sources.runs.episode_index import read_sources, scan
 from safevla_bench.sources.runs.folder import read_description, read_facts, read_frames
 from safevla_bench.sources.runs.parts import episode_rows
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.trajectory.batch import concatenate_batches
 from sources.logs.log_files import save_mapping, straight_line, write_dataset
 
@@ -98,7 +98,7 @@ def test_names_of_any_length_make_no_message_of_that_length(tmp_path):
     assert len(str(error)) < 3000
     (tmp_path / "mine.toml").write_text(f'[[specs]]\nspec_id = "{"s" * 9000}"\n"{"k" * 9000}" = 1\n')
     with pytest.raises(SpecError) as raised:
-        library(tmp_path / "mine.toml")
+        load_library(tmp_path / "mine.toml")
     assert len(str(raised.value)) < 1500
 
 

@@ -13,7 +13,7 @@ from safevla_bench.sensitivity.curves import ThresholdSetting, ThresholdVariant,
 from safevla_bench.training.labels import label_records, scored_specs
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SINGLE
-from safevla_bench.trajectory.single_episode import records
+from safevla_bench.trajectory.single_episode import iterate_records
 from safevla_recorder.episode import add_header_field
 
 SPEC = "non_target_max_disp_5mm"
@@ -36,7 +36,7 @@ def test_a_motion_of_five_millimetres_in_decimals_is_at_the_limit_wherever_it_be
     for batch in (pushed(start, end), pushed(start, end, single=("body_pos_m",))):
         verdict = score(batch, RULES).episode(0)
         assert (verdict.robustness[SPEC], verdict.first_violation_step, verdict.safe) == (0.0, None, True)
-        standing = [Monitor(RULES).observe(record) for record in records(batch)][-1]
+        standing = [Monitor(RULES).observe(record) for record in iterate_records(batch)][-1]
         assert standing.safe
         scores = score(batch, RULES)
         labels, labelled = label_records(batch, scores, RULES), scored_specs(scores)
@@ -50,7 +50,7 @@ def test_float32_is_rounded_more_coarsely_only_where_a_source_of_the_signal_was_
         rho = score(batch, RULES).episode(0).robustness[SPEC]
         assert rho == pytest.approx(margin, rel=1e-3)
         monitor = Monitor(RULES)
-        assert [monitor.observe(record) for record in records(batch)][-1].robustness[SPEC] == rho
+        assert [monitor.observe(record) for record in iterate_records(batch)][-1].robustness[SPEC] == rho
 
 
 @pytest.mark.parametrize("factor", [1 + 2e-9, 1 + 1e-6])

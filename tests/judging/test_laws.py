@@ -16,14 +16,14 @@ from safevla_bench.judging.metrics import aggregate
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl.formula import substitute_threshold
-from safevla_bench.stl.parser import parse
-from safevla_bench.tasks.loader import registry
+from safevla_bench.stl.parser import parse_formula
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches, select_episodes
 
-DEFAULT, TASKS = library(), registry()
+DEFAULT, TASKS = load_library(), load_registry()
 PAIRS = ((HAND, DRAWER), (BOWL, DRAWER), (HAND, BOWL), (HAND, LINK), (PLATE, DRAWER))
 
 
@@ -76,7 +76,7 @@ def loosen(spec: Spec, factor: float) -> Library:
         spec.spec_id,
         threshold=threshold,
         severe=None if spec.severe is None else spec.severe * factor,
-        formula=substitute_threshold(parse(spec.stl), threshold),
+        formula=substitute_threshold(parse_formula(spec.stl), threshold),
     )
 
 

@@ -17,15 +17,15 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import STATES, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.signals.signal import SIGNALS, RecordFields
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.formula import substitute_threshold
-from safevla_bench.stl.parser import parse
-from safevla_bench.tasks.loader import registry
+from safevla_bench.stl.parser import parse_formula
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.single_episode import from_recording, join_records, records, select_record
+from safevla_bench.trajectory.single_episode import from_recording, iterate_records, join_records, select_record
 
-TASKS = registry()
+TASKS = load_registry()
 EVERY = ("safe", "alternate", "diagnostic")
 FULL = ("libero-full",)
 
@@ -91,7 +91,7 @@ def same_as(standing: EpisodeStanding, scores: Scores, chosen: Library) -> None:
 def follow(batch: Batch, chosen: Library) -> list[EpisodeStanding]:
     monitor = Monitor(Ruleset(chosen, TASKS, capabilities=FULL, missing="deactivate"), tiers=EVERY)
     standings = []
-    for length, newest in enumerate(records(batch), start=1):
+    for length, newest in enumerate(iterate_records(batch), start=1):
         standings.append(monitor.observe(newest))
         scores = score(prefix(batch, length), Ruleset(chosen, TASKS, capabilities=FULL, missing="deactivate"))
         same_as(standings[-1], scores, chosen)
@@ -102,7 +102,7 @@ def follow(batch: Batch, chosen: Library) -> list[EpisodeStanding]:
 @settings(max_examples=8)
 @given(batch=EPISODES)
 def test_after_every_record_the_monitor_says_what_score_says_of_the_prefix(name, batch):
-    follow(batch, library(name))
+    follow(batch, load_library(name))
 
 
 @settings(max_examples=20)
@@ -132,14 +132,14 @@ FORMULAS = [
 @settings(max_examples=5)
 @given(batch=EPISODES)
 def test_any_formula_is_followed_by_a_running_minimum_or_by_judging_the_prefix(text, batch):
-    formula = substitute_threshold(parse(text), 100.0)
-    (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
-    follow(batch, replace(library(), specs=(replace(base, stl=text, formula=formula),)))
+    formula = substitute_threshold(parse_formula(text), 100.0)
+    (base,) = [spec for spec in load_library().specs if spec.spec_id == "max_contact_force_under_200N"]
+    follow(batch, replace(load_library(), specs=(replace(base, stl=text, formula=formula),)))
 
 
 def test_violations_are_reported_when_they_happen_with_their_cost():
     batch = episode(4, contacts=contacts((2, HAND, 4, 450.0)))
-    standings = follow(batch, library())
+    standings = follow(batch, load_library())
     assert [standing.safe for standing in standings] == [True, True, False, False]
     assert [standing.cost for standing in standings] == [0.0, 0.0, 1.0, 0.0]
     assert (
@@ -154,17 +154,17 @@ def test_violations_are_reported_when_they_happen_with_their_cost():
 
 def test_a_lasting_violation_costs_each_record_and_a_formula_of_another_kind_once():
     batch = episode(4, contacts=contacts((1, HAND, 4, 450.0), (2, HAND, 4, 300.0)))
-    (base,) = [spec for spec in library().specs if spec.spec_id == "max_contact_force_under_200N"]
+    (base,) = [spec for spec in load_library().specs if spec.spec_id == "max_contact_force_under_200N"]
     never = replace(base, spec_id="never", stl="!F[0,T](max_contact_force > threshold)")
-    never = replace(never, formula=substitute_threshold(parse(never.stl), 200.0))
+    never = replace(never, formula=substitute_threshold(parse_formula(never.stl), 200.0))
     for spec, costs in ((base, [0, 1, 1, 0]), (never, [0, 1, 0, 0])):
-        assert [standing.cost for standing in follow(batch, replace(library(), specs=(spec,)))] == costs
+        assert [standing.cost for standing in follow(batch, replace(load_library(), specs=(spec,)))] == costs
 
 
 def test_a_new_episode_starts_afresh():
     batch = episode(3, contacts=contacts((1, HAND, 4, 450.0)))
     monitor = Monitor()
-    for newest in records(batch):
+    for newest in iterate_records(batch):
         last = monitor.observe(newest)
     assert not last.safe
     assert monitor.start(select_record(batch, 0)).safe
@@ -187,6 +187,6 @@ def test_an_active_specification_without_its_fields_is_an_error_at_once():
 
 def test_a_record_cut_from_an_episode_reads_as_it_did_there():
     batch = eventful(7)
-    again = join_records(list(records(batch)))
+    again = join_records(list(iterate_records(batch)))
     for name, values in signals.derive_signals(RecordFields(again), SIGNALS).items():
         np.testing.assert_array_equal(values, signals.derive_signals(batch, SIGNALS)[name])

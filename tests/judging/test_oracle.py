@@ -63,7 +63,7 @@ def corpus(request: pytest.FixtureRequest) -> Corpus:
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return loader.registry()
+    return loader.load_registry()
 
 
 CAPABILITIES = ((), ("libero-full",), ("robocasa-365-full",), ("libero-full", "robocasa-365-full"))
@@ -112,7 +112,7 @@ MET_BY_ALL = {*NEEDS_NO_TAG, "joint_torque", "joint_torque_peak", "self_collisio
 
 
 def test_every_field_of_every_score_agrees_in_batches(corpus: Corpus, registry: Registry) -> None:
-    library = specs_loader.library()
+    library = specs_loader.load_library()
     parts = [corpus[k : k + BATCH] for k in range(0, len(corpus.trees), BATCH)]
     capabilities = [CAPABILITIES[k % len(CAPABILITIES)] for k in range(len(parts))]
     whole = total(compare(part, DEFAULT, library, registry, c) for part, c in zip(parts, capabilities, strict=True))
@@ -146,7 +146,7 @@ def thin(met: Counter[tuple[str, str]], library: Library, share: float) -> list[
 
 
 def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry: Registry) -> None:
-    library = specs_loader.library()
+    library = specs_loader.load_library()
     part = corpus.sample(Random(1), len(corpus.trees) // 7)
     ruleset = Ruleset(library, registry, missing="deactivate")
     together = score(concatenate_batches(part.batches), ruleset)
@@ -157,7 +157,7 @@ def test_one_episode_alone_scores_as_it_does_in_a_batch(corpus: Corpus, registry
 def test_the_clauses_of_the_paper_agree(corpus: Corpus, registry: Registry) -> None:
     part = corpus.sample(Random(2), 400)
     paths = (*DEFAULT, LIBRARY / "paper_text.toml", LIBRARY / "paper_as_run.toml")
-    whole = compare(part, paths, specs_loader.library("paper-as-run"), registry, ("libero-full",))
+    whole = compare(part, paths, specs_loader.load_library("paper-as-run"), registry, ("libero-full",))
     assert_agreement(whole, 400)
     changed = ("held_object_tilt_world_15deg", "stable_grasp_maintained_2cm", "joint_torque")
     assert all(whole.met[spec_id, state] > 5 for spec_id in changed for state in ("satisfied", "violated", "missing"))
@@ -166,7 +166,7 @@ def test_the_clauses_of_the_paper_agree(corpus: Corpus, registry: Registry) -> N
 def test_the_rules_of_handling_agree(registry: Registry) -> None:
     trees = make(34, 600, dts=(0.05, 0.02, 0.1))
     part = Corpus(trees, [read(tree) for tree in trees])
-    library = specs_loader.library("handling")
+    library = specs_loader.load_library("handling")
     whole = compare(part, (*DEFAULT, LIBRARY / "handling.toml"), library, registry, ("libero-full",))
     assert_agreement(whole, len(trees))
     own = [spec.spec_id for spec in library if spec.source.startswith("Ours")]
@@ -188,7 +188,7 @@ def test_specifications_of_any_shape_agree(corpus: Corpus, registry: Registry, t
         rows = [Author(rng).row(k) for k in range(10)]
         path = write_library(tmp_path / f"{number}.toml", rows)
         part = corpus.sample(rng, 24)
-        parts.append(compare(part, [path], specs_loader.library(path), registry, rng.choice(CAPABILITIES)))
+        parts.append(compare(part, [path], specs_loader.load_library(path), registry, rng.choice(CAPABILITIES)))
     whole = total(parts)
     assert_agreement(whole, 24 * libraries)
     states = Counter[str]()
@@ -205,7 +205,7 @@ def test_specifications_of_space_agree(corpus: Corpus, registry: Registry, tmp_p
     for number in range(8):
         rows = [space_row(name, k, rng) for k, name in enumerate(SPACE)]
         path = write_library(tmp_path / f"{number}.toml", rows)
-        parts.append(compare(corpus.sample(rng, 40), [path], specs_loader.library(path), registry))
+        parts.append(compare(corpus.sample(rng, 40), [path], specs_loader.load_library(path), registry))
     whole = total(parts)
     assert_agreement(whole, 320)
     states = Counter[str]()
@@ -218,7 +218,7 @@ def test_specifications_of_strikes_and_a_person_agree(corpus: Corpus, registry: 
     rng, parts = Random(10), []
     for number in range(4):
         path = write_library(tmp_path / f"{number}.toml", [space_row(name, k, rng) for k, name in enumerate(FURTHER)])
-        parts.append(compare(corpus.sample(rng, 60), [path], specs_loader.library(path), registry))
+        parts.append(compare(corpus.sample(rng, 60), [path], specs_loader.load_library(path), registry))
     whole = total(parts)
     assert_agreement(whole, 240)
     assert {state for _, state in whole.met} >= {"violated", "satisfied", "missing", "unknown"}
@@ -228,7 +228,7 @@ def test_specifications_of_what_was_held_and_of_doors_agree(corpus: Corpus, regi
     rng, parts = Random(13), []
     for number in range(6):
         path = write_library(tmp_path / f"{number}.toml", [space_row(name, k, rng) for k, name in enumerate(HANDLING)])
-        parts.append(compare(corpus.sample(rng, 40), [path], specs_loader.library(path), registry))
+        parts.append(compare(corpus.sample(rng, 40), [path], specs_loader.load_library(path), registry))
     assert_agreement(total(parts), 240)
     states = Counter(state for part in parts for (_, state), times in part.met.items() for _ in range(times))
     assert all(states[state] > 20 for state in ("violated", "satisfied", "vacuous", "missing"))
@@ -243,7 +243,7 @@ def test_an_error_exactly_where_a_scored_specification_that_applies_has_no_verdi
     rng = Random(11)
     own = write_library(tmp_path / "drawn.toml", [Author(rng).row(k) for k in range(6)])
     refused = Counter[bool]()
-    for paths, library in ((DEFAULT, specs_loader.library()), ((own,), specs_loader.library(own))):
+    for paths, library in ((DEFAULT, specs_loader.load_library()), ((own,), specs_loader.load_library(own))):
         part = corpus.sample(rng, 200)
         for tree, batch, judgement in zip(
             part.trees, part.batches, judge(part.trees, oracle.read_specs(*paths)), strict=True
@@ -278,14 +278,14 @@ def test_a_window_that_is_not_a_multiple_of_the_control_step_is_an_error_naming_
     with pytest.raises(oracle.NotAMultiple):
         judge(corpus.trees[k : k + 1], oracle.read_specs(path))
     with pytest.raises(FormulaError, match=r"0\.13.*0\.05"):
-        score(corpus.batches[k], Ruleset(specs_loader.library(path), registry))
+        score(corpus.batches[k], Ruleset(specs_loader.load_library(path), registry))
 
 
 # Metrics
 
 
 def test_metrics_agree_pooled_and_by_cell(corpus: Corpus, registry: Registry) -> None:
-    library, of_spec = oracle.read_specs(*DEFAULT), specs_loader.library()
+    library, of_spec = oracle.read_specs(*DEFAULT), specs_loader.load_library()
     for rng in (Random(21), Random(22)):
         part = corpus.sample(rng, 90)
         scores = score(concatenate_batches(part.batches), Ruleset(of_spec, registry, missing="deactivate"))

@@ -22,11 +22,11 @@ from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.text import warn_once
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.single_episode import records
+from safevla_bench.trajectory.single_episode import iterate_records
 
 N = 20
 NEAR = "distance(eef, plate) < 0.10"
@@ -61,7 +61,7 @@ def rules(stl: str, unit: str = "m/s", threshold: float | None = 0.4, **changes:
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in row.items() if value is not None]
     file = RuleFile("mine.toml", "\n".join(["[[specs]]", *lines]))
-    return Ruleset(library(file), load_ruleset().registry)
+    return Ruleset(load_library(file), load_ruleset().registry)
 
 
 def judged(ruleset: Ruleset) -> Scores:
@@ -132,7 +132,7 @@ def test_a_rule_has_the_margin_counted_by_hand(stl: str, unit: str, threshold: f
         assert verdict.robustness["mine"] == pytest.approx(expected, abs=1e-9)
         assert verdict.depth["mine"] == pytest.approx(max(0.0, -expected), abs=1e-9)
     monitor = Monitor(ruleset)
-    last = [monitor.observe(record) for record in records(passing())][-1].clauses["mine"]
+    last = [monitor.observe(record) for record in iterate_records(passing())][-1].clauses["mine"]
     assert (last.robustness, last.depth) == (verdict.robustness["mine"], verdict.depth["mine"])
 
 

@@ -37,7 +37,7 @@ from safevla_bench.report.tables import notices as gating
 from safevla_bench.report.tables import sensitivity as varying
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.sensitivity.curves import cell_curves, parse_sweep, sweep_threshold
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_bench.trajectory.marks import STANDIN
 from safevla_recorder.episode import add_header_mark
@@ -122,12 +122,12 @@ def test_every_table_about_them_says_so_and_no_other_does():
 
 
 def test_a_sweep_says_so_as_a_table_a_figure_and_a_document(judged):
-    sweep = parse_sweep("joint_torque=0.5,1,2", library())
-    result = sweep_threshold(judged.scores, library(), sweep)
+    sweep = parse_sweep("joint_torque=0.5,1,2", load_library())
+    result = sweep_threshold(judged.scores, load_library(), sweep)
     assert any(map(is_of_standins, result.warnings))
     as_it_stands = cell_curves(judged.scores, [judged.scores])
     assert varying.variant_table(varying.name_variants(result, as_it_stands)).remarks == result.warnings
-    assert "not results on it" in texts_of(curves.draw_sweep(result, library()))
+    assert "not results on it" in texts_of(curves.draw_sweep(result, load_library()))
 
 
 def test_a_comparison_says_so(judged):
@@ -168,7 +168,7 @@ def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
 
 
 def test_exports_do_not_pass_for_results_on_the_suite(judged):
-    text = result_files.format_authors_csv(judged.summarize_scores()[0], library(), "x")
+    text = result_files.format_authors_csv(judged.summarize_scores()[0], load_library(), "x")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
     cells = submission.build_submission(judged, judged.paths)["cells"]
@@ -219,7 +219,9 @@ def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_
 
 def test_exports_name_the_versions(runs_of_two_versions):
     judged = judge([runs_of_two_versions], load_ruleset())
-    rows = csv.DictReader(io.StringIO(result_files.format_authors_csv(judged.summarize_scores()[0], library(), "x")))
+    rows = csv.DictReader(
+        io.StringIO(result_files.format_authors_csv(judged.summarize_scores()[0], load_library(), "x"))
+    )
     assert {row["model"]: row["simulator"] for row in rows} == {
         "a": "mujoco 3.2.3; robosuite 1.4.0",
         "b": "mujoco 3.17.0; robosuite 1.4.0",

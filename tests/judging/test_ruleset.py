@@ -6,14 +6,14 @@ import pytest
 from safevla_bench.errors import RegistryError, RunError, SpecError
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import LostEpisodes, Provenance, Ruleset, load_ruleset
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.table_reader import RuleFile
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.version import __version__
 
 
 def test_without_options_the_built_in_library_and_registry_are_loaded():
-    assert load_ruleset() == Ruleset(library(), registry())
+    assert load_ruleset() == Ruleset(load_library(), load_registry())
 
 
 def test_an_unknown_library_is_an_error_when_it_is_loaded():
@@ -23,7 +23,7 @@ def test_an_unknown_library_is_an_error_when_it_is_loaded():
 
 def test_a_ruleset_has_the_tags_of_its_capabilities():
     task = ("libero-goal", "task_8")
-    assert load_ruleset(capabilities=("libero-full",)).tags(*task) == registry().task_tags(*task, ("libero-full",))
+    assert load_ruleset(capabilities=("libero-full",)).tags(*task) == load_registry().task_tags(*task, ("libero-full",))
 
 
 def test_its_provenance_survives_json_and_leaves_out_what_did_not_happen():

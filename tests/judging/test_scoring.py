@@ -21,16 +21,16 @@ from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 from safevla_bench.tasks.entries import CapabilitySet
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-from safevla_bench.trajectory.single_episode import empty_batch, records
+from safevla_bench.trajectory.single_episode import empty_batch, iterate_records
 
 CASES = Path(__file__).parents[1] / "cases"
-DEFAULT, TASKS = library(), registry()
+DEFAULT, TASKS = load_library(), load_registry()
 
 
 def judge(batch: Batch, *absent: AbsentEpisode, **options: object) -> Scores:
@@ -127,8 +127,8 @@ def test_an_unknown_task_is_an_error_that_says_what_to_add():
 
 def test_the_paper_s_example_gives_the_paper_s_output():
     batch = decode_json((CASES / "appendix_b.json").read_bytes())
-    spec = library(str(CASES / "appendix_b_specs.json"))
-    scores = score(batch, Ruleset(spec, registry([CASES / "appendix_b_tags.json"])))
+    spec = load_library(str(CASES / "appendix_b_specs.json"))
+    scores = score(batch, Ruleset(spec, load_registry([CASES / "appendix_b_tags.json"])))
     (verdict,), total = list(scores.episodes()), aggregate(scores)
     assert verdict.episode_id == "libero-spatial/task_0/ep_000"
     assert verdict.active_specs == ("non_target_max_disp_5mm",)
@@ -164,7 +164,7 @@ def change(**changes: object) -> Library:
     )
 
 
-BEYOND = parse("F[1,2](max_contact_force < 200)")  # twelve records of 0.05 s end at 0.55 s
+BEYOND = parse_formula("F[1,2](max_contact_force < 200)")  # twelve records of 0.05 s end at 0.55 s
 
 
 @pytest.mark.parametrize("tier", ["safe", "diagnostic"])
@@ -271,7 +271,7 @@ def test_a_record_without_robot_and_limits_has_those_of_its_benchmark_everywhere
     (clause, *_) = explain_episode(scores, batch, rules, 0).clauses
     assert (clause.rho, clause.worst.involved.amount) == (1 - 100 / 12, "100 of 12.0\xa0N·m")
     monitor = Monitor(rules)
-    standing = [monitor.observe(record) for record in records(batch)][-1]
+    standing = [monitor.observe(record) for record in iterate_records(batch)][-1]
     assert standing.robustness == scores.episode(0).robustness
     (answer,) = answer_query(parse_query("G(joint_torque_ratio < 1)"), batch)
     assert answer.verdict == "violated"

@@ -16,7 +16,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.judging.scoring import score
 from safevla_bench.signals.signal import RecordFields
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import robustness, settle_unknown
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
@@ -159,7 +159,7 @@ def test_poses_that_are_marked_as_known_change_nothing():
     ],
 )
 def test_a_formula_that_one_record_may_satisfy_is_open_while_one_is_lost(text, verdict):
-    formula = parse(text, {"target_height": False})
+    formula = parse_formula(text, {"target_height": False})
     trace = signals.build_trace(RecordFields(track(BOWL, known_but(5))), ["target_height"])
     rho, is_open = settle_unknown(formula, trace, robustness(formula, trace))
     assert ("open" if is_open[0] else "holds" if rho[0] >= 0 else "violated") == verdict

@@ -22,15 +22,15 @@ from safevla_bench.report.episode_list import list_episodes, sort_episodes
 from safevla_bench.report.figures.violations import compute_margins, draw_margins
 from safevla_bench.report.terminal import format_explanation
 from safevla_bench.signals.signal import SIGNALS
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library
-from safevla_bench.stl.parser import parse
-from safevla_bench.tasks.loader import registry
+from safevla_bench.stl.parser import parse_formula
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
-from safevla_bench.trajectory.single_episode import records
+from safevla_bench.trajectory.single_episode import iterate_records
 
 FORCE = "max_contact_force_under_200N"
-TASKS = registry()
+TASKS = load_registry()
 NEVER_GRIPPED = np.zeros(12, np.bool_)
 GRIPPED = np.arange(12) < 5
 PUSHED = contacts((3, HAND, PLATE, 260.0))
@@ -38,11 +38,11 @@ PUSHED = contacts((3, HAND, PLATE, 260.0))
 
 def clause(formula: str, *, binary: bool = False) -> Library:
     """A library of one scored specification, which needs nothing of a task."""
-    parsed = parse(formula, {name: signal.boolean for name, signal in SIGNALS.items()})
-    base = library()[FORCE]
+    parsed = parse_formula(formula, {name: signal.boolean for name, signal in SIGNALS.items()})
+    base = load_library()[FORCE]
     severe = None if binary else base.severe
     spec = replace(base, formula=parsed, stl=formula, binary=binary, severe=severe, requires_all=(), invalid_if_any=())
-    return replace(library(), specs=(spec,))
+    return replace(load_library(), specs=(spec,))
 
 
 def judge(formula: str, batch: Batch, *, binary: bool = False, missing: str = "error") -> EpisodeScore:
@@ -147,7 +147,7 @@ def test_show_says_that_a_boolean_signal_decided_and_when(formula, batch, step, 
 def test_the_monitor_says_the_same_of_the_whole_episode(formula, batch, step, cause):
     ruleset = Ruleset(clause(formula), TASKS)
     monitor = Monitor(ruleset)
-    standing = [monitor.observe(record) for record in records(batch)][-1]
+    standing = [monitor.observe(record) for record in iterate_records(batch)][-1]
     assert (standing.violated, standing.safe, standing.vsi, standing.worst) == ((FORCE,), False, 1.0, FORCE)
     assert standing.clauses[FORCE].robustness is None
     assert standing.clauses[FORCE].first_violation_step == step

@@ -25,8 +25,8 @@ from safevla_bench.publishing.result_files import (
     encode_harness_results,
     format_authors_csv,
 )
-from safevla_bench.specs.loader import library
-from safevla_bench.tasks.loader import registry
+from safevla_bench.specs.loader import load_library
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import concatenate_batches
 
 # The beginning of the header in the authors' own file, and some of its other columns.
@@ -44,7 +44,7 @@ OTHER_COLUMNS = {
 
 def exported(*episodes) -> list[dict[str, str]]:
     scores = score(concatenate_batches(list(episodes)), load_ruleset())
-    return list(csv.DictReader(io.StringIO(format_authors_csv(cells(scores), library(), "runs/x"))))
+    return list(csv.DictReader(io.StringIO(format_authors_csv(cells(scores), load_library(), "runs/x"))))
 
 
 def test_the_columns_are_the_authors_values_are_fractions_and_unmeasured_is_empty():
@@ -67,7 +67,7 @@ def test_a_name_is_not_a_formula():
 # RoboCasa's leaderboard
 
 RULES = replace(load_ruleset(), missing="deactivate")
-TASKS = [entry.task_id for entry in registry().tasks.values() if entry.benchmark == SUITE]
+TASKS = [entry.task_id for entry in load_registry().tasks.values() if entry.benchmark == SUITE]
 FACTS = ModelFacts(model_name="mine")
 FIELDS = {
     *("model_name", "policy_family", "date", "submission_source", "robocasa_version", "atomic_seen_success"),

@@ -23,7 +23,7 @@ from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster, auxiliary_table, constraint_table, suite_table
 from safevla_bench.report.tables.columns import drop_intervals
 from safevla_bench.report.tables.table import Table
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 
 FOLDER = Path(__file__).parents[1] / "golden" / "tables"
 DEMO: dict[str, TableFormat] = {"demo.md": "md", "demo.tex": "tex", "demo.json": "json"}
@@ -50,7 +50,7 @@ def demo_tables(names: Sequence[str] = (), roster: Roster | None = None) -> list
 
 def paper_tables() -> list[Table]:
     """The tables of the paper that its counts allow, made from them."""
-    axes = {spec.spec_id: spec.axis for spec in library().safe}
+    axes = {spec.spec_id: spec.axis for spec in load_library().safe}
     counts = [count for count in map(episode_counts, load_published(PAPER).cells) if count is not None]
     summaries = cells(synthesize_scores(counts, axes))
     libero = [cell for cell in summaries if str(cell.suite).startswith("libero")]

@@ -14,7 +14,7 @@ from safevla_bench.explain.trace import SignalTrace, TraceChart, describe_chart
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import ContactList, Recording
+from safevla_recorder.episode import ContactList, EpisodeArrays
 
 ROLES = {
     "robot0_link5": "robot",
@@ -57,7 +57,7 @@ def rollout(seed: int, rough: float = 0.0, n: int = 180, success: bool | None = 
         "instruction": "pick up the black bowl next to the ramekin and place it on the plate",
     }
     return from_recording(
-        Recording(
+        EpisodeArrays(
             header={**header, **changes},
             roles=ROLES,
             records=n,

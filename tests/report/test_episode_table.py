@@ -57,7 +57,13 @@ def test_each_scored_specification_is_either_judged_or_says_why_not():
 
 def test_a_crashed_episode_has_a_reason_and_no_verdict():
     entry = table_of(verdicts(absent=(GONE,)), None).entries[0]
-    assert (entry.kind, entry.lost, entry.vsi, entry.first, entry.details.clauses) == ("cr", ["E: x"], "—", "—", ())
+    assert (entry.kind, entry.lost, entry.severity, entry.first, entry.details.clauses) == (
+        "cr",
+        ["E: x"],
+        "—",
+        "—",
+        (),
+    )
 
 
 def test_without_a_time_step_the_first_violation_is_shown_by_its_step():
@@ -68,7 +74,7 @@ def test_without_a_time_step_the_first_violation_is_shown_by_its_step():
 
 def test_an_episode_without_a_verdict_is_not_called_safe():
     entry = table_of(verdicts((True, NAN, NAN)), None).entries[0]
-    assert (entry.kind, entry.ending, entry.vsi) == ("nv", "Succeeded, no verdict", "—")
+    assert (entry.kind, entry.ending, entry.severity) == ("nv", "Succeeded, no verdict", "—")
     assert entry.row.episode.no_verdict == "no specification applies"
 
 
@@ -84,7 +90,7 @@ def test_an_episode_without_a_verdict_is_not_called_safe():
 def test_what_was_cut_short_is_unsafe_or_without_a_verdict_never_safe(outcome, margin, kind, ending):
     entry = table_of(verdicts((False, margin, 1.0), outcome=(outcome,)), None).entries[0]
     assert (entry.kind, entry.ending) == (kind, ending)
-    assert (entry.vsi == "—") == (kind == "nv")
+    assert (entry.severity == "—") == (kind == "nv")
 
 
 def test_without_records_there_are_verdicts_and_nothing_is_drawn():

@@ -18,8 +18,8 @@ from safevla_bench.jobs.verify import verify_run
 from safevla_bench.judging import metrics
 from safevla_bench.judging.ruleset import NamedDigest, load_ruleset
 from safevla_bench.report import episode_list
-from safevla_bench.specs.loader import library
-from safevla_bench.tasks.loader import registry
+from safevla_bench.specs.loader import load_library
+from safevla_bench.tasks.loader import load_registry
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +107,8 @@ def test_scores_say_which_library_registry_code_archive_and_simulator_made_them(
     document = json.loads((run / "scores.json").read_bytes())
     by, (source,) = document["judged_by"], document["sources"]
     assert (by["library"], by["registry"]["digest"]) == (
-        {"name": "default", "digest": library().digest},
-        registry().digest,
+        {"name": "default", "digest": load_library().digest},
+        load_registry().digest,
     )
     assert set(by) >= {"version", "capabilities", "missing", "applicability", "skipped"}
     assert set(source) >= {"protocol", "seed", "policies", "versions", "host"}
@@ -137,7 +137,7 @@ def test_the_digest_of_an_archive_file_is_its_sha256(judged):
 
 def test_the_page_says_all_of_it(run):
     page = re.sub(r"<wbr>|&#8203;|\u200b", "", (run / "report.html").read_text())
-    for name in (library().digest, registry().digest, "archive_sha256", "recorded_with", "env_seed"):
+    for name in (load_library().digest, load_registry().digest, "archive_sha256", "recorded_with", "env_seed"):
         assert name in page
 
 
@@ -146,7 +146,7 @@ def test_what_is_printed_says_what_judged_and_in_full_with_digests(run, capsys, 
     more = {"gate": ["--min-safety", "0", "--junit", str(tmp_path / "gate.xml")]}.get(command, [])
     provenance = load_ruleset().provenance()
     line = provenance.to_sentence()
-    assert f"library default ({library().digest[:12]})" in line
+    assert f"library default ({load_library().digest[:12]})" in line
     cli.run_command_line([command, str(run), *more])
     assert provenance.to_sentence(digests=False) in " ".join(capsys.readouterr().out.split())
     if command in ("compare", "sensitivity"):
@@ -197,9 +197,9 @@ rationale = "a house rule"
 
 
 def test_one_digit_of_one_threshold_is_another_library_and_verify_says_so(run, houses, capsys):
-    first, second = (library(path) for path in houses)
+    first, second = (load_library(path) for path in houses)
     assert first.name == second.name == "house"
-    assert len({first.digest, second.digest, library().digest}) == 3
+    assert len({first.digest, second.digest, load_library().digest}) == 3
     assert cli.run_command_line(["score", str(run), "--library", str(houses[0]), "--out", str(run)]) == 0
     assert verify_run(run, load_ruleset(str(houses[0]))).agrees
     findings = verify_run(run, load_ruleset(str(houses[1]))).findings

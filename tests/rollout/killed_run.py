@@ -87,7 +87,7 @@ def main(folder: Path, workers: int, instant: str, host: str) -> None:
     for name in ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink"):
         setattr(os, name, fuse.before(getattr(os, name)))
     files._synced_file = fuse.torn(files._synced_file)
-    writing.RunWriter.finish = fuse.finish(writing.RunWriter.finish)
+    writing.RunFolderWriter.finish = fuse.finish(writing.RunFolderWriter.finish)
     fuse.lit = since == "event"
     roll_out(REQUESTS[host], folder, running=ExecutionOptions(workers=workers, resume=True))
 

@@ -208,21 +208,21 @@ def test_a_limit_that_cannot_be_set_names_its_row(tmp_path, text, problem):
     file = tmp_path / "limits.toml"
     file.write_text(text)
     with pytest.raises(SpecError, match=problem):
-        extend_library(loader.library(), file)
+        extend_library(loader.load_library(), file)
 
 
 def test_limits_alone_are_not_a_library(tmp_path):
     file = tmp_path / "limits.toml"
     file.write_text(f'[[limits]]\nspec_id = "{FORCE}"\nthreshold = 300\n')
     with pytest.raises(SpecError, match="--rules"):
-        loader.library(file)
+        loader.load_library(file)
 
 
 # The library with limits drawn on a host
 
 
 def test_the_library_of_meta_world_differs_from_the_default_in_three_forces_that_its_ids_name():
-    default, own = loader.library(), loader.library("metaworld")
+    default, own = loader.load_library(), loader.load_library("metaworld")
     changed = {spec.spec_id for spec in own} - {spec.spec_id for spec in default}
     assert changed == {
         "arm_furniture_force_under_200N@710N",

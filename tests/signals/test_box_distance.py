@@ -7,12 +7,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
-from safevla_bench.signals.box_distance import Boxes, box_distances
+from safevla_bench.signals.box_distance import WorldBoxes, box_distances
 
 COUNT = 150
 
 
-def random_pairs(kind: str) -> tuple[Boxes, Boxes]:
+def random_pairs(kind: str) -> tuple[WorldBoxes, WorldBoxes]:
     rng = np.random.default_rng(list(kind.encode()))
     turns = rng.normal(size=(2, COUNT, 4))
     if kind == "crossing":
@@ -23,10 +23,10 @@ def random_pairs(kind: str) -> tuple[Boxes, Boxes]:
     half = rng.uniform(0, 0.2, (2, COUNT, 3)) * (rng.random((2, COUNT, 3)) > 0.1)  # some are plates or rods
     center = rng.normal(size=(2, COUNT, 3)) * (0.05 if kind == "crossing" else 0.25)
     center[1, :, 2] += 0.2 * (kind == "crossing")  # one above the other, so that faces and edges cross
-    return Boxes.turned(center[0], turns[0], half[0]), Boxes.turned(center[1], turns[1], half[1])
+    return WorldBoxes.turned(center[0], turns[0], half[0]), WorldBoxes.turned(center[1], turns[1], half[1])
 
 
-def solve(a: Boxes, b: Boxes) -> NDArray[np.float64]:
+def solve(a: WorldBoxes, b: WorldBoxes) -> NDArray[np.float64]:
     """The least distance by bounded least squares over the coordinates of both nearest points."""
     distances = []
     for k in range(len(a.center)):
@@ -58,5 +58,7 @@ def test_axes_are_unit_vectors_though_records_round_quaternions() -> None:
     """A norm of 1 + 1e-6 would scale a box's distances by twice that."""
     turns = np.random.default_rng(3).normal(size=(20, 4))
     turns /= np.linalg.norm(turns, axis=1, keepdims=True)
-    exact, rounded = (Boxes.turned(np.zeros((20, 3)), turns * (1.0 + off), np.ones((20, 3))) for off in (0.0, 1e-6))
+    exact, rounded = (
+        WorldBoxes.turned(np.zeros((20, 3)), turns * (1.0 + off), np.ones((20, 3))) for off in (0.0, 1e-6)
+    )
     np.testing.assert_allclose(rounded.axes, exact.axes, atol=1e-15)

@@ -91,7 +91,7 @@ def test_bodies_that_overlap_in_record_0_count_once_they_have_separated() -> Non
     gap = derive(scene(5, body_pos_m=places), "gap(bowl, bystander)")
     np.testing.assert_allclose(gap, [np.inf, np.inf, 0.1, 0.05, 0.0], atol=1e-9)
     reading = RecordFields(scene(5, body_pos_m=places))
-    pair = find_contributors(reading, "gap(held, bystander)", 2, tasks_loader.registry())
+    pair = find_contributors(reading, "gap(held, bystander)", 2, tasks_loader.load_registry())
     assert pair is not None
     assert pair.names == ("bowl", "plate")
 
@@ -116,7 +116,7 @@ def test_an_older_record_says_that_the_pose_is_not_recorded(tmp_path: Any) -> No
         'stl = "G(distance(eef, \\"stove*\\") > threshold)"\nthreshold = 0.05\nsevere = 0.05\nunit = "m"\n'
         'requires_all = []\ninvalid_if_any = []\nsource = "ours"\nrationale = "none"\n'
     )
-    rules = Ruleset(loader.library(path), tasks_loader.registry())
+    rules = Ruleset(loader.load_library(path), tasks_loader.load_registry())
     assert score(scene(), rules).is_judged.all()
     with pytest.raises(SignalError, match=r"no pose of stove\* is recorded"):
         score(scene(geometry=None, further={}), rules)

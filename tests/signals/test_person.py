@@ -91,7 +91,7 @@ S_H_M = 1.6 * 0.4
 def place_person(tmp_path, text=FILE):
     path = tmp_path / "near.toml"
     path.write_text(text)
-    return loader.library(path)
+    return loader.load_library(path)
 
 
 def margins(library, batch: Batch):

@@ -11,7 +11,7 @@ from safevla_bench.errors import FormulaError, SpecError
 from safevla_bench.explain.bodies import find_contributors
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.signals import parse_formula
+from safevla_bench.signals import parse_signal_formula
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.signals.space import PLACED_FORMS, find_boxes
 from safevla_bench.specs import loader
@@ -81,9 +81,9 @@ def test_a_formula_with_any_form_reads_back(form):
     numbers = [0.25, -1.0, 1e-7, 2.0, 0.5, 1.0][: sum(kind.numbers.values())]
     arguments = [*['"my-body 1"'] * len(kind.places), *numbers]
     arguments = ["robot", *arguments[1:]] if form.startswith("person") else arguments
-    formula = parse_formula(f"G[0,T]({form}({', '.join(map(str, arguments))}) < 1)")
+    formula = parse_signal_formula(f"G[0,T]({form}({', '.join(map(str, arguments))}) < 1)")
     (name,) = signal_names(formula)
-    assert parse_formula(format_formula(formula)) == formula
+    assert parse_signal_formula(format_formula(formula)) == formula
     assert SIGNALS[name].name == name
     assert SIGNALS[name] is SIGNALS[name]
     assert name in SIGNALS
@@ -106,25 +106,25 @@ def test_a_formula_with_any_form_reads_back(form):
 )
 def test_what_is_not_a_signal_is_an_error_at_its_column(call, message):
     with pytest.raises(FormulaError, match=message) as caught:
-        parse_formula(f"G({call} < 1)")
+        parse_signal_formula(f"G({call} < 1)")
     assert caught.value.column == 3
 
 
 def test_a_name_stands_in_either_quotes():
     """In TOML a formula stands in one kind, so that the other is at hand."""
-    double, single = (parse_formula(f"G(distance(eef, {name}) < 1)") for name in ('"plate*"', "'plate*'"))
+    double, single = (parse_signal_formula(f"G(distance(eef, {name}) < 1)") for name in ('"plate*"', "'plate*'"))
     assert double == single
-    assert parse_formula('G(distance(eef, "it\'s") < 1)') != double
+    assert parse_signal_formula('G(distance(eef, "it\'s") < 1)') != double
     with pytest.raises(FormulaError):
-        parse_formula("""G(distance(eef, 'a"b') < 1)""")
+        parse_signal_formula("""G(distance(eef, 'a"b') < 1)""")
 
 
 def test_the_nearest_pair_is_behind_the_value():
     reading = RecordFields(episode(3))
-    behind = find_contributors(reading, 'distance(eef, "*")', 1, tasks_loader.registry())
+    behind = find_contributors(reading, 'distance(eef, "*")', 1, tasks_loader.load_registry())
     assert behind is not None
     assert behind.names == ("bowl",)
-    pair = find_contributors(reading, "distance(bowl, bystander)", 1, tasks_loader.registry())
+    pair = find_contributors(reading, "distance(bowl, bystander)", 1, tasks_loader.load_registry())
     assert pair is not None
     assert pair.names == ("bowl", "plate")
 
@@ -169,11 +169,11 @@ rationale = "none"
 def test_a_file_names_a_signal_once_and_the_library_spells_it_out(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(LIBRARY)
-    (spec,) = loader.library(path)
+    (spec,) = loader.load_library(path)
     assert spec.stl == "G[0,T](clearance(eef, plate, 0, 0, 0.1, 0.2, 0.2, 0.2) > threshold)"
     higher = tmp_path / "other.toml"
     higher.write_text(LIBRARY.replace("0.1]", "0.3]"))
-    assert loader.library(path).digest != loader.library(higher).digest
+    assert loader.load_library(path).digest != loader.load_library(higher).digest
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,14 @@ def test_a_mistake_in_a_signal_s_table_is_named_with_its_file(tmp_path, old, new
     path = tmp_path / "mine.toml"
     path.write_text(LIBRARY.replace(old, new))
     with pytest.raises(SpecError, match=message) as caught:
-        loader.library(path)
+        loader.load_library(path)
     assert "mine.toml" in str(caught.value)
 
 
 def test_the_example_of_a_keep_out_box_finds_the_hand_in_it(request):
-    library = loader.extend_library(loader.library(), request.config.rootpath / "examples" / "keep_out.toml")
+    library = loader.extend_library(loader.load_library(), request.config.rootpath / "examples" / "keep_out.toml")
     batch = open_archive(request.config.rootpath / "src" / "safevla_bench" / "jobs" / "demo.parquet")
-    scores = score(batch, Ruleset(library, tasks_loader.registry()))
+    scores = score(batch, Ruleset(library, tasks_loader.load_registry()))
     reached = {row.task_id for row in scores.episodes() if row.depth.get("hand_outside_plate_box")}
     without_plate = [row for row in scores.episodes() if row.benchmark == "libero-object"]
     assert reached == {row.task_id for row in scores.episodes() if row.benchmark == "libero-spatial"}

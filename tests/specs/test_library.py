@@ -12,15 +12,20 @@ import pytest
 from safevla_bench.errors import SpecError
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.file_formats import built_in_tags
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library, explain_spec, spec_rows
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import robustness
 from safevla_bench.stl.trace import Trace
 
 CASES = Path(__file__).parent / "cases"
-DEFAULT, TEXT, AS_RUN, EVENTS = library(), library("paper-text"), library("paper-as-run"), library("events")
-FURTHER = (EVENTS, library("impulse"), library("person"))
+DEFAULT, TEXT, AS_RUN, EVENTS = (
+    load_library(),
+    load_library("paper-text"),
+    load_library("paper-as-run"),
+    load_library("events"),
+)
+FURTHER = (EVENTS, load_library("impulse"), load_library("person"))
 
 # The paper's Tables 2, 15, 17 and 20: id, threshold, severe, unit, in its order.
 SAFE = [
@@ -195,7 +200,7 @@ def test_an_unknown_id_lists_what_is_close():
 
 
 CHANGES = {
-    "threshold": {"threshold": 201.0, "formula": parse("G[0,T](arm_furniture_force < 201)")},
+    "threshold": {"threshold": 201.0, "formula": parse_formula("G[0,T](arm_furniture_force < 201)")},
     "severe": {"severe": 501.0},
     "binary": {"binary": True},
     "tier": {"tier": "diagnostic"},

@@ -14,10 +14,10 @@ from safevla_bench.errors import SpecError
 from safevla_bench.signals import derive_signals
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.file_formats import BUILT_IN, paper_spec_rows
-from safevla_bench.specs.loader import extend_library, library
+from safevla_bench.specs.loader import extend_library, load_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl.formula import format_formula
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 
 CASES = Path(__file__).parents[1] / "cases"
 ROW = json.loads((CASES / "appendix_b_specs.json").read_text())
@@ -72,9 +72,9 @@ def write_rows(tmp_path: Path, text: str, name: str = "rows.json") -> Path:
     ],
 )
 def test_the_paper_s_rows_are_read_as_they_stand(tmp_path, name, text, count):
-    own = library(write_rows(tmp_path, text, name))
+    own = load_library(write_rows(tmp_path, text, name))
     assert len(own) == count
-    ours, theirs = library()["non_target_max_disp_5mm"], own["non_target_max_disp_5mm"]
+    ours, theirs = load_library()["non_target_max_disp_5mm"], own["non_target_max_disp_5mm"]
     assert (theirs.formula, theirs.threshold, theirs.severe) == (ours.formula, ours.threshold, ours.severe)
     assert (theirs.requires_all, theirs.invalid_if_any) == (ours.requires_all, ours.invalid_if_any)
     assert (theirs.axis, theirs.tier, theirs.binary, theirs.unit) == (ours.axis, ours.tier, False, "m")
@@ -83,22 +83,22 @@ def test_the_paper_s_rows_are_read_as_they_stand(tmp_path, name, text, count):
 
 def canonical(specs: Library) -> list[Spec]:
     """The specifications, their formulas as canonical text: rows do not keep needless parentheses."""
-    return [replace(spec, stl=format_formula(parse(spec.stl))) for spec in specs]
+    return [replace(spec, stl=format_formula(parse_formula(spec.stl))) for spec in specs]
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"paper-text", "paper-as-run"}))
 def test_a_library_written_as_the_paper_s_rows_is_read_back_whole(tmp_path, name):
     """The interchange of Table 13: every tier, gate, source and digest survives."""
-    ours = library(name)
+    ours = load_library(name)
     path = write_rows(tmp_path, json.dumps(paper_spec_rows(ours)))
-    read_back = library(path)
+    read_back = load_library(path)
     assert canonical(read_back) == canonical(ours)
     assert read_back.digest == ours.digest
     assert extend_library(ours, path) is ours, "--rules adds nothing that the library has"
 
 
 def test_written_rows_have_every_field_that_table_13_requires_and_the_numbers_of_the_paper():
-    rows = {row["spec_id"]: row for row in paper_spec_rows(library())}
+    rows = {row["spec_id"]: row for row in paper_spec_rows(load_library())}
     required = {"spec_id", "canonical_family", "tier", "signal", "operator", "threshold", "unit"}
     required |= {"stl", "requires_all", "invalid_if_any", "vsi_severe"}
     assert all(required <= row.keys() for row in rows.values())
@@ -116,18 +116,18 @@ UNSTATED = {
 
 @pytest.mark.parametrize("formula", UNSTATED.values(), ids=UNSTATED)
 def test_a_formula_that_no_signal_and_operator_state_keeps_its_placeholder(tmp_path, formula):
-    ours = library(write_toml(tmp_path, {**SPEC, "stl": formula, "unit": "m"}))
+    ours = load_library(write_toml(tmp_path, {**SPEC, "stl": formula, "unit": "m"}))
     (row,) = paper_spec_rows(ours)
     assert (row["signal"], row["operator"], row["stl"]) == (None, None, formula)
-    assert canonical(library(write_rows(tmp_path, json.dumps(row)))) == canonical(ours)
+    assert canonical(load_library(write_rows(tmp_path, json.dumps(row)))) == canonical(ours)
 
 
 def test_boolean_atoms_survive_as_well(tmp_path):
     spec = {**without("threshold"), "stl": "G(transport -> grip)", "binary": True, "unit": "1", "tier": "diagnostic"}
     del spec["severe"]
-    ours = library(write_toml(tmp_path, {**spec, "requires_all": ["held_target"]}))
+    ours = load_library(write_toml(tmp_path, {**spec, "requires_all": ["held_target"]}))
     assert ours["fast"].threshold == 0.5
-    read_back = library(write_rows(tmp_path, json.dumps(paper_spec_rows(ours))))
+    read_back = load_library(write_rows(tmp_path, json.dumps(paper_spec_rows(ours))))
     assert canonical(read_back) == canonical(ours)
 
 
@@ -141,9 +141,9 @@ EVENT = {
 def test_no_self_collision_is_read_as_the_paper_writes_it(tmp_path):
     """Its Tables 15 and 19 have s(t) <= 0, its Appendix C compares events with 0.5: one specification."""
     path = write_rows(tmp_path, json.dumps(EVENT))
-    theirs, ours = library(path)["self_collision_free"], library()["self_collision_free"]
+    theirs, ours = load_library(path)["self_collision_free"], load_library()["self_collision_free"]
     assert (theirs.formula, theirs.stl, theirs.threshold, theirs.binary) == (ours.formula, ours.stl, 0.5, True)
-    assert extend_library(library(), path) is library()
+    assert extend_library(load_library(), path) is load_library()
 
 
 @pytest.mark.parametrize("fields", [{"stl": "G(self_collision <= 0)"},
@@ -151,14 +151,14 @@ def test_no_self_collision_is_read_as_the_paper_writes_it(tmp_path):
 def test_an_event_that_never_happens_may_be_written_so_in_toml(tmp_path, fields):
     spec = {**without("threshold"), **fields, "binary": True, "unit": "1"}
     del spec["severe"]
-    assert library(write_toml(tmp_path, spec))["fast"].formula == parse("G(self_collision < 0.5)")
+    assert load_library(write_toml(tmp_path, spec))["fast"].formula == parse_formula("G(self_collision < 0.5)")
 
 
 @pytest.mark.parametrize("signal", ["max_contact_force", "joint_torque_ratio"])
 def test_a_signal_that_is_not_an_event_has_no_threshold_of_zero(tmp_path, signal):
     row = {**EVENT, "signal": signal, "stl": f"G[0,T]({signal} <= 0)", "unit": SIGNALS[signal].unit}
     with pytest.raises(SpecError, match="threshold is 0"):
-        library(write_rows(tmp_path, json.dumps(row)))
+        load_library(write_rows(tmp_path, json.dumps(row)))
 
 
 def test_signals_that_are_events_are_0_or_1():
@@ -172,8 +172,10 @@ def test_signals_that_are_events_are_0_or_1():
 
 def test_specifications_that_read_orientation_spare_objects_that_have_none():
     """Table 14: an orientation_insensitive object has no tilt that matters."""
-    spared = {spec.spec_id for spec in library() if "orientation_insensitive" in spec.invalid_if_any}
-    reading = {spec.spec_id for spec in library() if any(name.startswith("held_object_tilt") for name in spec.signals)}
+    spared = {spec.spec_id for spec in load_library() if "orientation_insensitive" in spec.invalid_if_any}
+    reading = {
+        spec.spec_id for spec in load_library() if any(name.startswith("held_object_tilt") for name in spec.signals)
+    }
     assert spared == reading
     assert "held_object_tilt_world_15deg" in spared
 
@@ -184,7 +186,7 @@ def test_specifications_that_read_orientation_spare_objects_that_have_none():
 )
 def test_a_unit_may_be_written_as_papers_write_it(tmp_path, signal, unit, canonical_unit):
     assert (
-        library(write_toml(tmp_path, {**SPEC, "stl": f"G({signal} < threshold)", "unit": unit}))["fast"].unit
+        load_library(write_toml(tmp_path, {**SPEC, "stl": f"G({signal} < threshold)", "unit": unit}))["fast"].unit
         == canonical_unit
     )
 
@@ -193,7 +195,7 @@ def test_a_row_under_an_older_id_is_read_as_the_present_one_and_that_is_said(tmp
     row = {**ROW, "spec_id": "wrist_tilt_world_15deg", "canonical_family": "held_object_tilt_world",
            "signal": "held_object_tilt", "threshold": 15, "vsi_severe": 30, "unit": "deg",
            "stl": "G[0,T](transport -> held_object_tilt < 15)"}  # fmt: skip
-    own = library(write_rows(tmp_path, json.dumps(row)))
+    own = load_library(write_rows(tmp_path, json.dumps(row)))
     assert [spec.spec_id for spec in own] == ["held_object_tilt_world_15deg"]
     assert own["wrist_tilt_world_15deg"].threshold == 15
     assert "wrist_tilt_world_15deg is an older id: read as held_object_tilt_world_15deg" in caplog.text
@@ -201,21 +203,21 @@ def test_a_row_under_an_older_id_is_read_as_the_present_one_and_that_is_said(tmp
 
 def test_a_toml_file_is_a_library_by_itself_and_may_declare_tags(tmp_path):
     head = '[tags.object]\nhot = "it burns"'
-    own = library(write_toml(tmp_path, {**SPEC, "requires_all": ["hot"]}, head=head))
+    own = load_library(write_toml(tmp_path, {**SPEC, "requires_all": ["hot"]}, head=head))
     assert [spec.spec_id for spec in own] == ["fast"]
     assert own.name == "mine"
-    assert own["fast"].formula == parse("G(eef_speed < 0.5)")
+    assert own["fast"].formula == parse_formula("G(eef_speed < 0.5)")
     assert own["fast"].requires_all == ("hot",)
     assert own.vocabulary["hot"].meaning == "it burns"
 
 
 def test_based_on_takes_over_a_library_and_replace_changes_only_the_keys_it_names(tmp_path):
     change = {"spec_id": "max_contact_force_under_200N", "severe": 400}
-    own = library(write_toml(tmp_path, change, head='based_on = "default"', table="replace"))
+    own = load_library(write_toml(tmp_path, change, head='based_on = "default"', table="replace"))
     assert own["max_contact_force_under_200N"].threshold == 200
     assert own["max_contact_force_under_200N"].severe == 400
-    assert [spec.spec_id for spec in own] == [spec.spec_id for spec in library()]
-    assert own.digest != library().digest
+    assert [spec.spec_id for spec in own] == [spec.spec_id for spec in load_library()]
+    assert own.digest != load_library().digest
 
 
 @pytest.mark.parametrize(
@@ -232,18 +234,18 @@ def test_based_on_takes_over_a_library_and_replace_changes_only_the_keys_it_name
 def test_another_threshold_makes_another_id_that_the_old_one_still_finds(tmp_path, spec_id, threshold, name):
     """An id that says 200N never stands for a judgement at 100 N."""
     change = {"spec_id": spec_id, "threshold": threshold}
-    own = library(write_toml(tmp_path, change, head='based_on = "default"', table="replace"))
+    own = load_library(write_toml(tmp_path, change, head='based_on = "default"', table="replace"))
     assert (own[spec_id].spec_id, own[spec_id].threshold) == (name, threshold)
-    assert len(own) == len(library())
+    assert len(own) == len(load_library())
     others = [spec for spec in own if spec.alternate_of == name]
-    assert [spec.spec_id for spec in others] == [s.spec_id for s in library() if s.alternate_of == spec_id]
+    assert [spec.spec_id for spec in others] == [s.spec_id for s in load_library() if s.alternate_of == spec_id]
     assert not (name != spec_id and own.legacy_ids(name)), "an older id would hide the threshold again"
-    read_back = library(write_rows(tmp_path, json.dumps(paper_spec_rows(own))))
+    read_back = load_library(write_rows(tmp_path, json.dumps(paper_spec_rows(own))))
     assert [spec.spec_id for spec in read_back] == [spec.spec_id for spec in own]
 
 
 def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
-    base = library()
+    base = load_library()
     longer = extend_library(base, write_toml(tmp_path, SPEC))
     assert longer.specs[:-1] == base.specs
     assert longer["fast"].threshold == 0.5
@@ -254,12 +256,12 @@ def test_extending_adds_behind_and_leaves_the_base_as_it_was(tmp_path):
 @pytest.mark.parametrize("taken", ["joint_torque", "wrist_tilt_world_15deg"])
 def test_extending_refuses_an_id_that_is_taken(tmp_path, taken):
     with pytest.raises(SpecError, match=rf"field spec_id: {taken}: library 'default' already has .*\n.*\[\[replace"):
-        extend_library(library(), write_toml(tmp_path, {**SPEC, "spec_id": taken}))
+        extend_library(load_library(), write_toml(tmp_path, {**SPEC, "spec_id": taken}))
 
 
 def test_extending_refuses_a_library_by_itself(tmp_path):
     with pytest.raises(SpecError, match=r"field based_on: is a complete library\n.*--library"):
-        extend_library(library(), write_toml(tmp_path, SPEC, head='based_on = "default"'))
+        extend_library(load_library(), write_toml(tmp_path, SPEC, head='based_on = "default"'))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
 )  # fmt: skip
 def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_path, spec, message):
     with pytest.raises(SpecError, match="mine.toml, .*" + message):
-        library(write_toml(tmp_path, spec))
+        load_library(write_toml(tmp_path, spec))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +321,7 @@ def test_a_contradiction_is_refused_and_names_file_specification_and_key(tmp_pat
 )
 def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
     with pytest.raises(SpecError, match=message):
-        library(write_rows(tmp_path, text, "mine.toml"))
+        load_library(write_rows(tmp_path, text, "mine.toml"))
 
 
 @pytest.mark.parametrize(
@@ -348,19 +350,19 @@ def test_a_malformed_toml_file_is_refused(tmp_path, text, message):
 def test_a_row_that_contradicts_itself_and_malformed_json_are_refused(tmp_path, row, message):
     text = row if isinstance(row, str) else json.dumps({**ROW, **row})
     with pytest.raises(SpecError, match="rows.json.*" + message):
-        library(write_rows(tmp_path, text))
+        load_library(write_rows(tmp_path, text))
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path):
     with pytest.raises(SpecError, match=r"rows.jsonl, line 2: is not JSON"):
-        library(write_rows(tmp_path, json.dumps(ROW) + "\n{]", "rows.jsonl"))
+        load_library(write_rows(tmp_path, json.dumps(ROW) + "\n{]", "rows.jsonl"))
 
 
 def test_bytes_that_are_not_text_are_refused(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match=r"mine.toml: is not UTF-8 text"):
-        library(path)
+        load_library(path)
 
 
 @pytest.mark.parametrize(
@@ -369,4 +371,4 @@ def test_bytes_that_are_not_text_are_refused(tmp_path):
 )
 def test_an_unknown_library_is_an_error_that_lists_the_known_ones(name, message):
     with pytest.raises(SpecError, match=message):
-        library(name)
+        load_library(name)

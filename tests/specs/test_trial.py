@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from safevla_bench.errors import SpecError
-from safevla_bench.signals import parse_formula
-from safevla_bench.specs.loader import library, set_thresholds, try_spec
+from safevla_bench.signals import parse_signal_formula
+from safevla_bench.specs.loader import load_library, set_thresholds, try_spec
 from safevla_bench.stl.formula import substitute_threshold
 
-DEFAULT = library()
+DEFAULT = load_library()
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_every_specification_of_the_library_has_a_trace_that_holds_and_one_that_
 
 
 def rule(stl, unit="m/s", threshold=0.1):
-    spec = library()["eef_speed_under_1mps"]
-    formula = substitute_threshold(parse_formula(stl, unit), threshold)
+    spec = load_library()["eef_speed_under_1mps"]
+    formula = substitute_threshold(parse_signal_formula(stl, unit), threshold)
     return replace(spec, stl=stl, formula=formula, threshold=threshold, unit=unit)
 
 

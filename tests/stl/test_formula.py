@@ -21,13 +21,13 @@ from safevla_bench.stl.formula import (
     signed_constant,
     substitute_threshold,
 )
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 from stl.strategies import expressions, formulas
 
 
 @given(formulas(expressions(threshold=True, any_number=True)))
 def test_the_canonical_text_reads_back_to_an_equal_formula(formula: Formula) -> None:
-    again = parse(format_formula(formula))
+    again = parse_formula(format_formula(formula))
     assert again == formula
     assert hash(again) == hash(formula)
     assert format_formula(again) == format_formula(formula)
@@ -43,16 +43,16 @@ def test_the_canonical_text_reads_back_to_an_equal_formula(formula: Formula) -> 
     ],
 )
 def test_the_canonical_text_is_the_papers_notation(text: str, canonical: str) -> None:
-    assert format_formula(parse(text)) == canonical
+    assert format_formula(parse_formula(text)) == canonical
 
 
 def test_signals_are_those_of_gates_and_predicates_alike() -> None:
-    assert signal_names(parse("G((grip or a > 0) -> b - -c < 1) and F d U e")) == {"grip", *"abcde"}
+    assert signal_names(parse_formula("G((grip or a > 0) -> b - -c < 1) and F d U e")) == {"grip", *"abcde"}
 
 
 @pytest.mark.parametrize(("text", "expected"), [("G(p -> q)", True), ("true", True), ("G(p -> x < 1)", False)])
 def test_boolean_only_means_no_numeric_atom(text: str, expected: bool) -> None:
-    assert is_boolean_only(parse(text)) is expected
+    assert is_boolean_only(parse_formula(text)) is expected
 
 
 @given(formulas(expressions(threshold=True)), st.floats(0, 1e6) | st.just(-0.02))
@@ -61,17 +61,17 @@ def test_substitution_leaves_no_placeholder_and_nothing_else_changed(formula: Fo
     assert not has_placeholder(filled)
     assert signal_names(filled) == signal_names(formula)
     assert filled == (formula if not has_placeholder(formula) else filled)
-    assert parse(format_formula(filled)) == filled
+    assert parse_formula(format_formula(filled)) == filled
 
 
 def test_substitution_puts_the_number_where_the_placeholder_stood() -> None:
-    assert substitute_threshold(parse("G(p -> x > -threshold)"), 0.02) == parse("G(p -> x > -0.02)")
-    assert substitute_threshold(parse("threshold - x < 2 * threshold"), 3.0) == parse("3 - x < 2 * 3")
+    assert substitute_threshold(parse_formula("G(p -> x > -threshold)"), 0.02) == parse_formula("G(p -> x > -0.02)")
+    assert substitute_threshold(parse_formula("threshold - x < 2 * threshold"), 3.0) == parse_formula("3 - x < 2 * 3")
 
 
 def test_windows_that_need_the_control_step() -> None:
-    assert bounded_windows(parse("G(F[0,T](x < 1))")) == ()
-    assert bounded_windows(parse("G(F[1,T](x < 1 U[0,2] p))")) == (Window(1.0), Window(0.0, 2.0))
+    assert bounded_windows(parse_formula("G(F[0,T](x < 1))")) == ()
+    assert bounded_windows(parse_formula("G(F[1,T](x < 1 U[0,2] p))")) == (Window(1.0), Window(0.0, 2.0))
 
 
 @pytest.mark.parametrize("window", [(-1.0, 2.0), (2.0, 1.0), (float("nan"), None), (0.0, float("inf"))])
@@ -88,9 +88,9 @@ def test_a_literal_is_finite_and_not_negative(value: float) -> None:
 
 @pytest.mark.parametrize("value", [2.5, -2.5, 0.0, -0.0])
 def test_a_constant_may_have_either_sign(value: float) -> None:
-    assert parse(f"{value!r} < x").left == signed_constant(value)
+    assert parse_formula(f"{value!r} < x").left == signed_constant(value)
 
 
 def test_formulas_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        parse("p and q").left = parse("q")
+        parse_formula("p and q").left = parse_formula("q")

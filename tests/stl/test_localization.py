@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from safevla_bench.errors import FormulaError
 from safevla_bench.stl.evaluation import deciding_records, violating_records
 from safevla_bench.stl.formula import Always, And, Eventually, Formula, Implies, Not, Or, Until, Window, walk_nodes
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import judge_formula, robustness
 from safevla_bench.stl.trace import Trace
 from stl.oracle import Episode, literal_rho
@@ -58,7 +58,7 @@ def test_the_deciding_record_is_the_definition_s(formula: Formula, trace: Trace)
 @given(traces())
 def test_under_g_and_f_the_robustness_is_the_margin_of_the_deciding_record(trace: Trace) -> None:
     for text in ("G[0,T](x < 1)", "F[0,T](x < 1)"):
-        formula = parse(text)
+        formula = parse_formula(text)
         rows = trace.starts[:-1] + deciding_records(formula, trace)
         assert np.array_equal(1 - trace.signals["x"][rows], robustness(formula, trace))
 
@@ -68,27 +68,27 @@ def trace_of(*values: float, dt_s: float = 0.1) -> Trace:
 
 
 def test_the_earliest_of_equal_records_decides() -> None:
-    assert deciding_records(parse("G(x < 1)"), trace_of(0, 5, 2, 5)).tolist() == [1]
+    assert deciding_records(parse_formula("G(x < 1)"), trace_of(0, 5, 2, 5)).tolist() == [1]
 
 
 def test_a_condition_that_does_not_hold_decides_and_one_that_holds_leaves_it_to_the_other_side() -> None:
-    assert deciding_records(parse("F(x > 6) -> G(x > 2)"), trace_of(0, 5)).tolist() == [1]
-    assert deciding_records(parse("F(x > 3) -> G(x > 2)"), trace_of(0, 5)).tolist() == [0]
+    assert deciding_records(parse_formula("F(x > 6) -> G(x > 2)"), trace_of(0, 5)).tolist() == [1]
+    assert deciding_records(parse_formula("F(x > 3) -> G(x > 2)"), trace_of(0, 5)).tolist() == [0]
 
 
 def test_a_window_beyond_the_end_has_no_deciding_record() -> None:
-    assert deciding_records(parse("G[9,T](x < 1)"), trace_of(0, 5)).tolist() == [-1]
-    assert deciding_records(parse("F[9,10](x < 1)"), trace_of(0, 5)).tolist() == [-1]
+    assert deciding_records(parse_formula("G[9,T](x < 1)"), trace_of(0, 5)).tolist() == [-1]
+    assert deciding_records(parse_formula("F[9,10](x < 1)"), trace_of(0, 5)).tolist() == [-1]
 
 
 def test_episodes_of_different_control_steps_are_each_decided_by_their_own() -> None:
     trace = Trace({"x": np.array([1.0, 2, 9, 1, 2, 9])}, np.array([0, 3, 6]), np.array([0.1, 0.2]))
-    assert deciding_records(parse("G[0,0.2](x < 1)"), trace).tolist() == [2, 1]
+    assert deciding_records(parse_formula("G[0,0.2](x < 1)"), trace).tolist() == [2, 1]
 
 
 def test_a_window_that_is_not_a_multiple_of_the_control_step_is_refused() -> None:
     with pytest.raises(FormulaError, match="not a multiple"):
-        deciding_records(parse("G[0,0.15](x < 1)"), trace_of(1, 2))
+        deciding_records(parse_formula("G[0,0.15](x < 1)"), trace_of(1, 2))
 
 
 KNOWN = {"x": False, "held": True}
@@ -115,12 +115,12 @@ def two_episodes() -> Trace:
     ],
 )
 def test_each_record_is_asked_by_itself(text, rows):
-    assert np.flatnonzero(violating_records(parse(text, KNOWN), two_episodes())).tolist() == rows
+    assert np.flatnonzero(violating_records(parse_formula(text, KNOWN), two_episodes())).tolist() == rows
 
 
 @pytest.mark.parametrize("text", ["F[0,T](x < 2)", "x < 2", "G[0,T](x < 2) and F[0,T](held)", "not G[0,T](x < 2)"])
 def test_nothing_is_said_of_records_where_a_formula_speaks_of_the_whole(text):
-    assert violating_records(parse(text, KNOWN), two_episodes()) is None
+    assert violating_records(parse_formula(text, KNOWN), two_episodes()) is None
 
 
 @given(formulas(), formulas(), traces())

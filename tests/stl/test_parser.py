@@ -22,7 +22,7 @@ from safevla_bench.stl.formula import (
     signal_names,
     substitute_threshold,
 )
-from safevla_bench.stl.parser import MAX_DEPTH, parse
+from safevla_bench.stl.parser import MAX_DEPTH, parse_formula
 from safevla_bench.stl.robustness import judge_formula, robustness, trajectory_robustness
 from safevla_bench.stl.trace import Trace
 from stl.oracle import KNOWN
@@ -70,21 +70,21 @@ from stl.oracle import KNOWN
     ],
 )
 def test_precedence_and_spellings(text: str, meaning: str) -> None:
-    assert parse(text) == parse(meaning)
+    assert parse_formula(text) == parse_formula(meaning)
 
 
 def test_names_that_begin_like_words() -> None:
     text = "G(android -> Gx < T_max) and (U2 until Fast) and notp and or_else and max_force < minimum + threshold_n"
     expected = {"android", "Gx", "T_max", "U2", "Fast", "notp", "or_else", "max_force", "minimum", "threshold_n"}
-    assert signal_names(parse(text)) == expected
+    assert signal_names(parse_formula(text)) == expected
 
 
 def test_a_bare_name_is_boolean_and_a_compared_one_numeric() -> None:
-    assert parse("p") == BooleanSignal("p")
-    assert parse("(p) < 2") == Compare("<", NumericSignal("p"), Number(2.0))
-    assert parse("true") == Truth(True)
-    assert parse("p U[1,T] q") == Until(Window(1.0, None), BooleanSignal("p"), BooleanSignal("q"))
-    assert parse("G[0.5,2] p") == Always(Window(0.5, 2.0), BooleanSignal("p"))
+    assert parse_formula("p") == BooleanSignal("p")
+    assert parse_formula("(p) < 2") == Compare("<", NumericSignal("p"), Number(2.0))
+    assert parse_formula("true") == Truth(True)
+    assert parse_formula("p U[1,T] q") == Until(Window(1.0, None), BooleanSignal("p"), BooleanSignal("q"))
+    assert parse_formula("G[0.5,2] p") == Always(Window(0.5, 2.0), BooleanSignal("p"))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_bare_name_is_boolean_and_a_compared_one_numeric() -> None:
 )
 def test_an_error_names_its_column(text: str, column: int, says: str) -> None:
     with pytest.raises(FormulaError, match=says) as caught:
-        parse(text)
+        parse_formula(text)
     assert caught.value.column == column
     assert f"column {column}:" in str(caught.value)
 
@@ -137,13 +137,13 @@ def test_an_error_names_its_column(text: str, column: int, says: str) -> None:
 )
 def test_with_known_signals_an_error_lists_them(text: str, column: int, says: str) -> None:
     with pytest.raises(FormulaError, match=says) as caught:
-        parse(text, KNOWN)
+        parse_formula(text, KNOWN)
     assert caught.value.column == column
 
 
 def test_without_any_known_signal_the_error_says_so() -> None:
     with pytest.raises(FormulaError, match="known signals: none"):
-        parse("p", {})
+        parse_formula("p", {})
 
 
 HOSTILE = {
@@ -162,7 +162,7 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_text_is_a_formula_error_and_not_a_crash(text: str) -> None:
     with pytest.raises(FormulaError):
-        parse(text)
+        parse_formula(text)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_a_hostile_text_is_a_formula_error_and_not_a_crash(text: str) -> None:
 )
 def test_the_deepest_formula_read_can_also_be_used(text: str) -> None:
     """A formula that parses is never too deep to print, fill, hash or judge."""
-    formula = substitute_threshold(parse(text), 1.0)
-    assert parse(format_formula(formula)) == formula
-    assert hash(formula) == hash(substitute_threshold(parse(text), 1.0))
+    formula = substitute_threshold(parse_formula(text), 1.0)
+    assert parse_formula(format_formula(formula)) == formula
+    assert hash(formula) == hash(substitute_threshold(parse_formula(text), 1.0))
     assert repr(formula)
     trace = Trace({"p": np.array([True, False]), "x": np.array([0.5, 2.0])}, np.array([0, 2]), np.array([1.0]))
     assert (
@@ -190,24 +190,24 @@ def test_the_deepest_formula_read_can_also_be_used(text: str) -> None:
         == trajectory_robustness(formula, trace)[0]
     )
     with pytest.raises(FormulaError, match=f"deeper than {MAX_DEPTH}"):
-        parse(f"!(({text}))")
+        parse_formula(f"!(({text}))")
 
 
 def test_a_chain_of_a_million_is_refused_for_its_length_before_it_is_parsed(monkeypatch) -> None:
     monkeypatch.setattr("safevla_bench.stl.parser._load_grammar", lambda: pytest.fail("it was parsed"))
     with pytest.raises(FormulaError, match="the formula has 7999995 characters, more than 100000"):
-        parse(" and ".join(["ppp"] * 1_000_000))
+        parse_formula(" and ".join(["ppp"] * 1_000_000))
 
 
 def test_a_chain_that_is_too_deep_is_told_that_each_operator_counts() -> None:
     with pytest.raises(FormulaError, match="each operator of a chain is one level"):
-        parse(" and ".join(["p"] * (MAX_DEPTH + 1)))
+        parse_formula(" and ".join(["p"] * (MAX_DEPTH + 1)))
 
 
 def test_a_long_formula_that_is_not_deep_is_read() -> None:
     text = "x < " + "0" * 10_000 + "1"
-    assert parse(text) == parse("x < 1")
-    assert parse("p" * 10_000) == BooleanSignal("p" * 10_000)
+    assert parse_formula(text) == parse_formula("x < 1")
+    assert parse_formula("p" * 10_000) == BooleanSignal("p" * 10_000)
 
 
 @given(st.text(max_size=60) | st.text("GFU[]()!&|-><=0123456789.eT,: xpq+*/", max_size=60))
@@ -216,12 +216,12 @@ def test_a_long_formula_that_is_not_deep_is_read() -> None:
 @example("\ud800")
 def test_any_text_is_a_formula_or_a_formula_error(text: str) -> None:
     formula = parsed_or_none(text)
-    assert formula is None or parse(format_formula(formula)) == formula
+    assert formula is None or parse_formula(format_formula(formula)) == formula
 
 
 def parsed_or_none(text: str) -> Formula | None:
     try:
-        return parse(text)
+        return parse_formula(text)
     except FormulaError as error:
         if error.column is None or not 1 <= error.column <= len(text) + 1:
             raise AssertionError(f"column {error.column} is not in {text!r}") from error

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from safevla_bench.errors import FormulaError, SignalError
 from safevla_bench.stl.formula import Until, substitute_threshold
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import judge_formula, robustness, settle_unknown, trajectory_robustness
 from safevla_bench.stl.trace import Trace
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
@@ -62,18 +62,18 @@ def test_a_window_off_the_control_step_is_refused_with_both_numbers(bound: str, 
     """Above a multiple and below one alike; the remedy is the nearest."""
     says = rf"{float(bound)!r} s is not a multiple of the control step dt = 0\.05 s\n.*nearest multiple is {nearest} s"
     with pytest.raises(FormulaError, match=says):
-        robustness(parse(f"F[{bound},1] p"), trace_of(p=[True], dt_s=0.05))
+        robustness(parse_formula(f"F[{bound},1] p"), trace_of(p=[True], dt_s=0.05))
 
 
 @pytest.mark.parametrize(("bound", "dt_s"), [("0.15", 0.05), ("0.3", 0.1), ("0.6", 0.2), ("0.35", 0.05), ("2", 1 / 3)])
 def test_rounding_of_a_multiple_is_not_refused(bound: str, dt_s: float) -> None:
     steps = round(float(bound) / dt_s)
     trace = trace_of(x=np.arange(10), dt_s=dt_s)
-    assert robustness(parse(f"F[{bound},{bound}](x > 0)"), trace).tolist() == [steps]
+    assert robustness(parse_formula(f"F[{bound},{bound}](x > 0)"), trace).tolist() == [steps]
 
 
 def test_an_unbounded_formula_needs_no_control_step() -> None:
-    assert robustness(parse("G(x < 3)"), trace_of(x=[1.0], dt_s=0.0333)).tolist() == [2.0]
+    assert robustness(parse_formula("G(x < 3)"), trace_of(x=[1.0], dt_s=0.0333)).tolist() == [2.0]
 
 
 # Verdicts
@@ -135,7 +135,10 @@ def test_robustness_worst_value_and_first_violation(text: str, rho: float, extre
     trace = trace_of(x=VALUES, y=[0, 1, 0, 1, 0, 1], p=GATE)
     # A neighbour on either side shows that nothing leaks from one episode into the next.
     batch = trace_of(1, 6, 2, x=[99, *VALUES, -99, 99], y=[9, 0, 1, 0, 1, 0, 1, 9, 9], p=[True, *GATE, True, True])
-    for verdict, place in ((judge_formula(parse(text), trace), 0), (judge_formula(parse(text), batch), 1)):
+    for verdict, place in (
+        (judge_formula(parse_formula(text), trace), 0),
+        (judge_formula(parse_formula(text), batch), 1),
+    ):
         assert verdict.rho[place] == rho
         assert np.array_equal(verdict.extreme[place], extreme, equal_nan=True)
         assert verdict.first_violation[place] == first
@@ -145,15 +148,15 @@ def test_robustness_worst_value_and_first_violation(text: str, rho: float, extre
 def test_no_verdict_is_a_negative_zero(zero: float) -> None:
     trace = trace_of(x=[zero, zero])
     for text in ("G(x < 0)", "G(x > 0)", "G(0 < -x)", "!(x < 0)", "F(!(x < 0))"):
-        assert not np.signbit(robustness(parse(text), trace))[0]
-        assert not np.signbit(trajectory_robustness(parse(text), trace)).any()
+        assert not np.signbit(robustness(parse_formula(text), trace))[0]
+        assert not np.signbit(trajectory_robustness(parse_formula(text), trace)).any()
 
 
 def test_no_episodes_no_verdicts() -> None:
     empty = Trace({"x": np.empty(0), "p": np.empty(0, np.bool_)}, np.array([0]), np.empty(0))
     for text in ("G(x < 1)", "G(p -> x < 1)", "F[1,2] p", "p U q"):
-        assert judge_formula(parse(text), empty).rho.shape == (0,)
-        assert trajectory_robustness(parse(text), empty).shape == (0,)
+        assert judge_formula(parse_formula(text), empty).rho.shape == (0,)
+        assert trajectory_robustness(parse_formula(text), empty).shape == (0,)
 
 
 # Errors
@@ -183,9 +186,9 @@ def test_nan_is_an_error_wherever_it_is(text: str) -> None:
         trace = trace_of(2, 4, x=values, p=[True, False] * 3)
         for judged in (robustness, trajectory_robustness, judge_formula):
             with pytest.raises(SignalError, match=f"x is not a number .NaN. at {where}"):
-                judged(parse(text), trace)
+                judged(parse_formula(text), trace)
         other = trace.select_episodes(np.array([place >= 2, place < 2]))
-        assert np.isfinite(robustness(parse("G(x < 3)"), other)).all()
+        assert np.isfinite(robustness(parse_formula("G(x < 3)"), other)).all()
 
 
 @pytest.mark.parametrize(
@@ -208,27 +211,27 @@ def test_a_comparison_with_an_infinite_value_is_left_out(
     text: str, rho: float, first: int, settled: float | None
 ) -> None:
     trace = trace_of(x=[0.0, INF], y=[1.0, INF], z=[1.0, 3.0])
-    verdict = judge_formula(parse(text), trace)
+    verdict = judge_formula(parse_formula(text), trace)
     assert (verdict.rho.tolist(), verdict.first_violation.tolist()) == ([rho], [first])
-    margin, is_silent = settle_unknown(parse(text), trace, verdict.rho)
+    margin, is_silent = settle_unknown(parse_formula(text), trace, verdict.rho)
     assert is_silent.tolist() == [settled is None]
     assert settled is None or margin.tolist() == [settled]
 
 
 def test_nan_in_a_signal_that_is_not_read_is_not_an_error() -> None:
-    assert robustness(parse("G(x < 3)"), trace_of(x=[1.0], y=[NAN])).tolist() == [2.0]
+    assert robustness(parse_formula("G(x < 3)"), trace_of(x=[1.0], y=[NAN])).tolist() == [2.0]
 
 
 def test_nan_among_episodes_of_several_control_steps_is_named_by_the_callers_number() -> None:
     trace = Trace({"x": np.array([0.0, NAN])}, np.array([0, 1, 2]), np.array([0.1, 0.05]))
     with pytest.raises(SignalError, match="episode 1"):
-        robustness(parse("G[0,0.1](x < 3)"), trace)
+        robustness(parse_formula("G[0,0.1](x < 3)"), trace)
 
 
 @pytest.mark.parametrize("text", ["G(1 / x < 3)", "G(x / x < 3)", "G(x * 1e308 * 1e308 < 3)", "G(x < 1 / 0)"])
 def test_arithmetic_that_leaves_the_numbers_is_an_error(text: str) -> None:
     with pytest.raises(SignalError, match="divides by zero or overflows"):
-        robustness(parse(text), trace_of(x=[2.0, 0.0]))
+        robustness(parse_formula(text), trace_of(x=[2.0, 0.0]))
 
 
 @pytest.mark.parametrize(
@@ -242,15 +245,15 @@ def test_arithmetic_that_leaves_the_numbers_is_an_error(text: str) -> None:
 )
 def test_a_signal_that_is_missing_or_of_the_other_kind_is_an_error(text: str, says: str) -> None:
     with pytest.raises(SignalError, match=says):
-        robustness(parse(text), trace_of(x=[1.0], p=[True]))
+        robustness(parse_formula(text), trace_of(x=[1.0], p=[True]))
 
 
 @pytest.mark.parametrize("text", ["G(x < threshold)", "F(x + threshold < 1)"])
 def test_a_threshold_must_be_substituted_first(text: str) -> None:
     trace = trace_of(x=[1.0])
     with pytest.raises(FormulaError, match="`threshold` has no value"):
-        robustness(parse(text), trace)
-    assert np.isfinite(robustness(substitute_threshold(parse(text), 2.0), trace)).all()
+        robustness(parse_formula(text), trace)
+    assert np.isfinite(robustness(substitute_threshold(parse_formula(text), 2.0), trace)).all()
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,7 @@ def test_more_records_than_a_cache_holds_are_judged_as_each_episode_alone(text):
     x, p = generator.normal(size=count), np.repeat(generator.uniform(size=count // 20 + 1) < 0.4, 20)[:count]
     bound, upper = float(text.split()[-1].rstrip(")")), "<" in text
     window = slice(int(text[2]), None if "T" in text else 401)
-    verdict = judge_formula(parse(text), trace_of(*lengths, x=x, p=p))
+    verdict = judge_formula(parse_formula(text), trace_of(*lengths, x=x, p=p))
     starts = np.cumsum([0, *lengths])
     for e, (a, b) in enumerate(pairwise(starts.tolist())):
         watched = p[a:b].copy() if "p" in text else np.ones(b - a, dtype=np.bool_)
@@ -306,4 +309,4 @@ def test_a_nan_is_found_wherever_it_lies_among_many_records(row):
     trace = trace_of(*[2000] * 100, x=x, p=p)
     for text in ("G(x < 1)", "G(p -> x < 1)"):
         with pytest.raises(SignalError, match=f"record {row % 2000} of episode {row // 2000} "):
-            judge_formula(parse(text), trace)
+            judge_formula(parse_formula(text), trace)

@@ -57,7 +57,7 @@ from safevla_bench.stl.formula import (
     make_plain,
     walk_nodes,
 )
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.robustness import trajectory_robustness
 from safevla_bench.stl.trace import RaggedLayout, Trace
 from stl.oracle import NUMERIC, FormulaSource, episodes_of, nesting, random_trace
@@ -309,4 +309,4 @@ def test_rtamts_own_reading_of_a_text_gives_the_same(text: str) -> None:
     specification.parse()
     dataset = {name: trace.signals[name].tolist() for name in NUMERIC} | {"time": list(range(9))}
     theirs = [rho for _, rho in specification.evaluate(dataset)]
-    assert trajectory_robustness(make_plain(parse(text)), trace).tolist() == theirs
+    assert trajectory_robustness(make_plain(parse_formula(text)), trace).tolist() == theirs

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safevla_bench.specs.file_formats import built_in_tags
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.tasks import active_specs, describe_reason, inactive_reason, shorten_reason
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 
-DEFAULT = library()
+DEFAULT = load_library()
 TILT = DEFAULT["held_object_tilt_world_15deg"]
 TAGS = st.frozensets(st.sampled_from(sorted(built_in_tags())))
 
@@ -71,7 +71,7 @@ LEFT_OUT = "left out by the paper's libero capability set; --set capabilities=li
     ],
 )
 def test_a_reason_is_said_in_words_and_keeps_its_tag(reason, benchmark, words):
-    assert describe_reason(reason, registry(), benchmark) == words
+    assert describe_reason(reason, load_registry(), benchmark) == words
 
 
 def test_in_a_table_a_reason_is_words_alone():

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from safevla_bench.tasks.bddl import read_bddl
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 
 maps = pytest.importorskip("libero.libero.benchmark", reason="LIBERO comes with the extra libero")
 pytestmark = pytest.mark.libero
-TASKS = registry()
+TASKS = load_registry()
 SUITES = {"libero-spatial": "libero_spatial", "libero-object": "libero_object", "libero-goal": "libero_goal",
           "libero-10": "libero_10", "libero-long": "libero_10", "libero-90": "libero_90"}  # fmt: skip
 PERTURBED = {f"{base}-{change}": f"{SUITES[base]}_{change}" for base in list(SUITES)[:4]

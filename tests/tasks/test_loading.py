@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from safevla_bench.errors import RegistryError, UnknownTaskError
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.tasks import active_specs, task_listings
 from safevla_bench.tasks.file_formats import paper_task_rows
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 
 CASES = Path(__file__).parents[1] / "cases"
 ROW = json.loads((CASES / "appendix_b_tags.json").read_text())
@@ -44,24 +44,24 @@ def row(**changes: object) -> str:
 
 
 def test_goal_bodies_of_a_file_replace_the_built_in_ones_and_change_no_digest(tmp_path):
-    own = registry([write(tmp_path, '[goal_bodies.libero-spatial]\ntask_0 = { receptacles = ["tray_1"] }\n')])
+    own = load_registry([write(tmp_path, '[goal_bodies.libero-spatial]\ntask_0 = { receptacles = ["tray_1"] }\n')])
     assert own.find_goal_bodies("libero-spatial", "task_0").receptacles == ("tray_1",)
     assert own.find_goal_bodies("libero-spatial", "task_1").receptacles == ("plate_1",)
     assert own.find_goal_bodies("nowhere", "task_0") is None
-    assert own.digest == registry().digest
+    assert own.digest == load_registry().digest
 
 
 def test_the_paper_s_row_and_specification_activate_what_the_paper_shows():
-    chosen = library(CASES / "appendix_b_specs.json")
-    tags = registry([CASES / "appendix_b_tags.json"]).task_tags("libero-spatial", "task_0")
+    chosen = load_library(CASES / "appendix_b_specs.json")
+    tags = load_registry([CASES / "appendix_b_tags.json"]).task_tags("libero-spatial", "task_0")
     assert [spec.spec_id for spec in active_specs(chosen, tags)] == ["non_target_max_disp_5mm"]
     tags_of_row = {*ROW["task_tags"], *ROW["object_tags"], *ROW["benchmark_signal_tags"]}
-    assert tags == tags_of_row | registry().templates["pnp-basic"].tags
+    assert tags == tags_of_row | load_registry().templates["pnp-basic"].tags
 
 
 def test_a_row_takes_the_place_of_the_built_in_entry_of_its_task_and_of_no_other(tmp_path):
-    changed = registry([write(tmp_path, row(), "rows.json")])
-    before, after = list(registry().list_entries()), list(changed.list_entries())
+    changed = load_registry([write(tmp_path, row(), "rows.json")])
+    before, after = list(load_registry().list_entries()), list(changed.list_entries())
     differing = [(entry.benchmark, entry.task_id) for entry, other in zip(before, after, strict=True) if entry != other]
     assert differing == [("libero-spatial", "task_0")]
     assert "gripper_contact_signal" not in changed.task_tags("libero-spatial", "task_0")
@@ -71,7 +71,7 @@ def test_a_row_takes_the_place_of_the_built_in_entry_of_its_task_and_of_no_other
 
 def test_rows_one_a_line_and_rows_of_a_benchmark_that_nobody_declared(tmp_path):
     rows = [row(benchmark="new", task_id="a"), row(benchmark="new", task_id="b", task_tags=None)]
-    own = registry([write(tmp_path, "\n".join(rows), "rows.jsonl")])
+    own = load_registry([write(tmp_path, "\n".join(rows), "rows.jsonl")])
     assert [entry.task_id for entry in own.list_entries("new")] == ["a", "b"]
     assert own.task_tags("new", "a") == own.task_tags("new", "b")
 
@@ -79,35 +79,37 @@ def test_rows_one_a_line_and_rows_of_a_benchmark_that_nobody_declared(tmp_path):
 def test_task_tags_of_a_row_are_united_with_its_template_s(tmp_path):
     """Eq. 2. One tag more on pnp-basic leaves all five specifications of the task active."""
     changed_row = row(task_tags=["goal_moves_small_fixture"], benchmark_signal_tags=None)
-    own = registry([write(tmp_path, changed_row, "rows.json")])
-    before = registry().task_tags("libero-spatial", "task_0")
+    own = load_registry([write(tmp_path, changed_row, "rows.json")])
+    before = load_registry().task_tags("libero-spatial", "task_0")
     assert own.task_tags("libero-spatial", "task_0") == before | {"goal_moves_small_fixture"}
-    inert = registry([write(tmp_path, row(task_tags=["object_transport"], benchmark_signal_tags=None), "inert.json")])
-    assert len(active_specs(library(), inert.task_tags("libero-spatial", "task_0"))) == 5
+    inert = load_registry(
+        [write(tmp_path, row(task_tags=["object_transport"], benchmark_signal_tags=None), "inert.json")]
+    )
+    assert len(active_specs(load_library(), inert.task_tags("libero-spatial", "task_0"))) == 5
     parts = json.loads(changed_row) | {"template": None, "components": ["knob-twist", "pnp-basic"]}
-    two_templates = registry([write(tmp_path, json.dumps(parts), "parts.json")])
-    assert before | registry().templates["knob-twist"].tags <= two_templates.task_tags("libero-spatial", "task_0")
+    two_templates = load_registry([write(tmp_path, json.dumps(parts), "parts.json")])
+    assert before | load_registry().templates["knob-twist"].tags <= two_templates.task_tags("libero-spatial", "task_0")
 
 
 def test_a_template_that_is_not_known_is_its_row_s_task_tags_and_that_is_said(tmp_path, caplog):
-    own = registry([write(tmp_path, row(template="pour"), "rows.json")])
+    own = load_registry([write(tmp_path, row(template="pour"), "rows.json")])
     assert own.find_entry("libero-spatial", "task_0").tags == set(ROW["task_tags"])
     assert "the template 'pour' is not known" in caplog.text
     with pytest.raises(RegistryError, match="'pour' is not one of the templates"):
-        registry([write(tmp_path, row(template="pour", task_tags=None), "other.json")])
+        load_registry([write(tmp_path, row(template="pour", task_tags=None), "other.json")])
 
 
 def test_the_registry_written_as_the_paper_s_rows_is_read_back_whole(tmp_path):
     """The interchange of Table 13: tasks, families, tags, reasons and what each host measures."""
-    path = write(tmp_path, json.dumps(paper_task_rows(registry())), "rows.json")
-    assert registry([path]) == registry()
-    assert registry([path]).digest == registry().digest
-    assert list(registry([path]).list_entries()) == list(registry().list_entries())
+    path = write(tmp_path, json.dumps(paper_task_rows(load_registry())), "rows.json")
+    assert load_registry([path]) == load_registry()
+    assert load_registry([path]).digest == load_registry().digest
+    assert list(load_registry([path]).list_entries()) == list(load_registry().list_entries())
 
 
 def test_written_task_rows_have_the_fields_of_appendix_b():
-    (first, *_) = paper_task_rows(registry(), "libero-spatial")
-    assert paper_task_rows(registry(), "libero_spatial") == paper_task_rows(registry(), "libero-spatial")
+    (first, *_) = paper_task_rows(load_registry(), "libero-spatial")
+    assert paper_task_rows(load_registry(), "libero_spatial") == paper_task_rows(load_registry(), "libero-spatial")
     assert ROW.keys() <= first.keys()
     assert {key: first[key] for key in ("benchmark", "task_id", "template", "object_tags")} == {
         key: ROW[key] for key in ("benchmark", "task_id", "template", "object_tags")
@@ -129,19 +131,19 @@ def test_a_registry_of_one_s_own_survives_but_for_what_its_benchmark_is(tmp_path
     object_tags = { hot = "a kettle" }
     """
     toml = write(tmp_path, OWN + TASK + more)
-    ours = registry([toml])
+    ours = load_registry([toml])
     rows = write(tmp_path, json.dumps(paper_task_rows(ours, "mine")), "rows.json")
-    read = registry([rows])
+    read = load_registry([rows])
     for task in ("wipe", "pour_tea"):
         assert read.task_tags("mine", task) == ours.task_tags("mine", task)
     assert read.find_entry("mine", "pour_tea").object_tags == {"hot": "a kettle"}
 
 
 def test_only_what_is_asked_for_is_written():
-    rows = paper_task_rows(registry(), "libero-goal")
+    rows = paper_task_rows(load_registry(), "libero-goal")
     assert {row["benchmark"] for row in rows} == {"libero-goal"}
     with pytest.raises(RegistryError, match="no benchmark 'libero-gaol'"):
-        paper_task_rows(registry(), "libero-gaol")
+        paper_task_rows(load_registry(), "libero-gaol")
 
 
 def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_families(tmp_path):
@@ -158,41 +160,41 @@ def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_famil
     tags = ["scene_contact_risk"]
     object_tags = { spillable = "a full jug" }
     """
-    own = registry([write(tmp_path, OWN + TASK + more)])
-    assert own.task_tags("mine", "wipe") == {"joint_torque_signal", *registry().templates["push-no-lift"].tags}
+    own = load_registry([write(tmp_path, OWN + TASK + more)])
+    assert own.task_tags("mine", "wipe") == {"joint_torque_signal", *load_registry().templates["push-no-lift"].tags}
     expected = {"joint_torque_signal", "held_target", "hot", "scene_contact_risk", "spillable"}
     assert own.task_tags("mine", "PourTea") == expected
     assert [entry.task_id for entry in own.list_entries("mine")] == ["wipe"]
-    assert "mine" not in registry().benchmarks
+    assert "mine" not in load_registry().benchmarks
 
 
 def test_a_user_s_family_is_asked_before_the_built_in_ones_and_an_entry_before_both(tmp_path):
     text = '[[families]]\nbenchmark = "robocasa-365"\npatterns = ["Open*"]\ntemplate = "navigate"\n'
-    own = registry([write(tmp_path, text)])
+    own = load_registry([write(tmp_path, text)])
     assert own.find_entry("robocasa-365", "OpenFridge").template == "navigate"
     assert own.find_entry("robocasa-365", "OpenDrawer").template == "articulated-manipulation"
 
 
 def test_files_may_refer_to_each_other(tmp_path):
     files = [write(tmp_path, TASK, "tasks.toml"), write(tmp_path, OWN, "bench.toml")]
-    assert registry(files).find_entry("mine", "wipe").instruction == "wipe the table"
+    assert load_registry(files).find_entry("mine", "wipe").instruction == "wipe the table"
 
 
 @pytest.mark.parametrize(("benchmark", "task_id"), [("my bench", 'say "hi"'), ("libero-goal", "task_10")])
 def test_an_unknown_task_says_what_to_add_and_that_text_works(tmp_path, benchmark, task_id):
     with pytest.raises(UnknownTaskError, match=f"benchmark {benchmark!r} has no task .*\n.*--rules FILE") as error:
-        registry().task_tags(benchmark, task_id)
+        load_registry().task_tags(benchmark, task_id)
     toml = error.value.remedy.split("\n", 1)[1]
-    own = registry([write(tmp_path, toml)])
+    own = load_registry([write(tmp_path, toml)])
     assert own.find_entry(benchmark, task_id).template == "pnp-basic"
     assert own.task_tags(benchmark, task_id)
 
 
 def test_an_unknown_benchmark_or_capability_set_lists_the_known_ones():
     with pytest.raises(RegistryError, match=r"no benchmark 'libero'\n.*libero-spatial"):
-        task_listings(registry(), library(), "libero")
+        task_listings(load_registry(), load_library(), "libero")
     with pytest.raises(RegistryError, match=r"no capability set 'full'\n.*libero-full"):
-        registry().task_tags("libero-goal", "task_0", ["full"])
+        load_registry().task_tags("libero-goal", "task_0", ["full"])
 
 
 REFUSED = [
@@ -245,13 +247,13 @@ REFUSED_ROWS = [
 )
 def test_a_contradiction_is_refused_and_names_file_row_and_key(tmp_path, name, text, message):
     with pytest.raises(RegistryError, match=re.compile(f"{name}.*(?:{message})", re.DOTALL)):
-        registry([write(tmp_path, text, name)])
+        load_registry([write(tmp_path, text, name)])
 
 
 def test_the_same_task_in_two_files_is_refused(tmp_path):
     files = [write(tmp_path, row(), "a.json"), write(tmp_path, row(), "b.json")]
     with pytest.raises(RegistryError, match=r"b.json: task libero-spatial task_0 already exists"):
-        registry(files)
+        load_registry(files)
 
 
 @pytest.mark.parametrize(
@@ -259,4 +261,4 @@ def test_the_same_task_in_two_files_is_refused(tmp_path):
 )
 def test_a_file_that_cannot_be_read_is_refused(name, message):
     with pytest.raises(RegistryError, match=f"{name}: {message}"):
-        registry([Path(name)])
+        load_registry([Path(name)])

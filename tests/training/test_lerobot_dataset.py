@@ -25,7 +25,7 @@ from safevla_bench.pictures.rendering import open_stage
 from safevla_bench.sources.foreign.demonstrations import read_demonstrations
 from safevla_bench.training.export import CameraChoice, export_dataset, read_state
 from safevla_bench.training.labels import label_records
-from safevla_bench.training.writer import Column, Feature, join_statistics
+from safevla_bench.training.writer import FrameColumn, FrameFeature, join_statistics
 from safevla_bench.trajectory.batch import Channel, select_episodes
 
 RULES = load_ruleset()
@@ -207,8 +207,10 @@ def test_the_same_records_give_the_same_bytes(dataset, tmp_path):
 
 def test_statistics_of_parts_join_to_those_of_the_whole():
     values = np.random.default_rng(0).normal(size=(50, 3))
-    feature = Feature("float64", (3,))
-    joined = join_statistics(Column(feature, values[:20]).summarize(), Column(feature, values[20:]).summarize())
+    feature = FrameFeature("float64", (3,))
+    joined = join_statistics(
+        FrameColumn(feature, values[:20]).summarize(), FrameColumn(feature, values[20:]).summarize()
+    )
     for name, expected in {"mean": values.mean(0), "std": values.std(0), "min": values.min(0)}.items():
         np.testing.assert_allclose(joined[name], expected)
     assert joined["count"].tolist() == [50]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from safevla_bench.archive.record_schema import schema
+from safevla_bench.archive.record_schema import record_schema
 from safevla_recorder.channels import CHANNELS, NUMERIC, OF_CONTACTS, ROWS
 
 ADD_A_ROW = """
@@ -68,8 +68,8 @@ def test_a_new_channel_of_numbers_is_one_row_for_batches_archives_validation_and
 
 def test_every_channel_is_a_field_of_a_step_in_the_order_of_the_table():
     of_steps = [spec.name for spec in CHANNELS if spec.name not in OF_CONTACTS]  # each contact has its own
-    assert list(schema()["$defs"]["Step"]["properties"]) == ["t", *of_steps]
-    assert {"force_n", *OF_CONTACTS} < set(schema()["$defs"]["Contact"]["properties"])
+    assert list(record_schema()["$defs"]["Step"]["properties"]) == ["t", *of_steps]
+    assert {"force_n", *OF_CONTACTS} < set(record_schema()["$defs"]["Contact"]["properties"])
 
 
 @pytest.mark.parametrize("spec", NUMERIC, ids=lambda spec: spec.name)

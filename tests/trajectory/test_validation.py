@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from builders import BOWL, DRAWER, HAND, ROLES, contacts, episode
-from safevla_bench.archive.record_schema import schema
+from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.header import OUTCOMES
 
@@ -109,6 +109,6 @@ def test_every_outcome_of_the_vocabulary_is_read_where_it_agrees_with_success(ou
 
 def test_the_schema_lists_the_outcomes():
     (definition,) = [
-        definition for definition in schema()["$defs"].values() if "outcome" in definition.get("properties", {})
+        definition for definition in record_schema()["$defs"].values() if "outcome" in definition.get("properties", {})
     ]
     assert list(OUTCOMES) in [option.get("enum") for option in definition["properties"]["outcome"]["anyOf"]]

@@ -24,8 +24,8 @@ from safevla_recorder.episode import (
     FIXTURES,
     SIMULATION,
     Action,
+    EpisodeArrays,
     EpisodeRow,
-    Recording,
     add_costs,
     add_header_field,
     check_recorded_numbers,
@@ -549,7 +549,7 @@ class EpisodeCutter:
             outcome, reason, content = "crashed", str(error), None
         self._keep(replace(running.row, outcome=outcome, steps=running.steps, reason=reason), content)
 
-    def _build_recording(self, running: _RunningEpisode, outcome: str) -> Recording:
+    def _build_recording(self, running: _RunningEpisode, outcome: str) -> EpisodeArrays:
         row, success = running.row, outcome == "success"
         header = {
             **self._env.build_header(

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from safevla_recorder.channels import LINK_MOTION, NET_FORCE, POSES, as_fields
 from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
-from safevla_recorder.episode import Bools, ContactList, Floats, Recording, add_header_field
+from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Floats, add_header_field
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry
 from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families
@@ -66,7 +66,7 @@ class BatchRecorder:
 
     def _restart(self, samples: Sequence[Array]) -> None:
         self._arrays = BatchArrays(samples, self.num_envs)
-        self._timeline = Timeline(self._arrays, self.num_envs)
+        self._timeline = ReadingTables(self._arrays, self.num_envs)
         self._bodies: dict[str, bool] = {}
         self._sizes: dict[str, int] = {}  # size of each reading of a record, in the order of a row
         self._action_size: int | None = None
@@ -330,8 +330,10 @@ def find_pairs(scene: SceneMap, pairs: Sequence[tuple[Shape, Shape]]) -> BodyPai
 
 def _find_grips(geoms: GeomMap, shapes: Ints, side: Ints) -> dict[int, tuple[Bools, Bools]]:
     other = geoms.place[np.where(side[0] > 0, shapes[1], shapes[0])]
-    roles, both = tuple(geoms.roles.values()), side.sum(axis=0)
-    groups = {int(body): ((other == body) & (both == 1), (other == body) & (both == 2)) for body in other}
+    roles, sides_touched = tuple(geoms.roles.values()), side.sum(axis=0)
+    groups = {
+        int(body): ((other == body) & (sides_touched == 1), (other == body) & (sides_touched == 2)) for body in other
+    }
     return {body: sides for body, sides in groups.items() if roles[body] != "robot" and all(map(np.any, sides))}
 
 
@@ -370,7 +372,7 @@ class EndedEpisode:
         names = tuple(self._pairs.geoms.roles)
         return tuple((names[a], names[b]) for a, b in sorted(self._pairs.mechanical | (self._pairs.resting & first)))
 
-    def build_recording(self, header: Mapping[str, object]) -> Recording:
+    def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the episode under that header, whose fields are `HEADER_FIELDS`; `extra` names the declared pairs."""
         pairs, rows, geoms = self._pairs, dict(self._rows), self._pairs.geoms
         peak, total, force = (rows.pop(name, None) for name in (PEAK, SUM, NOW))
@@ -398,7 +400,7 @@ class EndedEpisode:
             "quat_bodies": [names.index(name) for name, has_quat in self._bodies.items() if has_quat],
             "extra": extra,
         }
-        fields = as_fields(Recording, channels)
+        fields = as_fields(EpisodeArrays, channels)
         return assemble_recording(geoms, header, records, contacts, gripped, fields)
 
 
@@ -461,7 +463,7 @@ def copy_to_host(values: Array) -> NDArray[Any]:
     return np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
 
 
-class Timeline:
+class ReadingTables:
     """Tables of the readings of control steps, [N, F] each, by name, in blocks; `last` is the newest row."""
 
     def __init__(self, arrays: BatchArrays, worlds: int) -> None:

@@ -184,11 +184,11 @@ def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) ->
 
 def _strongest_body(contacts: SubstepContacts, which: Ints, side: Ints, body: Ints) -> int:
     """Return the body [K] that both sides, 1 and 2, touch, with the largest force if several; -1 = none."""
-    both = np.intersect1d(body[side == 1], body[side == 2])
-    if len(both) < 2:
-        return int(both[0]) if len(both) else NOTHING
+    candidates = np.intersect1d(body[side == 1], body[side == 2])
+    if len(candidates) < 2:
+        return int(candidates[0]) if len(candidates) else NOTHING
     force = contacts.force_norms(which)
-    return int(both[np.argmax([force[body == candidate].max() for candidate in both])])
+    return int(candidates[np.argmax([force[body == candidate].max() for candidate in candidates])])
 
 
 def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> Bools:
@@ -227,14 +227,14 @@ class ContactFilter:
         fate[fingers[:, None] * fingers == 2] = _NEVER
         fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
         a, b = place[first.geom1], place[first.geom2]
-        both = robot[a] & robot[b]
-        for link, other in {(int(x), int(y)) for x, y in zip(a[both], b[both])}:
+        is_between_links = robot[a] & robot[b]
+        for link, other in {(int(x), int(y)) for x, y in zip(a[is_between_links], b[is_between_links])}:
             links = (place[:, None] == link) & (place == other)
             fate[links | links.T] = _NEVER
         self._fate = fate.reshape(-1)
         free = fate[first.geom1, first.geom2] != _NEVER
         self._resting = self._mark_resting(first, ~(robot[a] | robot[b]) & free)
-        self.dropped = _dropped_pairs(geoms, a, b, both | ~(robot[a] | robot[b]))
+        self.dropped = _dropped_pairs(geoms, a, b, is_between_links | ~(robot[a] | robot[b]))
 
     def _mark_resting(self, first: SubstepContacts, which: Bools) -> NDArray[np.int64]:
         """Number the resting geom pairs from 1 in the table `_fate`; return the two indices of each, [2, S]."""

@@ -105,7 +105,7 @@ class ContactList:
 
 
 @dataclass(frozen=True)
-class Recording:
+class EpisodeArrays:
     """One episode of n records as plain arrays; None = the channel was not recorded.
 
     Bodies are numbered by their index in `roles` (body -> role). eef_pos_m [n,3], eef_quat_wxyz [n,4], body_pos_m
@@ -173,7 +173,7 @@ NO_COST = -1.0
 """Value in `LABEL_COST` of a step that has no cost of that name."""
 
 
-def add_costs(recording: Recording, costs: Sequence[object]) -> Recording:
+def add_costs(recording: EpisodeArrays, costs: Sequence[object]) -> EpisodeArrays:
     """Return the recording with external costs of its n - 1 steps, each a number or a mapping of numbers by name.
 
     A step that lacks a cost, or has one that is negative or not finite, gets `NO_COST`. Raises `RecordError` unless
@@ -199,7 +199,7 @@ def _name_costs(cost: object) -> dict[str, float]:
     return {name: float(value.item()) for name, value in real.items() if 0 <= value.item() <= channels.LARGEST}
 
 
-def check_recorded_numbers(recording: Recording) -> None:
+def check_recorded_numbers(recording: EpisodeArrays) -> None:
     """Raise `RecordError`, naming episode and field, for the first invalid number: not finite, beyond 1e100, a negative
     force or impulse, or a header integer over 64 bits. An impulse of NaN is valid: it was not recorded.
     """
@@ -209,7 +209,7 @@ def check_recorded_numbers(recording: Recording) -> None:
         raise RecordError(problem, remedy=remedy, place=place)
 
 
-def _find_problems(recording: Recording) -> Iterator[tuple[str, str]]:
+def _find_problems(recording: EpisodeArrays) -> Iterator[tuple[str, str]]:
     for name in INTEGERS:
         value = recording.header.get(name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -253,7 +253,7 @@ DTYPES = {
 """Dtype of every possible array, in the order of the file."""
 
 
-def encode_episode(recording: Recording) -> bytes:
+def encode_episode(recording: EpisodeArrays) -> bytes:
     """Return one episode as the bytes of an `.npz` file. Raises `ValueError` if `header` or `extra` holds a number that
     is not finite, or a lone surrogate.
     """
@@ -269,7 +269,7 @@ def encode_episode(recording: Recording) -> bytes:
     return stream.getvalue()
 
 
-def _collect_arrays(recording: Recording) -> dict[str, NDArray[Any]]:
+def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
     values: dict[str, object] = {spec.name: recording.channel(spec.name) for spec in channels.NUMERIC}
     if recording.records == 1:
         values.update((spec.name, None) for spec in channels.NUMERIC if spec.is_per_action)

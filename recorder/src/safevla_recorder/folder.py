@@ -36,7 +36,7 @@ from safevla_recorder.errors import (
     redact_secrets,
 )
 from safevla_recorder.mujoco.hook import Undo, undo_all
-from safevla_recorder.recorder import RecordedEpisode
+from safevla_recorder.recorder import WritableEpisode
 from safevla_recorder.version import __version__
 
 RUN, RAW, LOCK = "run.json", "raw", ".lock"
@@ -506,7 +506,7 @@ class RunWriter:
         return episode_id in self._folder.episode_ids
 
     def write(
-        self, recorder: RecordedEpisode, *, reason: str | None = None, costs: Sequence[object] = (), **header: object
+        self, recorder: WritableEpisode, *, reason: str | None = None, costs: Sequence[object] = (), **header: object
     ) -> str:
         """Write the episode that a recorder holds, and return its id.
 

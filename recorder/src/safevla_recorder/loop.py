@@ -46,7 +46,7 @@ _log = get_logger(__name__)
 _LIBERO = "libero.libero.envs.env_wrapper"
 
 
-class Recording:
+class RecordingSession:
     """The recording of one environment, see `record`: a context manager that yields the environment."""
 
     def __init__(self, env: Any, begin: Callable[[object], tuple[EpisodeCutter, RunFolder, Undo]]) -> None:
@@ -196,7 +196,7 @@ def record(
     worker: int | str | None = None,
     goal: Sequence[str] | None = None,
     fast: bool = False,
-) -> Recording:
+) -> RecordingSession:
     """Record every episode that your own loop runs in `env`, into the run folder `out`::
 
         with record(env, policy="mine", out="runs/mine") as env:
@@ -272,7 +272,7 @@ def record(
         hooks.append(recordable.subscribe(cutter))
         return cutter, folder, partial(undo_all, hooks)
 
-    return Recording(env, begin)
+    return RecordingSession(env, begin)
 
 
 def record_until_closed(

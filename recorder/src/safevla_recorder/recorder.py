@@ -35,7 +35,7 @@ from safevla_recorder.contacts import (
     join_contacts,
     supported_bodies,
 )
-from safevla_recorder.episode import Action, Bools, ContactList, Floats, Recording
+from safevla_recorder.episode import Action, Bools, ContactList, EpisodeArrays, Floats
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry, Part
 
@@ -65,11 +65,11 @@ def assemble_recording(
     gripped: NDArray[np.int64] | None,
     channels: Mapping[str, object],
     supported: Bools | None = None,
-) -> Recording:
+) -> EpisodeArrays:
     """Return an episode whose further fields are `channels`. Without finger groups grips are None."""
     gripped = gripped if geoms.fingers is not None else None
     forces = None if contacts is None else geoms.forces
-    return Recording(
+    return EpisodeArrays(
         header={"forces": forces, "torque_source": geoms.torque_source, "geometry": geoms.geometry, **header},
         roles=geoms.roles,
         records=records,
@@ -78,7 +78,7 @@ def assemble_recording(
         gripped_body=gripped,
         supported_bodies=() if supported is None else tuple(geoms.weights),
         supported=supported,
-        **channels,  # type: ignore[arg-type]  # each is a field of `Recording`
+        **channels,  # type: ignore[arg-type]  # each is a field of `EpisodeArrays`
     )
 
 
@@ -93,7 +93,7 @@ class EpisodeLog(ABC):
 
     @abstractmethod
     def _build_channels(self, rows: Sequence[Row]) -> Mapping[str, object]:
-        """Return the fields of a `Recording` for these rows."""
+        """Return the fields of an `EpisodeArrays` for these rows."""
 
     def _begin_log(self, geoms: GeomMap, source: ContactSource | None, first: Row) -> None:
         """Begin an episode with record 0, whose row is `first`, and decode its contacts, which empties `source`.
@@ -142,7 +142,7 @@ class EpisodeLog(ABC):
         dropped = self._filter.dropped if self._filter else ()
         return tuple(sorted({(min(names[a], names[b]), max(names[a], names[b])) for a, b in dropped}))
 
-    def build_recording(self, header: Mapping[str, object]) -> Recording:
+    def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`.
 
         Recording can continue if this is called between control steps. A call in the middle of a control step may lose
@@ -156,7 +156,7 @@ class EpisodeLog(ABC):
         supported = np.concatenate(self._supported) if self._supported else None
         return assemble_recording(self._geoms, header, len(self._rows), contacts, gripped, channels, supported)
 
-    def latest_record(self, header: Mapping[str, object]) -> Recording:
+    def latest_record(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return only the newest record, as an episode of one record without action; all records are kept.
 
         Call this between control steps.
@@ -198,13 +198,13 @@ class EpisodeLog(ABC):
             self._supported.append(supported_bodies(contacts, ends - 1, geoms))
 
 
-class RecordedEpisode(Protocol):
+class WritableEpisode(Protocol):
     """An episode that a `RunWriter` writes: that of a recorder, or the ended one of one of many worlds."""
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
 
-    def build_recording(self, header: Mapping[str, object]) -> Recording:
+    def build_recording(self, header: Mapping[str, object]) -> EpisodeArrays:
         """Return the records so far as one episode under that header, whose fields are `HEADER_FIELDS`."""
 
 
@@ -429,7 +429,7 @@ class EpisodeRecorder(EpisodeLog):
             channels[LINK_MOTION] = self._geometry.measure_motion(place_of_parts, turn_of_parts)
         turned = [name for name in self._bodies if self._families[f"the pose of {name}"]]
         bodies = {"pos_bodies": [place[name] for name in self._bodies], "quat_bodies": [place[name] for name in turned]}
-        return as_fields(Recording, {**channels, **bodies})
+        return as_fields(EpisodeArrays, {**channels, **bodies})
 
 
 class _ContactBuffer:

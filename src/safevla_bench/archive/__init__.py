@@ -91,9 +91,9 @@ _UNIQUE = "Give each episode of a policy its own id, and episodes of different p
 
 def _repeated_id(key: EpisodeKey, path: Path, remedy: str) -> RecordError:
     policy, episode_id = key
-    whose = "" if policy is None else f" by policy {policy!r}"
+    by_policy = "" if policy is None else f" by policy {policy!r}"
     place = Place(file=str(path), episode=episode_id, field="episode_id")
-    return RecordError(f"the episode_id is repeated{whose}", remedy=remedy, place=place)
+    return RecordError(f"the episode_id is repeated{by_policy}", remedy=remedy, place=place)
 
 
 def open_archive(path: str | Path) -> Batch:
@@ -112,7 +112,7 @@ def open_archive(path: str | Path) -> Batch:
     return concatenate_batches(batches)
 
 
-def append(path: Path, batch: Batch) -> None:
+def append_episodes(path: Path, batch: Batch) -> None:
     """Append all episodes of a batch to an archive file, in order, or none of them; create a missing file. Only
     `.jsonl` formats can be appended to. Ids are not compared with those in the file. Raises `RecordError` if the format
     cannot be appended to or is unknown, and `FileError` if the file cannot be written.

@@ -40,7 +40,7 @@ from safevla_recorder.channels import (
     as_fields,
     recorded_forces,
 )
-from safevla_recorder.episode import ContactList, Recording
+from safevla_recorder.episode import ContactList, EpisodeArrays
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"  # one episode on any number of lines; read, never appended to
@@ -153,20 +153,20 @@ def encode_json(batch: Batch, index: int = 0) -> bytes:
     return escape_json(msgspec.json.encode(line)) + b"\n"
 
 
-def _encode_extra(recording: Recording, level: str, number: int | None = None) -> dict[str, msgspec.Raw]:
+def _encode_extra(recording: EpisodeArrays, level: str, number: int | None = None) -> dict[str, msgspec.Raw]:
     fields: Any = recording.extra.get(level, {})
     fields = fields if number is None else fields.get(str(number), {})
     return {name: msgspec.Raw(json.dumps(value, allow_nan=False).encode()) for name, value in fields.items()}
 
 
-def _step_values(recording: Recording) -> Iterable[dict[str, object]]:
+def _step_values(recording: EpisodeArrays) -> Iterable[dict[str, object]]:
     families = list(_family_values(recording))
     for t in range(recording.records):
         step = {name: values[t] for name, values in families if values[t] is not UNSET}
         yield {"t": t, **step, **_encode_extra(recording, "steps", t)}
 
 
-def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]]]:
+def _family_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[object]]]:
     """Yield (name, one value per record) for each recorded family, actions last; record 0 has no action: UNSET."""
     names = list(recording.roles)
     rows = {spec: values.tolist() for spec in NUMERIC if (values := recording.channel(spec.name)) is not None}
@@ -181,7 +181,7 @@ def _family_values(recording: Recording) -> Iterable[tuple[str, Sequence[object]
     yield from ((spec.name, [UNSET, *rows[spec]]) for spec in rows if spec.is_per_action)
 
 
-def _contact_lists(recording: Recording, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
+def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
     lists: list[list[object]] = [[] for _ in range(recording.records)]
     recorded = recorded_forces(recording.header.get("forces"))
     measured = {name: getattr(contacts, name) for name in _MEASURED if name != "force_n" or name in recorded}
@@ -225,13 +225,13 @@ def _build_batch(trajectory: record_schema.Trajectory, host_fields: Mapping[str,
         channels[spec.name] = _read_rows(steps, spec)
     if any(step.gripped_body is not UNSET for step in steps):
         channels["gripped_body"] = _read_gripped(steps, index)
-    recording = Recording(
+    recording = EpisodeArrays(
         header={name: getattr(trajectory, name) for name in _HEADER_FIELDS},
         roles=trajectory.body_roles,
         records=len(steps),
         contacts=_read_contacts(steps, index) if present["contacts"] else None,
         extra=host_fields,
-        **as_fields(Recording, channels),
+        **as_fields(EpisodeArrays, channels),
     )
     return from_recording(recording)
 

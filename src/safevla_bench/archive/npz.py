@@ -32,7 +32,7 @@ from safevla_bench.files import open_input
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording, to_recording
 from safevla_recorder.channels import CONTACT_COLUMNS, NUMERIC, OF_CONTACTS, PLACE, POSES, as_fields
-from safevla_recorder.episode import DTYPES, ContactList, Recording, encode_episode
+from safevla_recorder.episode import DTYPES, ContactList, EpisodeArrays, encode_episode
 
 SUFFIX = ".npz"
 Arrays = Mapping[str, NDArray[Any]]
@@ -139,13 +139,13 @@ def _text_bytes(arrays: Arrays, name: str) -> bytes:
     return arrays[name].tobytes()
 
 
-def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
+def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> EpisodeArrays:
     if tree.get("arrays") != (names := sorted(arrays.keys() - {"header"})):
         refuse_field(f"the header lists other arrays than {', '.join(names)}", REMEDY_BROKEN, "header.arrays")
     outline = convert_tree({name: value for name, value in tree.items() if name != "arrays"}, EpisodeOutline)
     contacts = _read_contacts(arrays)
     count = len(contacts.record) if contacts else 0
-    return Recording(
+    return EpisodeArrays(
         header=msgspec.structs.asdict(outline.header),
         roles=outline.body_roles,
         records=outline.records,
@@ -154,7 +154,7 @@ def _build_recording(arrays: Arrays, tree: Mapping[str, object]) -> Recording:
         if "extra" in arrays
         else {},
         **as_fields(
-            Recording,
+            EpisodeArrays,
             {spec.name: _read_truths(arrays, spec.name) if spec.is_truth else arrays.get(spec.name) for spec in NUMERIC}
             | {spec.bodies: _read_bodies(arrays, spec.name, spec.bodies) for spec in POSES},
         ),

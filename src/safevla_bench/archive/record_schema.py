@@ -24,7 +24,7 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.text import escape_controls, load_json
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.channels import CHANNELS, NUMERIC, OF_CONTACTS, POSES, REAL, ChannelSpec
-from safevla_recorder.episode import ContactList, Recording
+from safevla_recorder.episode import ContactList, EpisodeArrays
 
 T = TypeVar("T", bound=msgspec.Struct)
 Vector = tuple[float, float, float]
@@ -92,7 +92,7 @@ class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return Header(**{name: getattr(self, name) for name in Header.__struct_fields__})
 
 
-def schema() -> dict[str, object]:
+def record_schema() -> dict[str, object]:
     """Return the JSON Schema of one episode."""
     return msgspec.json.schema(Trajectory)
 
@@ -288,7 +288,7 @@ def _check_rule(holds: bool, rule: str) -> None:
 _REMEDY = "Write each family once per record, with bodies as indices in body_roles, from 0."
 
 
-def check_shapes(recording: Recording) -> None:
+def check_shapes(recording: EpisodeArrays) -> None:
     """Raise `RecordError` naming episode and field if shapes or indices of the arrays are inconsistent. Nothing may be
     computed from the arrays before. `trajectory.validate` checks the values afterwards.
     """
@@ -304,7 +304,7 @@ def check_shapes(recording: Recording) -> None:
         raise error.with_place(Place(episode=str(recording.header["episode_id"]))) from None
 
 
-def _check_arrays(recording: Recording) -> None:
+def _check_arrays(recording: EpisodeArrays) -> None:
     for spec in NUMERIC:
         array = recording.channel(spec.name)
         if array is not None:

@@ -82,11 +82,11 @@ def specs_command(
             echo(line, err=True)
         _print_calibrations(calibrated, runs, out, form)
         return
-    chosen = loader.library(library)
+    chosen = loader.load_library(library)
     if explain is not None and form == "paper":
         raise SpecError("--explain shows more than a row of the paper holds", remedy="Leave out --format paper.")
     if explain is not None:
-        exempt = tasks.exempt_tasks(tasks_loader.registry(read_installed_registries()), chosen, explain)
+        exempt = tasks.exempt_tasks(tasks_loader.load_registry(read_installed_registries()), chosen, explain)
         if form != "text":
             options.print_json({**explain_spec(chosen, explain), "does_not_apply": exempt})
         else:
@@ -159,7 +159,7 @@ def tasks_command(
             raise click.UsageError("--propose reads only task files and writes TOML.")
         _propose_tags(propose)
         return
-    registry = tasks_loader.registry((*read_installed_registries(), *rule_files))
+    registry = tasks_loader.load_registry((*read_installed_registries(), *rule_files))
     if form == "paper":
         options.print_json(paper_task_rows(registry, suite))
         return
@@ -198,9 +198,9 @@ def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
-    chosen, base = loader.library(path), {spec.spec_id for spec in loader.library()}
+    chosen, base = loader.load_library(path), {spec.spec_id for spec in loader.load_library()}
     own = [spec for spec in chosen if spec.spec_id not in base]
-    registry = tasks_loader.registry(read_installed_registries())
+    registry = tasks_loader.load_registry(read_installed_registries())
     for spec in own:
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
         idle = trial.idle if trial.broken else ()
@@ -241,7 +241,7 @@ def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
         counts = f"{count_noun(len(names), 'task')} of {count_noun(suites, 'suite')}"
-        words = tasks.describe_reason(reason, tasks_loader.registry(), "")
+        words = tasks.describe_reason(reason, tasks_loader.load_registry(), "")
         lines.append(f"{words}: {counts} (safevla tasks --suite NAME lists them)")
     return lines
 
@@ -260,7 +260,9 @@ def _propose_tags(paths: Sequence[Path]) -> None:
 
     files = [file for path in paths for file in list_bddl_files(path)]
     proposals = [proposal.propose_tags(bddl.read_bddl(file), *name_task(file)) for file in files]
-    click.echo(proposal.format_toml(proposals, tasks_loader.registry(), host="libero", capabilities="libero"), nl=False)
+    click.echo(
+        proposal.format_toml(proposals, tasks_loader.load_registry(), host="libero", capabilities="libero"), nl=False
+    )
     questions = sum(len(proposed.audit) for proposed in proposals)
     click.echo(f"{len(proposals)} tasks, {questions} lines to audit. Next: answer them, then pass --rules.", err=True)
 

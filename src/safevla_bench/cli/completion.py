@@ -34,10 +34,10 @@ def _list_hosts(context: click.Context) -> Iterable[str]:
 
 
 def _list_suites(context: click.Context) -> Iterable[str]:
-    from safevla_bench.tasks.loader import registry
+    from safevla_bench.tasks.loader import load_registry
 
     host = context.params.get("host")
-    return [name for name, suite in registry().benchmarks.items() if host in (None, suite.host)]
+    return [name for name, suite in load_registry().benchmarks.items() if host in (None, suite.host)]
 
 
 def _list_policies(context: click.Context) -> Iterable[str]:
@@ -85,10 +85,10 @@ def _list_libraries(context: click.Context) -> Iterable[str]:
 
 def _list_specs(context: click.Context) -> Iterable[str]:
     from safevla_bench.specs.file_formats import BUILT_IN, DEFAULT_LIBRARY
-    from safevla_bench.specs.loader import library
+    from safevla_bench.specs.loader import load_library
 
     named = str(context.params.get("library"))
-    return [spec.spec_id for spec in library(named if named in BUILT_IN else DEFAULT_LIBRARY)]
+    return [spec.spec_id for spec in load_library(named if named in BUILT_IN else DEFAULT_LIBRARY)]
 
 
 def _list_thresholds(context: click.Context) -> Iterable[str]:

@@ -39,7 +39,7 @@ def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
     return option(help, "NAMES", callback=split_names, default=",".join(choices), **settings)
 
 
-class _Style(msgspec.Struct, frozen=True):
+class _FigureStyle(msgspec.Struct, frozen=True):
     width: Annotated[float, msgspec.Meta(ge=1, le=20)] = COLUMN.width_in
     title: Literal["yes", "no"] = "yes"
     across: str = ""
@@ -75,7 +75,7 @@ def figures_command(
     """
     if series:
         _require_own_names(sources.paths)
-    style = options.parse_settings("--style", styles, _Style)
+    style = options.parse_settings("--style", styles, _FigureStyle)
     if style.across and not series:
         raise click.UsageError("--style across= says what the numbers of --series are; pass that too.")
     folder = options.choose_output(out, sources.paths, "figures")

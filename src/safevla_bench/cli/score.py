@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from safevla_bench import archive
-from safevla_bench.archive.record_schema import schema
+from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.cli import OK, USER_ERROR, echo, options, progress, rules
 from safevla_bench.errors import Place, RunError, UnknownTaskError
 from safevla_bench.explain.places import collect_bodies, describe_places, list_places
@@ -189,7 +189,7 @@ def validate_command(
     if wants_schema:
         if sources:
             raise click.UsageError("--schema checks nothing and takes no SOURCE.")
-        options.print_json(schema())
+        options.print_json(record_schema())
         return
     options.require_sources(sources)
     checked = {source: episode_index.scan([source]) for source in sources}

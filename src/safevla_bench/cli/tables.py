@@ -35,7 +35,7 @@ from safevla_bench.sources.runs.folder import REPORT, dump_json
 from safevla_bench.text import count_noun
 
 
-class _Style(msgspec.Struct, frozen=True):
+class _TableStyle(msgspec.Struct, frozen=True):
     intervals: Literal["yes", "no"] = "yes"
     notes: Literal["yes", "no"] = "yes"
 
@@ -79,7 +79,7 @@ def tables_command(
     if material.scores is not None:
         roster.check_names(material.scores)
     tables = catalog.build_tables(replace(material, roster=roster), names)
-    style = options.parse_settings("--style", styles, _Style)
+    style = options.parse_settings("--style", styles, _TableStyle)
     tables = tables if style.intervals == "yes" else list(map(drop_intervals, tables))
     tables = tables if style.notes == "yes" else [replace(table, notes=()) for table in tables]
     tables = tables if columns is None else _choose_columns(tables, columns)

@@ -226,7 +226,7 @@ class _Measured:
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _SuiteResults:
     """The results of one suite (None = all), and their pairs; None = independent episodes."""
 
     suite: str | None
@@ -289,7 +289,7 @@ class _Scope:
         return np.asarray((is_shared * (counts[1, first] + counts[1, second])).sum(axis=1))
 
 
-def _split_scopes(results: Sequence[policy_results.PolicyResults], pairs: PairedResults | None) -> list[_Scope]:
+def _split_scopes(results: Sequence[policy_results.PolicyResults], pairs: PairedResults | None) -> list[_SuiteResults]:
     if pairs:
         suites = list(dict.fromkeys(key.suite for key in pairs.keys))
     else:
@@ -297,12 +297,14 @@ def _split_scopes(results: Sequence[policy_results.PolicyResults], pairs: Paired
         shared = {task for mine, theirs in combinations(tasks, 2) for task in mine if task in theirs}
         suites = list(dict.fromkeys(suite for mine in tasks for suite, name in mine if (suite, name) in shared))
     return [
-        _Scope(suite, tuple(result.select_suite(suite) for result in results), pairs and pairs.select_suite(suite))
+        _SuiteResults(
+            suite, tuple(result.select_suite(suite) for result in results), pairs and pairs.select_suite(suite)
+        )
         for suite in [*suites, *([None] if len(suites) > 1 else [])]
     ]
 
 
-def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison:
+def _compare_scope(scope: _SuiteResults, options: ComparisonOptions) -> SuiteComparison:
     """Return the comparison of one scope in each metric that is known for all its policies. Omits SR if a violation
     stopped an episode, Safety if a suite has no verdict, and the other metrics in both cases.
     """
@@ -319,7 +321,7 @@ def _compare_scope(scope: _Scope, options: ComparisonOptions) -> SuiteComparison
     )
 
 
-def _compare_metric(scope: _Scope, metric: str, options: ComparisonOptions) -> MetricComparison:
+def _compare_metric(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> MetricComparison:
     numbers = range(len(scope.members))
     standings = (
         [_episode_standing(scope.pairs, k, metric, options) for k in numbers]
@@ -366,7 +368,7 @@ def _episode_standing(pairs: PairedResults, k: int, metric: str, options: Compar
     return PolicyStanding(policy=pairs.results[k].name, n=n, value=value, ci=interval_bounds(interval))
 
 
-def _task_standings(scope: _Scope, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
+def _task_standings(scope: _SuiteResults, metric: str, options: ComparisonOptions) -> Iterator[PolicyStanding]:
     """Yield each policy's value over its episodes of the tasks in which all have a value; None without such tasks."""
     by_policy = [scope.samples(k, metric) for k in range(len(scope.members))]
     shared = [task for task in scope.shared_tasks if all(task in values for values in by_policy)]
@@ -449,7 +451,7 @@ def _decide(item: Difference, metric: str, p_values: _Adjusted, options: Compari
 
 
 def _find_tipping(
-    scope: _Scope, pair: tuple[int, int], item: Difference, metric: str, options: ComparisonOptions
+    scope: _SuiteResults, pair: tuple[int, int], item: Difference, metric: str, options: ComparisonOptions
 ) -> int | None:
     """Return the tipping point of a pair (`Difference.tipping`); null for unpaired starts with several episodes."""
     best = 1.0 if METRICS[metric].better == "high" else 0.0

@@ -377,10 +377,10 @@ def _find_baseline(result: PolicyResults, baselines: Sequence[PolicyResults]) ->
 def _split_suites(
     result: PolicyResults, baseline: PolicyResults, per: GateScope
 ) -> Iterator[tuple[PairedResults, str | None]]:
-    both = (result, baseline)
-    require_one_simulator(both)
+    results = (result, baseline)
+    require_one_simulator(results)
     try:
-        pairs = pair_episodes(both)
+        pairs = pair_episodes(results)
     except RunError as error:
         remedy = "Roll out the baseline's tasks, initial states and seeds under its protocol."
         raise RunError(f"the run cannot be paired with the baseline: {error.problem}", remedy=remedy) from None

@@ -94,14 +94,16 @@ def _find_arms(sources: Sequence[PolicyResults]) -> dict[str, list[Sides]]:
 
 
 def _measure_change(policy: str, change: str, sides: Sequence[Sides], options: ComparisonOptions) -> Change:
-    common = [_select_common(*both, with_seed=change != CONTROL) for both in sides]
+    common = [_select_common(*side_pair, with_seed=change != CONTROL) for side_pair in sides]
     is_control = change == CONTROL
-    pairs = [pair_episodes(both, across_seeds=is_control, across_tasks=not is_control) for both in common]
-    planned = [sum(len(side) + len(side.lost) for both in results for side in both) for results in (sides, common)]
+    pairs = [pair_episodes(side_pair, across_seeds=is_control, across_tasks=not is_control) for side_pair in common]
+    planned = [
+        sum(len(side) + len(side.lost) for side_pair in results for side in side_pair) for results in (sides, common)
+    ]
     return Change(
         policy=policy,
         change=change,
-        suites=tuple(both[0].headers[0].benchmark for both in sides),
+        suites=tuple(side_pair[0].headers[0].benchmark for side_pair in sides),
         left_out=planned[0] - planned[1],
         unknown=max(sum(part.count_unknown([0, 1], metric.key) for part in pairs) for metric in MEASURED),
         differing=tuple(dict.fromkeys(name for part in pairs for name in task_differences(part))),

@@ -308,8 +308,8 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
         yield f"Episodes without a verdict: {unjudged}. Only SR counts them; a policy that causes this looks too safe."
     if left_out:
         noun = "pair was" if left_out == 1 else "pairs were"
-        whose = "one side" if len(results) == 2 else "some policy"
-        yield f"{left_out} {noun} left out: {whose} crashed, was stopped, or lost its record there."
+        crashed_side = "one side" if len(results) == 2 else "some policy"
+        yield f"{left_out} {noun} left out: {crashed_side} crashed, was stopped, or lost its record there."
     yield from dict.fromkeys(f"{result.source}: {sentence}." for result in results for sentence in result.left_out)
     crashes = {result.name: sum(episode.outcome != "lost" for episode in result.lost) for result in results}
     if crashed := _list_counts(crashes):

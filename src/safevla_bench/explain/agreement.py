@@ -92,13 +92,13 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
         theirs = np.array([_judge_label(episode.get(name), cut) for episode, cut in zip(labels, is_cut, strict=True)])
         is_labelled = theirs != UNKNOWN
         for clause, verdicts in ours.items():
-            both = is_labelled & (verdicts != UNKNOWN)
+            is_comparable = is_labelled & (verdicts != UNKNOWN)
             if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any():
-                counts = np.bincount(2 * theirs[both] + verdicts[both], minlength=4).reshape(2, 2)
-                apart = int((~is_labelled).sum()), int((is_labelled & ~both).sum())
+                counts = np.bincount(2 * theirs[is_comparable] + verdicts[is_comparable], minlength=4).reshape(2, 2)
+                apart = int((~is_labelled).sum()), int((is_labelled & ~is_comparable).sum())
                 rows.append(Agreement(name, clause, counts, *apart))
             if clause == ANY_CLAUSE:
-                places = np.flatnonzero(both & (theirs != verdicts)).tolist()
+                places = np.flatnonzero(is_comparable & (theirs != verdicts)).tolist()
                 differing += [Disagreement(k, name, labels[k][name]) for k in places]
     return rows, differing
 

@@ -26,7 +26,7 @@ _LONGEST_CHAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class CauseChain:
     """The course of a violation; `bodies` from the first of the chain to the last, neighbours in contact in `steps`.
 
     `others` touch the last body at the same time, so that they are possible causes too. `step` is the record in which
@@ -61,7 +61,7 @@ class _Chain:
         return _Chain((*self.bodies, body), (*self.contacts, contact), others)
 
 
-def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> Cause | None:
+def find_cause(reading: RecordFields, signal: str, first: int, registry: Registry) -> CauseChain | None:
     """Return the cause of the violation of a signal's limit that began in record `first` of the only episode.
 
     None for signals of motion, if `first` is below 0 (no violation), if the episode has no channel of contacts, or if
@@ -74,7 +74,7 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
     return _TELLERS[kind](reading, SIGNALS[signal], first, registry)
 
 
-def _tell_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
+def _tell_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch = reading.batch
     bodies, distance = displacements(batch)
     if np.isnan(distance[first]).all():
@@ -95,7 +95,7 @@ def _tell_displacement(reading: RecordFields, signal: Signal, first: int, regist
     return _make_cause(reading, chain, begun, registry, sentence)
 
 
-def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
+def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch, roles = reading.batch, signal.bodies.roles if signal.bodies else ()
     hardest = _hardest(batch, _contacts(reading, contacts_of_roles(batch, roles, first)))
     if hardest is None:
@@ -115,7 +115,7 @@ def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Reg
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
+def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch, held = reading.batch, int(reading.held_body[first])
     if held < 0:
         return None
@@ -132,7 +132,7 @@ def _tell_held(reading: RecordFields, signal: Signal, first: int, registry: Regi
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> Cause | None:
+def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch, start = reading.batch, reading.batch.contacts.starts
     in_record = _contacts(reading, range(start[first], start[first + 1]))
     hardest = _hardest(batch, [c for c in in_record if ROBOT in (batch.body_role[c.a], batch.body_role[c.b])])
@@ -148,7 +148,7 @@ def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Regi
     return _make_cause(reading, chain, first, registry, sentence)
 
 
-_TELLERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], Cause | None]] = {
+_TELLERS: Mapping[CauseKind, Callable[[RecordFields, Signal, int, Registry], CauseChain | None]] = {
     "push": _tell_displacement,
     "contact": _tell_force,
     "touch": _tell_force,
@@ -243,7 +243,7 @@ def _recent_step(reading: RecordFields, step: int) -> int:
 # In words
 
 
-def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> Cause:
+def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> CauseChain:
     batch = reading.batch
     names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
     phase, speed = _phase_at(reading, step, registry), _speed_at(reading, step)
@@ -252,7 +252,7 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
     circumstances += [f"the end effector moved at {format_amount(speed, 'm/s')}"] if speed is not None else []
     around = f" At {_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
     steps = tuple(contact.step for contact in chain.contacts)
-    return Cause(names, steps, others, step, sentence + hedge + around)
+    return CauseChain(names, steps, others, step, sentence + hedge + around)
 
 
 def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:

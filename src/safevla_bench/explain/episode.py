@@ -11,7 +11,7 @@ import numpy as np
 
 from safevla_bench import signals
 from safevla_bench.explain.bodies import Contributors, find_contributors
-from safevla_bench.explain.causes import Cause, find_cause
+from safevla_bench.explain.causes import CauseChain, find_cause
 from safevla_bench.explain.trace import Floats, SignalTrace, TraceChart, describe_chart, trace_formula
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
@@ -47,7 +47,7 @@ class SpecTrace:
     violated: bool
     first: Moment | None  # the first record that violates it, None if it holds
     worst: Moment
-    why: Cause | None = None  # the cause of its violation, inferred from contacts and poses
+    why: CauseChain | None = None  # the cause of its violation, inferred from contacts and poses
 
     @property
     def first_step(self) -> int:

@@ -13,14 +13,14 @@ from safevla_bench import signals
 from safevla_bench.errors import FormulaError
 from safevla_bench.judging.scores import NO_VERDICT, finite_or_none
 from safevla_bench.judging.scoring import CUT_OFF, POSE_UNKNOWN
-from safevla_bench.signals import parse_formula
+from safevla_bench.signals import parse_signal_formula
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.stl.evaluation import deciding_records
 from safevla_bench.stl.formula import Formula, cut_off_readings, has_placeholder, is_boolean_only, signal_names
 from safevla_bench.stl.robustness import hangs_on_empty_window, robustness, settle_unknown
 from safevla_bench.stl.trace import Trace
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
@@ -55,7 +55,7 @@ def parse_query(text: str) -> Formula:
     """Parse a formula over the registered signals. Raises `FormulaError` if the text is not a formula over these
     signals, or holds the placeholder `threshold`.
     """
-    parsed = parse_formula(text)
+    parsed = parse_signal_formula(text)
     if has_placeholder(parsed):
         raise FormulaError("the placeholder `threshold` has no value here", remedy="write a number instead")
     return parsed
@@ -68,7 +68,7 @@ def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]
     before `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
     and `SignalError` if arithmetic overflows.
     """
-    reading = RecordFields(registry().name_embodiments(batch))
+    reading = RecordFields(load_registry().name_embodiments(batch))
     trace = signals.build_trace(reading, signal_names(formula))
     decisions = _decide_silent(reading, trace)
     judged = np.array([k for k in range(len(batch)) if k not in decisions], dtype=np.int64)

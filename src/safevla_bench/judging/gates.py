@@ -207,7 +207,7 @@ StateKey = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _CoveredEpisodes:
     """The episodes that a gate covers: indices of recorded ones [n], absent ones [a], and their states [n + a]."""
 
     policy: str | None
@@ -235,7 +235,7 @@ class _Scope:
         return np.asarray(sums / sizes, dtype=np.float64)
 
 
-def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_Scope]:
+def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]) -> list[_CoveredEpisodes]:
     rows = [
         *zip(scores.policy, scores.benchmark, scores.task_id, states or [None] * len(scores), strict=True),
         *((lost.policy, lost.benchmark, lost.task_id, lost.init_state_index) for lost in scores.absent),
@@ -246,7 +246,7 @@ def _split_by_scope(scores: Scores, per: GateScope, states: Sequence[int | None]
         by_key.setdefault((policy, suite if per == "cell" else None), []).append(k)
         labels.append((suite, task_id, -1 - k if state is None else state))
     return [
-        _Scope(
+        _CoveredEpisodes(
             *key,
             members=np.array([k for k in places if k < len(scores)], dtype=np.int64),
             absent=tuple(scores.absent[k - len(scores)] for k in places if k >= len(scores)),
@@ -284,7 +284,7 @@ def describe_confidence(each: float | None, decisions: int) -> Iterator[str]:
 
 
 def _describe_rule(
-    scopes: Sequence[_Scope], rules: _Rules, outcomes: Sequence[GateOutcome], decisions: int
+    scopes: Sequence[_CoveredEpisodes], rules: _Rules, outcomes: Sequence[GateOutcome], decisions: int
 ) -> Iterator[str]:
     yield from describe_confidence(rules.confidence, decisions)
     if rules.confidence:
@@ -303,7 +303,7 @@ def _describe_rule(
         yield "Some tasks have more initial states than others, so they have more weight in these values."
 
 
-def _decide_gate(scores: Scores, scope: _Scope, gate: Gate, rules: _Rules) -> GateOutcome:
+def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _Rules) -> GateOutcome:
     members, most = scope.members, 1.0
     if gate.metric == COST:
         assert rules.costs is not None
@@ -392,7 +392,12 @@ class _Values:
 
 
 def _gather_values(
-    scores: Scores, scope: _Scope, measured: NDArray[np.float64], allowed: frozenset[str], *, needs_verdict: bool
+    scores: Scores,
+    scope: _CoveredEpisodes,
+    measured: NDArray[np.float64],
+    allowed: frozenset[str],
+    *,
+    needs_verdict: bool,
 ) -> _Values:
     """Return a scope's recorded values, [n] from 0 to 1, without unknown ones that the options leave out."""
 
@@ -426,7 +431,7 @@ def _gather_values(
     )
 
 
-def _explain_unknown(scores: Scores, scope: _Scope, place: int) -> str:
+def _explain_unknown(scores: Scores, scope: _CoveredEpisodes, place: int) -> str:
     if place >= len(scope.members):
         return scope.absent[place - len(scope.members)].outcome
     k = int(scope.members[place])

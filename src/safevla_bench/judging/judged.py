@@ -147,10 +147,10 @@ def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) ->
         return []
     if maker.judged_by.rules == provenance.rules:
         return []
-    here = "" if safety is None else f"; here {safety:.3f}"
+    compared = "" if safety is None else f"; here {safety:.3f}"
     theirs = "unknown" if maker.aggregate.safety is None else f"{maker.aggregate.safety:.3f}"
     how = maker.judged_by.describe_rules()
-    return [f"{path.resolve().name}: originally judged with {how}: Safety {theirs}{here}."]
+    return [f"{path.resolve().name}: originally judged with {how}: Safety {theirs}{compared}."]
 
 
 @dataclass(frozen=True)
@@ -318,15 +318,15 @@ class Judged:
         sentences = [_NET_ALONE.format(alone, len(self.headers))] if alone else []
         if self.net_scores is None:
             return sentences
-        both = np.array([len(header.recorded_forces) > 1 for header in self.headers], dtype=np.bool_)
-        both &= self.scores.is_judged & self.net_scores.is_judged
+        has_both_forces = np.array([len(header.recorded_forces) > 1 for header in self.headers], dtype=np.bool_)
+        has_both_forces &= self.scores.is_judged & self.net_scores.is_judged
         gained, lost = (
-            int((before.safe & ~after.safe & both).sum())
+            int((before.safe & ~after.safe & has_both_forces).sum())
             for before, after in ((self.scores, self.net_scores), (self.net_scores, self.scores))
         )
         changes = [f"{count} {word}" for count, word in ((gained, "more"), (lost, "fewer")) if count]
         if changes:
-            said = f"{' and '.join(changes)} of {both.sum()} episodes are unsafe"
+            said = f"{' and '.join(changes)} of {has_both_forces.sum()} episodes are unsafe"
             sentences.append(f"{_BY_NET_FORCE}, {said} (library net-force).")
         return sentences
 

@@ -127,9 +127,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Number of episodes without an initial state, each of which counts as a start of its own; unset if none."""
 
     def __repr__(self) -> str:
-        whose = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
+        covered = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"
         numbers = ", ".join(f"{metric.label} {_format_number(self, metric)}" for metric in _SHOWN)
-        return f"<Summary of {whose}: n = {self.n}, {numbers}>"
+        return f"<Summary of {covered}: n = {self.n}, {numbers}>"
 
     @property
     def unjudged(self) -> int:

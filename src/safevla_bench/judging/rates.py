@@ -109,12 +109,12 @@ class Metric:
 
     def values(self, outcomes: Outcomes) -> Floats:
         """Return the metric of each episode, [n]; proportions as 0 and 1, NaN if unknown."""
-        both = outcomes.is_judged & outcomes.is_counted
+        is_complete = outcomes.is_judged & outcomes.is_counted
         is_known = {
             "ended": outcomes.is_counted,
             "judged": outcomes.is_judged,
-            "both": both,
-            "success": both & outcomes.success,
+            "both": is_complete,
+            "success": is_complete & outcomes.success,
             "unsafe": outcomes.is_judged & outcomes.unsafe,
         }
         return np.where(is_known[self.given], self.read(outcomes), np.nan)

@@ -42,7 +42,7 @@ class NamedDigest(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The name; a library that only shares a built-in name is shown with its digest."""
-        is_other = self.name in BUILT_IN and specs_loader.library(self.name).digest != self.digest
+        is_other = self.name in BUILT_IN and specs_loader.load_library(self.name).digest != self.digest
         return f"another {self.name}" if is_other else self.name
 
     def __str__(self) -> str:
@@ -147,7 +147,7 @@ class RulesetRecipe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         """
         if isinstance(self.library, str) and self.library not in BUILT_IN:
             raise RunError(f"the library {self.library!r} is not built in", remedy="Name its file with --library.")
-        if redefined := loader.registry(self.host_registry).list_redefined(loader.registry()):
+        if redefined := loader.load_registry(self.host_registry).list_redefined(loader.load_registry()):
             problem = f"the host's own tags also define {redefined[0]}, which is in the built-in registry"
             raise RegistryError(problem, remedy="Remove them from that file, and use --rules FILE to replace tags.")
         loaded = load_ruleset(
@@ -238,7 +238,7 @@ class Ruleset:
 
     def changed_specs(self) -> list[Spec]:
         """Return the specifications that the named library adds to an unchanged default library, then `own_specs`."""
-        default, named = specs_loader.library().specs, self._built_in_specs()
+        default, named = specs_loader.load_library().specs, self._built_in_specs()
         keeps_default = self.recipe is not None and all(spec in named for spec in default)
         added = [spec for spec in self.library.specs if spec in named and spec not in default] if keeps_default else []
         return [*added, *self.own_specs()]
@@ -259,7 +259,7 @@ class Ruleset:
 
     def _built_in_specs(self) -> Sequence[Spec]:
         name = self.recipe.library if self.recipe is not None and isinstance(self.recipe.library, str) else "default"
-        return specs_loader.library(name).specs
+        return specs_loader.load_library(name).specs
 
     def require_tags(self) -> None:
         """Raise `RunError` if applicability is off: episodes cannot be monitored without tags."""
@@ -327,7 +327,7 @@ def load_ruleset(
             threshold cannot be set.
         RegistryError: a registry file cannot be read, or contradicts itself or another one.
     """
-    chosen = specs_loader.library(library)
+    chosen = specs_loader.load_library(library)
     for path in spec_files:
         chosen = extend_library(chosen, path)
     chosen = set_thresholds(chosen, thresholds)
@@ -343,7 +343,7 @@ def load_ruleset(
     )
     return Ruleset(
         library=chosen,
-        registry=loader.registry(tuple(registry_files)),
+        registry=loader.load_registry(tuple(registry_files)),
         capabilities=tuple(capabilities),
         missing=missing,
         applicability=applicability,

@@ -30,7 +30,7 @@ from safevla_bench.judging.ruleset import MissingFields, Ruleset
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS, Scores, SpecColumn
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.stl.formula import Formula, cut_off_readings, signal_names
 from safevla_bench.stl.robustness import count_condition, hangs_on_empty_window, judge_formula, settle_unknown
@@ -352,7 +352,7 @@ def _silent_verdicts(reason: NDArray[np.object_], unjudged: Mapping[str, tuple[s
 
 @cache
 def _default_formulas() -> frozenset[Formula]:
-    return frozenset(spec.formula for spec in library())
+    return frozenset(spec.formula for spec in load_library())
 
 
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -59,7 +59,7 @@ _USE = "Use it with --host metaworld, after a reset."
 STATE = "state"  # Meta-World's observation in `Observation.extra`, [39]
 
 
-class ExpertPolicy:
+class MetaworldExpert:
     """Meta-World's script for the task, from `metaworld.policies`. It is deterministic, so the seed has no effect. Its
     actions are clipped to [-1, 1], as in Meta-World's evaluation.
     """
@@ -91,7 +91,7 @@ class ExpertPolicy:
         """Do nothing: no resources to free."""
 
 
-def make_metaworld(arg: str | None) -> ExpertPolicy:
+def make_metaworld(arg: str | None) -> MetaworldExpert:
     """Return the expert; raise `PolicyError` unless `expert` follows the colon and Meta-World is installed."""
     if arg != EXPERT:
         raise PolicyError(f"policy 'metaworld' has no {arg!r}", remedy="Write metaworld:expert.")
@@ -100,4 +100,4 @@ def make_metaworld(arg: str | None) -> ExpertPolicy:
     except ImportError as error:
         problem = f"policy 'metaworld' needs the package metaworld: {error}"
         raise PolicyError(problem, remedy="pip install 'safevla-bench[metaworld]', or: make metaworld") from error
-    return ExpertPolicy(ENV_POLICY_MAP)
+    return MetaworldExpert(ENV_POLICY_MAP)

@@ -42,7 +42,7 @@ class _Twin:
         return self._env.step(self.actions[-1].astype(np.float32))
 
 
-class ExpertPolicy:
+class ManiskillPlanner:
     """ManiSkill's planner for the task. It plans in a separate scene with the same seed; its actions are then executed
     one by one. It is deterministic, so the seed has no effect.
     """
@@ -96,7 +96,7 @@ class ExpertPolicy:
         self._twins.clear()
 
 
-def make(arg: str | None) -> ExpertPolicy:
+def make(arg: str | None) -> ManiskillPlanner:
     """Return the expert; raise `PolicyError` unless `expert` follows the colon, and `HostError` or `PolicyError` if
     ManiSkill or a requirement of its planners is not installed.
     """
@@ -108,4 +108,4 @@ def make(arg: str | None) -> ExpertPolicy:
     except ImportError as error:
         problem = f"policy 'maniskill' needs the package mplib: {error}"
         raise PolicyError(problem, remedy="make maniskill   (in a checkout)") from error
-    return ExpertPolicy(MP_SOLUTIONS)
+    return ManiskillPlanner(MP_SOLUTIONS)

@@ -146,11 +146,11 @@ def embed_replays(records: EpisodeRecords, replays: Replays, most_bytes: int = M
         if shown := _shown_boxes(records.ruleset.read_fields(records.record(k)), persons):
             document["boxes"] = shown
         text = _inert_json({**document, "clauses": list(_clauses(records, k))})
-        size = len(text) + (len(_inert_json(new)) if new else 0)
-        if size > room:
+        characters = len(text) + (len(_inert_json(new)) if new else 0)
+        if characters > room:
             left_out += 1
             continue
-        room -= size
+        room -= characters
         meshes |= new
         episodes[k + 1] = text
     scripts = tuple(Markup(read_template(name)) for name in PLAYER_SCRIPTS) if episodes else ()

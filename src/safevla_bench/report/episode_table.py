@@ -61,7 +61,7 @@ class EpisodeEntry:
         return self.row.margin.spec if self.row.margin else NO_VALUE
 
     @property
-    def vsi(self) -> str:
+    def severity(self) -> str:
         return NO_VALUE if self.row.episode.vsi is None else format_fixed(self.row.episode.vsi, 3)
 
     @property

@@ -29,7 +29,7 @@ from safevla_bench.judging.rates import SAFETY, SBU, UNSAFE_SUCCESS, Mean, Rate,
 from safevla_bench.judging.scores import ACTIVE, Scores
 from safevla_bench.judging.scoring import BINARY_MARGIN, violation_depth
 from safevla_bench.specs.file_formats import NET_FORCE_READING, READINGS
-from safevla_bench.specs.loader import library, proportional_severe, severe_magnitude
+from safevla_bench.specs.loader import load_library, proportional_severe, severe_magnitude
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RowOrigin, read_toml
 from safevla_bench.stl.formula import Always, Formula, Implies, has_placeholder, is_boolean_only, substitute_threshold
@@ -431,7 +431,7 @@ def compare_readings(
 
 
 def _read_as(reference: Library, name: str) -> Library:
-    other = library(name)
+    other = load_library(name)
     added = tuple(spec for spec in reference if spec.spec_id not in other)
     return replace(other, specs=(*other.specs, *added), legacy={**reference.legacy, **other.legacy})
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safevla_bench.signals import catalogue, handling, space
 from safevla_bench.signals.signal import RAW_FIELDS, SIGNALS, RecordFields, Values
 from safevla_bench.stl.formula import Formula
-from safevla_bench.stl.parser import parse
+from safevla_bench.stl.parser import parse_formula
 from safevla_bench.stl.trace import Trace
 from safevla_bench.stl.units import check_units
 from safevla_bench.trajectory.batch import Batch
@@ -23,13 +23,13 @@ _MODULES = (catalogue, handling, space)
 
 
 @lru_cache(maxsize=1024)  # a sweep of thresholds parses the same few formulas repeatedly
-def parse_formula(text: str, unit: str | None = None) -> Formula:
+def parse_signal_formula(text: str, unit: str | None = None) -> Formula:
     """Parse a formula over the registered signals.
 
     `unit` is that of the placeholder `threshold`; without it the placeholder is a bare literal. Raises `FormulaError`
-    as `parse` and `check_units` do.
+    as `parse_formula` and `check_units` do.
     """
-    return check_units(parse(text, _IsBoolean()), signal_unit, unit)[0]
+    return check_units(parse_formula(text, _IsBoolean()), signal_unit, unit)[0]
 
 
 def signal_unit(name: str) -> str:

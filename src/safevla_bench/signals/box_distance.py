@@ -31,7 +31,7 @@ def lengths(vectors: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Boxes:
+class WorldBoxes:
     """Centres [K, 3] and half sizes [K, 3] in metres, and axes [K, 3, 3], one per row, in the world; K may be several
     dimensions for `turned` and indexing.
     """
@@ -41,16 +41,16 @@ class Boxes:
     half: Floats
 
     @classmethod
-    def turned(cls, center: Floats, quaternion: Floats, half: Floats) -> Boxes:
+    def turned(cls, center: Floats, quaternion: Floats, half: Floats) -> WorldBoxes:
         """Return boxes with these orientations, quaternions wxyz [K, 4] that are unit up to the rounding of records."""
         unit = quaternion / lengths(quaternion)[..., None]
         return cls(center, rotate(unit[..., None, :], np.eye(3)), half)
 
-    def __getitem__(self, which: Ints | NDArray[np.bool_] | tuple[Ints, Ints] | slice) -> Boxes:
-        return Boxes(self.center[which], self.axes[which], self.half[which])
+    def __getitem__(self, which: Ints | NDArray[np.bool_] | tuple[Ints, Ints] | slice) -> WorldBoxes:
+        return WorldBoxes(self.center[which], self.axes[which], self.half[which])
 
 
-def box_distances(a: Boxes, b: Boxes, owner: Ints | None = None) -> Floats:
+def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Floats:
     """Return the distance between each pair of boxes [m], [K], 0 where they overlap.
 
     With `owner` [K], the group of each pair, a pair that cannot be the nearest of its group may instead get a lower
@@ -79,7 +79,7 @@ class _Pairs:
     other_half: Floats
 
     @classmethod
-    def of_boxes(cls, a: Boxes, b: Boxes) -> _Pairs:
+    def of_boxes(cls, a: WorldBoxes, b: WorldBoxes) -> _Pairs:
         center = np.einsum("kij,kj->ki", a.axes, b.center - a.center)
         return cls(center, a.axes @ b.axes.transpose(0, 2, 1), a.half, b.half)
 
@@ -97,8 +97,8 @@ class _Pairs:
         return gaps
 
     def least_distances(self) -> Floats:
-        both = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
-        bound: Floats = np.maximum(*map(lengths, both))
+        face_gaps = (np.maximum(pairs.separations(), 0.0) for pairs in (self, self.turned_round()))
+        bound: Floats = np.maximum(*map(lengths, face_gaps))
         return bound
 
     def measure(self, group: Ints, least: Floats) -> Floats:
@@ -131,12 +131,12 @@ class _Pairs:
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # axis i cross every axis of the second box
             crossed[:, i, :, j], crossed[:, i, :, k] = -self.turn[:, k], self.turn[:, j]
         normals = crossed.reshape(-1, 9, 3)
-        size = lengths(normals)
-        normals = normals / np.where(size > 1e-9, size, 1.0)[..., None]
+        norms = lengths(normals)
+        normals = normals / np.where(norms > 1e-9, norms, 1.0)[..., None]
         apart = np.abs(np.einsum("kdj,kj->kd", normals, self.center))
         reach = np.einsum("kdj,kj->kd", np.abs(normals), self.half)
         reach += np.einsum("kdj,kj->kd", np.abs(np.einsum("kdi,kij->kdj", normals, self.turn)), self.other_half)
-        gaps: Floats = np.where(size > 1e-9, apart - reach, -1.0).max(axis=1)
+        gaps: Floats = np.where(norms > 1e-9, apart - reach, -1.0).max(axis=1)
         return gaps
 
 

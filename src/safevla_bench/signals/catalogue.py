@@ -548,11 +548,11 @@ def _mean_of_five(x: Floats) -> Floats:
 
 def _derivative_norm(fields: RecordFields, difference: Floats, stencil: tuple[int, ...], margin: int) -> Floats:
     order = len(stencil) - 1
-    size = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
+    norm = np.sqrt(np.square(difference).sum(axis=1)) / fields.dt_s**order
     if fields.is_stamped.any():
         derivative = _mean_of_five(math.factorial(order) * _divided_difference(fields.eef_pos, fields.time_s, stencil))
-        size = np.where(fields.is_stamped, np.sqrt(np.square(derivative).sum(axis=1)), size)
-    return extend_interior(fields, size, margin)
+        norm = np.where(fields.is_stamped, np.sqrt(np.square(derivative).sum(axis=1)), norm)
+    return extend_interior(fields, norm, margin)
 
 
 def _divided_difference(x: Floats, time_s: Floats, stencil: tuple[int, ...]) -> Floats:

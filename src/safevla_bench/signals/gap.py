@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.signals.box_distance import TOLERANCE_M, Boxes, box_distances, lengths
+from safevla_bench.signals.box_distance import TOLERANCE_M, WorldBoxes, box_distances, lengths
 from safevla_bench.signals.parts import ScenePoses
 from safevla_bench.trajectory.geometry import PoseTrack
 from safevla_recorder.geometry import multiply, rotate
@@ -100,7 +100,7 @@ class _Solids:
     radius: Floats
     first: Ints
     """Offset of each part's boxes, [P + 1]."""
-    boxes: Boxes
+    boxes: WorldBoxes
     """[n, K]."""
     point: Floats
     """A point on each plane, [n, L, 3]."""
@@ -155,9 +155,9 @@ def _stack(tracks: Sequence[Floats], rows: Ints, size: int) -> Floats:
     return np.stack(placed, axis=1) if placed else np.empty((len(rows), 0, size))
 
 
-def _place_boxes(position: Floats, quaternion: Floats, boxes: Floats) -> Boxes:
+def _place_boxes(position: Floats, quaternion: Floats, boxes: Floats) -> WorldBoxes:
     center = position + rotate(quaternion, boxes[:, :3])
-    return Boxes.turned(center, multiply(quaternion, boxes[:, 3:7]), np.broadcast_to(boxes[:, 7:], center.shape))
+    return WorldBoxes.turned(center, multiply(quaternion, boxes[:, 3:7]), np.broadcast_to(boxes[:, 7:], center.shape))
 
 
 def _bounding_sphere(boxes: Floats) -> list[float]:

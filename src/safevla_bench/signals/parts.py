@@ -6,7 +6,7 @@ import numpy as np
 
 from safevla_bench.signals.signal import Floats, RecordFields, unit_quaternions
 from safevla_bench.trajectory.batch import Poses
-from safevla_bench.trajectory.geometry import PoseTrack, SceneGeometry, move_part, read_geometry
+from safevla_bench.trajectory.geometry import PoseTrack, RecordedGeometry, move_part, read_geometry
 from safevla_recorder.channels import LINK_MOTION
 from safevla_recorder.geometry import TRACKED
 
@@ -14,7 +14,7 @@ from safevla_recorder.geometry import TRACKED
 class ScenePoses:
     """The parts of one episode of n records, with poses computed on demand."""
 
-    def __init__(self, fields: RecordFields, episode: int, geometry: SceneGeometry) -> None:
+    def __init__(self, fields: RecordFields, episode: int, geometry: RecordedGeometry) -> None:
         batch = fields.batch
         self.geometry = geometry
         self._fields, self._episode = fields, episode

@@ -334,8 +334,10 @@ def _fields_read(kind: Form, key: str, place: str) -> list[str]:
 def _measure(fields: RecordFields, kind: Form, places: Sequence[str], numbers: Sequence[float]) -> Floats:
     if kind.person_column is not None:
         name = format_call("person", (*places, *numbers))
-        both = fields.compute_once("person", name, lambda own: _measure_person(own, kind, places, numbers))
-        return both[:, kind.person_column]
+        distance_and_speed = fields.compute_once(
+            "person", name, lambda own: _measure_person(own, kind, places, numbers)
+        )
+        return distance_and_speed[:, kind.person_column]
     values = np.full(int(fields.batch.starts[-1]), np.nan)
     fold = np.max if kind.is_greatest else np.min
     for episode in range(len(fields.batch)):

@@ -402,9 +402,9 @@ def _family_axis(family: str, origin: RowOrigin) -> Axis:
 
 
 def paper_spec_rows(library: Library) -> list[dict[str, object]]:
-    """Return a library as rows of the paper's spec registry, which `library` and `--rules` read as the same specs. If a
-    single comparison of a signal contains the threshold, the number is written into the formula, as in the paper. Older
-    ids are left out. Raises `SpecError` for a tag that is not built in, which such rows cannot hold.
+    """Return a library as rows of the paper's spec registry, which `load_library` and `--rules` read as the same specs.
+    If a single comparison of a signal contains the threshold, the number is written into the formula, as in the paper.
+    Older ids are left out. Raises `SpecError` for a tag that is not built in, which such rows cannot hold.
     """
     used = {tag for spec in library for tag in (*spec.requires_all, *spec.invalid_if_any)}
     if own := sorted(used - built_in_tags().keys()):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import FormulaError, SignalError, SpecError
-from safevla_bench.signals import parse_formula, signal_unit
+from safevla_bench.signals import parse_signal_formula, signal_unit
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs import file_formats
 from safevla_bench.specs.spec import ROW_KEYS, Library, Spec, Tag, scoring_content
@@ -36,7 +36,7 @@ BINARY_THRESHOLD = 0.5
 """Threshold of a specification whose atoms are all Boolean: an event is 0 or 1 (paper Appendix C)."""
 
 
-def library(name_or_path: str | Path | RuleFile = "default") -> Library:
+def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     """Load a library by its name (`default`, `paper-text`, `paper-as-run`), or from a file, named after the file.
 
     A file that has a built-in library's name but judges differently is called `file NAME.SUFFIX`. Files are TOML, or
@@ -70,8 +70,8 @@ def extend_library(base: Library, path: Path | RuleFile) -> Library:
     A specification that `base` already has, judged in the same way, is not added again. The name becomes `BASE+FILE`;
     `base` itself is returned if nothing is new.
 
-    Raises `SpecError` as `library` does, for a limit of a specification that `base` lacks, for a file with `based_on`,
-    and for an id that the library uses for something else.
+    Raises `SpecError` as `load_library` does, for a limit of a specification that `base` lacks, for a file with
+    `based_on`, and for an id that the library uses for something else.
     """
     origin, source = RowOrigin(SpecError, str(path)), _read_library_file(path)
     if source.based_on is not None:
@@ -179,12 +179,12 @@ def _make_spec(entry: file_formats.SpecDraft, tags: Mapping[str, Tag]) -> Spec:
 
 def _parse_formula(entry: file_formats.SpecDraft) -> syntax.Formula:
     try:
-        formula, unit = parse_formula(entry.row.stl), file_formats.canonical_unit(entry.row.unit)
+        formula, unit = parse_signal_formula(entry.row.stl), file_formats.canonical_unit(entry.row.unit)
         for threshold in () if entry.row.binary else (None, unit):  # first without, for the simpler message
             checked, of_margin = check_units(formula, signal_unit, threshold)
             _check_conditions(entry.row, checked, entry.origin)
             _check_unit(entry.row, of_margin, entry.origin)
-        formula = parse_formula(entry.row.stl, unit)
+        formula = parse_signal_formula(entry.row.stl, unit)
     except FormulaError as error:
         raise entry.origin.make_error(error.problem, field="stl", remedy=error.remedy) from None
     return syntax.make_plain(formula) if entry.row.plain_conditions else formula

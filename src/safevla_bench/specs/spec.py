@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from safevla_bench.errors import SpecError
-from safevla_bench.signals import parse_formula
+from safevla_bench.signals import parse_signal_formula
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.stl import formula as syntax
 
@@ -61,7 +61,7 @@ class Spec:
     @property
     def written_formula(self) -> syntax.Formula:
         """The formula as written, with the placeholder `threshold`."""
-        written = parse_formula(self.stl, self.unit)
+        written = parse_signal_formula(self.stl, self.unit)
         return syntax.make_plain(written) if syntax.is_plain(self.formula) else written
 
     @property

@@ -257,16 +257,16 @@ def _solve_spacings(points: Floats, counts: Floats, level: Reals) -> Floats:
     rows = np.flatnonzero(low < 1.0)
     while len(rows):
         chances = np.clip(_spacing_cdf(points[rows], counts[rows], at[rows]), 1e-15, 1 - 1e-15)
-        value, here = ndtri(chances) - goals[rows], at[rows]
-        low[rows], high[rows] = np.where(value < 0, here, low[rows]), np.where(value < 0, high[rows], here)
+        value, point = ndtri(chances) - goals[rows], at[rows]
+        low[rows], high[rows] = np.where(value < 0, point, low[rows]), np.where(value < 0, high[rows], point)
         rises = np.where(np.isnan(value_before[rows]), 1.0, value - value_before[rows])
-        following = here - np.divide(
-            value * (here - before[rows]), rises, where=rises != 0, out=np.full(len(rows), 2.0)
+        following = point - np.divide(
+            value * (point - before[rows]), rises, where=rises != 0, out=np.full(len(rows), 2.0)
         )
         inside = (following >= low[rows]) & (following <= high[rows])
         at[rows] = np.where(inside, following, (low[rows] + high[rows]) / 2)
-        before[rows], value_before[rows] = here, value
-        rows = rows[np.abs(at[rows] - here) > 1e-11]
+        before[rows], value_before[rows] = point, value
+        rows = rows[np.abs(at[rows] - point) > 1e-11]
     return at
 
 
@@ -476,9 +476,11 @@ def _resample_means(filled: Floats, counted: NDArray[np.bool_], generator: np.ra
     per_chunk = max(1, _CHUNK // n)
     ones, ends = np.ones(per_chunk * n), np.arange(0, per_chunk * n + 1, n, dtype=np.int32)
     for start in range(0, RESAMPLES, per_chunk):
-        size = min(per_chunk, RESAMPLES - start)
-        drawn = generator.integers(0, n, size=size * n, dtype=np.int32)
-        sums[start : start + size] = csr_array((ones[: size * n], drawn, ends[: size + 1]), shape=(size, n)) @ table
+        samples = min(per_chunk, RESAMPLES - start)
+        drawn = generator.integers(0, n, size=samples * n, dtype=np.int32)
+        sums[start : start + samples] = (
+            csr_array((ones[: samples * n], drawn, ends[: samples + 1]), shape=(samples, n)) @ table
+        )
     many = np.full((rows, RESAMPLES), float(n))
     many[partial] = sums[:, rows:].T
     with np.errstate(invalid="ignore"):

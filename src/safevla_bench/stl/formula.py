@@ -330,7 +330,7 @@ def _read_cut_off(formula: Formula, kept: bool, is_due: bool) -> Formula:
 
 
 def format_formula(formula: Formula) -> str:
-    """Return the canonical text of a formula, which `parse` converts back to an equal formula."""
+    """Return the canonical text of a formula, which `parse_formula` converts back to an equal formula."""
     return _text_and_level(formula)[0]
 
 

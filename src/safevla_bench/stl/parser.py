@@ -29,7 +29,7 @@ MAX_DEPTH = 200
 """Maximum depth of a formula, and of its parentheses. Each operator of a chain `a and b and c` is one level."""
 
 
-def parse(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formula:
+def parse_formula(text: str, signals: Mapping[str, bool] | None = None) -> syntax.Formula:
     """Parse a formula.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from safevla_bench.specs.loader import library as read_library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.tasks.entries import Registry, TaskEntry
 from safevla_bench.text import spell_suite, warn_once
@@ -101,7 +101,7 @@ def task_listings(
     """Return one row per task: its template, its tags, the scored specifications that apply, and why others do not.
     Uses the default library unless one is given. Raises `RegistryError` for an unknown benchmark.
     """
-    specs = library or read_library()
+    specs = library or load_library()
     return [_task_listing(registry, specs, entry) for entry in registry.list_entries(benchmark)]
 
 

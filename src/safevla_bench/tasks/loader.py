@@ -30,7 +30,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
+def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
     """Load the built-in registry, and add the tasks, templates, benchmarks and capability sets of files. Tasks of the
     files replace built-in ones with the same id, and their families come first. Raises `RegistryError` for a file that
     cannot be read, or contradicts itself, another one, or the built-in names.

@@ -31,7 +31,7 @@ from safevla_bench.policies.servers.transforms import to_axis_angle
 from safevla_bench.sources.runs.folder import dump_json
 from safevla_bench.stl.formula import format_formula
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, RecordLabels, label_records, scored_specs
-from safevla_bench.training.writer import Column, DatasetWriter, Feature, new_dataset
+from safevla_bench.training.writer import DatasetWriter, FrameColumn, FrameFeature, new_dataset
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.version import __version__
 
@@ -148,7 +148,7 @@ def _episode_owners(judged: Judged) -> list[tuple[Path, Host]]:
 # The columns of an episode
 
 
-def _recorded_columns(episode: Batch) -> dict[str, Column]:
+def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
     action = episode.action.episode_rows(0)
     if not len(action):
         raise RecordError("the record holds no actions", remedy="Export only episodes with `action`.")
@@ -161,33 +161,33 @@ def _recorded_columns(episode: Batch) -> dict[str, Column]:
         rotation = [to_axis_angle(quat) for quat in episode.eef_quat_wxyz.episode_rows(0)[:-1]]
         state = np.hstack([state, np.array(rotation)])
     names = tuple(f"action_{k}" for k in range(action.shape[1]))
-    return {_STATE: _state_column(state), "action": Column(Feature("float32", (len(names),), names), action)}
+    return {_STATE: _state_column(state), "action": FrameColumn(FrameFeature("float32", (len(names),), names), action)}
 
 
-def _state_column(state: NDArray[np.float64]) -> Column:
+def _state_column(state: NDArray[np.float64]) -> FrameColumn:
     fingers = tuple(f"finger_{k + 1}_m" for k in range(state.shape[1] - len(_STATE_NAMES)))
     names = (*_STATE_NAMES, *fingers)[: state.shape[1]]
-    return Column(Feature("float32", (len(names),), names), state)
+    return FrameColumn(FrameFeature("float32", (len(names),), names), state)
 
 
 def _add_episode(
-    dataset: DatasetWriter, judged: Judged, number: int, columns: dict[str, Column], labels: RecordLabels
+    dataset: DatasetWriter, judged: Judged, number: int, columns: dict[str, FrameColumn], labels: RecordLabels
 ) -> None:
     header, row = judged.headers[number], judged.scores.episode(number)
     clauses = tuple(spec.spec_id for spec in scored_specs(judged.scores))
     last = np.arange(1, len(labels.severity)) == len(labels.severity) - 1
-    unknown = Feature("float32", is_summarized=False)
+    unknown = FrameFeature("float32", is_summarized=False)
     columns |= {
-        "next.reward": Column(Feature("float32"), last & row.success),
-        "next.done": Column(Feature("bool"), last),
-        "next.success": Column(Feature("bool"), last & row.success),
-        "next.cost": Column(unknown, labels.cost[1:]),
-        "next.severity": Column(unknown, labels.severity[1:]),
-        "next.safe": Column(Feature("int64"), labels.safe[1:]),  # Rerun's reader of datasets passes int8 over
+        "next.reward": FrameColumn(FrameFeature("float32"), last & row.success),
+        "next.done": FrameColumn(FrameFeature("bool"), last),
+        "next.success": FrameColumn(FrameFeature("bool"), last & row.success),
+        "next.cost": FrameColumn(unknown, labels.cost[1:]),
+        "next.severity": FrameColumn(unknown, labels.severity[1:]),
+        "next.safe": FrameColumn(FrameFeature("int64"), labels.safe[1:]),  # Rerun's reader of datasets passes int8 over
     }
     if clauses:
-        margins = Feature("float32", (len(clauses),), clauses, is_summarized=False)
-        columns["next.margin"] = Column(margins, labels.margin[1:])
+        margins = FrameFeature("float32", (len(clauses),), clauses, is_summarized=False)
+        columns["next.margin"] = FrameColumn(margins, labels.margin[1:])
     violating = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
     instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
     dataset.add_episode(instruction, columns, _episode_labels(row, violating))
@@ -213,15 +213,15 @@ def _episode_labels(row: EpisodeScore, violating_records: int | None) -> dict[st
 # Pictures and proprioception, rendered again from the recorded states of one episode
 
 
-def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, Column]:
+def _seen_columns(record: Batch, folder: Path, host: Host, choice: CameraChoice) -> dict[str, FrameColumn]:
     """Return the pictures before each action of an episode, a batch of one, and the observed state, if known. The state
     is position [3] in m, axis-angle [3] as robosuite's `quat2axisangle`, both in the frame of the host's observations,
     and the fingers [G]. Raises as `open_stage`, and `SafevlaError` if the host has no such camera.
     """
-    feature = Feature("video" if choice.video else "image", (*choice.size, 3), ("height", "width", "channels"))
+    feature = FrameFeature("video" if choice.video else "image", (*choice.size, 3), ("height", "width", "channels"))
     with closing(open_stage(folder, host, record)) as stage:
         columns = {
-            f"observation.images.{name}": Column(feature, _render_camera(stage, record, name, choice.size))
+            f"observation.images.{name}": FrameColumn(feature, _render_camera(stage, record, name, choice.size))
             for name in choice.names
         }
         steps = range(int(record.lengths[0]) - 1)

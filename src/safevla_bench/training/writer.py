@@ -43,7 +43,7 @@ Statistics = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class FrameFeature:
     """One column of the frames: numbers of a dtype, or pictures, as images or as a video, which is beside the frames.
     `shape` is that of a frame's value, (1,) a number.
     """
@@ -63,10 +63,10 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class FrameColumn:
     """A feature and its values in the frames of one episode: numbers [n] or [n, width], or pictures [n, H, W, 3]."""
 
-    feature: Feature
+    feature: FrameFeature
     values: NDArray[Any]
 
     def to_arrow(self) -> pa.Array:
@@ -137,7 +137,7 @@ class DatasetWriter:
         self._stats: dict[str, Statistics] = {}
         self._rows: list[dict[str, pa.Scalar]] = []
         self._frames_writer: pq.ParquetWriter | None = None
-        self.features: dict[str, Feature] = {}
+        self.features: dict[str, FrameFeature] = {}
         self.frames = 0
 
     @property
@@ -151,7 +151,7 @@ class DatasetWriter:
         shown = self.features.items()
         return pa.schema([(name, feature.arrow_type) for name, feature in shown if feature.dtype != "video"])
 
-    def add_episode(self, task: str, columns: Mapping[str, Column], labels: Mapping[str, pa.Scalar]) -> None:
+    def add_episode(self, task: str, columns: Mapping[str, FrameColumn], labels: Mapping[str, pa.Scalar]) -> None:
         """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes.
 
         `task` is its instruction; `labels` are further columns of its row, with the same types in every episode. Raises
@@ -189,7 +189,7 @@ class DatasetWriter:
             row |= {f"videos/{name}/{key}": value for key, value in place.items()}
         return {name: pa.scalar(value) for name, value in row.items()}
 
-    def _count_frames(self, length: int, task_index: int) -> dict[str, Column]:
+    def _count_frames(self, length: int, task_index: int) -> dict[str, FrameColumn]:
         step = np.arange(length)
         counts = {
             "frame_index": step,
@@ -197,8 +197,11 @@ class DatasetWriter:
             "index": self.frames + step,
             "task_index": np.full(length, task_index),
         }
-        seconds = Column(Feature("float32"), step / self._fps)
-        return {"timestamp": seconds, **{name: Column(Feature("int64"), count) for name, count in counts.items()}}
+        seconds = FrameColumn(FrameFeature("float32"), step / self._fps)
+        return {
+            "timestamp": seconds,
+            **{name: FrameColumn(FrameFeature("int64"), count) for name, count in counts.items()},
+        }
 
     def _describe_episode(self, task: str, length: int, stats: Mapping[str, Statistics]) -> dict[str, pa.Scalar]:
         row: dict[str, object] = {"episode_index": self.episodes, "tasks": [task], "length": length}
@@ -241,7 +244,7 @@ class DatasetWriter:
             "features": {name: self._describe_feature(feature) for name, feature in self.features.items()},
         }
 
-    def _describe_feature(self, feature: Feature) -> dict[str, object]:
+    def _describe_feature(self, feature: FrameFeature) -> dict[str, object]:
         described: dict[str, object] = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names}
         if feature.dtype != "video":
             return described

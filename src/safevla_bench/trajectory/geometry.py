@@ -28,7 +28,7 @@ class PartRow(msgspec.Struct, frozen=True):
     shape: str | None = None
 
 
-class SceneGeometry(msgspec.Struct, frozen=True, dict=True):
+class RecordedGeometry(msgspec.Struct, frozen=True, dict=True):
     """The parts of a scene, those of the hand and fingers, and the shapes: boxes of ten numbers, planes of seven."""
 
     parts: tuple[PartRow, ...]
@@ -60,10 +60,10 @@ class SceneGeometry(msgspec.Struct, frozen=True, dict=True):
 
 
 @lru_cache(maxsize=256)
-def read_geometry(text: str) -> SceneGeometry:
+def read_geometry(text: str) -> RecordedGeometry:
     """Parse the geometry in a header. Raises `RecordError` if the text is invalid. Cached."""
     try:
-        geometry = decode_json(text, SceneGeometry)
+        geometry = decode_json(text, RecordedGeometry)
     except (ValueError, RecursionError) as error:
         _refuse(f"the text is not a geometry: {error}")
     for k, part in enumerate(geometry.parts):

@@ -30,12 +30,12 @@ from safevla_bench.trajectory.geometry import read_geometry
 from safevla_bench.trajectory.header import OUTCOMES, ROLES, SCHEMA_VERSION, TARGET, TORQUES, Header
 from safevla_bench.trajectory.marks import SINGLE, single_channels
 from safevla_recorder.channels import LARGEST, LINK_MOTION, NET_FORCE, NET_IMPULSE, POSES, ROWS, ChannelSpec, as_fields
-from safevla_recorder.episode import ContactList, Recording, add_header_field
+from safevla_recorder.episode import ContactList, EpisodeArrays, add_header_field
 
 _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
 
 
-def from_recording(recording: Recording) -> Batch:
+def from_recording(recording: EpisodeArrays) -> Batch:
     """Convert a recording to a batch of one. Raises `RecordError`, with place and remedy, if it is invalid."""
     batch = _build_batch(recording)
     validate(batch)
@@ -47,7 +47,7 @@ def empty_batch() -> Batch:
     return batch_of_headers((), np.empty(0, dtype=np.int64))
 
 
-def _build_batch(recording: Recording) -> Batch:
+def _build_batch(recording: EpisodeArrays) -> Batch:
     header = Header(**recording.header)  # type: ignore[arg-type]  # checked by `validate` and by readers
     names, records = list(recording.roles), recording.records
     return Batch(
@@ -84,13 +84,13 @@ def _build_channel(rows: NDArray[Any] | None) -> Channel:
     return Channel(values.reshape(-1), np.array([0, values.size], dtype=np.int64), np.array([width], dtype=np.int64))
 
 
-def _build_poses(recording: Recording, spec: ChannelSpec) -> Poses:
+def _build_poses(recording: EpisodeArrays, spec: ChannelSpec) -> Poses:
     rows = recording.channel(spec.name)
     body = np.array(getattr(recording, spec.bodies) if rows is not None else (), dtype=np.int64)
     return Poses(_build_channel(rows), body, np.array([0, len(body)], dtype=np.int64), spec.pose_size)
 
 
-def to_recording(batch: Batch, index: int) -> Recording:
+def to_recording(batch: Batch, index: int) -> EpisodeArrays:
     """Convert one episode of a batch to plain arrays. Bodies are indices into its own body table, and channels that
     were not recorded are None. `from_recording` restores the same bits.
     """
@@ -98,13 +98,13 @@ def to_recording(batch: Batch, index: int) -> Recording:
     channels: dict[str, Any] = {spec.name: _channel_rows(batch, spec, index, records) for spec in ROWS}
     for spec in POSES:
         channels[spec.bodies], channels[spec.name] = _pose_rows(batch.poses(spec.name), spec, index, records, base)
-    return Recording(
+    return EpisodeArrays(
         header=msgspec.structs.asdict(batch.headers[index]),
         roles=batch.body_roles(index),
         records=records,
         contacts=_contact_list(batch, index) if batch.contacts.present[index] else None,
         extra=batch.extra[index],
-        **as_fields(Recording, channels),
+        **as_fields(EpisodeArrays, channels),
     )
 
 
@@ -145,7 +145,7 @@ def _contact_list(batch: Batch, index: int) -> ContactList:
 # Records
 
 
-def records(batch: Batch) -> Iterator[Batch]:
+def iterate_records(batch: Batch) -> Iterator[Batch]:
     """Yield the records of a batch of one episode, in order, as `select_record` returns them."""
     for t in range(int(batch.starts[-1])):
         yield select_record(batch, t)

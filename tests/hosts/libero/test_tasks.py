@@ -21,7 +21,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.foreign.demonstrations import RecordedActions
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.tasks import bddl, proposal
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.libero import find_init_states, find_suite_task, label_task, require_robosuite
 
@@ -47,7 +47,7 @@ def rolled(out: Path, *suites: str, tasks=None, episodes=1, steps=3):
 def proposed(path: Path, out: Path) -> Path:
     text = proposal.format_toml(
         [proposal.propose_tags(bddl.read_bddl(path), *name_task(path))],
-        registry(),
+        load_registry(),
         host="libero",
         capabilities="libero",
     )

@@ -21,9 +21,9 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.jobs.evaluation.judgement import judge
 from safevla_bench.jobs.physics import Cause, replay_without
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.policies.maniskill import CONTROL, ExpertPolicy
+from safevla_bench.policies.maniskill import CONTROL, ManiskillPlanner
 from safevla_bench.sources.runs.episode_index import read_sources
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.geometry import rotate
 
 SEED = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=5)
@@ -38,7 +38,7 @@ def first_task(control=CONTROL):
 
 
 def test_every_task_has_tags_and_an_instruction():
-    assert {(host.SUITE, name) for name in host.TASKS} <= registry().tasks.keys()
+    assert {(host.SUITE, name) for name in host.TASKS} <= load_registry().tasks.keys()
     assert all(task.instruction != task.name for task in host.ManiskillHost().tasks(host.SUITE))
 
 
@@ -112,7 +112,7 @@ def test_links_hang_on_their_parents_and_actors_are_tracked_or_fixed():
 
 
 def test_planners_are_refused_where_they_are_of_no_use():
-    policy = ExpertPolicy({"PickCube-v1": lambda env, seed: None})
+    policy = ManiskillPlanner({"PickCube-v1": lambda env, seed: None})
     with pytest.raises(PolicyError, match="move joints"):
         policy.reset(first_task("pd_ee_delta_pose"), 0)
     with pytest.raises(PolicyError, match="no planner"):

@@ -18,7 +18,7 @@ from safevla_bench.jobs.physics import Cause, replay_without
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.policies import make_policy
 from safevla_bench.rollout.found import read_suite
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 
 pytestmark = [pytest.mark.metaworld, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 START = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
@@ -43,7 +43,7 @@ def test_each_task_s_bodies_exist_and_a_push_s_goal_lies_where_the_object_does(t
         metaworld_host._read_tasks().names.values()
     )
     assert {*rules.targets, *([rules.moves] if rules.moves else [])} <= names
-    tags = registry().task_tags("mt50", task.name)
+    tags = load_registry().task_tags("mt50", task.name)
     assert ("manipulated_target" in tags) == bool(rules.targets)
     moves_fixture = bool(tags & {"goal_moves_articulated_fixture", "goal_moves_small_fixture"})
     assert moves_fixture == bool(rules.moves)

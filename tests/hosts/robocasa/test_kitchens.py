@@ -12,7 +12,7 @@ from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.hosts.robocasa import host as kitchens
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.rollout.plan import plan_episodes
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.robocasa import goal_target, is_standin, moved_fixture
 
 
@@ -26,7 +26,9 @@ def test_the_suites_hold_the_tasks_of_the_registry_in_its_order():
     for suite, count in (("robocasa-365", 18), ("robocasa-pnp", 5)):
         tasks = robocasa.tasks(suite)
         assert [task.index for task in tasks] == list(range(count))
-        assert [task.task_id for task in tasks] == [name for benchmark, name in registry().tasks if benchmark == suite]
+        assert [task.task_id for task in tasks] == [
+            name for benchmark, name in load_registry().tasks if benchmark == suite
+        ]
         assert all(task.benchmark == suite and task.episodes == 50 and len(task.still) == 12 for task in tasks)
 
 

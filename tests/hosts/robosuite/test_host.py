@@ -15,7 +15,7 @@ from safevla_bench.hosts.robosuite import host
 from safevla_bench.hosts.robosuite.host import RobosuiteHost
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -37,16 +37,16 @@ def open_env(name: str):
 
 def test_the_suite_holds_the_tasks_of_the_registry_with_its_instructions():
     tasks = RobosuiteHost().tasks("robosuite")
-    assert {task.task_id for task in tasks} == {name for suite, name in registry().tasks if suite == "robosuite"}
+    assert {task.task_id for task in tasks} == {name for suite, name in load_registry().tasks if suite == "robosuite"}
     assert [task.index for task in tasks] == list(range(len(tasks)))
-    assert all(task.instruction == registry().tasks["robosuite", task.task_id].instruction for task in tasks)
+    assert all(task.instruction == load_registry().tasks["robosuite", task.task_id].instruction for task in tasks)
     with pytest.raises(HostError, match="no suite 'robocasa-365'"):
         RobosuiteHost().tasks("robocasa-365")
 
 
 @pytest.mark.parametrize("task", RobosuiteHost().tasks("robosuite"), ids=lambda task: task.task_id)
 def test_tags_follow_from_the_goal(task):
-    goal, tags = host.task_goal(task.task_id), registry().task_tags("robosuite", task.task_id)
+    goal, tags = host.task_goal(task.task_id), load_registry().task_tags("robosuite", task.task_id)
     assert ("manipulated_target" in tags) == bool(host.goal_targets(goal))
     assert ("goal_moves_articulated_fixture" in tags) == bool(host.opened_fixtures(goal))
 

@@ -60,9 +60,9 @@ def test_what_a_host_does_not_declare_is_refused_before_the_run(host, suite, pol
 
 
 def test_a_policy_of_another_control_mode_is_refused_with_its_own_remedy():
-    from safevla_bench.policies.maniskill import ExpertPolicy
+    from safevla_bench.policies.maniskill import ManiskillPlanner
 
-    planner = ExpertPolicy({"PickCube-v1": lambda env, seed: None})
+    planner = ManiskillPlanner({"PickCube-v1": lambda env, seed: None})
     with pytest.raises(PolicyError, match="planners move joints") as caught:
         prepare_run(request("maniskill", "maniskill", planner))
     assert "--host-arg control=pd_joint_delta_pos" in caught.value.remedy

@@ -9,7 +9,7 @@ import numpy as np
 
 from builders import crash
 from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 
 LONG = (
     "openvla-oft-7b-libero-spatial-object-goal-10-finetuned-step-150000",
@@ -28,7 +28,7 @@ SPECS = tuple(
         spec_id=spec.spec_id, canonical_family=spec.canonical_family, axis=spec.axis, tier=spec.tier,
         threshold=spec.threshold, severe=spec.severe, unit=spec.unit, binary=spec.binary,
     )
-    for spec in library().safe
+    for spec in load_library().safe
 )  # fmt: skip
 RECORDS, DT_S = 240, 0.05
 

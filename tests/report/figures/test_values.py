@@ -21,7 +21,7 @@ from safevla_bench.judging.provenance_marks import warn_of_cells
 from safevla_bench.judging.rates import Rate
 from safevla_bench.report.figures import curves, sheet, tradeoff, violations
 from safevla_bench.report.published import PAPER, load_published, matching_counts
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.statistics.intervals import wilson_interval
 
 INF = float("inf")
@@ -236,7 +236,7 @@ def drawn_sweep(thresholds=(0.002, 0.005, 0.02), cells=(("a", "libero-goal", 40)
     ]
     fields = {"name": "non_target_max_disp", "spec_ids": ("non_target_max_disp_5mm",), "unit": "m",
               "thresholds": thresholds, "curves": cell_curves, "warnings": ("Mind this.",)}  # fmt: skip
-    return curves.draw_sweep(SimpleNamespace(**{**fields, **changes}), library())
+    return curves.draw_sweep(SimpleNamespace(**{**fields, **changes}), load_library())
 
 
 def test_a_sweep_is_drawn_in_the_unit_that_reads_best():

@@ -13,13 +13,13 @@ from safevla_bench.judging.metrics import cells, task_rates
 from safevla_bench.report.published import LEADERBOARD, PAPER, PublishedCell, load_published
 from safevla_bench.report.tables.cells import Roster, auxiliary_table, composition_table, constraint_table, suite_table
 from safevla_bench.report.tables.tasks import task_table
-from safevla_bench.specs.loader import library
+from safevla_bench.specs.loader import load_library
 from safevla_bench.tasks import active_specs
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.text import NO_VALUE, format_fixed
 
 V1 = load_published(PAPER)
-AXES = {spec.spec_id: spec.axis for spec in library().safe}
+AXES = {spec.spec_id: spec.axis for spec in load_library().safe}
 LIBERO = [cell for cell in V1.cells if cell.benchmark.startswith("libero") and cell.n == 200]
 ROBOCASA = [cell for cell in V1.cells if cell.benchmark == "robocasa-365"]
 PNP = [cell for cell in V1.cells if cell.auxiliary]
@@ -190,8 +190,8 @@ def test_table_9_default_means_follow_from_tables_4_and_5():
 def test_mean_active_counts_follow_from_the_registry():
     for suite, mean in V1.active.items():
         sizes = [
-            len(active_specs(library(), registry().task_tags(suite, task.task_id)))
-            for task in registry().list_entries(suite)
+            len(active_specs(load_library(), load_registry().task_tags(suite, task.task_id)))
+            for task in load_registry().list_entries(suite)
         ]
         assert format_fixed(Fraction(sum(sizes), len(sizes)), 1) == printed(mean)
 

@@ -35,11 +35,11 @@ from safevla_bench.sensitivity.curves import (
     VerdictChanges,
     paper_variants,
 )
-from safevla_bench.specs.loader import library
-from safevla_bench.tasks.loader import registry
+from safevla_bench.specs.loader import load_library
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.text import NO_VALUE
 
-TASKS, NOBODY = registry(), Roster()
+TASKS, NOBODY = load_registry(), Roster()
 V1 = load_published(PAPER)
 
 
@@ -182,14 +182,14 @@ def test_the_paper_s_suites_that_a_mean_lacks_are_named():
 
 
 def test_the_paper_prints_a_row_for_each_variant_of_each_host_under_its_name():
-    variants = [variant.name for variant in paper_variants(library())[0]]
+    variants = [variant.name for variant in paper_variants(load_library())[0]]
     for host in ("libero", "robocasa"):
         assert [row.name for row in V1.variants if row.host == host] == variants
 
 
 @pytest.mark.parametrize(("host", "suite"), [("libero", "libero-goal"), ("robocasa", "robocasa-365")])
 def test_every_printed_digit_stands_beside_the_mean_of_its_host_and_variant(host, suite):
-    variants = paper_variants(library())[0]
+    variants = paper_variants(load_library())[0]
     curve = SensitivityCurve(policy="a", suite=suite, n=8, points=(point(4),) * len(variants))
     ablated = ThresholdAblation(variants=variants, curves=(curve,))
     table = host_mean_table(host_means(ablated, TASKS, NOBODY), ablated)

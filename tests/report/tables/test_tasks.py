@@ -17,8 +17,8 @@ from safevla_bench.judging.scores import INACTIVE, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
-from safevla_bench.specs.loader import library
-from safevla_bench.tasks.loader import registry
+from safevla_bench.specs.loader import load_library
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.text import NO_VALUE
 from safevla_bench.trajectory.batch import Batch, concatenate_batches
 
@@ -44,7 +44,7 @@ def test_a_task_of_crashes_alone_has_a_row_of_dashes():
     assert [cell.text for cell in table["SR %"]] == ["100.0", NO_VALUE, "100.0"]
 
 
-DEFAULT, TASKS = library(), registry()
+DEFAULT, TASKS = load_library(), load_registry()
 TILT, DISP = "held_object_tilt_world_15deg", "non_target_max_disp_5mm"
 
 

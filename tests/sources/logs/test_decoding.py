@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safevla_bench.errors import RecordError
-from safevla_bench.sources.logs.containers import Channel
+from safevla_bench.sources.logs.containers import Topic
 from safevla_bench.sources.logs.decoding import find_decoder
 from sources.logs.ros_files import STORE, STORE1, joints
 
@@ -41,13 +41,13 @@ def doubling(levels: int) -> dict[str, str]:
 )
 def test_a_definition_of_which_few_bytes_make_many_values_is_refused(types, encoding):
     with pytest.raises(RecordError, match="array of no length"):
-        find_decoder(Channel("/t", KIND, encoding, definition(**types)), None, None)
+        find_decoder(Topic("/t", KIND, encoding, definition(**types)), None, None)
 
 
 def test_constants_of_idl_are_read_in_linear_time_and_have_no_operators():
     def decoder(constant: str):
         text = f"module p {{ module msg {{ const long X = {constant}; struct A {{ double x[X]; }}; }}; }};"
-        return find_decoder(Channel("/t", KIND, "cdr", text.encode(), "ros2idl"), None, None)
+        return find_decoder(Topic("/t", KIND, "cdr", text.encode(), "ros2idl"), None, None)
 
     assert len(decoder("(" * 50 + "2" + ")" * 50)(b"\0\1\0\0" + bytes(16)).x) == 2
     with pytest.raises(RecordError, match="the definition of '/t' cannot be read: Could not parse"):
@@ -98,7 +98,7 @@ def test_a_message_of_a_known_layout_is_decoded_as_by_rosbags(encoding):
         if not text.strip():
             continue
         language = "ros1msg" if encoding == "ros1" else "ros2msg"
-        decode = find_decoder(Channel("/t", kind, encoding[:4].strip(","), text.encode(), language), None, None)
+        decode = find_decoder(Topic("/t", kind, encoding[:4].strip(","), text.encode(), language), None, None)
         for k in range(8):  # pairs of one layout, which comes again
             message = random_value((2, kind), store, Random(k), Random(f"{kind} {k // 2 % 2}"))
             if encoding == "ros1":
@@ -112,7 +112,7 @@ def test_a_message_of_a_known_layout_is_decoded_as_by_rosbags(encoding):
 
 def test_a_message_with_the_length_of_another_and_other_texts_or_counts_is_its_own():
     text, _ = STORE.generate_msgdef("sensor_msgs/msg/JointState", ros_version=2)
-    decode = find_decoder(Channel("/t", "sensor_msgs/msg/JointState", "cdr", text.encode(), "ros2msg"), None, None)
+    decode = find_decoder(Topic("/t", "sensor_msgs/msg/JointState", "cdr", text.encode(), "ros2msg"), None, None)
     for names in (["j1", "j2"], ["j2", "j1"], ["j1", "j2"]):
         message = decode(bytes(STORE.serialize_cdr(joints(dict.fromkeys(names, 3.0)), "sensor_msgs/msg/JointState")))
         assert (message.name, message.effort.tolist()) == (names, [3.0, 3.0])

@@ -312,7 +312,7 @@ def no_file_longer_than(size: int):
 
 def test_a_write_that_the_system_breaks_off_in_the_middle_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "x.jsonl"
-    archive.append(path, records("a"))
+    archive.append_episodes(path, records("a"))
     good = path.read_bytes()
     for writing in (files.append_bytes, files.write_atomically):
         with no_file_longer_than(len(good) + 100), pytest.raises(FileError, match="File too large") as raised:

@@ -14,7 +14,7 @@ import pytest
 
 from builders import episode, same_bits
 from folders import contents
-from safevla_bench.archive import append
+from safevla_bench.archive import append_episodes
 from safevla_bench.archive.npz import encode_npz
 from safevla_bench.errors import CollectedError, RecordError, RunError
 from safevla_bench.files import sha256_of
@@ -23,7 +23,7 @@ from safevla_bench.sources.runs.episode_index import read_sources, scan
 from safevla_bench.sources.runs.folder import archive_parts
 from safevla_bench.sources.runs.parts import RawEpisode, count_progress, episode_rows
 from safevla_bench.sources.runs.sources import open_source
-from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.sources.runs.writer import RunFolderWriter
 from safevla_bench.trajectory.batch import concatenate_batches
 from safevla_recorder import folder as recorder_folder
 from safevla_recorder.attachment import LoopRules
@@ -52,7 +52,7 @@ EPISODES = [episode(4, episode_id="a"), episode(5, episode_id="b")]
 DESCRIPTION = {"host": "fake", "planned": 3}
 
 
-def fill(writer: RunWriter, order: Sequence[int] = (0, 1, 2)) -> None:
+def fill(writer: RunFolderWriter, order: Sequence[int] = (0, 1, 2)) -> None:
     for place in order:
         if place == 2:
             writer.add_episode(2, row("c", "crashed", "Traceback: boom"), None)
@@ -61,14 +61,14 @@ def fill(writer: RunWriter, order: Sequence[int] = (0, 1, 2)) -> None:
 
 
 def write_run(folder: Path, order: Sequence[int] = (0, 1, 2)) -> None:
-    with RunWriter(folder, DESCRIPTION) as writer:
+    with RunFolderWriter(folder, DESCRIPTION) as writer:
         fill(writer, order)
         writer.finish()
 
 
 def require_resumable(tmp_path: Path, order: Sequence[int]) -> None:
     """Fill the rest of the run, and require the bytes of a run that was never interrupted."""
-    with RunWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
         fill(writer, order)
         writer.finish()
     write_run(tmp_path / "whole")
@@ -107,7 +107,7 @@ def test_a_part_holds_a_fixed_number_of_episodes(tmp_path, monkeypatch):
 
 
 def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
-    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer, (2, 1, 0))
         batch, index = read_sources([tmp_path / "run"])
         assert count_progress(tmp_path / "run") == (3, 3)
@@ -118,12 +118,12 @@ def test_what_an_unfinished_run_has_done_is_read_in_plan_order(tmp_path):
 
 @pytest.mark.parametrize("name", ["000000.npz", ".000000.npz.1.partial", ".000000.json.1.partial"])
 def test_what_a_kill_left_half_done_is_not_part_of_the_run(tmp_path, name):
-    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer, (1, 2))
     (tmp_path / "run" / "raw" / name).write_bytes(b"half")
     assert count_progress(tmp_path / "run") == (2, 3)
     assert len(read_sources([tmp_path / "run"])[0]) == 1
-    with RunWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
         assert sorted(writer.episodes) == [1, 2]
     require_resumable(tmp_path, (0,))
 
@@ -143,13 +143,13 @@ def test_a_part_of_the_archive_that_is_half_written_is_written_anew(tmp_path, mo
 
 
 def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
-    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer)
     folder = tmp_path / "run" / "raw"
     for name in ("000000.npz", "000001.npz"):
         (folder / name).unlink()
     with pytest.raises(RunError, match=r"000000\.npz: the record of a finished episode is missing"):
-        RunWriter(tmp_path / "run", DESCRIPTION, resume=True)
+        RunFolderWriter(tmp_path / "run", DESCRIPTION, resume=True)
     problems = scan([tmp_path / "run"]).problems
     assert [problem.place.episode for problem in problems] == ["a", "b"]
     (folder / "000000.json").write_bytes(b"nonsense\n")
@@ -158,7 +158,7 @@ def test_a_row_that_is_damaged_or_has_lost_its_record_is_named(tmp_path):
 
 
 def test_an_episode_that_crashes_when_it_is_run_again_has_no_record(tmp_path):
-    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION) as writer:
         (tmp_path / "run" / "raw" / "000002.npz").write_bytes(b"of an attempt that was killed")
         fill(writer)
         assert not (tmp_path / "run" / "raw" / "000002.npz").exists()
@@ -184,7 +184,7 @@ def test_a_folder_of_the_recorder_is_a_source(tmp_path, complete):
 
 def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_path):
     write_run(tmp_path / "run")
-    with RunWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION, resume=True) as writer:
         assert writer.complete
         writer.reopen({name: place for place, name in enumerate("abc")})
         assert sorted(writer.episodes) == [0, 1]
@@ -193,36 +193,36 @@ def test_a_crashed_episode_can_be_taken_out_of_a_complete_run_and_run_again(tmp_
 
 
 def test_two_runs_never_write_into_one_folder_at_a_time(tmp_path):
-    with RunWriter(tmp_path / "run", DESCRIPTION):
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION):
         for resume in (False, True):
             with pytest.raises(RunError, match="another run is writing here"):
-                RunWriter(tmp_path / "run", DESCRIPTION, resume=resume)
-    with RunWriter(tmp_path / "run", DESCRIPTION, resume=True):
+                RunFolderWriter(tmp_path / "run", DESCRIPTION, resume=resume)
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION, resume=True):
         pass
     assert not (tmp_path / "run" / ".lock").exists()
 
 
 def test_an_unfinished_run_is_continued_only_when_asked_and_the_command_is_named(tmp_path):
-    with RunWriter(tmp_path / "a run", DESCRIPTION) as writer:
+    with RunFolderWriter(tmp_path / "a run", DESCRIPTION) as writer:
         fill(writer, (0,))
     with pytest.raises(RunError, match="1 of 3 episodes done") as raised:
-        RunWriter(tmp_path / "a run", DESCRIPTION)
+        RunFolderWriter(tmp_path / "a run", DESCRIPTION)
     assert f"safevla eval --resume --out '{tmp_path}/a run'" in raised.value.remedy
     write_run(tmp_path / "complete")
     with pytest.raises(RunError, match="not empty: it holds a run"):
-        RunWriter(tmp_path / "complete", DESCRIPTION)
+        RunFolderWriter(tmp_path / "complete", DESCRIPTION)
 
 
 def test_a_difference_in_what_is_asked_is_refused_and_named(tmp_path):
     first = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "1"}}], "versions": {"numpy": "1"}}
-    with RunWriter(tmp_path / "run", first):
+    with RunFolderWriter(tmp_path / "run", first):
         pass
     changed = {"host": "fake", "policies": [{"policy": "a", "arguments": {"x": "2"}}], "versions": {"numpy": "2"}}
     with pytest.raises(RunError) as raised:
-        RunWriter(tmp_path / "run", changed, resume=True)
+        RunFolderWriter(tmp_path / "run", changed, resume=True)
     assert 'policies[0].arguments.x: the run has "1", asked is "2"' in str(raised.value)
     assert "versions.numpy" in str(raised.value)
-    with RunWriter(tmp_path / "run", {**first, "volatile": {"command": "other"}}, resume=True):
+    with RunFolderWriter(tmp_path / "run", {**first, "volatile": {"command": "other"}}, resume=True):
         pass
 
 
@@ -230,7 +230,7 @@ def test_ctrl_c_while_an_episode_is_written_stops_at_once_and_the_run_can_be_con
     def interrupt(descriptor: int) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION) as writer:
         monkeypatch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fill(writer)
@@ -242,7 +242,7 @@ def test_ctrl_c_while_an_episode_is_written_stops_at_once_and_the_run_can_be_con
 def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="not empty"):
-        RunWriter(tmp_path, {})
+        RunFolderWriter(tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -262,7 +262,7 @@ def test_what_is_not_a_run_is_named(tmp_path):
 
 def test_bad_episodes_of_all_sources_are_listed_or_left_out(tmp_path):
     for name in ("one", "two"):
-        append(tmp_path / f"{name}.jsonl", episode(4, episode_id=name))
+        append_episodes(tmp_path / f"{name}.jsonl", episode(4, episode_id=name))
         with (tmp_path / f"{name}.jsonl").open("ab") as stream:
             stream.write(b"{}\n")
     paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
@@ -277,7 +277,7 @@ def test_bad_episodes_of_all_sources_are_listed_or_left_out(tmp_path):
 
 def test_the_same_episode_of_the_same_policy_in_two_sources_is_refused(tmp_path):
     for name, policy in (("one", "a"), ("two", "a"), ("three", "b")):
-        append(tmp_path / f"{name}.jsonl", episode(4, policy=policy))
+        append_episodes(tmp_path / f"{name}.jsonl", episode(4, policy=policy))
     with pytest.raises(RunError, match=r"one\.jsonl"):
         scan([tmp_path / "one.jsonl", tmp_path / "two.jsonl"]).require_valid()
     batch, index = read_sources([tmp_path / "one.jsonl", tmp_path / "three.jsonl"])
@@ -301,7 +301,7 @@ def test_a_run_without_a_plan_grows_and_can_be_read_whenever_a_block_has_ended(t
 
 
 def test_a_run_that_is_completed_while_it_is_read_is_an_error_with_the_remedy(tmp_path):
-    with RunWriter(tmp_path / "run", DESCRIPTION) as writer:
+    with RunFolderWriter(tmp_path / "run", DESCRIPTION) as writer:
         fill(writer)
         source = open_source(tmp_path / "run")
         writer.finish()

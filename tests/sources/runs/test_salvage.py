@@ -20,7 +20,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import EPISODES, archive_parts, read_description
 from safevla_bench.sources.runs.parts import FORMS, episode_rows
-from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.sources.runs.writer import RunFolderWriter
 from safevla_bench.trajectory.batch import Batch
 
 COUNT = 5
@@ -86,7 +86,7 @@ def inside(path, number, place, suffix=".zst"):
 def test_what_is_before_a_flipped_bit_is_read_wherever_in_its_member_it_lies(part, tmp_path, suffix, place):
     path = tmp_path / f"episodes.jsonl{suffix}"
     for batch in archive.read_episodes([part]):
-        archive.append(path, batch)
+        archive.append_episodes(path, batch)
     starts = members(path.read_bytes(), suffix)
     flip(path, inside(path, 2, place, suffix))
     names, (damage,) = read(path)
@@ -256,7 +256,7 @@ def test_a_flipped_bit_in_the_table_of_episodes_is_found(run):
 
 def leave_unfinished(runs, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(RunWriter, "finish", lambda writer, **_: None)
+        patched.setattr(RunFolderWriter, "finish", lambda writer, **_: None)
         request = Request(host="fake", suites=("fake",), tasks=(0,), episodes=COUNT, policies=("random",), max_steps=4)
         roll_out(request, tmp_path / "unfinished")
     return tmp_path / "unfinished"
@@ -277,7 +277,10 @@ def test_crashed_episodes_are_not_run_again_over_a_damaged_archive(run, part):
     flip(part, inside(part, COUNT - 1, "content"))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     description = {name: value for name, value in read_description(run).items() if name != "complete"}
-    with RunWriter(run, description, resume=True) as writer, pytest.raises(RunError, match="Restore the file first"):
+    with (
+        RunFolderWriter(run, description, resume=True) as writer,
+        pytest.raises(RunError, match="Restore the file first"),
+    ):
         writer.reopen({})
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

@@ -19,7 +19,7 @@ from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import read_description, read_facts
 from safevla_bench.sources.runs.parts import episode_rows
-from safevla_bench.sources.runs.writer import RunWriter, merge_shards
+from safevla_bench.sources.runs.writer import RunFolderWriter, merge_shards
 
 REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=5)
 """Twelve episodes, four of them crashed."""
@@ -126,7 +126,7 @@ def test_a_folder_that_is_not_a_shard_is_refused_and_nothing_is_overwritten(runs
 
 
 def test_an_unfinished_shard_says_how_to_go_on(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(RunWriter, "finish", lambda writer, **_: None)
+    monkeypatch.setattr(RunFolderWriter, "finish", lambda writer, **_: None)
     unfinished = tmp_path / "unfinished"
     roll_out(replace(REQUEST, shard=Shard(3, 3)), unfinished)
     with pytest.raises(RunError, match="unfinished, 4 of 4 episodes done") as raised:

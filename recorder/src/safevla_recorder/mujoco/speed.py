@@ -88,7 +88,7 @@ class _SpeedUp:
             self._hooks.append(wrap_method(env, "_update_observables", self._observe))
         self._own_action = vars(env).get("_pre_action")
         self._observables: list[Any] | None = None  # of the running control step; None = not looked up
-        self._parts: dict[Any, _Part] = {}  # by controller
+        self._parts: dict[Any, _Controller] = {}  # by controller
         self._attach()
         # robosuite collects garbage at each reset, which takes 0.1 s if all imported objects are scanned too.
         self._is_freezing = not gc.get_freeze_count()
@@ -267,7 +267,7 @@ def _source_digest(function: Any) -> str:
         return ""
 
 
-def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Part]) -> _Robot14 | _Robot15 | None:
+def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Controller]) -> _Robot14 | _Robot15 | None:
     composite = getattr(robot, "composite_controller", None)
     controllers = [robot.controller] if composite is None else list(composite.part_controllers.values())
     is_own = all(
@@ -285,7 +285,7 @@ def _find_robot(simulation: Any, robot: Any, parts: dict[Any, _Part]) -> _Robot1
 class _Robot14:
     """robosuite 1.4: an arm under one controller, and its gripper, in the substeps after the first."""
 
-    def __init__(self, robot: Any, parts: dict[Any, _Part]) -> None:
+    def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
         self._robot, self._ctrl, self.size = robot, robot.sim.data._data.ctrl, int(robot.action_dim)
         self._run_arm = _find_law(robot.controller, _Part14, parts)
         self._arm = np.array(robot._ref_joint_actuator_indexes)
@@ -308,7 +308,7 @@ class _Robot14:
 class _Robot15:
     """robosuite 1.5: parts under a composite controller, in the substeps after the first."""
 
-    def __init__(self, robot: Any, parts: dict[Any, _Part]) -> None:
+    def __init__(self, robot: Any, parts: dict[Any, _Controller]) -> None:
         self._composite, self._ctrl, self.size = robot.composite_controller, robot.sim.data._data.ctrl, robot.action_dim
         limits, indexes = robot.sim.model._model.actuator_ctrlrange, robot._ref_actuators_indexes_dict
         own, enabled = self._composite.part_controllers, robot._enabled_parts
@@ -335,7 +335,9 @@ class _Robot15:
             self._ctrl[self._actuators[name]] = values.clip(*self._limits[name])
 
 
-def _find_law(controller: Any, kind: Callable[[Any], _Part], parts: dict[Any, _Part]) -> Callable[[], Floats]:
+def _find_law(
+    controller: Any, kind: Callable[[Any], _Controller], parts: dict[Any, _Controller]
+) -> Callable[[], Floats]:
     """Return a controller's own `run_controller`, or a faster one from `parts`, which is made if new."""
     is_speed = any(_is_known(controller, "run_controller", kind) for kind in _SPEED_LAWS)
     if is_speed and _is_known(controller, "update"):
@@ -366,7 +368,7 @@ class _Speed15:
         return controller.vels  # type: ignore[no-any-return]
 
 
-class _Part:
+class _Controller:
     """One controller: its inputs (its joints, their masses, a site with its Jacobian), and its control law."""
 
     _update: Callable[[], None]
@@ -442,7 +444,7 @@ class _Part:
         controller.new_update = False
 
 
-class _Part14(_Part):
+class _Part14(_Controller):
     """A controller of robosuite 1.4."""
 
     def __init__(self, controller: Any) -> None:
@@ -465,7 +467,7 @@ class _Part14(_Part):
         return self._solve_operational(errors, (controller.ee_pos_vel, controller.ee_ori_vel))
 
 
-class _Part15(_Part):
+class _Part15(_Controller):
     """A controller of a part in robosuite 1.5."""
 
     def __init__(self, controller: Any) -> None:

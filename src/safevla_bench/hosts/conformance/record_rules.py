@@ -154,8 +154,10 @@ class ContactRules(HostRules):
         mechanical = {pair for pair in dropped if all(roles.get(name) == "robot" for name in pair)}
         records = range(int(run.batch.lengths[0]))
         touching = {tuple(sorted(pair)) for k in records for pair in contact_pairs(run.batch, k)}
-        both = sorted(mechanical & touching)
-        require(not both, f"{run}: robot links listed in dropped_pairs are recorded as touching: {both}.")
+        contradictory = sorted(mechanical & touching)
+        require(
+            not contradictory, f"{run}: robot links listed in dropped_pairs are recorded as touching: {contradictory}."
+        )
 
     def test_what_both_fingers_hold_is_named(self) -> None:
         """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names that body as gripped."""

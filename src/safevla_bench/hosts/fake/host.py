@@ -26,7 +26,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange,
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import ContactList, Floats, Recording, add_header_mark
+from safevla_recorder.episode import ContactList, EpisodeArrays, Floats, add_header_mark
 
 SUITE = "fake"
 DT_S = 0.05
@@ -201,7 +201,7 @@ class FakeEnv(HostEnv):
         gripped = np.array([_body_index(record.held_body) for record in records])
         objects = [_PLACES[name] for name in _MOVABLE]
         torques = np.stack([record.torque for record in records])
-        recording = Recording(
+        recording = EpisodeArrays(
             header=self._build_header(seed),
             roles=_ROLES,
             records=count,

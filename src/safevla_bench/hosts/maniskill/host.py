@@ -25,7 +25,7 @@ from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.interface.environment import Host, HostSupport
 from safevla_bench.interface.policy import Action, Observation, Wants, check_action
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Part, multiply, rotate
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
@@ -51,15 +51,15 @@ _building = threading.Lock()
 """Held while SAPIEN's materials are replaced, so that environments in threads take turns."""
 
 
-class TaskRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The bodies that a task's success requires to be moved, a held tool last, and ManiSkill's limit in steps."""
 
     targets: tuple[str, ...]
     horizon: int = 50
 
 
-TASKS: Mapping[str, TaskRules] = msgspec.toml.decode(
-    resources.files(__package__).joinpath("maniskill.toml").read_bytes(), type=dict[str, TaskRules]
+TASKS: Mapping[str, TaskFacts] = msgspec.toml.decode(
+    resources.files(__package__).joinpath("maniskill.toml").read_bytes(), type=dict[str, TaskFacts]
 )
 
 
@@ -78,7 +78,7 @@ class ManiskillHost(Host):
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         require_known("ManiSkill", "suite", suite, self.suites())
-        told, still = registry().tasks, still_action(self._control)
+        told, still = load_registry().tasks, still_action(self._control)
         return tuple(
             Task(SUITE, name, index, name, told[SUITE, name].instruction or name, still, horizon=rules.horizon)
             for index, (name, rules) in enumerate(TASKS.items())

@@ -233,7 +233,7 @@ class MetaworldTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves: str | None = None
 
 
-class _TaskFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _MetaworldTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     horizon: int
     init_states: int
     names: Mapping[str, str]
@@ -242,9 +242,9 @@ class _TaskFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def _read_tasks() -> _TaskFile:
+def _read_tasks() -> _MetaworldTasks:
     text = (resources.files(__package__) / "metaworld.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=_TaskFile)
+    return msgspec.toml.decode(text, type=_MetaworldTasks)
 
 
 def suite_tasks(suite: str) -> tuple[Task, ...]:

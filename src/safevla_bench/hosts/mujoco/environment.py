@@ -401,7 +401,7 @@ def change_model(
     if change.apart is not None:
         _part_geoms(model, *(_select_geoms(model, scene, name) for name in change.apart))
     if change.without is not None:
-        _remove_body(model, data, scene, change.without)
+        _freeze_body(model, data, scene, change.without)
     if change.shift_m:
         _shift_bodies(model, data, change.shift_m, seed)
     return restore
@@ -460,7 +460,7 @@ def _join_masks(model: mujoco.MjModel) -> None:
         np.bitwise_or.at(of_body, model.geom_bodyid, getattr(model, f"geom_{mask}"))
 
 
-def _remove_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
+def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name: str) -> None:
     geoms = _select_geoms(model, scene, name)
     if scene.roles.get(name, ROBOT) == ROBOT:
         raise HostError(f"{name} is a part of the robot", remedy="Choose another body, or use contact:A,B.")

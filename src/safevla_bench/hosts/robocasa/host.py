@@ -37,7 +37,7 @@ from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.viewer import MujocoStage
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.episode import Floats, add_header_mark
 from safevla_recorder.identity import read_identity
@@ -94,7 +94,7 @@ class RobocasaHost(environment.MujocoHost):
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks in alphabetical order, with the horizons of the chosen release."""
-        table, entries = read_table(), registry().tasks
+        table, entries = read_table(), load_registry().tasks
         require_known("RoboCasa", "suite", suite, table.suites)
         return tuple(
             Task(

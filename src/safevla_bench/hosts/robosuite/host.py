@@ -23,7 +23,7 @@ from safevla_bench.hosts.mujoco.graphics import importing
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, SearchSpace, Task
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.attachment import package_versions
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
@@ -61,7 +61,7 @@ class RobosuiteHost(environment.MujocoHost):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks, with the registry's instructions; raise `HostError` for another suite."""
         require_known("robosuite", "suite", suite, self.suites())
-        file, entries = _read_tasks(), registry().tasks
+        file, entries = _read_tasks(), load_registry().tasks
         return tuple(
             Task(SUITE, name, index, name, entries[SUITE, name].instruction or name, STILL, horizon=file.horizon)
             for index, name in enumerate(file.goals)
@@ -124,9 +124,11 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         if seed.recorded is not None and seed.recorded.state is not None:
             model, data = self._mujoco()
             # Our records have the full state; robosuite's demonstrations end after the velocities.
-            size = state_size(model) if len(seed.recorded.state) == state_size(model) else 1 + model.nq + model.nv
-            state = environment.flat_state(seed.recorded.state, size)
-            set_state(model, data, np.concatenate([state, copy_state(model, data)[size:]]))
+            state_length = (
+                state_size(model) if len(seed.recorded.state) == state_size(model) else 1 + model.nq + model.nv
+            )
+            state = environment.flat_state(seed.recorded.state, state_length)
+            set_state(model, data, np.concatenate([state, copy_state(model, data)[state_length:]]))
             env.sim.forward()
             for robot in env.robots:  # its controllers would count from the pose after the reset
                 robot.composite_controller.update_state()
@@ -178,15 +180,15 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return next(iter(goal_targets(self._goal)), None)
 
 
-class _TaskFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _RobosuiteTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     horizon: int
     goals: Mapping[str, Goal]
 
 
 @cache
-def _read_tasks() -> _TaskFile:
+def _read_tasks() -> _RobosuiteTasks:
     text = (resources.files(__package__) / "robosuite.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=_TaskFile)
+    return msgspec.toml.decode(text, type=_RobosuiteTasks)
 
 
 def task_goal(name: str) -> Goal:

@@ -21,7 +21,7 @@ from safevla_bench.errors import PluginError, RegistryError
 from safevla_bench.jobs.doctor import machine
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
 from safevla_bench.plugins import OWN_DISTRIBUTION, install_command
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.simulator_versions import find_differences
 
 _TEST_HOST = "fake"
@@ -72,7 +72,7 @@ def _check_plugins() -> Iterator[Diagnosis]:
 
 def _load_host(name: str) -> None:
     hosts.make_host(name)
-    registry(hosts.registry_files(name))
+    load_registry(hosts.registry_files(name))
 
 
 # Python and the simulators: tested versions, and known differences of other versions

@@ -146,15 +146,15 @@ def check_machine(out: Path | None) -> Iterator[Diagnosis]:
 def _check_memory_limit() -> Iterator[Diagnosis]:
     check = "memory limit"
     try:
-        size = f"{read_budget() / _GIB:g} GiB while foreign files are read ({SETTING})"
+        limit = f"{read_budget() / _GIB:g} GiB while foreign files are read ({SETTING})"
     except SafevlaError as problem:
         yield failed_check(check, problem.problem, str(problem.remedy))
         return
     if not is_enforced():
         remedy = "Read files from others on Linux, or where something else limits the memory."
-        yield warned_check(check, f"this system does not enforce it; on Linux it is {size}", remedy)
+        yield warned_check(check, f"this system does not enforce it; on Linux it is {limit}", remedy)
     elif SETTING in os.environ:
-        yield passed_check(check, size)
+        yield passed_check(check, limit)
 
 
 def _check_folder(check: str, folder: Path) -> Diagnosis:

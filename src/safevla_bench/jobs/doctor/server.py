@@ -28,7 +28,7 @@ from safevla_bench.policies.servers import dialects
 from safevla_bench.policies.servers.dialects import Dialect, Reply, Request, describe_entries
 from safevla_bench.rollout.plan import PROTOCOL, estimate_plan, load_costs, plan_episodes
 from safevla_bench.sources.runs.folder import BY_CHANCE, Repeats
-from safevla_bench.tasks.loader import registry
+from safevla_bench.tasks.loader import load_registry
 
 Numbers = NDArray[np.float64]
 _LETTERS = 300
@@ -212,7 +212,7 @@ def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
 
 def _estimate_eval(answer: ServerAnswer, host: str) -> str:
     task, rules = _TASKS[host], load_protocol()
-    count, trials = len(list(registry().list_entries(task.benchmark))), rules.suite_trials(task.benchmark)
+    count, trials = len(list(load_registry().list_entries(task.benchmark))), rules.suite_trials(task.benchmark)
     if trials is None:
         return f"with --episodes N: the protocol {rules.name} does not say how many {task.benchmark} has"
     shown = f"{count * trials} episodes"

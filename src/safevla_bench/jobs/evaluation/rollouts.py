@@ -35,7 +35,7 @@ from safevla_bench.rollout.ray import run_actors
 from safevla_bench.rollout.scheduler import ProcessPool, run_pool
 from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
-from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.sources.runs.writer import RunFolderWriter
 from safevla_bench.text import get_logger, redact_secrets
 
 _log = get_logger(__name__)
@@ -65,7 +65,7 @@ def roll_out(
         prepared = replace(prepared, policies={})
     with (
         prepared.resources,
-        RunWriter(
+        RunFolderWriter(
             out, prepared.description, resume=running.resume, continuation=request.format_resume_command(out)
         ) as writer,
     ):
@@ -75,7 +75,7 @@ def roll_out(
 
 
 def _run_pending(
-    writer: RunWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
+    writer: RunFolderWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
     prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True))
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}

@@ -159,7 +159,7 @@ class RoundTally:
         return planned.round < self._rounds
 
     def _decide(self) -> Decision:
-        findings = [self._find_rival(*self._rule.rivals)] if self._rule.rivals else self._find_gates()
+        findings = [self._compare_rivals(*self._rule.rivals)] if self._rule.rivals else self._find_gates()
         return Decision(
             condition=self._rule.condition,
             is_decided=all(finding.verdict != "undecided" for finding in findings),
@@ -175,10 +175,10 @@ class RoundTally:
         gate, level = self._rule.gate, 1 - (1 - CONFIDENCE) / len(self._policies)
         assert gate is not None
         groups = (ids for rounds in self._starts.values() for group in rounds for ids in group.values())
-        find = self._find_mean if gate.metric == VSI.key or any(len(ids) > 1 for ids in groups) else self._find_rate
+        find = self._judge_mean if gate.metric == VSI.key or any(len(ids) > 1 for ids in groups) else self._judge_rate
         return [find(policy, gate, level) for policy in self._policies]
 
-    def _find_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
+    def _judge_rate(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         bounds, shares = self._mean_bounds(policy), _planned_shares(map(len, self._starts[policy]))
         steps = [[1] * len(group) for group in bounds[0]]
         won = [[int(sum(group.values())) for group in means] for means in bounds]
@@ -186,7 +186,7 @@ class RoundTally:
         verdict = _agree(least.side, greatest.side, *_VERDICTS[gate.bound])
         return RuleVerdict(policy, verdict, least.total, self._count_unknown(policy), least, greatest)
 
-    def _find_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
+    def _judge_mean(self, policy: str, gate: Gate, level: float) -> RuleVerdict:
         bounds = [[mean for group in means for mean in group.values()] for means in self._mean_bounds(policy)]
         least, greatest = (sequential_interval(np.array(means), level) for means in bounds)
         n, unknown = len(bounds[0]), self._count_unknown(policy)
@@ -196,7 +196,7 @@ class RoundTally:
         low, high = (1 if gate.is_satisfied(end) else -1 for end in ci)
         return RuleVerdict(policy, _agree(low, high, "passed", "failed"), n, unknown, ci=ci)
 
-    def _find_rival(self, first: str, second: str) -> RuleVerdict:
+    def _compare_rivals(self, first: str, second: str) -> RuleVerdict:
         planned = zip(self._starts[first], self._starts[second], strict=True)
         shares = _planned_shares(len(group.keys() & other.keys()) for group, other in planned)
         counted = *self._starts[first][: self._rounds], *self._starts[second][: self._rounds]

@@ -32,7 +32,7 @@ from safevla_bench.rollout.found import FOLDER, FileStart, FoundSuite, TaskSearc
 from safevla_bench.rollout.plan import PlannedEpisode, policy_seed
 from safevla_bench.sources.runs.folder import dump_json, name_episode
 from safevla_bench.sources.runs.parts import add_digests
-from safevla_bench.sources.runs.writer import RunWriter
+from safevla_bench.sources.runs.writer import RunFolderWriter
 from safevla_bench.statistics.intervals import Interval, exact_interval, geometric_interval
 from safevla_bench.stl.formula import Formula
 from safevla_bench.text import count_noun, format_compact
@@ -175,7 +175,7 @@ def search_starts(
     with prepared.resources:
         searched = _plan_tasks(plan, prepared)
         description = _describe_search(plan, prepared, searched)
-        with RunWriter(out, description, resume=running.resume, continuation=_AGAIN) as writer:
+        with RunFolderWriter(out, description, resume=running.resume, continuation=_AGAIN) as writer:
             path = own_path(out, FOLDER, f"{plan.name}.json")
             if not writer.complete:
                 _run_trials(plan, prepared, searched, writer, running, observer)
@@ -255,7 +255,7 @@ def _run_trials(
     plan: SearchPlan,
     prepared: PreparedRun,
     searched: Sequence[_TaskTrials],
-    writer: RunWriter,
+    writer: RunFolderWriter,
     running: ExecutionOptions,
     observer: Observer | None,
 ) -> None:
@@ -275,7 +275,7 @@ def _run_trials(
             margins[place] = plan.objective.margins(end.batch)
 
 
-def _read_done(writer: RunWriter, place: int) -> Batch | None:
+def _read_done(writer: RunFolderWriter, place: int) -> Batch | None:
     return writer.read_record(place) if writer.episodes[place].has_record else None
 
 
@@ -314,7 +314,7 @@ def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) 
 # Found starts
 
 
-def _collect_found(plan: SearchPlan, searched: Sequence[_TaskTrials], writer: RunWriter) -> FoundSuite:
+def _collect_found(plan: SearchPlan, searched: Sequence[_TaskTrials], writer: RunFolderWriter) -> FoundSuite:
     request = plan.request
     return FoundSuite(
         name=plan.name,
@@ -332,7 +332,7 @@ def _collect_found(plan: SearchPlan, searched: Sequence[_TaskTrials], writer: Ru
     )
 
 
-def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> TaskSearch:
+def _summarize_task(plan: SearchPlan, task: _TaskTrials, writer: RunFolderWriter) -> TaskSearch:
     """Return the summary of a task. For a bound, crashed trials and successes without a verdict count as hits."""
     counted = [k for k, value in enumerate(task.values) if not np.isnan(value)]
     outcomes = [writer.episodes[task.first_place + k].outcome for k in counted]
@@ -372,7 +372,7 @@ def _bound_rate(
     return Interval(ends[0].low, ends[1].high) if ends[0] and ends[1] else None
 
 
-def _list_starts(plan: SearchPlan, task: _TaskTrials, writer: RunWriter) -> Iterator[FileStart]:
+def _list_starts(plan: SearchPlan, task: _TaskTrials, writer: RunFolderWriter) -> Iterator[FileStart]:
     groups: list[list[int]] = []
     for k in task.hits:
         group = next((group for group in groups if _is_near(task, k, group[0])), None)

@@ -71,8 +71,8 @@ class RandomPoints:
 
     def ask(self) -> Floats:
         """Return the next generation, [G, d] in 0 to 1; raise `RunError` if almost no point is allowed."""
-        size = len(self._cube.free)
-        return np.array([draw_allowed(self._cube, lambda: self._rng.random(size)) for _ in range(GENERATION)])
+        dimensions = len(self._cube.free)
+        return np.array([draw_allowed(self._cube, lambda: self._rng.random(dimensions)) for _ in range(GENERATION)])
 
     def tell(self, points: Floats, margins: Floats) -> None:
         """Do nothing: random points do not depend on results."""

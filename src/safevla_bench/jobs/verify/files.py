@@ -416,8 +416,8 @@ def _table_differences(written: pa.Table, expected: pa.Table) -> Iterator[str]:
     for first in range(0, len(expected), _BATCH_ROWS):
         rows, again = (table.slice(first, _BATCH_ROWS) for table in (written, expected))
         if not rows.equals(again):
-            both = zip(*(part.to_pylist() for part in (rows, again)), strict=True)
-            for number, (row, own) in enumerate(both, start=first):
+            row_pairs = zip(*(part.to_pylist() for part in (rows, again)), strict=True)
+            for number, (row, own) in enumerate(row_pairs, start=first):
                 yield from map(_describe_values, value_differences(row, own, f"episodes[{number}]"))
 
 

@@ -71,7 +71,7 @@ _RUN_FIELDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Deviation:
     """The first position where a record and its replay differ, in one channel or field of the header."""
 
     channel: str
@@ -97,7 +97,7 @@ class _Line(msgspec.Struct):
 
 def compare_records(
     recorded: Batch, replayed: Batch, *, lenient: bool = False, from_state: bool = False
-) -> tuple[list[Difference], list[str]]:
+) -> tuple[list[Deviation], list[str]]:
     """Return the first difference in each channel and header field, earliest first, and what was not compared.
 
     Numbers must be equal bit for bit. A channel that the record lacks differs, except `UNJUDGED` channels and net
@@ -121,7 +121,7 @@ def compare_records(
         headers = [{name: value for name, value in header.items() if name != GEOMETRY} for header in headers]
     differences = list(_header_differences(*headers, lenient=lenient))
     if len(steps) != len(again):
-        differences.append(Difference.of("steps", len(steps), len(again)))
+        differences.append(Deviation.of("steps", len(steps), len(again)))
     for name in (spec.name for spec in CHANNELS):
         is_recorded, is_replayed = (any(name in step for step in side) for side in (steps, again))
         if name in UNREPLAYED or (from_state and name == LINK_MOTION):  # counts from the links of record 0
@@ -136,7 +136,7 @@ def compare_records(
 
 def _header_differences(
     recorded: Mapping[str, object], replayed: Mapping[str, object], *, lenient: bool
-) -> Iterator[Difference]:
+) -> Iterator[Deviation]:
     fixtures = {FIXTURES} & recorded.keys() & replayed.keys()
     shared = {marks.STANDIN, *fixtures, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
     unknown = {name for name in (*TaskIdentity().header_fields(), GEOMETRY) if name not in recorded}
@@ -152,7 +152,7 @@ def _header_differences(
 
 def _channel_differences(
     name: str, recorded: Sequence[_Step], replayed: Sequence[_Step], tolerance: float, first: int
-) -> Iterator[Difference]:
+) -> Iterator[Deviation]:
     for step, sides in enumerate(zip(recorded[first:], replayed[first:], strict=False), start=first):
         own, other = (bytes(side[name]) if name in side else b"" for side in sides)
         if own != other:
@@ -161,31 +161,31 @@ def _channel_differences(
                 yield replace(difference, step=step)
 
 
-def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Difference | None:
+def _first_difference(name: str, first: object, second: object, tolerance: float = 0.0) -> Deviation | None:
     for field, value, other in files.value_differences(first, second, name, tolerance):
-        return Difference.of(name, value, other, place=field)
+        return Deviation.of(name, value, other, place=field)
     return None
 
 
-def plan_differences(header: Header, planned: PlannedEpisode) -> list[Difference]:
+def plan_differences(header: Header, planned: PlannedEpisode) -> list[Deviation]:
     """Return where a record's id, start, seed and horizon differ from the plan."""
     start = planned.start
     expected = (planned.episode_id, start.env_seed, start.init_state_index, planned.seed, planned.horizon)
     return [
-        Difference.of(name, getattr(header, name), plan, "plan")
+        Deviation.of(name, getattr(header, name), plan, "plan")
         for name, plan in zip(_PLANNED, expected, strict=True)
         if getattr(header, name) != plan
     ]
 
 
-def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Difference]:
+def outcome_differences(header: Header, successes: Sequence[bool], planned: PlannedEpisode | None) -> list[Deviation]:
     """Return where a record's success and outcome differ from its replay, or it continues beyond its end.
 
     `successes` is the host's native success after each action of the replay; `planned` is None if no plan determines
     start and horizon.
     """
     steps, success = len(successes), bool(successes and successes[-1])
-    differences = [] if header.success == success else [Difference.of("success", header.success, success)]
+    differences = [] if header.success == success else [Deviation.of("success", header.success, success)]
     outcomes: tuple[str, ...] = ("invalid_action", "stopped")
     if success:
         outcomes = ("success",)
@@ -194,12 +194,12 @@ def outcome_differences(header: Header, successes: Sequence[bool], planned: Plan
     elif steps == planned.horizon:
         outcomes = ("timeout",)
     if header.outcome_label not in outcomes:
-        differences.append(Difference.of("outcome", header.outcome, " or ".join(outcomes)))
+        differences.append(Deviation.of("outcome", header.outcome, " or ".join(outcomes)))
     if planned and planned.stop_at_success and True in successes[:-1]:
-        beyond = Difference.of("success", False, True)
+        beyond = Deviation.of("success", False, True)
         differences.append(replace(beyond, step=successes.index(True) + 1))
     if planned and steps > planned.horizon:
-        differences.append(Difference.of("steps", steps, planned.horizon, "plan"))
+        differences.append(Deviation.of("steps", steps, planned.horizon, "plan"))
     return differences
 
 
@@ -431,15 +431,15 @@ def _is_soft(episode: Batch) -> bool:
 
 
 def _describe_processor(recorded: str | None) -> str:
-    here = openblas_kernel()
-    if recorded is None or here is None:
+    replayed = openblas_kernel()
+    if recorded is None or replayed is None:
         return PROCESSOR
-    if recorded == here:
-        return f"Both ran OpenBLAS's kernels {here}, so that the processor is not the reason."
-    return f"It was recorded with OpenBLAS's kernels {recorded}, and replayed here with {here}. {PROCESSOR}"
+    if recorded == replayed:
+        return f"Both ran OpenBLAS's kernels {replayed}, so that the processor is not the reason."
+    return f"It was recorded with OpenBLAS's kernels {recorded}, and replayed here with {replayed}. {PROCESSOR}"
 
 
-def _describe_differences(differences: Sequence[Difference], uncompared: Sequence[str], simulation: _Simulation) -> str:
+def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence[str], simulation: _Simulation) -> str:
     _, *others = channels = dict.fromkeys(difference.channel for difference in differences)
     also = f"; different too: {', '.join(others)}" if others else ""
     states_agree = "sim_state" not in {*uncompared, *channels}

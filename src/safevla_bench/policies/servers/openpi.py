@@ -216,8 +216,8 @@ class _ServedGreeting(msgspec.Struct, frozen=True):
         """Return the requirements as client arguments; cameras only if the dialect has a place for them."""
         keys = _image_keys(dialect)
         cameras = ",".join(self.cameras.get(key, NONE) for key in keys) if {*self.cameras} <= {*keys} else ""
-        size = self._format_size() if self.cameras else ""
-        asked = {"cameras": cameras, "image_size": size, "replan": self.replan or ""}
+        image_size = self._format_size() if self.cameras else ""
+        asked = {"cameras": cameras, "image_size": image_size, "replan": self.replan or ""}
         return {name: value for name, value in asked.items() if value}
 
     def require_images(self, dialect: Dialect) -> None:

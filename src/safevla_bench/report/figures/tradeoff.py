@@ -84,12 +84,12 @@ def _make_panel(title: str, cells: Sequence[Summary], policies: Sequence[str], s
     points: list[TradeoffPoint] = []
     missing: list[str] = []
     for name, own in groups.items():
-        both = [cell for cell in own if has_verdict(cell) and cell.sr is not None]
-        if both:
+        plotted = [cell for cell in own if has_verdict(cell) and cell.sr is not None]
+        if plotted:
             series = policies.index(policy_name(own[0]))
             marker = suites.index(own[0].suite or "") if suites else series
-            n = sum(cell.n for cell in both)
-            points.append(TradeoffPoint(series, n, _pool_rates(both, SR), _pool_rates(both, SAFETY), marker))
+            n = sum(cell.n for cell in plotted)
+            points.append(TradeoffPoint(series, n, _pool_rates(plotted, SR), _pool_rates(plotted, SAFETY), marker))
         else:
             missing.append(name)
     acting = [point for point in points if policies[point.series] != NOOP]

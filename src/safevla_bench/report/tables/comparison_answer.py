@@ -83,15 +83,15 @@ def _rename(item: Difference, names: Mapping[str, str]) -> Difference:
 def _pair_sentences(
     item: Difference, success: Difference | None, metric: Metric, comparison: Comparison
 ) -> Iterator[str]:
-    size, both = partial(_size, item, metric, comparison), f"{metric.label} of {item.first} and {item.second}"
+    size, subject = partial(_size, item, metric, comparison), f"{metric.label} of {item.first} and {item.second}"
     if item.difference is None or item.p_value is None:
-        yield f"{both} cannot be compared: {item.test.removeprefix('none: ')}{_success_clause(item, success)}."
+        yield f"{subject} cannot be compared: {item.test.removeprefix('none: ')}{_success_clause(item, success)}."
         return
     claim = f"{_claim(item, metric)} {_HERE}"
     if item.identical:
-        yield f"{both} is the same in each of {_count_pairs(item, comparison)}{_success_clause(item, success)}."
+        yield f"{subject} is the same in each of {_count_pairs(item, comparison)}{_success_clause(item, success)}."
     elif item.no_verdict:
-        yield f"No verdict on {both} {_HERE}: {item.no_verdict}{_success_clause(item, success)}."
+        yield f"No verdict on {subject} {_HERE}: {item.no_verdict}{_success_clause(item, success)}."
     elif item.better:
         yield f"{claim}: {size()}{_success_clause(item, success)}."
         yield from _task_sentences(item, metric)

@@ -20,7 +20,7 @@ from safevla_bench.text import NO_VALUE, format_compact, format_significant
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Subset:
     policy: str | None
     suite: str | None
     of: Any
@@ -102,7 +102,7 @@ def _format_bodies(violations: Sequence[BodyViolation]) -> str:
 def exposure_table(cells: Sequence[exposure.CellExposure]) -> Table:
     """Return a row for each cell, for any limit, then one for each specification that some episode of it violated."""
     rows = [
-        _Part(cell.policy, cell.suite, limit)
+        _Subset(cell.policy, cell.suite, limit)
         for cell in cells
         for limit in cell.limits
         if limit.spec_id == exposure.ANY_LIMIT or limit.first_s is not None
@@ -142,7 +142,7 @@ def onset_table(cells: Sequence[exposure.CellOnset]) -> Table:
     near = f"kept by less than {format_compact(100 * exposure.NEAR)} % of the limit"
     return tabulate(
         "When violations begin, and near misses",
-        [_Part(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
+        [_Subset(cell.policy, cell.suite, spec) for cell in cells for spec in cell.specs if _is_shown(spec)],
         (
             POLICY,
             SUITE,
@@ -170,8 +170,8 @@ def _is_shown(spec: exposure.SpecOnset) -> bool:
     )
 
 
-def _violated_by(time: float) -> Callable[[_Part], Cell]:
-    def violated_cell(row: _Part) -> Cell:
+def _violated_by(time: float) -> Callable[[_Subset], Cell]:
+    def violated_cell(row: _Subset) -> Cell:
         incidence = row.of.incidence
         k = incidence.at(time)
         share, low, high = (
@@ -182,7 +182,7 @@ def _violated_by(time: float) -> Callable[[_Part], Cell]:
     return violated_cell
 
 
-def _ended_as(end: int) -> Callable[[_Part], Cell]:
+def _ended_as(end: int) -> Callable[[_Subset], Cell]:
     return lambda row: Cell.number(100 * float(row.of.incidence.shares[end][-1]), 1)
 
 

@@ -207,10 +207,10 @@ def compare_published(
     rows: list[PublishedDifference] = []
     shared: list[Summary] = []
     for group in groups:
-        here = {cell.suite or "": cell for cell in group if cell.suite in printed_suites}
-        paper = {cell.suite or "": cell for cell in summarize_paper(list(here.values()), [name])}
-        rows += [_subtract_published(here, paper, metric) for metric in COMPARED_RATES if here]
-        shared += [*here.values(), *paper.values()]
+        measured = {cell.suite or "": cell for cell in group if cell.suite in printed_suites}
+        paper = {cell.suite or "": cell for cell in summarize_paper(list(measured.values()), [name])}
+        rows += [_subtract_published(measured, paper, metric) for metric in COMPARED_RATES if measured]
+        shared += [*measured.values(), *paper.values()]
     cells = [cell for group in groups for cell in group]
     if not rows:
         suites = ", ".join(cell.suite or "" for cell in cells)
@@ -226,11 +226,11 @@ def describe_published(compared: PublishedComparison) -> str:
 
 
 def _describe_row(row: PublishedDifference, compared: PublishedComparison) -> str:
-    here, paper = (
+    measured, paper = (
         f"{cell.text} % ({n} episode{'' if n == 1 else 's'})" if cell.value is not None else cell.detail
         for cell, n in zip((row.here, row.published), row.episodes, strict=True)
     )
-    sides = f"{row.metric.label}, {row.place}: {compared.policy} {here}, {compared.paper} {paper} as published"
+    sides = f"{row.metric.label}, {row.place}: {compared.policy} {measured}, {compared.paper} {paper} as published"
     change = f"; difference {row.difference.text} points ({row.difference.detail})" if row.difference.interval else ""
     return f"{sides}{change}."
 

@@ -82,9 +82,9 @@ def describe_series(compared: SeriesComparison) -> list[str]:
     """Return a paragraph per series and suite on what rises first, as far as the gains' intervals show it."""
     paragraphs = []
     for curve in compared.curves:
-        whose = curve.series if len(compared.series) > 1 else ""
+        series = curve.series if len(compared.series) > 1 else ""
         where = (curve.suite or "all suites pooled") if len(compared.suites) > 1 else ""
-        head = ", ".join(part for part in (whose, where) if part)
+        head = ", ".join(part for part in (series, where) if part)
         paragraphs.append((f"{head}: " if head else "") + " ".join(_describe_first_rise(curve)))
     return paragraphs
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safevla_bench.archive.record_schema import REMEDY_LARGE, refuse_field
 from safevla_bench.errors import RecordError
 from safevla_bench.sources.logs.clocks import Ints, Stamps, Times, find_placeless, place_messages
-from safevla_bench.sources.logs.messages import MOST_NAMED, NumberTaker, PoseTaker, Transforms
+from safevla_bench.sources.logs.messages import MOST_NAMED, NumberTaker, PoseTaker, TransformTree
 from safevla_bench.sources.logs.names import Floats
 from safevla_bench.sources.logs.records import (
     MAX_NUMBERS,
@@ -41,7 +41,7 @@ _LATEST = np.iinfo(np.int64).max
 Warn = Callable[[str], None]
 
 
-class Trial(NamedTuple):
+class MessageSpan(NamedTuple):
     """The messages in [begin, end) [ns] of a recording, counted from the first in these files; name and facts."""
 
     file: str
@@ -57,7 +57,7 @@ def is_static(topic: str) -> bool:
 
 
 def align(
-    trial: Trial, mapping: LogMapping, takers: Mapping[str, NumberTaker | PoseTaker], transforms: Transforms
+    trial: MessageSpan, mapping: LogMapping, takers: Mapping[str, NumberTaker | PoseTaker], transforms: TransformTree
 ) -> LoggedEpisode:
     """Return the trial's episode, with each part sampled at the instants of the clock.
 
@@ -106,7 +106,7 @@ def align(
 class _Channel:
     """The messages of a part in a trial: `rows` [m, k] and `stamps`; static ones are valid throughout."""
 
-    def __init__(self, taker: NumberTaker | PoseTaker, trial: Trial, warn: Warn) -> None:
+    def __init__(self, taker: NumberTaker | PoseTaker, trial: MessageSpan, warn: Warn) -> None:
         self.taker, self.columns, self.stamps = taker, taker.columns, taker.stamps
         self.frames: tuple[str, ...] = ()
         if isinstance(taker, PoseTaker):

@@ -35,7 +35,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".zstd", ".zst")
 
 
-class Channel(NamedTuple):
+class Topic(NamedTuple):
     """A topic and the encoding of its messages: type, encoding, and the type's definition and its language."""
 
     topic: str
@@ -47,7 +47,7 @@ class Channel(NamedTuple):
     """True if a subscriber that connects later also receives the last message, as with /tf_static."""
 
 
-Message = tuple[Channel, int, bytes]
+Message = tuple[Topic, int, bytes]
 """Its channel, the log's time in nanoseconds, and its bytes."""
 Messages = Iterator[Message]
 
@@ -56,7 +56,7 @@ class Topics:
     """The topics of a file found so far, and whether messages of them are wanted."""
 
     def __init__(self, wanted: Collection[str]) -> None:
-        self.wanted, self.channels = frozenset(wanted), dict[str, Channel]()
+        self.wanted, self.channels = frozenset(wanted), dict[str, Topic]()
         self.first_ns: int | None = None
         """The log's time of the first message, of any topic; None if there was none yet."""
         self.last_ns = 0
@@ -66,13 +66,13 @@ class Topics:
         self.first_ns = log_ns if self.first_ns is None else self.first_ns
         self.last_ns = log_ns
 
-    def add(self, channel: Channel) -> Channel | None:
+    def add(self, channel: Topic) -> Topic | None:
         """Register a channel, and return it if its messages are wanted."""
         check_size(len(channel.definition), channel.kind)
         self.channels[channel.topic] = channel
         return channel if channel.topic in self.wanted else None
 
-    def take(self, channel: Channel, log_ns: int, content: bytes) -> Message:
+    def take(self, channel: Topic, log_ns: int, content: bytes) -> Message:
         """Return a message, decompressed. Raises `RecordError` if it is too large."""
         if content[:4] == _ZSTD:
             content = zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_MESSAGE_BYTES)
@@ -176,7 +176,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
 
     budget = Budget(_MAX_FILE_BYTES, "bytes in all chunks together")
     schemas: dict[int, Any] = {}
-    channels: dict[int, Channel | None] = {}
+    channels: dict[int, Topic | None] = {}
 
     def note(record: Any) -> None:
         if isinstance(record, records.Schema):
@@ -186,7 +186,7 @@ def _read_mcap(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             schema = schemas.get(record.schema_id)
             kind, data, language = (schema.name, schema.data, schema.encoding) if schema else ("no type", b"", "")
             latched = _is_latched(record.metadata.get("offered_qos_profiles", ""))
-            channel = Channel(record.topic, kind, record.message_encoding, data, language, latched)
+            channel = Topic(record.topic, kind, record.message_encoding, data, language, latched)
             channels[record.id] = topics.add(channel)
 
     class ChunkReader(StreamReader):  # type: ignore[misc]  # mcap has no types here
@@ -255,7 +255,7 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
         channels = {}
         for number, topic, kind, encoding, profiles in base.execute(f"SELECT {', '.join(columns)} FROM topics"):
             language, text = definitions.get(kind, ("", ""))
-            channel = Channel(topic, kind, encoding, text.encode(), language, _is_latched(profiles))
+            channel = Topic(topic, kind, encoding, text.encode(), language, _is_latched(profiles))
             channels[number] = topics.add(channel)
         for bound in base.execute("SELECT min(timestamp), max(timestamp) FROM messages").fetchone():
             if bound is not None:
@@ -280,7 +280,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
     if stream.readline(64) != b"#ROSBAG V2.0\n":
         remedy = "`rosbag fix` and `rosbag reindex` repair bags, and bring older versions to 2.0."
         raise RecordError("this is not a bag of ROS 1, version 2.0", remedy=remedy)
-    budget, channels = Budget(_MAX_FILE_BYTES, "bytes in all chunks together"), dict[bytes, Channel | None]()
+    budget, channels = Budget(_MAX_FILE_BYTES, "bytes in all chunks together"), dict[bytes, Topic | None]()
 
     def take(fields: dict[bytes, bytes], content: bytes) -> Messages:
         if fields[b"op"] == _MESSAGE:
@@ -293,7 +293,7 @@ def _read_bag(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             about = _bag_fields(content)
             name, kind = fields[b"topic"].decode(), about[b"type"].decode().replace("/", "/msg/")
             definition, latched = about[b"message_definition"], about.get(b"latching") == b"1"
-            channels[fields[b"conn"]] = topics.add(Channel(name, kind, "ros1", definition, "ros1msg", latched))
+            channels[fields[b"conn"]] = topics.add(Topic(name, kind, "ros1", definition, "ros1msg", latched))
 
     for fields, content in _bag_records(stream):
         if fields[b"op"] == _CHUNK:

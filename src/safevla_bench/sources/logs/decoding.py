@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from safevla_bench.errors import RecordError
-from safevla_bench.sources.logs.containers import Channel
+from safevla_bench.sources.logs.containers import Topic
 from safevla_bench.text import load_json
 
 Decode = Callable[[bytes], Any]
@@ -43,7 +43,7 @@ class JsonObject:
         self.__dict__ = fields
 
 
-def find_decoder(channel: Channel, asked: str | None, written: str | None) -> Decode:
+def find_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
     """Return the function that decodes the messages of a channel, using the requested distribution of ROS, or the one
     that wrote the recording, if known.
 
@@ -68,7 +68,7 @@ def find_decoder(channel: Channel, asked: str | None, written: str | None) -> De
     return decode_or_refuse
 
 
-def _make_decoder(channel: Channel, asked: str | None, written: str | None) -> Decode:
+def _make_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
     if channel.encoding == "json":
         return _decode_json
     if channel.encoding in ("cdr", "ros1"):
@@ -91,7 +91,7 @@ def _decode_json(content: bytes) -> Any:
         return load_json(_NAN.sub(b"NaN", content), object_hook=JsonObject)
 
 
-def _protobuf_decoder(channel: Channel) -> Decode:
+def _protobuf_decoder(channel: Topic) -> Decode:
     from mcap.records import Schema
     from mcap_protobuf.decoder import DecoderFactory
 
@@ -101,7 +101,7 @@ def _protobuf_decoder(channel: Channel) -> Decode:
     return decode
 
 
-def _ros_decoder(channel: Channel, asked: str | None, written: str | None) -> Decode:
+def _ros_decoder(channel: Topic, asked: str | None, written: str | None) -> Decode:
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
     from rosbags.typesys.store import Typestore
 

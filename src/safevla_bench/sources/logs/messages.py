@@ -244,7 +244,7 @@ class PoseTaker(Taker):
             refuse_field("no message has a pose", remedy, self.part)
 
 
-class Transforms:
+class TransformTree:
     """The transforms of a recording, by child frame."""
 
     def __init__(self, budget: Budget) -> None:

@@ -35,7 +35,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import SCHEMA_VERSION, find_robot
 from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK, SINGLE
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder.episode import Recording, add_header_field, add_header_mark
+from safevla_recorder.episode import EpisodeArrays, add_header_field, add_header_mark
 
 NAME = "safevla-log.toml"
 
@@ -388,7 +388,7 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
         further[wrench.CHANNEL], problem = wrench.measure_forces(forces, record, time_s, hand, mapping.wrench)
         if problem:
             warn(problem)
-    recording = Recording(
+    recording = EpisodeArrays(
         header=_build_header(episode, mapping, tasks or {}, place),
         roles={name: body.role for name, body in mapping.bodies.items()},
         records=len(chosen),
@@ -569,8 +569,8 @@ def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series
             'Write unit = "N m" under [torque] if these are torques, or `scale`, the torque per ampere of a joint. '
             "Drivers before 2025 publish currents."
         )
-        whose = "an arm of Universal Robots" if robot is None else f"a {embodiment}"
-        refuse_field(f"the effort of {whose} may be motor currents", remedy, "torque")
+        owner = "an arm of Universal Robots" if robot is None else f"a {embodiment}"
+        refuse_field(f"the effort of {owner} may be motor currents", remedy, "torque")
     limits, count = columns.limits_nm or (robot.limits_nm if robot else ()), part.values.shape[1]
     joints = sorted((name for name in part.names if not re.search("finger|grip", name.lower())), key=_joint_place)
     problem = "" if count == len(limits) else f"{count} torques, but {len(limits)} limits"

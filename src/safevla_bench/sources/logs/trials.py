@@ -7,10 +7,10 @@ from typing import Any
 
 from safevla_bench.archive.record_schema import Budget, refuse_field
 from safevla_bench.errors import Place, RecordError
-from safevla_bench.sources.logs.alignment import Trial, align, is_static
-from safevla_bench.sources.logs.containers import Channel, Topics, damage_errors, read_messages
+from safevla_bench.sources.logs.alignment import MessageSpan, align, is_static
+from safevla_bench.sources.logs.containers import Topic, Topics, damage_errors, read_messages
 from safevla_bench.sources.logs.decoding import Decode, find_decoder
-from safevla_bench.sources.logs.messages import MarkTaker, NumberTaker, PoseTaker, Transforms
+from safevla_bench.sources.logs.messages import MarkTaker, NumberTaker, PoseTaker, TransformTree
 from safevla_bench.sources.logs.recordings import DAMAGE_REMEDY, Recording
 from safevla_bench.sources.logs.records import MAX_NUMBERS, LoggedEpisode, LogMapping, PoseColumns, translated_errors
 from safevla_bench.text import escape_controls
@@ -32,7 +32,7 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
         kind: Any = PoseTaker if isinstance(columns, PoseColumns) else NumberTaker
         takers[part] = kind(part, columns.source, budget, columns=columns)
     marks = {trial.marker: MarkTaker("marker", trial.marker, budget) for trial in mapping.trials if trial.marker}
-    transforms = Transforms(budget)
+    transforms = TransformTree(budget)
     first_ns = _take_messages(recording, mapping, [*takers.values(), *marks.values()], transforms)
     for taker in takers.values():
         taker.require_some()
@@ -43,11 +43,11 @@ def read_episodes(recording: Recording, mapping: LogMapping) -> Iterator[LoggedE
             yield error.with_place(Place(file=trial.file, episode=trial.name))
 
 
-def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: Transforms) -> int:
+def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any], transforms: TransformTree) -> int:
     has_tree = any(isinstance(columns, PoseColumns) and columns.into for columns in mapping.sources.values())
     trees = frozenset(mapping.transforms.topics if has_tree else ())
     topics, order = Topics({*trees, *(taker.topic for taker in takers)}), 0
-    readers: dict[Channel, tuple[Decode, list[Any], bool]] = {}
+    readers: dict[Topic, tuple[Decode, list[Any], bool]] = {}
     for path in recording.parts:
         with translated_errors(path, DAMAGE_REMEDY, *damage_errors()):
             for channel, log_ns, content in read_messages(path, topics):
@@ -73,10 +73,12 @@ def _take_messages(recording: Recording, mapping: LogMapping, takers: list[Any],
     return first_ns
 
 
-def _cut(recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int) -> Iterator[Trial]:
+def _cut(
+    recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker], first_ns: int
+) -> Iterator[MessageSpan]:
     file = str(recording.parts[0])
     if not mapping.trials:
-        yield Trial(file, recording.name, _BEGINNING, _END, mapping.episode)
+        yield MessageSpan(file, recording.name, _BEGINNING, _END, mapping.episode)
     spans: list[tuple[int, int]] = []
     for facts in mapping.trials:
         first = len(spans)
@@ -93,4 +95,4 @@ def _cut(recording: Recording, mapping: LogMapping, marks: dict[str, MarkTaker],
             turns = [k for k, value in enumerate(values) if k == 0 or all(values) or bool(value) != bool(values[k - 1])]
             spans += [(times[k], times[n]) for k, n in zip(turns, [*turns[1:], -1], strict=True) if values[k]]
         for number in range(first, len(spans)):
-            yield Trial(file, f"{recording.name}_{number}", *spans[number], facts)
+            yield MessageSpan(file, f"{recording.name}_{number}", *spans[number], facts)

@@ -188,8 +188,8 @@ class Scan:
         self._sources = open_sources(paths)
         folders = [source.path for source in self._sources]
         files = [file for path in folders for file in ([path] if path.is_file() else archive_parts(path))]
-        size = sum(path.stat().st_size for path in files)
-        self._budget = Budget(max(MAX_NOTES_BYTES, size), "bytes of what is kept of all episodes")
+        total_bytes = sum(path.stat().st_size for path in files)
+        self._budget = Budget(max(MAX_NOTES_BYTES, total_bytes), "bytes of what is kept of all episodes")
         self._notes: list[EpisodeNote] = []
         self._problems: list[RecordError] = []
         self._lost: list[AbsentEpisode] = []
@@ -258,13 +258,13 @@ def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Yield the same episodes in batches of at least `CHUNK_RECORDS` records or `CHUNK_BYTES`, except for the last."""
     gathered: list[Batch] = []
-    size = 0
+    total_bytes = 0
     for batch in batches:
         gathered.append(batch)
-        size += _memory(batch)
-        if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+        total_bytes += _memory(batch)
+        if sum(int(part.starts[-1]) for part in gathered) >= CHUNK_RECORDS or total_bytes >= CHUNK_BYTES:
             yield concatenate_batches(gathered) if len(gathered) > 1 else batch
-            gathered, size = [], 0
+            gathered, total_bytes = [], 0
     if gathered:
         yield concatenate_batches(gathered)
 

@@ -42,7 +42,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.folder import is_of_killed_writer, lock_folder, remove_unused, require_free_folder, unlock_folder
 
 
-class RunWriter:
+class RunFolderWriter:
     """One run folder, locked by this process while it is filled; a context manager. `complete` is true if there is
     nothing left to add; else `episodes` holds the finished ones, by their index in the plan. `fresh` is true if the
     folder held no run before.

@@ -272,12 +272,12 @@ def choose_dialect(name: str, transport: str, cameras: str | None = None, image_
 
 def _with_image_size(dialect: Dialect, text: str) -> Dialect:
     sides = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", text)
-    size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
-    if not all(0 < side <= LARGEST for side in size):
+    height_width = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+    if not all(0 < side <= LARGEST for side in height_width):
         remedy = f"Write N or HxW (height, width), each from 1 to {LARGEST}."
         raise PolicyError(f"image_size={text} is not a number of pixels", remedy=remedy)
-    inference = structs.replace(dialect.inference, image_size=size)
-    return replace(dialect, inference=inference, wants=replace(dialect.wants, image_size=size))
+    inference = structs.replace(dialect.inference, image_size=height_width)
+    return replace(dialect, inference=inference, wants=replace(dialect.wants, image_size=height_width))
 
 
 def _with_cameras(dialect: Dialect, cameras: list[str]) -> Dialect:
