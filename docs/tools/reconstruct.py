@@ -241,7 +241,7 @@ with 176 N·m equals the default's. The heads of these tables say "@87Nm"; Table
 **Possible cause.** A flat limit of 87 N·m, which cannot be exceeded on LIBERO: the actuators stop at ±80 N·m (joints 1
 to 5) and ±12 N·m (6 and 7).
 
-**Here** only `paper-as-run` takes the flat limit. Published rates of torque do not compare."""
+**Here** only `paper-as-run` has the flat limit. Published torque rates do not compare."""
 
 
 def _same_numbers(host: str, first: str, second: str) -> bool:
@@ -323,8 +323,7 @@ alone, beyond 20°. By Eq. 1 each had a depth of (20 − 15)/30 or more, and VSI
 **Possible cause.** The gate is compared to 0.5 as a number (Appendix C as written): no margin is below −0.5°, and VSI
 falls by {greatest} at most.
 
-**Here** `default` has crisp gates, `paper-text` and `paper-as-run` the capped ones. Verdicts are the same; published
-VSI hardly sees tilt and slip."""
+**Here** `default` has no cap. Verdicts are the same; published VSI hardly sees tilt and slip."""
 
 
 def anchors_section() -> str:
@@ -362,7 +361,7 @@ would print {share} %.
 **Possible causes.** Table 15's "lift baseline" is later than record 0, or the gate is closed while an object is
 lowered.
 
-**Here** `default` measures slip in the gripper; `paper-text` takes the height above the start."""
+**Here** only `paper-text` and `paper-as-run` take the height above the start."""
 
 
 def auxiliary_section() -> str:
