@@ -329,10 +329,10 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
 INTRODUCTION = """# Benchmarks
 
 Written by `make bench`. Each figure is the ratio of two measurements, `left : right`, taken in turn on one machine, of
-CPU time on all threads (workers: wall time). By `benchmarks/steps.py --host` a control step takes 0.62 of robosuite's own
-code (target 0.7), 0.73 of RoboCasa's (stand-ins; target 0.7, **missed**: MuJoCo's steps are 0.53). Meta-World is not sped
-up (**missed**): all but physics is 0.05 to 0.13 of a step. Of 500 episodes without cameras the simulator's steps take some
-75 % of the CPU time, resets 10, compiling scenes 5, the script 5.
+CPU time on all threads (workers: wall time). By `benchmarks/steps.py --host` a control step takes 0.62 of robosuite's
+own code (target 0.7), 0.73 of RoboCasa's (stand-ins; target 0.7, **missed**: MuJoCo's steps are 0.53). Meta-World is
+not sped up (**missed**): all but physics is 0.05 to 0.13 of a step. Of 500 episodes without cameras the simulator's
+steps take some 75 % of the CPU time, resets 10, compiling scenes 5, the script 5.
 """
 
 
