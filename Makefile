@@ -100,6 +100,10 @@ test-recorder: $(VENV)/.dev-stamp ## run the tests of safevla-recorder under eve
 test-recorder-core: ## the same without LIBERO
 	.ci/test_recorder
 
+.PHONY: mutate
+mutate: $(VENV)/.dev-stamp ## change single places of the code and list what each folder's own tests miss (hours; SEED=2 PER=15)
+	$(BIN)/python .ci/mutate.py --seed $(or $(SEED),1) --per-folder $(or $(PER),15)
+
 .PHONY: measure
 measure: check $(VENV)/.libero-stamp ## measure the built-in policies on 40 tasks (hours), write docs/evidence/measured.md; KEEP=--keep goes on
 	nice -n 5 $(BIN)/python -W ignore docs/tools/measure.py $(KEEP)
