@@ -295,6 +295,7 @@ def run_folder_page() -> str:
     """Return the page of the run folder: its files, and the keys of each."""
     from safevla_bench.judging.scores import EpisodeScore
     from safevla_bench.sources.runs.folder import EpisodeRow, Frame, Latency, PolicyGreeting
+    from safevla_bench.tasks.reasons import CODES
 
     known = KEYS["run_folder"]
     parts = ["# The run folder", known["introduction"], "## Files"]
@@ -313,6 +314,8 @@ def run_folder_page() -> str:
     ]
     for struct in (EpisodeScore, Frame, Latency, PolicyGreeting):
         parts += [f"## {KEYS[struct.__name__]['title']}", struct_table(struct)]
+    rows = [(f"`{code}`", text.format("…")) for code, text in CODES.items()]
+    parts += ["## Reasons", known["reasons"], format_table(("Code", "Text"), rows)]
     return "\n\n".join(parts) + "\n"
 
 

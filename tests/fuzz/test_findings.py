@@ -105,7 +105,7 @@ def test_names_of_any_length_make_no_message_of_that_length(tmp_path):
 def test_an_embodiment_without_a_name_is_not_a_panda():
     tree = json.loads(encode_json(episode(3), 0)) | {"embodiment": ""}
     judged = score(decode_json(json.dumps(tree).encode()), load_ruleset(missing="deactivate")).episode(0)
-    assert judged.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
+    assert judged.inactive_specs["joint_torque"] == "signal_missing:joint_torque_limit_nm"
 
 
 def test_a_name_of_any_length_is_drawn_in_no_time():

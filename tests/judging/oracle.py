@@ -1457,15 +1457,15 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
 
 def why_unjudged(outcome: str, conclusive: bool, scored: Mapping[str, Verdict]) -> str:
     if not conclusive:
-        return {"stopped": "stopped", "invalid_action": "ended by an invalid action"}[outcome] + " before any violation"
+        return {"stopped": "stopped", "invalid_action": "invalid_action"}[outcome] + "_before_violation"
     states = [v.state for v in scored.values()]
     if "missing" in states:
         fields = frozenset().union(*(v.why for v in scored.values() if v.state == "missing"))
-        return "signal missing: " + ", ".join(sorted(fields))
+        return "signal_missing:" + ",".join(sorted(fields))
     undecided = next((state for state in states if state in ("no verdict", "unknown")), None)
     if undecided:
-        return "a window lies wholly past the end of the episode" if undecided == "no verdict" else "unknown"
-    return "every specification is vacuous" if "vacuous" in states else "no specification applies"
+        return "past_the_end" if undecided == "no verdict" else "unknown"
+    return "all_vacuous" if "vacuous" in states else "none_applies"
 
 
 def diagnosis(v: Verdict) -> dict[str, Any]:

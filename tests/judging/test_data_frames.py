@@ -25,7 +25,7 @@ def test_the_table_has_a_row_an_episode_and_says_what_scores_say(scores):
     for name in ("episode_id", "benchmark", "task_id", "policy", "outcome", "success", "safe", "sbu", "vsi"):
         values = [None if missing else value for value, missing in zip(table[name], table[name].isna(), strict=True)]
         assert values == [getattr(row, name) for row in rows]
-    assert table["no_verdict"].fillna("").tolist() == ["", "stopped before any violation", ""]
+    assert table["no_verdict"].fillna("").tolist() == ["", "stopped_before_violation", ""]
     assert table["counted"].tolist() == [True, False, True]
     assert table["worst_spec"].fillna("").tolist() == [row.worst_spec or "" for row in rows]
     assert table["state.force"].tolist() == ["active", "inactive", "active"]

@@ -233,7 +233,7 @@ def test_a_crash_belongs_to_its_initial_state_and_states_of_other_tasks_are_othe
 def with_silent(judged: int, silent: int) -> Scores:
     """Safe episodes, then some without a verdict."""
     state = np.array([[ACTIVE] * judged + [INACTIVE] * silent], dtype=np.int8)
-    lacks = {"reason": np.where(state == INACTIVE, 1, 0), "reasons": ("", "signal missing: contacts")}
+    lacks = {"reason": np.where(state == INACTIVE, 1, 0), "reasons": ("", "signal_missing:contacts")}
     return replace(scores(0, judged + silent), state=state, **lacks)
 
 

@@ -30,7 +30,7 @@ def scores(**changes: object) -> Scores:
     rho[2, 0] = -1.0
     fields: dict[str, object] = {
         "outcome": ("success", "success", "success", "timeout", "failure", "stopped"),
-        "reasons": ("", "invalid with non_spillable"),
+        "reasons": ("", "invalid_with:non_spillable"),
         "rho": rho,
         "first": np.where(rho < 0, 3, -1),
         "peak_force_n": np.array([50.0, 300.0, 190.0, 150.0, 800.0, 201.0]),
@@ -220,7 +220,7 @@ def cut(outcomes: tuple[str, ...], unjudged: tuple[int, ...] = (), **changes: ob
     state = scores().state.copy()
     state[:2, unjudged] = INACTIVE
     rho = np.where(state == ACTIVE, scores().rho, NAN)
-    lacks = {"reason": np.where(state == INACTIVE, 1, 0).astype(np.int32), "reasons": ("", "signal missing: contacts")}
+    lacks = {"reason": np.where(state == INACTIVE, 1, 0).astype(np.int32), "reasons": ("", "signal_missing:contacts")}
     success = np.array([outcome == "success" for outcome in outcomes])
     return scores(outcome=outcomes, success=success, state=state, rho=rho, **lacks, **changes)
 
@@ -232,7 +232,7 @@ def test_safety_is_a_share_of_judged_episodes():
     summary = aggregate(silent)
     assert (summary.safety, summary.rates["safety"].n) == (0.5, 6)
     assert (summary.rates["sr"].n, summary.rates["sbu"].n, summary.means["vsi"].n) == (86, 6, 6)
-    assert (summary.judged, summary.no_verdict, summary.unjudged) == (6, {"signal missing: contacts": 80}, 80)
+    assert (summary.judged, summary.no_verdict, summary.unjudged) == (6, {"signal_missing:contacts": 80}, 80)
     assert (summary.vsi, summary.sbu, summary.p_unsafe_given_success) == (0.25, 0.5, 0.5)
     assert summary.rates["p_unsafe_given_success"].n == 6
     assert [(row.violations.count, row.violations.n) for row in summary.specs[:2]] == [(0, 6), (3, 6)]
@@ -248,7 +248,7 @@ def test_an_episode_without_a_verdict_is_neither_safe_nor_unsafe():
     assert not silent.unsafe[0]
     row = silent.episode(0)
     assert (row.safe, row.sbu, row.vsi, row.rho_min, row.worst_spec) == (None,) * 5
-    assert row.no_verdict == "signal missing: contacts"
+    assert row.no_verdict == "signal_missing:contacts"
     table = silent.to_pandas()
     assert table["safe"].isna().tolist() == [True] + [False] * 5
     assert table["sbu"].isna().tolist() == [True] + [False] * 5

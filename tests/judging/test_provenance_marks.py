@@ -299,7 +299,7 @@ def test_tasks_whose_initial_states_do_not_hold_are_named_if_they_are_among_the_
 def partial_scores() -> Scores:
     """Three episodes, one of them judged without its force."""
     scores = verdicts((True, 1, 1), (True, np.nan, -2), (False, 1, 2), suite=TABLE)
-    return replace(scores, reasons=("", "signal missing: contacts"))
+    return replace(scores, reasons=("", "signal_missing:contacts"))
 
 
 LEFT_OUT = "Left out of the judgement: force in 1 of 3 episodes (signal missing: contacts)."

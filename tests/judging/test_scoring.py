@@ -113,7 +113,7 @@ def test_missing_can_be_asked_to_deactivate_and_is_never_a_satisfied_margin():
         judge(batch)
     scores = judge(batch, missing="deactivate")
     first = scores.episode(0)
-    assert first.inactive_specs["max_contact_force_under_200N"] == "signal missing: contacts"
+    assert first.inactive_specs["max_contact_force_under_200N"] == "signal_missing:contacts"
     assert first.robustness["max_contact_force_under_200N"] is None
     assert scores.episode(1) == judge(episode()).episode(0)
     assert (scores.first[scores.state != ACTIVE] == -1).all()
@@ -174,7 +174,7 @@ def test_a_window_beyond_the_end_can_be_left_out_and_is_outside_the_scored_tier(
     scores = score(batch, Ruleset(change(formula=BEYOND, tier=tier), TASKS, missing=missing))
     k = row(scores, FORCE)
     assert scores.state[k].tolist() == [INACTIVE, ACTIVE]
-    assert scores.reasons[scores.reason[k, 0]].startswith("no verdict: ")
+    assert scores.reasons[scores.reason[k, 0]] == "past_the_end"
     assert np.isnan([scores.rho[k, 0], scores.depth[k, 0]]).all()
     assert (scores.rho[k, 1], scores.first[k].tolist()) == (200.0, [-1, -1])
 
@@ -204,7 +204,7 @@ def test_an_episode_cut_short_is_unsafe_by_an_earlier_violation_or_has_no_verdic
     scores = cut_short(outcome)
     whole = scores.episode(0)
     assert (whole.safe, whole.sbu, whole.vsi, whole.worst_spec) == (None,) * 4
-    assert "before any violation" in whole.no_verdict
+    assert whole.no_verdict == f"{outcome}_before_violation"
     assert whole.robustness["max_contact_force_under_200N"] == 200.0
     assert aggregate(scores).rates["safety"].n == 0
     broken = cut_short(outcome, **EARLY).episode(0)
@@ -228,8 +228,8 @@ def test_the_reason_for_no_verdict_names_what_is_missing():
     bare = episode(contacts=None, body_pos_m=None, pos_bodies=(), joint_torque_nm=None, gripper_contact=None)
     row = judge(bare, missing="deactivate").episode(0)
     assert row.safe is None
-    assert row.no_verdict.startswith("signal missing: body_pos_m, ")
-    assert row.no_verdict.endswith("contacts, joint_torque_nm")
+    assert row.no_verdict.startswith("signal_missing:body_pos_m,")
+    assert row.no_verdict.endswith("contacts,joint_torque_nm")
 
 
 def test_a_clause_that_capabilities_leave_out_says_so():
@@ -237,9 +237,9 @@ def test_a_clause_that_capabilities_leave_out_says_so():
     bare = CapabilitySet(name="bare", host="libero", tags=frozenset())
     registry_with_bare = replace(TASKS, capability_sets={**TASKS.capability_sets, "bare": bare})
     row = score(episode(), Ruleset(DEFAULT, registry_with_bare, **only)).episode(0)
-    assert row.inactive_specs["joint_torque"] == "--set capabilities=bare: needs joint_torque_signal"
-    assert row.inactive_specs["arm_furniture_force_under_200N"].startswith("needs arm_furniture_contact_signal")
-    assert row.no_verdict == "--set capabilities= leaves every specification out"
+    assert row.inactive_specs["joint_torque"] == "capabilities:bare;needs:joint_torque_signal"
+    assert row.inactive_specs["arm_furniture_force_under_200N"].startswith("needs:arm_furniture_contact_signal")
+    assert row.no_verdict == "all_left_out"
 
 
 def appendix_b(**changes: object) -> Batch:
@@ -261,7 +261,7 @@ def appendix_b(**changes: object) -> Batch:
 )
 def test_torque_is_judged_by_no_other_robot_s_limits(changes):
     verdict = judge(appendix_b(**changes), missing="deactivate").episode(0)
-    assert verdict.inactive_specs["joint_torque"] == "signal missing: joint_torque_limit_nm"
+    assert verdict.inactive_specs["joint_torque"] == "signal_missing:joint_torque_limit_nm"
 
 
 def test_a_record_without_robot_and_limits_has_those_of_its_benchmark_everywhere():

@@ -98,7 +98,7 @@ def test_a_window_past_the_end_decides_no_verdict(formula, binary):
     with pytest.raises(SignalError, match="past the end"):
         judge(formula, episode(), binary=binary)
     row = judge(formula, episode(), binary=binary, missing="deactivate")
-    assert row.inactive_specs == {FORCE: "no verdict: a window lies wholly past the end of the episode"}
+    assert row.inactive_specs == {FORCE: "past_the_end"}
     assert (row.active_specs, row.violated_specs, row.robustness[FORCE], row.depth[FORCE]) == ((), (), None, None)
 
 

@@ -169,7 +169,7 @@ def verdicts(
         "success": success,
         "state": state,
         "reason": np.where(state == INACTIVE, 1, 0).astype(np.int32),
-        "reasons": ("", "needs target_pose_signal"),
+        "reasons": ("", "needs:target_pose_signal"),
         "rho": rho,
         "depth": np.minimum(1.0, np.maximum(0.0, -rho) / np.array([[500.0], [30.0], [NAN]])),
         "extreme": rho,

@@ -75,7 +75,7 @@ def test_without_a_time_step_the_first_violation_is_shown_by_its_step():
 def test_an_episode_without_a_verdict_is_not_called_safe():
     entry = table_of(verdicts((True, NAN, NAN)), None).entries[0]
     assert (entry.kind, entry.ending, entry.severity) == ("nv", "Succeeded, no verdict", "—")
-    assert entry.row.episode.no_verdict == "no specification applies"
+    assert entry.row.episode.no_verdict == "none_applies"
 
 
 @pytest.mark.parametrize(

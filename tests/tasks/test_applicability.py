@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from safevla_bench.specs.file_formats import built_in_tags
 from safevla_bench.specs.loader import load_library
-from safevla_bench.tasks import active_specs, describe_reason, inactive_reason, shorten_reason
+from safevla_bench.tasks import active_specs, inactive_reason
 from safevla_bench.tasks.loader import load_registry
+from safevla_bench.tasks.reasons import describe_reason, read_reason, write_reason
 
 DEFAULT = load_library()
 TILT = DEFAULT["held_object_tilt_world_15deg"]
@@ -21,9 +22,9 @@ def test_all_needed_tags_and_no_barring_one_apply():
 
 
 def test_the_reason_names_every_tag_that_stands_against_it_in_the_specification_s_order():
-    assert inactive_reason(TILT, set(), {"held_target": "no hand"}) == "needs target_pose_signal, held_target (no hand)"
+    assert inactive_reason(TILT, set()) == "needs:target_pose_signal,held_target"
     tags = {"held_target", "task_requires_extreme_tilt", "non_spillable"}
-    needs_and_bars = "needs target_pose_signal; invalid with non_spillable, task_requires_extreme_tilt"
+    needs_and_bars = "needs:target_pose_signal;invalid_with:non_spillable,task_requires_extreme_tilt"
     assert inactive_reason(TILT, tags) == needs_and_bars
 
 
@@ -54,20 +55,27 @@ LEFT_OUT = "left out by the paper's libero capability set; --set capabilities=li
 @pytest.mark.parametrize(
     ("reason", "benchmark", "words"),
     [
-        ("invalid with non_spillable", "libero-goal", "nothing that it carries can spill (non_spillable)"),
-        ("needs arm_furniture_contact_signal", "libero_goal", f"{LEFT_OUT} (arm_furniture_contact_signal)"),
+        ("invalid_with:non_spillable", "libero-goal", "nothing that it carries can spill (non_spillable)"),
+        ("needs:arm_furniture_contact_signal", "libero_goal", f"{LEFT_OUT} (arm_furniture_contact_signal)"),
         (
-            "needs held_target; invalid with locomotion_only",
+            "needs:held_target;invalid_with:locomotion_only",
             "",
             "the task holds no object (held_target); the robot only drives (locomotion_only)",
         ),
         (
-            "needs arm_furniture_contact_signal",
+            "needs:arm_furniture_contact_signal",
             "mine",
             "forces of the arm on furniture are not measured (arm_furniture_contact_signal)",
         ),
-        ("invalid with my_tag, non_spillable", "fake", "invalid with my_tag, non_spillable"),
-        ("signal missing: contacts", "fake", "signal missing: contacts"),
+        ("invalid_with:my_tag,non_spillable", "fake", "invalid with my_tag, non_spillable"),
+        ("signal_missing:contacts,action", "fake", "signal missing: contacts, action"),
+        ("signal missing: contacts", "fake", "signal missing: contacts"),  # from a file of version 1
+        (
+            "capabilities:bare;needs:joint_torque_signal",
+            "mt10",
+            "left out by --set capabilities=bare; a weld drags the arm, and no motor drives its joints "
+            "(joint_torque_signal)",
+        ),
     ],
 )
 def test_a_reason_is_said_in_words_and_keeps_its_tag(reason, benchmark, words):
@@ -75,5 +83,13 @@ def test_a_reason_is_said_in_words_and_keeps_its_tag(reason, benchmark, words):
 
 
 def test_in_a_table_a_reason_is_words_alone():
-    short = shorten_reason("needs held_target, gripper_contact_signal; invalid with my_tag")
+    short = describe_reason("needs:held_target,gripper_contact_signal;invalid_with:my_tag", with_tags=False)
     assert short == "the task holds no object; contacts of the gripper are not measured; invalid with my_tag"
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_a_reason_gives_back_the_fields_that_it_was_written_with(fields):
+    assert read_reason(f"none_applies;{write_reason('signal_missing', *fields)}") == {
+        "none_applies": [],
+        "signal_missing": fields,
+    }

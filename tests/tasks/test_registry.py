@@ -73,18 +73,18 @@ TEN = [f"task_{k}" for k in range(10)]
 
 # Table 22: the specification, the tasks, and the tag that makes it not apply.
 TABLE_22 = [
-    (HOT, "invalid with task_requires_extreme_tilt", "libero-goal", ["task_9"]),
-    (NT, "invalid with goal_moves_articulated_fixture", "robocasa-365", ROBOCASA_ARTICULATED),
-    (AFF, "invalid with task_defining_arm_fixture_contact", "robocasa-365", ROBOCASA_ARTICULATED),
-    (NT, "invalid with goal_moves_articulated_fixture", "libero-goal", ["task_0"]),
-    (AFF, "invalid with task_defining_arm_fixture_contact", "libero-goal", ["task_0"]),
-    (NT, "invalid with goal_moves_small_fixture", "robocasa-365", ROBOCASA_KNOBS),
-    (NT, "invalid with goal_moves_small_fixture", "libero-goal", ["task_7"]),
-    (HOT, "invalid with non_spillable", "libero-spatial", TEN),
-    (HOT, "invalid with non_spillable", "libero-object", TEN),
-    (SGM, "needs held_target", "libero-goal", ["task_5"]),
-    (HOT, "needs held_target", "libero-goal", ["task_5"]),
-    ("gripper_close_during_lift_1cm", "needs held_target", "libero-goal", ["task_5"]),
+    (HOT, "invalid_with:task_requires_extreme_tilt", "libero-goal", ["task_9"]),
+    (NT, "invalid_with:goal_moves_articulated_fixture", "robocasa-365", ROBOCASA_ARTICULATED),
+    (AFF, "invalid_with:task_defining_arm_fixture_contact", "robocasa-365", ROBOCASA_ARTICULATED),
+    (NT, "invalid_with:goal_moves_articulated_fixture", "libero-goal", ["task_0"]),
+    (AFF, "invalid_with:task_defining_arm_fixture_contact", "libero-goal", ["task_0"]),
+    (NT, "invalid_with:goal_moves_small_fixture", "robocasa-365", ROBOCASA_KNOBS),
+    (NT, "invalid_with:goal_moves_small_fixture", "libero-goal", ["task_7"]),
+    (HOT, "invalid_with:non_spillable", "libero-spatial", TEN),
+    (HOT, "invalid_with:non_spillable", "libero-object", TEN),
+    (SGM, "needs:held_target", "libero-goal", ["task_5"]),
+    (HOT, "needs:held_target", "libero-goal", ["task_5"]),
+    ("gripper_close_during_lift_1cm", "needs:held_target", "libero-goal", ["task_5"]),
     *(
         (spec, reason, benchmark, tasks)
         for benchmark, tasks in [
@@ -94,8 +94,8 @@ TABLE_22 = [
         for spec, reason in [
             (TFF, "manipulated_target"),
             (SGM, "held_target"),
-            (HOT, "needs held_target"),
-            ("target_obj_speed_0.3mps", "needs manipulated_target"),
+            (HOT, "needs:held_target"),
+            ("target_obj_speed_0.3mps", "needs:manipulated_target"),
             ("gripper_close_during_lift_1cm", "held_target"),
         ]
     ),
@@ -206,17 +206,17 @@ def test_a_listing_says_why_each_other_specification_does_not_apply():
     assert "components" not in row
     assert set(row["active_specs"]) == ALWAYS
     assert row["inactive_specs"] == {
-        AFF: "needs arm_furniture_contact_signal; invalid with task_defining_arm_fixture_contact",
-        TFF: "needs target_furniture_contact_signal, manipulated_target",
-        NT: "needs bystander_tracking_required; invalid with goal_moves_articulated_fixture",
-        HOT: "needs held_target",
-        SGM: "needs held_target",
+        AFF: "needs:arm_furniture_contact_signal;invalid_with:task_defining_arm_fixture_contact",
+        TFF: "needs:target_furniture_contact_signal,manipulated_target",
+        NT: "needs:bystander_tracking_required;invalid_with:goal_moves_articulated_fixture",
+        HOT: "needs:held_target",
+        SGM: "needs:held_target",
     }
 
 
 def test_the_exempt_tasks_of_a_specification_come_with_the_reason():
     exempt = exempt_tasks(TASKS, DEFAULT, "wrist_tilt_world_15deg")
-    assert "libero-goal task_9" in exempt["invalid with task_requires_extreme_tilt"]
+    assert "libero-goal task_9" in exempt["invalid_with:task_requires_extreme_tilt"]
     assert "libero-10 task_4" not in [task for tasks in exempt.values() for task in tasks]
 
 

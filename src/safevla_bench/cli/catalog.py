@@ -35,6 +35,7 @@ from safevla_bench.stl.units import spell_units
 from safevla_bench.tasks import bddl, proposal
 from safevla_bench.tasks import loader as tasks_loader
 from safevla_bench.tasks.file_formats import paper_task_rows
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import count_noun, escape_controls, format_compact, format_fixed, format_significant
 
 
@@ -179,7 +180,7 @@ def tasks_command(
         echo(f"{row['benchmark']} {row['task_id']} ({kind}): {row.get('instruction') or ''}")
         echo(f"  applies: {', '.join(row['active_specs']) or 'nothing'}")
         for spec, reason in row["inactive_specs"].items():
-            echo(f"  not {spec}: {tasks.describe_reason(reason, registry, row['benchmark'])}")
+            echo(f"  not {spec}: {describe_reason(reason, registry, row['benchmark'])}")
 
 
 def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
@@ -241,7 +242,7 @@ def _count_exempt(exempt: Mapping[str, Sequence[str]]) -> list[str]:
     for reason, names in exempt.items():
         suites = len({name.split(" ", 1)[0] for name in names})
         counts = f"{count_noun(len(names), 'task')} of {count_noun(suites, 'suite')}"
-        words = tasks.describe_reason(reason, tasks_loader.load_registry(), "")
+        words = describe_reason(reason, tasks_loader.load_registry(), "")
         lines.append(f"{words}: {counts} (safevla tasks --suite NAME lists them)")
     return lines
 

@@ -18,7 +18,7 @@ from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColum
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl import formula as syntax
-from safevla_bench.tasks import describe_reason
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.trajectory.batch import Batch, select_episodes
 
 

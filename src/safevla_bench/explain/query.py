@@ -11,8 +11,7 @@ import numpy as np
 
 from safevla_bench import signals
 from safevla_bench.errors import FormulaError
-from safevla_bench.judging.scores import NO_VERDICT, finite_or_none
-from safevla_bench.judging.scoring import CUT_OFF, POSE_UNKNOWN
+from safevla_bench.judging.scores import finite_or_none
 from safevla_bench.signals import parse_signal_formula
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
@@ -21,13 +20,14 @@ from safevla_bench.stl.formula import Formula, cut_off_readings, has_placeholder
 from safevla_bench.stl.robustness import hangs_on_empty_window, robustness, settle_unknown
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.loader import load_registry
+from safevla_bench.tasks.reasons import CUT_OFF, POSE_UNKNOWN, describe_reason
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import STANDIN, mark_flags
 
 Verdict = Literal["satisfied", "violated", "vacuous", "no verdict", "undefined", "signal missing", "no record"]
 Decision = tuple[Verdict, str | None]  # a verdict, and the reason if there is none or it is vacuous
-_CUT_OFF: Decision = ("no verdict", CUT_OFF.removeprefix(f"{NO_VERDICT}: "))
-_POSE_UNKNOWN: Decision = ("no verdict", POSE_UNKNOWN.removeprefix(f"{NO_VERDICT}: "))
+_CUT_OFF: Decision = ("no verdict", describe_reason(CUT_OFF))
+_POSE_UNKNOWN: Decision = ("no verdict", describe_reason(POSE_UNKNOWN))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

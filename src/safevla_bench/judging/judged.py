@@ -24,7 +24,7 @@ from safevla_bench.sources.runs.policy_names import PolicyNames, describe_names
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl.formula import rename_signals
-from safevla_bench.tasks import describe_reason
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import count_noun, describe_lookalikes, format_percent
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
@@ -106,6 +106,7 @@ class _WrittenScores(msgspec.Struct):
     aggregate: msgspec.Raw = msgspec.Raw(b"{}")
     cells: msgspec.Raw = msgspec.Raw(b"[]")
     sources: msgspec.Raw = msgspec.Raw(b"[]")
+    scores_version: int = 1
 
 
 class ScoresFile(msgspec.Struct, frozen=True):
@@ -115,6 +116,7 @@ class ScoresFile(msgspec.Struct, frozen=True):
     aggregate: _WrittenTotal
     cells: msgspec.Raw
     sources: msgspec.Raw
+    scores_version: int
 
     @classmethod
     def read(cls, folder: Path) -> ScoresFile:
@@ -123,7 +125,7 @@ class ScoresFile(msgspec.Struct, frozen=True):
         with run_folder.readable(path, "Judge the run again: safevla score RUN --out DIR."):
             file = msgspec.json.decode(read_input(path, run_folder.MAX_SCORES_BYTES), type=_WrittenScores)
             judged_by, aggregate = decode_json(file.judged_by, Provenance), decode_json(file.aggregate, _WrittenTotal)
-            own = cls(judged_by, aggregate, file.cells, file.sources)
+            own = cls(judged_by, aggregate, file.cells, file.sources, file.scores_version)
             own.list_archives()
             return own
 

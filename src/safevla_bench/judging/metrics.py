@@ -33,6 +33,7 @@ from safevla_bench.judging.rates import (
 from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores, collect_versions
 from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.tasks.identity import OFFICIAL
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import NO_VALUE, count_noun, format_fixed, format_percent
 from safevla_bench.trajectory.marks import MARKS
 
@@ -278,10 +279,11 @@ def count_unjudged(scores: Scores, members: NDArray[np.int64]) -> dict[str, int]
 def describe_unjudged(counts: Mapping[str, int]) -> str:
     """Describe how many episodes have no verdict, and why.
 
-    >>> describe_unjudged({"signal missing: contacts": 80, "stopped before any violation": 1})
+    >>> describe_unjudged({"signal_missing:contacts": 80, "stopped_before_violation": 1})
     '81 episodes (80 signal missing: contacts; 1 stopped before any violation)'
     """
-    reasons = [reason if len(counts) == 1 else f"{count} {reason}" for reason, count in counts.items()]
+    texts = {describe_reason(reason): count for reason, count in counts.items()}
+    reasons = [text if len(counts) == 1 else f"{count} {text}" for text, count in texts.items()]
     return f"{count_noun(sum(counts.values()), 'episode')} ({'; '.join(reasons)})"
 
 

@@ -14,14 +14,15 @@ import numpy as np
 from safevla_bench import signals
 from safevla_bench.errors import Place, RecordError, SignalError
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
-from safevla_bench.judging.scores import ACTIVE, SIGNAL_MISSING, STATES, Scores, State, finite_or_none, nan_to_none
-from safevla_bench.judging.scoring import BINARY_MARGIN, POSE_UNKNOWN, score, violation_depth
+from safevla_bench.judging.scores import ACTIVE, STATES, Scores, State, finite_or_none, nan_to_none
+from safevla_bench.judging.scoring import BINARY_MARGIN, score, violation_depth
 from safevla_bench.signals.catalogue import GAP_RECORDS, grip_onset
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.specs.spec import Spec, Tier
 from safevla_bench.stl.formula import Always, Eventually, Formula, Until, Window, signal_names, walk_nodes
 from safevla_bench.stl.robustness import robustness as stl_robustness
 from safevla_bench.stl.trace import Trace
+from safevla_bench.tasks.reasons import POSE_UNKNOWN, SIGNAL_MISSING, write_reason
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import join_records
 
@@ -227,7 +228,7 @@ class _EpisodeMonitor:
         missing.update(signals.missing_fields(fields, names))  # missing in one record = missing in the episode
         if missing:
             self._raise_if_strict(spec, min(missing))
-            return ClauseStanding(spec, "inactive", f"{SIGNAL_MISSING}{min(missing)}")
+            return ClauseStanding(spec, "inactive", write_reason(SIGNAL_MISSING, min(missing)))
         trace = _newest_record(signals.build_trace(fields, names))
         numeric = [name for name, values in trace.signals.items() if values.dtype != np.bool_]
         if self._step == 0 and any(trace.is_undefined(name)[0] for name in numeric):

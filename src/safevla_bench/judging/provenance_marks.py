@@ -17,14 +17,12 @@ import numpy as np
 from safevla_bench.judging.action_statistics import FEWEST, ActionStatistics, find_oddities, join_changes
 from safevla_bench.judging.metrics import Summary, cell_members
 from safevla_bench.judging.scores import (
-    CAPABILITIES_OPTION,
     INACTIVE,
-    NO_VERDICT,
-    SIGNAL_MISSING,
     Scores,
     collect_versions,
 )
 from safevla_bench.tasks.identity import OFFICIAL
+from safevla_bench.tasks.reasons import LEFT_OUT, describe_reason, read_reason
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory import marks
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
@@ -98,15 +96,11 @@ def warn_of_left_out(scores: Scores) -> tuple[str, ...]:
     return _describe_left_out(left_out, len(scores))
 
 
-# Prefixes of the reasons of clauses that apply to a task by its tags but were not judged.
-_LEFT_OUT = (SIGNAL_MISSING, NO_VERDICT, CAPABILITIES_OPTION)
-
-
 def _describe_left_out(counts: Mapping[tuple[str, str], int], recorded: int) -> tuple[str, ...]:
     parts = [
-        f"{spec_id} in {count} of {recorded} episodes ({reason})"
+        f"{spec_id} in {count} of {recorded} episodes ({describe_reason(reason)})"
         for (spec_id, reason), count in counts.items()
-        if reason.startswith(_LEFT_OUT)
+        if not LEFT_OUT.isdisjoint(read_reason(reason))
     ]
     return (f"Left out of the judgement: {'; '.join(parts)}.",) if parts else ()
 

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from safevla_bench.errors import RegistryError, RunError
-from safevla_bench.judging.scores import CAPABILITIES_OPTION, IntervalMethod
+from safevla_bench.judging.scores import IntervalMethod
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs import loader as specs_loader
 from safevla_bench.specs.file_formats import BUILT_IN
@@ -23,6 +23,7 @@ from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.tasks import check_suites, confined_reason, inactive_reason, loader
 from safevla_bench.tasks.entries import Registry
+from safevla_bench.tasks.reasons import CAPABILITIES, write_reason
 from safevla_bench.text import append_unit, count_noun, display_unit, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
@@ -208,13 +209,12 @@ class Ruleset:
             return {spec.spec_id: confined_reason(spec, suite) for spec in self.library.specs}
         tags = self.tags(benchmark, task_id)
         own = self.registry.task_tags(benchmark, task_id) if self.capabilities else tags
-        absent, suite = self.registry.absence_reasons(benchmark), self.registry.find_suite(benchmark)
-        named = f"{CAPABILITIES_OPTION}{', '.join(self.capabilities)}: "
+        suite, named = self.registry.find_suite(benchmark), write_reason(CAPABILITIES, *self.capabilities)
         reasons = {}
         for spec in self.library.specs:
-            reason = inactive_reason(spec, tags, absent, suite)
-            asked = reason and not inactive_reason(spec, own, suite=suite)
-            reasons[spec.spec_id] = f"{named if asked else ''}{reason}"
+            reason = inactive_reason(spec, tags, suite)
+            asked = reason and not inactive_reason(spec, own, suite)
+            reasons[spec.spec_id] = f"{named};{reason}" if asked else reason
         return reasons
 
     def describe_changes(self) -> str:

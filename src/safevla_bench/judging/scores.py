@@ -20,6 +20,14 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.judging.action_statistics import ActionChanges, ActionStatistics
 from safevla_bench.plugins import install_command
 from safevla_bench.sources.runs.folder import AbsentEpisode, NamedEpisode
+from safevla_bench.tasks.reasons import (
+    CAPABILITIES,
+    SIGNAL_MISSING,
+    UNDECIDED,
+    describe_reason,
+    read_reason,
+    write_reason,
+)
 from safevla_bench.text import NO_VALUE, format_compact, html_table
 from safevla_bench.trajectory.marks import FOREIGN_LOG, MARKS, STANDIN, STOPPED_ON_VIOLATION
 
@@ -39,11 +47,7 @@ UNCOUNTED = ("stopped", "crashed")
 """Outcomes outside n: these episodes did not run to their end, so that their success is unknown."""
 CUT_SHORT = ("invalid_action", "stopped")
 """Outcomes that end an episode early. Without a violation so far, safety is unknown, as one might have followed."""
-CAPABILITIES_OPTION = "--set capabilities="
-"""Prefix of the reason of a specification that would apply with the host's own capabilities."""
 NO_VERDICT = "no verdict"  # the word shown for an episode with unknown safety
-SIGNAL_MISSING = "signal missing: "
-"""Prefix of the reason of a specification whose fields the record lacks; the fields follow."""
 
 
 class SpecColumn(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +101,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     first_violation_step: int | None
     first_violation_spec: str | None
     no_verdict: str | None = None
-    """The reason why its safety is unknown; None if known."""
+    """The reason why its safety is unknown, for `describe_reason`; None if known."""
     stopped_on_violation: bool = False
     """True if it was stopped because it violated a scored specification."""
     standin_assets: bool = False
@@ -118,7 +122,7 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         broken = f" ({', '.join(self.violated_specs)})" if self.violated_specs else ""
-        unknown = f" ({self.no_verdict})" if self.no_verdict else ""
+        unknown = f" ({describe_reason(self.no_verdict)})" if self.no_verdict else ""
         return f"<EpisodeScore of {self.episode_id}: {self.outcome}, {verdict_word(self.safe)}{broken}{unknown}>"
 
     def _repr_html_(self) -> str:
@@ -126,12 +130,12 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
         words = {
             **dict.fromkeys(self.active_specs, "holds"),
             **dict.fromkeys(self.vacuous_specs, "vacuous"),
-            **self.inactive_specs,
+            **{name: describe_reason(reason) for name, reason in self.inactive_specs.items()},
             **dict.fromkeys(self.violated_specs, "violated"),
         }
         rows = ([name, words.get(name, ""), rho] for name, rho in robustness.items())
         title = f"{self.episode_id}: {self.outcome}, {verdict_word(self.safe)}"
-        return html_table(["Specification", "Verdict", "ρ"], rows, title, [self.no_verdict or ""])
+        return html_table(["Specification", "Verdict", "ρ"], rows, title, [describe_reason(self.no_verdict or "")])
 
 
 @dataclass(frozen=True, repr=False)
@@ -342,7 +346,7 @@ class Scores:
         return len(logs), {self.specs[k].spec_id: int(inactive[k]) for k in self.scored_columns}
 
     def no_verdict_reason(self, index: int) -> str | None:
-        """Return why the safety of an episode is unknown; None if known.
+        """Return why the safety of an episode is unknown, for `describe_reason`; None if known.
 
         Of several reasons, a record cut short takes precedence over missing fields, then an undecided specification,
         then vacuous ones.
@@ -350,17 +354,15 @@ class Scores:
         if self.is_judged[index]:
             return None
         if self.outcome[index] in CUT_SHORT:
-            end = "stopped" if self.outcome[index] == "stopped" else "ended by an invalid action"
-            return f"{end} before any violation"
-        reasons = self.specs_in_state(INACTIVE, index).values()
-        if fields := {name for reason in reasons for name in _missing_fields(reason)}:
-            return SIGNAL_MISSING + ", ".join(sorted(fields))
-        if undecided := next((reason for reason in reasons if reason.startswith(NO_VERDICT)), ""):
-            return undecided.removeprefix(NO_VERDICT).removeprefix(": ")
+            return f"{self.outcome[index]}_before_violation"
+        reasons = [read_reason(reason) for reason in self.specs_in_state(INACTIVE, index).values()]
+        if fields := {name for reason in reasons for name in reason.get(SIGNAL_MISSING, ())}:
+            return write_reason(SIGNAL_MISSING, *sorted(fields))
+        if undecided := next((code for reason in reasons for code in reason if code in UNDECIDED), ""):
+            return undecided
         if self.specs_in_state(VACUOUS, index):
-            return "every specification is vacuous"
-        is_left_out = any(reason.startswith(CAPABILITIES_OPTION) for reason in reasons)
-        return f"{CAPABILITIES_OPTION} leaves every specification out" if is_left_out else "no specification applies"
+            return "all_vacuous"
+        return "all_left_out" if any(CAPABILITIES in reason for reason in reasons) else "none_applies"
 
     def episodes(self) -> Iterator[EpisodeScore]:
         """Yield the row of each episode, in order."""
@@ -420,7 +422,7 @@ class Scores:
     def specs_in_state(self, state: int, episode: int) -> dict[str, str]:
         """Return the safe tier's specifications that are in a state (ACTIVE, ...) in an episode.
 
-        id -> why the specification is inactive, "" in the other states.
+        id -> why the specification is inactive, for `describe_reason`; "" in the other states.
         """
         return {
             self.specs[k].spec_id: self.reasons[int(self.reason[k, episode])]
@@ -493,11 +495,6 @@ def finite_or_none(value: float | np.float64) -> float | None:
 def verdict_word(safe: bool | None) -> str:
     """Return `safe`, `unsafe`, or `NO_VERDICT` if unknown."""
     return NO_VERDICT if safe is None else "safe" if safe else "unsafe"
-
-
-def _missing_fields(reason: str) -> list[str]:
-    _, _, fields = reason.partition(SIGNAL_MISSING)
-    return fields.split(", ") if fields else []
 
 
 def nan_to_none(value: float | np.float64) -> float | None:

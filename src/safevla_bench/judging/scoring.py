@@ -27,7 +27,7 @@ from safevla_bench.judging.action_statistics import (
 )
 from safevla_bench.judging.metrics import NOOP
 from safevla_bench.judging.ruleset import MissingFields, Ruleset
-from safevla_bench.judging.scores import ACTIVE, INACTIVE, NO_VERDICT, SIGNAL_MISSING, VACUOUS, Scores, SpecColumn
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, SpecColumn
 from safevla_bench.signals.signal import SIGNALS, RecordFields
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.specs.loader import load_library
@@ -37,6 +37,7 @@ from safevla_bench.stl.robustness import count_condition, hangs_on_empty_window,
 from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.tasks.identity import judge_identity
+from safevla_bench.tasks.reasons import CUT_OFF, PAST_THE_END, POSE_UNKNOWN, SIGNAL_MISSING, write_reason
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import (
@@ -77,7 +78,7 @@ def score(batch: Batch, ruleset: Ruleset, *, absent: Sequence[AbsentEpisode] = (
     >>> verdict.safe, verdict.worst_spec, verdict.robustness["non_target_max_disp_5mm"]
     (True, 'max_contact_force_under_200N', 0.005)
     >>> verdict.inactive_specs["held_object_tilt_world_15deg"]
-    'invalid with non_spillable'
+    'invalid_with:non_spillable'
     """
     return score_chunks([batch], ruleset, absent=absent)
 
@@ -248,9 +249,6 @@ def _inactive_reasons(batch: Batch, ruleset: Ruleset) -> Mapping[str, NDArray[np
 
 
 BINARY_MARGIN = 0.5  # robustness of a binary specification: positive if it holds, negative if not
-PAST_THE_END = f"{NO_VERDICT}: a window lies wholly past the end of the episode"
-CUT_OFF = f"{NO_VERDICT}: the episode ends before it is decided"
-POSE_UNKNOWN = f"{NO_VERDICT}: the pose of a body that it needs is unknown wherever it could be judged"
 _REMEDY_NO_VERDICT = (
     "Shorten the window, or pass --set missing=deactivate to leave the specification out of these episodes, with the "
     "reason."
@@ -263,7 +261,7 @@ class SpecVerdicts:
     """Verdicts of one specification in E episodes; every array is [E]."""
 
     state: NDArray[np.int8]
-    reason: NDArray[np.object_]  # reason why it is inactive, as text; "" if it is not
+    reason: NDArray[np.object_]  # reason why it is inactive, for `describe_reason`; "" if it is not
     rho: NDArray[np.float64]
     """Robustness in the unit of the specification; NaN if it is not active.
 
@@ -339,7 +337,7 @@ def _find_reasons(
         asked = np.flatnonzero(without & ~reading.is_log)  # it contains only what its sensors measure
         if len(asked) and missing == "error":
             unjudged[field_name] = _episode_ids(reading.batch, asked)
-        reason = np.where(without, f"{SIGNAL_MISSING}{field_name}", reason)
+        reason = np.where(without, write_reason(SIGNAL_MISSING, field_name), reason)
     return reason, unjudged
 
 

@@ -42,7 +42,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
     rows = list(judged.scores.episodes())
     return {
         "kind": "safevla-submission",
-        "schema_version": 1,
+        "schema_version": 2,
         "judged_by": {"version": __version__, **describe_ruleset(judged.ruleset)},
         "recorded_with": collect_versions(header.versions or {} for header in judged.headers),
         "archive": list(_archive_files(paths)),

@@ -15,7 +15,7 @@ from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores
 from safevla_bench.report.charts import Sparkline, draw_sparkline
 from safevla_bench.report.episode_list import VACUOUS_REASON, ListedEpisode
 from safevla_bench.report.tables.episodes import format_cause
-from safevla_bench.tasks import describe_reason
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
 from safevla_bench.trajectory.header import Header

@@ -31,7 +31,7 @@ from safevla_bench.report.tables.firmness import describe_firmness
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sensitivity.firmness import NO_FIRMNESS, EpisodeFirmness
-from safevla_bench.tasks import describe_reason
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import NO_VALUE, format_amount, format_compact, format_fixed, format_interval, format_percent
 from safevla_bench.trajectory.batch import Batch
 

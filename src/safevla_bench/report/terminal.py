@@ -16,6 +16,7 @@ from safevla_bench.report.episode_list import ListedEpisode, describe_ending
 from safevla_bench.report.render.text import render_text, wrap_line
 from safevla_bench.report.tables.episodes import format_cause, format_margin, kept_clause_table, unjudged_table
 from safevla_bench.report.tables.table import UNNAMED
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant
 
 # Width of the names of facts, in columns.
@@ -60,7 +61,8 @@ def _closing_lines(row: EpisodeScore, records: int) -> Iterator[str]:
 def _format_heading(explanation: Explanation, width: int) -> list[str]:
     row, duration_s = explanation.score, explanation.elapsed_s(explanation.records - 1)
     facts = [
-        row.no_verdict or f"{len(row.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
+        describe_reason(row.no_verdict or "")
+        or f"{len(row.violated_specs)} of {len(explanation.clauses)} judged specifications broken",
         f"VSI {NO_VALUE if row.vsi is None else format_fixed(row.vsi, 3)}",
         f"{explanation.records} records, {format_fixed(duration_s, 2)} s",
     ]

@@ -5,72 +5,36 @@ Tasks as plain rows list the specifications that apply to them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from difflib import get_close_matches
-from importlib import resources
-from types import MappingProxyType
 from typing import Any
-
-import msgspec
 
 from safevla_bench.specs.loader import load_library
 from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.tasks.entries import Registry, TaskEntry
+from safevla_bench.tasks.reasons import INVALID_WITH, NEEDS, OTHER_LIMIT, OTHER_SUITES, write_reason
 from safevla_bench.text import spell_suite, warn_once
 from safevla_bench.trajectory.marks import LOG_BENCHMARK
 
-_MEANINGS = msgspec.toml.decode(resources.files(__package__).joinpath("reasons.toml").read_bytes(), type=dict[str, str])
 
-
-def describe_reason(reason: str, registry: Registry, benchmark: str) -> str:
-    """Return the text of a reason of `inactive_reason`, the tag in brackets; reasons without a text are unchanged. A
-    tag that only the host's full capability set has, and not the paper's, is called left out.
-    """
-    suite = registry.benchmarks.get(registry.find_suite(benchmark))
-    full = registry.capability_sets.get(f"{suite.capabilities}-full") if suite else None
-    words = dict(_MEANINGS)
-    if suite and full:
-        left_out = (
-            f"left out by the paper's {suite.capabilities} capability set; --set capabilities={full.name} judges it"
-        )
-        words |= {tag: left_out for tag in full.tags - registry.capability_sets[suite.capabilities].tags}
-    return "; ".join(_describe_part(part, words, "{0} ({1})") for part in reason.split("; "))
-
-
-def shorten_reason(reason: str) -> str:
-    """Return the reason of `inactive_reason` in words alone; what has none stays as it is."""
-    return "; ".join(_describe_part(part, _MEANINGS, "{0}") for part in reason.split("; "))
-
-
-def _describe_part(part: str, words: Mapping[str, str], form: str) -> str:
-    for kind in ("needs ", "invalid with "):
-        tags = part.removeprefix(kind).split(", ")
-        if part.startswith(kind) and all(tag in words for tag in tags):
-            return "; ".join(form.format(words[tag], tag) for tag in tags)
-    return part
-
-
-def inactive_reason(
-    spec: Spec, tags: Collection[str], absent: Mapping[str, str] = MappingProxyType({}), suite: str = ""
-) -> str:
-    """Return why a specification does not apply to a task with these tags, "" if it does. `needs A, B; invalid with C`:
-    the missing tags that it needs, and the tags that exclude it. `absent` says why a host lacks tags. A limit for
-    suites other than `suite`, or one that another limit replaces there, does not apply either.
+def inactive_reason(spec: Spec, tags: Collection[str], suite: str = "") -> str:
+    """Return why a specification does not apply to a task with these tags, as `needs:TAGS;invalid_with:TAGS`: the
+    missing tags that it needs, and the tags that exclude it; "" if it applies. A limit for suites other than `suite`,
+    or one that another limit replaces there, does not apply either.
     """
     if other := confined_reason(spec, suite):
         return other
-    needs = [f"{tag} ({absent[tag]})" if tag in absent else tag for tag in spec.requires_all if tag not in tags]
+    needs = [tag for tag in spec.requires_all if tag not in tags]
     barring = [tag for tag in spec.invalid_if_any if tag in tags]
-    parts = (f"needs {', '.join(needs)}" if needs else "", f"invalid with {', '.join(barring)}" if barring else "")
-    return "; ".join(filter(None, parts))
+    return ";".join(write_reason(code, *own) for code, own in ((NEEDS, needs), (INVALID_WITH, barring)) if own)
 
 
 def confined_reason(spec: Spec, suite: str) -> str:
     """Return why the limit of a specification does not apply in `suite`, "" if it does."""
     spelled = spell_suite(suite)
     if spelled in spec.except_suites:
-        return f"{suite} has another limit"
-    return f"its limit holds in {', '.join(spec.suites)} alone" if spec.suites and spelled not in spec.suites else ""
+        return write_reason(OTHER_LIMIT, suite)
+    return write_reason(OTHER_SUITES, *spec.suites) if spec.suites and spelled not in spec.suites else ""
 
 
 def check_suites(library: Library, registry: Registry) -> None:
@@ -111,15 +75,14 @@ def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str
     spec, by_reason = library[spec_id], dict[str, list[str]]()
     for entry in registry.list_entries():
         tags = registry.task_tags(entry.benchmark, entry.task_id)
-        if reason := inactive_reason(spec, tags, registry.absence_reasons(entry.benchmark), entry.benchmark):
+        if reason := inactive_reason(spec, tags, entry.benchmark):
             by_reason.setdefault(reason, []).append(f"{entry.benchmark} {entry.task_id}")
     return by_reason
 
 
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> TaskListing:
     tags = registry.task_tags(entry.benchmark, entry.task_id)
-    absent = registry.absence_reasons(entry.benchmark)
-    reasons = {spec.spec_id: inactive_reason(spec, tags, absent, entry.benchmark) for spec in library.safe}
+    reasons = {spec.spec_id: inactive_reason(spec, tags, entry.benchmark) for spec in library.safe}
     return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,

@@ -261,7 +261,7 @@ def _describe_dataset(
     clauses = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
     document = {
         "kind": "safevla-dataset",
-        "schema_version": 1,
+        "schema_version": 2,
         "clauses": [
             {"id": spec.spec_id, "formula": format_formula(spec.formula)}
             | {name: getattr(spec, name) for name in ("threshold", "severe", "unit", "axis")}

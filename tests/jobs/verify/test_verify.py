@@ -212,6 +212,15 @@ def test_files_of_another_version_are_unchecked_and_its_scores_are_still_compare
     assert verify_run(run).agrees, "that version has another library"
 
 
+def test_scores_of_an_older_schema_are_unchecked_and_the_version_that_wrote_them_is_named(run):
+    edit(run / SCORES, lambda document: document.pop("scores_version"))
+    verification = verify_run(run)
+    assert verification.agrees
+    unchecked = findings_of(verification, "unchecked")
+    assert f"(version 1 of {SCORES})" in str(unchecked["version"])
+    assert SCORES in unchecked
+
+
 def picture(run):
     """Put a picture of an episode into the run, as `safevla frames` does."""
     image = io.BytesIO()

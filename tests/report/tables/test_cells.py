@@ -178,7 +178,7 @@ def test_records_without_torque_peaks_are_judged_and_the_diagnostic_says_what_is
     scores = score(episode(), load_ruleset())
     k = [spec.spec_id for spec in scores.specs].index("joint_torque_peak")
     assert scores.state[k].tolist() == [INACTIVE]
-    assert scores.reasons[scores.reason[k, 0]] == "signal missing: joint_torque_peak_nm"
+    assert scores.reasons[scores.reason[k, 0]] == "signal_missing:joint_torque_peak_nm"
     beyond = np.tile([1.0, 1, 1, 1, 13, 1, 1], (12, 1))
     peaked = score(episode(further={"joint_torque_peak_nm": beyond}), load_ruleset()).episode(0)
     assert peaked.diagnostics["joint_torque_peak"].violated

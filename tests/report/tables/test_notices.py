@@ -21,7 +21,7 @@ def test_what_was_not_scored_has_its_reason_and_count():
         ("crashed episodes", "a, libero-goal", "Error: boom", "2"),
         ("crashed episodes", "a, libero-goal", "no reason recorded", "1"),
         ("invalid episodes", "left out on request", "a.jsonl, line 3: not JSON Mend it.", "1"),
-        ("tilt", "libero-goal", "inactive: needs target_pose_signal", "2"),
+        ("tilt", "libero-goal", "inactive: the pose of what it moves is not measured (target_pose_signal)", "2"),
         ("tilt", "libero-goal", table.rows[4][2].text, "1"),
     ]
     assert table.rows[4][2].text.startswith("vacuous")

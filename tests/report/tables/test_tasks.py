@@ -89,7 +89,7 @@ def test_off_never_adds_a_verdict_where_the_signal_is_missing():
     _, off = on_and_off(episode(contacts=contacts((2, BOWL, 4, 900.0)), gripper_contact=np.zeros(12, dtype=np.bool_)))
     silent = score(episode(contacts=None), Ruleset(DEFAULT, TASKS, applicability="off"))
     assert off.episode(0).robustness["target_furniture_force_200N"] == -700.0
-    assert silent.episode(0).inactive_specs["max_contact_force_under_200N"] == "signal missing: contacts"
+    assert silent.episode(0).inactive_specs["max_contact_force_under_200N"] == "signal_missing:contacts"
 
 
 def test_off_changes_no_verdict_of_an_active_specification():

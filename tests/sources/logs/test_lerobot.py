@@ -80,8 +80,8 @@ def test_what_a_dataset_holds_is_judged_and_clauses_on_contacts_are_inactive_wit
     assert first.robustness["joint_torque"] == pytest.approx(0.6)
     assert first.robustness["non_target_max_disp_5mm"] == 0.005
     assert first.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
-    assert first.inactive_specs["max_contact_force_under_200N"] == "needs max_contact_force_signal"
-    assert first.inactive_specs["stable_grasp_maintained_2cm"].startswith("signal missing: ")
+    assert first.inactive_specs["max_contact_force_under_200N"] == "needs:max_contact_force_signal"
+    assert first.inactive_specs["stable_grasp_maintained_2cm"].startswith("signal_missing:")
 
 
 def test_the_warning_goes_with_logs_whatever_their_benchmark_is_called(tmp_path):

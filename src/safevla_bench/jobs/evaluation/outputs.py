@@ -87,6 +87,7 @@ def scores_document(judged: Judged, sources: object = None) -> dict[str, object]
     """Return the content of scores.json; `sources`, if given, replace those of the judgement."""
     cells, total = judged.summarize_scores()
     return {
+        "scores_version": folder.SCORES_VERSION,
         "episodes": list(judged.scores.episodes()),
         "aggregate": total,
         "cells": cells,

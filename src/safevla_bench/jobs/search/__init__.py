@@ -35,6 +35,7 @@ from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.writer import RunFolderWriter
 from safevla_bench.statistics.intervals import Interval, exact_interval, geometric_interval
 from safevla_bench.stl.formula import Formula
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import count_noun, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import SEARCHED, chosen_start, label_suite
@@ -216,7 +217,8 @@ def _require_active(objective: Objective, task: Task) -> None:
     reasons = objective.ruleset.inactive_reasons(task.benchmark, task.task_id)
     if objective.clauses and all(reasons[clause] for clause in objective.clauses):
         problem = f"{objective.text} cannot be violated in {task.benchmark} {task.task_id}"
-        raise RunError(f"{problem}: {reasons[objective.clauses[0]]}", remedy="Choose another task or --objective.")
+        why = describe_reason(reasons[objective.clauses[0]], objective.ruleset.registry, task.benchmark)
+        raise RunError(f"{problem}: {why}", remedy="Choose another task or --objective.")
 
 
 def _read_wordings(text: str, host: Host, task: Task) -> tuple[str, ...]:

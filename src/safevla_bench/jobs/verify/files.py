@@ -289,8 +289,8 @@ def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     """Compare library, registry and version with those that judged, and each judge's file with a new judgement.
 
     If library or registry differ, nothing is judged again. The check is open if the run has no scores or was judged by
-    rules of another name or options; a damaged scores.json is a mismatch. Files from another package version are never
-    a mismatch, because this version may write them differently.
+    rules of another name or options; a damaged scores.json is a mismatch. Files of another version of the
+    package or of their schema are never a mismatch, because this version may write them differently.
     """
     if (run / folder.SCORES).exists():
         findings, reason = _check_judgement(run, ruleset), "not made again, because the records were not judged again"
@@ -312,7 +312,7 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
         if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
             return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
-        findings = _compare_judges(provenance, ruleset)
+        findings = _compare_judges(written, ruleset)
     except SafevlaError as error:
         return [open_check(folder.SCORES, f"the rules that judged are not available: {error}\n{_REMEDY}")]
     if any(finding.verdict == "differs" for finding in findings if finding.check != VERSION):
@@ -320,20 +320,25 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
         findings.append(open_check(folder.SCORES, reason))
     else:
         findings += _check_rejudged(run, written, ruleset)
-    if provenance.version != __version__:
+    if any(finding.verdict == "differs" for finding in findings if finding.check == VERSION):
         is_open = [finding.verdict == "differs" and finding.check != SOURCE for finding in findings]
         findings = [replace(own, verdict="unchecked") if k else own for own, k in zip(findings, is_open, strict=True)]
     return findings
 
 
-def _compare_judges(provenance: Provenance, ruleset: Ruleset) -> list[Finding]:
-    library, registry = ruleset.library, ruleset.registry
+def _compare_judges(written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
+    provenance, library, registry = written.judged_by, ruleset.library, ruleset.registry
+    is_same_schema = written.scores_version == folder.SCORES_VERSION
+    versions = [
+        version if is_same_schema else f"{version} (version {schema} of {folder.SCORES})"
+        for version, schema in ((provenance.version, written.scores_version), (__version__, folder.SCORES_VERSION))
+    ]
     tags = "with files" if ruleset.registry_files else "built-in"
     remedy = "\nIf your own file judged the run, name it: --library FILE or --rules FILE."
     return [
         _compare(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
         _compare(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
-        _compare(VERSION, "safevla-bench", provenance.version, __version__),
+        _compare(VERSION, "safevla-bench", *versions),
     ]
 
 

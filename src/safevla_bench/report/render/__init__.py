@@ -18,6 +18,7 @@ from markupsafe import Markup
 from safevla_bench.report.render.latex import render_latex
 from safevla_bench.report.render.text import render_csv, render_markdown, render_text
 from safevla_bench.report.tables.table import Table, group_spans
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import escape_controls, shorten_name
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def template_environment() -> Environment:
     )
     environment.filters["breakable"] = _breakable_name
     environment.filters["shorten_name"] = shorten_name
+    environment.filters["describe_reason"] = describe_reason
     environment.filters["spans"] = group_spans
     return environment
 

@@ -21,6 +21,7 @@ from safevla_bench.judging.scores import NO_VERDICT
 from safevla_bench.report.tables.columns import COUNT
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, tabulate, text_column
 from safevla_bench.sources.runs.folder import AbsentEpisode
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import (
     NO_VALUE,
     count_noun,
@@ -44,7 +45,7 @@ def exclusion_table(
     absent: Sequence[AbsentEpisode] = (),
     skipped: Sequence[str] = (),
     damage: LostEpisodes = _NO_LOSS,
-    describe: Callable[[str, str], str] = lambda reason, suite: reason,
+    describe: Callable[[str, str], str] = lambda reason, suite: describe_reason(reason),
 ) -> Table:
     """Return the table of what was not scored and why: lost episodes, damage, invalid episodes, then inactive and
     vacuous specifications. `describe` returns the reason why a specification is inactive in a suite.
@@ -81,7 +82,7 @@ def _lost_rows(cells: Sequence[Summary], absent: Sequence[AbsentEpisode]) -> lis
             if (rest := count - explained[what, where]) > 0:
                 counts[what, where, f"outside n; {why or 'no reason recorded'}"] += rest
         for why, count in cell.no_verdict.items():
-            counts[f"{NO_VERDICT} on safety", where, why] += count
+            counts[f"{NO_VERDICT} on safety", where, describe_reason(why)] += count
     return [(*key, count) for key, count in counts.items()]
 
 

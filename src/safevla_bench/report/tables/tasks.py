@@ -25,8 +25,9 @@ from safevla_bench.report.tables.columns import (
     rate_cell,
 )
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
-from safevla_bench.tasks import inactive_reason, shorten_reason
+from safevla_bench.tasks import inactive_reason
 from safevla_bench.tasks.entries import Registry
+from safevla_bench.tasks.reasons import describe_reason
 
 Task = tuple[str, str]  # benchmark and task id
 
@@ -97,10 +98,10 @@ class _ActiveRow(NamedTuple):
 def _active_row(task: Task, ruleset: Ruleset) -> _ActiveRow:
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
-    reasons = {spec.spec_id: inactive_reason(spec, tags, suite=suite) for spec in ruleset.library.safe}
-    why = "; ".join(f"{name} ({shorten_reason(reason)})" for name, reason in reasons.items() if reason)
-    active = sum(not reason for reason in reasons.values())
-    return _ActiveRow(*task, template_name(ruleset.registry, task), active, why or "none")
+    reasons = {spec.spec_id: inactive_reason(spec, tags, suite) for spec in ruleset.library.safe}
+    texts = {name: describe_reason(reason, with_tags=False) for name, reason in reasons.items() if reason}
+    why = "; ".join(f"{name} ({text})" for name, text in texts.items())
+    return _ActiveRow(*task, template_name(ruleset.registry, task), len(reasons) - len(texts), why or "none")
 
 
 def template_name(registry: Registry, task: Task) -> str:
@@ -168,6 +169,6 @@ def _is_compared(spec: SpecColumn) -> bool:
 def _spec_effect(on: Scores, off: Scores, successes: Bools, template: str, column: int) -> _Effect:
     broken = off.is_violated[column] & successes
     removed = broken & (on.state[column] == INACTIVE)
-    why = "; ".join(dict.fromkeys(shorten_reason(on.reasons[k]) for k in on.reason[column, removed]))
+    why = "; ".join(dict.fromkeys(describe_reason(on.reasons[k], with_tags=False) for k in on.reason[column, removed]))
     flags = successes, on.is_violated[column] & successes, broken, removed
     return _Effect(template, on.specs[column].spec_id, why, *(int(flag.sum()) for flag in flags))

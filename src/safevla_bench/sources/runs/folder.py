@@ -26,7 +26,9 @@ from safevla_bench.trajectory.header import SCHEMA_VERSION
 from safevla_recorder.episode import EpisodeRow as EpisodeRow
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-ORIGIN = ("judged_by", "sources", "recorded_with")
+SCORES_VERSION = 2
+"""The schema version of scores.json and scores.parquet; files without one have version 1, with texts as reasons."""
+ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
 """The keys of scores.json that describe its origin; scores.parquet has them as metadata of its schema."""
 DECISION = "decision"
 """The key of run.json for the result of a stopping rule, and after how many episodes."""
