@@ -31,7 +31,7 @@ def test_what_is_asked_for_is_written_in_every_form(safevla, source, tmp_path):
         (("--format", "gif"), "svg, pdf, png"),
         (("--style", "width=nan"), "Expected `float` >= 1"),
         (("--sweep", "nonsense=1,2"), "nonsense"),
-        (("--style", "across=Training steps"), "--series"),
+        (("--style", "across=Training steps"), "--which series"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(safevla, source, tmp_path, options, words):
@@ -74,7 +74,7 @@ def checkpoints(tmp_path_factory):
 
 def test_a_series_is_drawn_and_summarised_in_numbers_and_words(safevla, checkpoints, tmp_path):
     runs = (f"1000={checkpoints / 'early.parquet'}", f"20k={checkpoints / 'late.parquet'}")
-    options = ("--which", "margins", "--format", "svg", "--series")
+    options = ("--which", "margins,series", "--format", "svg")
     style = ("--style", "across=Training steps")
     code, out, err = safevla("figures", *runs, "--out", tmp_path, *options, *style)
     assert (code, err) == (0, "")
@@ -91,5 +91,5 @@ def test_a_series_is_drawn_and_summarised_in_numbers_and_words(safevla, checkpoi
 )
 def test_what_makes_no_series_is_an_error_before_anything_is_written(safevla, checkpoints, tmp_path, names, problem):
     runs = [f"{name}={checkpoints / file}.parquet" for name, file in zip(names, ("early", "late"), strict=True)]
-    assert problem in safevla.refuses("figures", "--series", *runs, "--out", tmp_path / "out")
+    assert problem in safevla.refuses("figures", "--which", "series", *runs, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -215,5 +215,5 @@ def test_an_id_that_looks_like_a_position_is_named_by_its_own_option(safevla, tm
     append_episodes(path, episode(episode_id="a"))
     append_episodes(path, episode(episode_id=":1"))
     assert safevla.json("show", path, ":1")["episode_id"] == "a"
-    assert safevla.json("show", path, "--id", ":1")["episode_id"] == ":1"
-    assert "no episode ':2x'" in safevla.refuses("show", path, "--id", ":2x")
+    assert safevla.json("show", path, "::1")["episode_id"] == ":1"
+    assert "no episode '::2x'" in safevla.refuses("show", path, "::2x")

@@ -36,7 +36,7 @@ def _names_option(help: str, choices: tuple[str, ...], **settings: Any) -> Any:
             raise click.BadParameter(f"{unknown[0]!r} is not one of them: {', '.join(choices)}", context, parameter)
         return names
 
-    return option(help, "NAMES", callback=split_names, default=",".join(choices), **settings)
+    return option(help, "NAMES", callback=split_names, **{"default": ",".join(choices), **settings})
 
 
 class _FigureStyle(msgspec.Struct, frozen=True):
@@ -45,55 +45,62 @@ class _FigureStyle(msgspec.Struct, frozen=True):
     across: str = ""
 
 
-_WHICH, _FORMS = tuple(drawing.FIGURES), get_args(drawing.FigureFormat)
+_FORMS = get_args(drawing.FigureFormat)
 _LAYOUTS = click.Choice(get_args(TradeoffLayout))
 _STYLES = (
     f"width={COLUMN.width_in:g}, inches: the column of a paper of two; title=no: a paper's caption says it; "
-    "across=TEXT: what the numbers of --series are, such as 'Training steps'."
+    "across=TEXT: what the numbers of a series are, such as 'Training steps'."
 )
-_EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {kind.description}" for name, kind in drawing.FIGURES.items())])
+_KINDS = {name: kind.description for name, kind in drawing.FIGURES.items()} | {
+    "series": "SR, Safety, SBU and VSI against the last number in each policy's name"
+}
+_EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {description}" for name, description in _KINDS.items())])
 
 
-@options.command("figures", epilog=_EPILOG, common="--out --which --format --layout --style --sweep --series")
+@options.command("figures", epilog=_EPILOG, common="--out --which --format --layout --style --sweep")
 def figures_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     out: Path | None = options.out_option("Where to write; else figures/ of the one run.", "DIR"),
-    which: tuple[str, ...] = _names_option("Names of figures, separated by commas.", _WHICH, show_default=False),
+    which: tuple[str, ...] = _names_option(
+        "Names of figures, separated by commas; else all but series.",
+        tuple(_KINDS),
+        default=",".join(drawing.FIGURES),
+        show_default=False,
+    ),
     forms: tuple[drawing.FigureFormat, ...] = _names_option("Which forms.", _FORMS, spelling="--format"),
     layout: TradeoffLayout = option("Panels by suite, suites pooled, or all cells.", type=_LAYOUTS, default="suites"),
     styles: tuple[str, ...] = repeatable(_STYLES, "NAME=VALUE", spelling="--style"),
     sweeps: tuple[str, ...] = options.sweep_option("Also Safety and SBU over thresholds."),
-    series: bool = flag("Also SR, Safety, SBU and VSI against the last number in each policy's name."),
 ) -> None:
     """Draw figures of the episodes in archives or run folders, sized for one column of a paper.
 
     The same episodes and version of matplotlib give the same bytes. If a policy is named noop, the figures name the
     limits that it breaks, because every policy may be charged for them.
 
-    --series takes names such as 1000=runs/a 2000=runs/b or careful-step-20k. Names that differ only in the number form
-    one series.
+    `--which series` takes names such as 1000=runs/a 2000=runs/b or careful-step-20k. Names that differ only in the
+    number form one series.
     """
-    if series:
+    if "series" in which:
         _require_own_names(sources.paths)
     style = options.parse_settings("--style", styles, _FigureStyle)
-    if style.across and not series:
-        raise click.UsageError("--style across= says what the numbers of --series are; pass that too.")
+    if style.across and "series" not in which:
+        raise click.UsageError("--style across= says what the numbers of a series are; pass --which series too.")
     folder = options.choose_output(out, sources.paths, "figures")
     requests = [parse_sweep(text, sources.ruleset.library) for text in sweeps]
     judged = sources.judge()
     compared = None
-    if series:
+    if "series" in which:
         runs, intervals = split_judged(judged), judged.scores.intervals
         compared = compare_series(runs, intervals=intervals, protocols=judged.protocols)
     make_folder(folder)
-    count = (len(which) + len(requests) + series) * len(forms)
+    count = (len(which) + len(requests)) * len(forms)
     echo(f"{count_noun(count, 'file')} in {folder}: {', '.join(forms)} of each.")
     target = _FigureTarget(folder, Page(style.width, titled=style.title == "yes"), forms)
     records = judged.records
     inputs = drawing.FigureInput(judged.scores, records.dt_s, records.lengths, layout, records.stamps_s)
     for name in which:
-        kind = drawing.FIGURES[name]
-        target.write(name, partial(kind.draw, inputs), kind.description)
+        if name != "series":
+            target.write(name, partial(drawing.FIGURES[name].draw, inputs), _KINDS[name])
     for request in requests:
         sweep = sweep_threshold(judged.scores, judged.library, request, make_rescorer(judged))
         draw = partial(draw_sweep, sweep, judged.library)

@@ -104,14 +104,9 @@ def episodes_command(
 _MOST_LISTED = 20
 
 
-def _whole_id(text: str | None) -> episode_list.EpisodeId | None:
-    return None if text is None else episode_list.EpisodeId(text)
-
-
 def _split_episode(context: click.Context, parameter: click.Parameter, words: tuple[Path, ...]) -> tuple[Path, ...]:
-    whole_id = context.params["whole_id"]
-    if whole_id is not None or context.params["formula"] is not None:
-        context.params["episode"] = whole_id or ""
+    context.params["episode"] = ""
+    if context.params["formula"] is not None:
         return words
     if len(words) < 2:
         raise click.UsageError("Missing argument 'EPISODE'.", context)
@@ -131,19 +126,13 @@ def show_command(
     every: bool = flag("Plot every specification.", spelling="--all"),
     page: Path | None = options.out_option("Write the episode's page instead.", "FILE", spelling="--html"),
     formula: str | None = option("Evaluate this formula on every episode instead.", "FORMULA", is_eager=True),
-    whole_id: str | None = option(
-        "Instead of EPISODE: an id that begins with `:`.",
-        "ID",
-        spelling="--id",
-        is_eager=True,
-        callback=options.parsed(_whole_id),
-    ),
     form: str = options.format_option(),
 ) -> None:
     """Explain one episode: which specification it broke or came nearest to breaking, when, which bodies, by how much.
 
-    EPISODE is an episode's id, a unique ending of one, or :2 for the second in `safevla episodes` of these sources. For
-    a folder written by `score --out`, which holds no records, the stored verdicts are shown.
+    EPISODE is an episode's id, a unique ending of one, or :2 for the second in `safevla episodes` of these sources; an
+    id that begins with a colon gets a second one. For a folder written by `score --out`, which holds no records, the
+    stored verdicts are shown.
 
     --without replays the episode, first unchanged, which must reproduce the record bit for bit, then without one cause,
     to see whether the violation disappears. Name bodies as in the record; `robot` means all of the robot. `slow` halves
@@ -269,7 +258,6 @@ def frames_command(
     names: tuple[str, ...] = repeatable(
         "Its id, the end of its id, or :2 for the second.", "EPISODE", spelling="--episode"
     ),
-    ids: tuple[str, ...] = repeatable("An id that begins with `:`.", "ID", spelling="--id"),
     worst: int = option("Without --episode: number of the worst per cell.", type=options.POSITIVE, default=12),
     size: tuple[int, int] = option("Size in pixels.", "WIDTH HEIGHT", nargs=2, type=_PIXELS, default=(640, 480)),
     video: bool = flag("Also a film of each whole episode, from both cameras; needs the extra `video`."),
@@ -293,7 +281,7 @@ def frames_command(
     if not len(judged.records):
         remedy = "A crashed episode cannot be shown."
         raise RunError("no episode here has a record", remedy=remedy, place=Place(file=str(run)))
-    chosen = _choose_episodes(judged, [*names, *map(episode_list.EpisodeId, ids)], worst)
+    chosen = _choose_episodes(judged, names, worst)
     shown = judged.records.read_sparsely(chosen)
     material = RecordedRun(run, host, shown, judged.scores, judged.ruleset)
     style = FrameStyle(size=size[::-1], video=video, replay3d=in_3d)

@@ -320,21 +320,15 @@ def natural_key(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(len(part) if k % 2 else 0, part) for k, part in enumerate(parts)], name
 
 
-class EpisodeId(str):
-    """An id that is never read as a position."""
-
-    __slots__ = ()
-
-
 def find_episode(rows: Sequence[ListedEpisode], wanted: str) -> ListedEpisode:
     """Return the row at the position `:N` of the list, else the one with the id, or the only one whose id ends so. A
-    plain number is a whole id; an `EpisodeId` is always an id. Raises `RunError` unless exactly one row matches.
+    plain number is a whole id, and so is `::1`, of the id `:1`. Raises `RunError` unless exactly one row matches.
     """
-    if wanted.startswith(":") and not isinstance(wanted, EpisodeId):
+    if wanted.startswith(":") and not wanted.startswith("::"):
         matches = [row for row in rows if row.position == wanted]
     else:
-        matches = [row for row in rows if row.episode_id == wanted]
-        if not matches and not isinstance(wanted, EpisodeId) and not re.fullmatch(r"[1-9][0-9]*", wanted):
+        matches = [row for row in rows if row.episode_id == wanted.removeprefix(":")]
+        if not matches and not re.fullmatch(r"[1-9][0-9]*|:.*", wanted):
             matches = [row for row in rows if row.episode_id.endswith(wanted)]
     if len(matches) == 1:
         return matches[0]
