@@ -59,10 +59,7 @@ def test_results_in_others_files_hold_ours_beside_theirs_and_what_is_unknown_is_
     assert document["metric_keys"] == dict.fromkeys(("success", "safe", "sbu", "vsi"), "mean")
     rows = [row for task in document["tasks"] for row in task["episodes"]]
     assert document["mean_safe"] == np.mean([row["metrics"]["safe"] for row in rows])
-    # Keys of `BenchmarkResult` and `TaskResult`: vla-evaluation-harness e1ee9ad, results/collector.py.
-    assert document.keys() >= {"benchmark", "mode", "harness_version", "created_at", "tasks", "config", "metric_keys"}
     for task in document["tasks"]:
-        assert task.keys() >= {"task", "episodes", "num_episodes", "avg_steps"}
         assert task["avg_steps"] == np.mean([row["steps"] for row in task["episodes"]])
     assert [task["task"] for task in document["tasks"]] == [
         header.instruction for header in rough_episodes()[0].headers

@@ -7,7 +7,9 @@ import io
 import json
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any, NotRequired, TypedDict
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -132,12 +134,49 @@ def test_stand_in_assets_are_not_a_result(tmp_path):
 
 
 def test_a_crashed_episode_is_an_error_of_its_task_and_in_none_of_its_means(tmp_path):
-    """As in the harness, whose `avg_steps` is over the episodes without a `failure_reason`."""
+    """The harness's `avg_steps` would count it as no steps, and its `mean_success` as a failure."""
     write_archive(tmp_path / "a.parquet", concatenate_batches([episode(5), episode(9, episode_id="b")]))
     results = judge([tmp_path / "a.parquet"], load_ruleset())
-    lost = crash(task_id=results.headers[0].task_id, policy=results.headers[0].policy, reason="why")
+    policy, suite = results.headers[0].policy, results.headers[0].benchmark
+    lost = crash(task_id=results.headers[0].task_id, policy=policy, benchmark=suite, reason="why")
     results = replace(results, scores=replace(results.scores, absent=(lost,)))
-    (task,) = json.loads(encode_harness_results(results))["tasks"]
+    document = json.loads(encode_harness_results(results))
+    (task,) = document["tasks"]
     assert (task["num_episodes"], task["num_errors"], task["avg_steps"]) == (3, 1, (4 + 8) / 2)
+    assert (document["num_errors"], document["mean_success"]) == (1, 1.0)
     error = {"metrics": {}, "failure_reason": "crashed", "failure_detail": "why"}
     assert [{**row, "episode_id": 0} for row in task["episodes"] if not row["metrics"]] == [{**error, "episode_id": 0}]
+    msgspec.convert(document, HarnessResult)
+    other = msgspec.structs.replace(lost, benchmark="elsewhere")
+    with pytest.raises(RunError, match="one suite's episodes, but there are 2"):
+        encode_harness_results(replace(results, scores=replace(results.scores, absent=(other,))))
+
+
+class HarnessEpisode(TypedDict):
+    """As in vla-eval 0.8.0, results/collector.py."""
+
+    episode_id: int
+    metrics: dict[str, Any]
+    steps: NotRequired[int]
+    failure_reason: NotRequired[str | None]
+    failure_detail: NotRequired[str | None]
+
+
+class HarnessTask(TypedDict):
+    task: str
+    episodes: list[HarnessEpisode]
+    num_episodes: int
+    num_errors: NotRequired[int]
+    avg_steps: float
+
+
+class HarnessResult(TypedDict):
+    benchmark: str
+    mode: str
+    harness_version: str
+    created_at: str
+    tasks: list[HarnessTask]
+    config: dict[str, Any]
+    num_errors: NotRequired[int]
+    seed: NotRequired[int | None]
+    metric_keys: NotRequired[dict[str, str]]

@@ -13,9 +13,9 @@ composite splits are evaluated elsewhere. Its README asks to write "N/A" for unk
 notes; its schema accepts such a file only once all numbers are filled in.
 
 The other evaluations are LeRobot's and vla-evaluation-harness's. Sources: lerobot 7427f31
-src/lerobot/scripts/lerobot_eval.py (`eval_policy_all`), vla-evaluation-harness e1ee9ad
-src/vla_eval/results/collector.py. Values that records do not hold, such as rewards, are omitted, not written as zero.
-Our additional keys are `safe`, `sbu` and `vsi` of an episode, and `pc_safe`, `mean_safe` and so on of several.
+src/lerobot/scripts/lerobot_eval.py (`eval_policy_all`), vla-eval 0.8.0 vla_eval/results/collector.py. Values that
+records do not hold, such as rewards, are omitted, not written as zero. Our additional keys are `safe`, `sbu` and `vsi`
+of an episode, and `pc_safe`, `mean_safe` and so on of several.
 
 A model card has the model hub's `model-index`: huggingface/hub-docs at 242f4a1, `modelcard.md`. Facts about a model
 that no record holds come from the user's TOML file.
@@ -26,7 +26,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -240,14 +240,13 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
 
 K = TypeVar("K")
 T = TypeVar("T")
-_HarnessRow = tuple[EpisodeScore | AbsentEpisode, int | None]
-"""An episode and its number of steps; None = it has no record."""
 _METRICS = ("success", "safe", "sbu", "vsi")
 
 
 def encode_lerobot_results(judged: Judged) -> bytes:
     """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none."""
-    scores = _finished_episodes(judged)
+    scores = [score for score in judged.scores.episodes() if score.counted]
+    _require_one("policy", scores)
     per_task = [
         {
             "task_group": suite,
@@ -265,47 +264,46 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 def encode_harness_results(judged: Judged) -> bytes:
     """Return the harness's result of one policy on one suite; raises `RunError` for several of either, or none.
 
-    Tasks have the harness's names, which are their instructions. Episodes that did not run to their end are errors,
-    without metrics, and so in no mean. `created_at` is when the run was begun, "" where no run says. No record says
-    how long an episode took (`elapsed_sec`).
+    Tasks have the harness's names, which are their instructions. Episodes that did not run to their end are errors, in
+    no mean and not in `avg_steps`; the harness counts its errors as failures of no steps. `created_at` is when the run
+    was begun, "" where no run says. No record says how long an episode took (`elapsed_sec`).
     """
-    scores = _finished_episodes(judged)
-    suites = dict.fromkeys(score.benchmark for score in scores)
-    if len(suites) > 1:
-        remedy = f"Choose one by --suite: {', '.join(suites)}. Or --format lerobot-results."
-        raise RunError(f"the harness's file holds one suite, but there are {len(suites)}", remedy=remedy)
-    steps = (judged.records.lengths - 1).tolist()
-    rows: list[_HarnessRow] = [*zip(judged.scores.episodes(), steps, strict=True)]
-    rows += [(lost, None) for lost in judged.scores.absent]
+    rows = list(judged.scores.episodes())
+    _require_one("policy", [*rows, *judged.scores.absent])
+    suite = _require_one("benchmark", [*rows, *judged.scores.absent])
+    every = [_harness_episode(row, steps - 1) for row, steps in zip(rows, judged.records.lengths.tolist(), strict=True)]
+    every += [_harness_episode(lost) for lost in judged.scores.absent]
     languages = {header.task_id: header.instruction or header.task_id for header in judged.headers}
-    tasks = [
-        _harness_task(languages.get(task, task), of_task) for task, of_task in _group(rows, lambda row: row[0].task_id)
-    ]
-    seeds = {source.description.get("seed") for source in judged.sources}
+    tasks = []
+    for task, episodes in _group(every, lambda episode: str(episode.pop("task_id"))):
+        numbered = [{"episode_id": number, **episode} for number, episode in enumerate(episodes)]
+        steps = [episode["steps"] for episode in episodes if episode["metrics"]]
+        average = {"num_episodes": len(episodes), "avg_steps": sum(steps) / max(len(steps), 1)}
+        tasks.append({"task": languages.get(task, task), "episodes": numbered, **average, **_harness_rates(episodes)})
+    seeds = [source.description.get("seed") for source in judged.sources]
     tree = {
-        "benchmark": next(iter(suites)),
+        "benchmark": suite,
         "mode": "sync",
         "harness_version": f"safevla-bench {__version__}",
         "created_at": judged.started,
         "tasks": tasks,
         "config": {},
-        **({"seed": seed} if len(seeds) == 1 and isinstance(seed := next(iter(seeds)), int) else {}),
+        **({"seed": seeds[0]} if isinstance(seeds[0], int) and len({*seeds}) == 1 else {}),
         "metric_keys": dict.fromkeys(_METRICS, "mean"),
-        **{f"mean_{name}": rate for name, rate in _rates(scores).items()},
+        **_harness_rates(every),
         "safevla": _say(judged),
     }
     return dump_json(tree)
 
 
-def _finished_episodes(judged: Judged) -> list[EpisodeScore]:
-    scores = [score for score in judged.scores.episodes() if score.counted]
-    policies = dict.fromkeys(score.policy for score in scores)
-    if len(policies) != 1:
-        remedy = "Name sources with an episode that ran to its end."
-        if policies:
-            remedy = f"Choose one by --policy: {', '.join(map(str, policies))}."
-        raise RunError(f"such a file holds one policy's episodes, but there are {len(policies)}", remedy=remedy)
-    return scores
+def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode]) -> object:
+    names = dict.fromkeys(getattr(row, kind) for row in rows)
+    option = kind.replace("benchmark", "suite")
+    if len(names) != 1:
+        choice = f"Choose one by --{option}: {', '.join(map(str, names))}."
+        remedy = choice if names else "Name sources with an episode that ran to its end."
+        raise RunError(f"such a file holds one {option}'s episodes, but there are {len(names)}", remedy=remedy)
+    return next(iter(names))
 
 
 def _name_task(score: EpisodeScore) -> tuple[str, int | str]:
@@ -313,10 +311,10 @@ def _name_task(score: EpisodeScore) -> tuple[str, int | str]:
     return score.benchmark.replace("-", "_"), int(number) if number.isdecimal() else score.task_id
 
 
-def _group(scores: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
+def _group(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
     groups: dict[K, list[T]] = {}
-    for score in scores:
-        groups.setdefault(key(score), []).append(score)
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
     return list(groups.items())
 
 
@@ -324,42 +322,28 @@ def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
     return {name: value for name in _METRICS if (value := getattr(row, name)) is not None}
 
 
-def _rates(rows: Sequence[EpisodeScore]) -> dict[str, float]:
-    columns = {name: [float(x) for row in rows if (x := getattr(row, name)) is not None] for name in _METRICS}
+def _rates(rows: Sequence[Mapping[str, bool | float]]) -> dict[str, float]:
+    columns = {name: [row[name] for row in rows if name in row] for name in _METRICS}
     return {name: float(np.mean(column)) for name, column in columns.items() if column}
 
 
 def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    rates = _rates(rows)
-    percents = {f"pc_{name}": 100 * rates[name] for name in ("success", "safe", "sbu") if name in rates}
-    return {**percents, **({"vsi": rates["vsi"]} if "vsi" in rates else {}), "n_episodes": len(rows)}
+    rates = _rates([_known_values(row) for row in rows])
+    percents = {f"pc_{name}": 100 * rates.pop(name) for name in _METRICS[:3] if name in rates}
+    return {**percents, **rates, "n_episodes": len(rows)}
 
 
-def _harness_task(task: str, rows: Sequence[_HarnessRow]) -> dict[str, object]:
-    """Return the result of a task. Errors are in no mean, as in the harness (`_build_task_result` of 0efccf9,
-    src/vla_eval/results/collector.py), so that `avg_steps` counts no unknown length as 0.
-    """
-    finished = [
-        (row, steps) for row, steps in rows if steps is not None and isinstance(row, EpisodeScore) and row.counted
-    ]
-    episodes: list[dict[str, object]] = []
-    for number, (row, steps) in enumerate(rows):
-        episode: dict[str, object] = {"episode_id": number, "metrics": {}}
-        episode |= {} if steps is None else {"steps": steps}
-        if isinstance(row, EpisodeScore) and row.counted:
-            episode["metrics"] = _known_values(row)
-        else:
-            episode |= {"failure_reason": row.outcome, "failure_detail": row.reason}
-        episodes.append(episode)
-    errors = len(rows) - len(finished)
-    return {
-        "task": task,
-        "episodes": episodes,
-        "num_episodes": len(rows),
-        "avg_steps": sum(steps for _, steps in finished) / max(len(finished), 1),
-        **({"num_errors": errors} if errors else {}),
-        **{f"mean_{name}": rate for name, rate in _rates([row for row, _ in finished]).items()},
-    }
+def _harness_rates(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    means = _rates([episode["metrics"] for episode in episodes])
+    errors = sum("failure_reason" in episode for episode in episodes)
+    return {"num_errors": errors, **{f"mean_{name}": mean for name, mean in means.items()}}
+
+
+def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None = None) -> dict[str, Any]:
+    episode: dict[str, Any] = {"task_id": row.task_id, "metrics": {}} | ({} if steps is None else {"steps": steps})
+    if isinstance(row, EpisodeScore) and row.counted:
+        return episode | {"metrics": _known_values(row)}
+    return episode | {"failure_reason": row.outcome, "failure_detail": row.reason}
 
 
 def _say(judged: Judged) -> dict[str, object]:
