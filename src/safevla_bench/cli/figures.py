@@ -13,7 +13,7 @@ import msgspec
 from matplotlib.figure import Figure
 
 from safevla_bench.cli import echo, options, rules
-from safevla_bench.cli.options import flag, option, repeatable
+from safevla_bench.cli.options import option, repeatable
 from safevla_bench.cli.score import print_warnings
 from safevla_bench.compare.series import compare_series
 from safevla_bench.errors import RunError
