@@ -52,7 +52,7 @@ _STYLES = (
     "across=TEXT: what the numbers of a series are, such as 'Training steps'."
 )
 _KINDS = {name: kind.description for name, kind in drawing.FIGURES.items()} | {
-    "series": "SR, Safety, SBU and VSI against the last number in each policy's name"
+    "series": "SR, Safety, SBU and VSI against the last number in names"
 }
 _EPILOG = "\n".join(["\b", "Figures:", *(f"  {name:9} {description}" for name, description in _KINDS.items())])
 
