@@ -129,9 +129,8 @@ docs-full: check $(VENV)/.dev-stamp ## make again what the site stores of LIBERO
 	@$(MAKE) --no-print-directory docs
 
 .PHONY: golden
-golden: $(VENV)/.dev-stamp ## write the golden files anew: what commands print and write over fixed archives
+golden: $(VENV)/.dev-stamp ## rewrite the golden files: what commands print and write over fixed archives
 	PYTHONPATH=tests $(BIN)/python tests/golden_commands.py
-	PYTHONPATH=tests $(BIN)/python tests/report/golden_tables.py
 
 .PHONY: lint
 lint: $(VENV)/.tools-stamp ## check style and formatting

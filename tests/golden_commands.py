@@ -1,7 +1,8 @@
-"""What the commands print and write over fixed archives. Write the golden files anew with `make golden`.
+"""The golden files: what the commands print and write over fixed archives. `make golden` rewrites them.
 
-Text that a command prints is kept whole. A file that it writes is kept as its sha256; the files themselves are left in
-`build/golden`, so that two versions of the package can be compared.
+The printed text and the written tables are kept as they are, other files as their sha256. `make golden` also leaves all
+written files in `build/golden`, so that two versions of the package can be compared. The package's version and the
+digests of its rules are masked; `digests.txt` alone has the latter.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "tests" / "golden" / "commands"
+FOLDER = ROOT / "tests" / "golden"
 BUILD = ROOT / "build" / "golden"
 DEMO = "demo/rollouts.parquet"
 GALLERY = " ".join(
@@ -84,6 +85,26 @@ COMMANDS: Mapping[str, str] = {
 _VOLATILE = re.compile(r"\b\d+(\.\d+)? (s|min)\b|\(\d+ of \d+\)")
 
 
+def mask_versions() -> dict[str, str]:
+    """Replace the package's version, and the digests of rules; return the real digests by the rules' name."""
+    import safevla_recorder.version
+
+    safevla_recorder.version.__version__ = "0.0.0"
+    from safevla_bench.specs.file_formats import BUILT_IN
+    from safevla_bench.specs.loader import load_library
+    from safevla_bench.specs.spec import Library
+    from safevla_bench.tasks.entries import Registry
+    from safevla_bench.tasks.loader import load_registry
+
+    digests = {f"library {name}": load_library(name).digest for name in BUILT_IN}
+    digests["registry"] = load_registry().digest
+    masks = {digest: hashlib.sha256(name.encode()).hexdigest() for name, digest in digests.items()}
+    of_library, of_registry = Library.digest.func, Registry.digest.fget
+    Library.digest = property(lambda library: masks.get(of_library(library), "0" * 64))
+    Registry.digest = property(lambda registry: masks.get(of_registry(registry), "0" * 64))
+    return digests
+
+
 def write_outputs(folder: Path) -> Iterator[tuple[str, str]]:
     """Run every command in `folder`, an empty one; yield its name and what is kept of it."""
     shutil.copytree(ROOT / "docs" / "gallery", folder / "gallery")
@@ -120,7 +141,11 @@ def _run_command(line: str) -> str:
     printed, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         code = cli.run_command_line(shlex.split(line))
-    files = [f"{digest}  {path}" for path, digest in _digest_files().items() if before.get(path) != digest]
+    files = [
+        f"{digest}  {path}"
+        for path, digest in _digest_files().items()
+        if before.get(path) != digest and not _is_kept(path)
+    ]
     parts = [f"$ safevla {line}", f"exit {code}", printed.getvalue(), errors.getvalue(), *files]
     return _VOLATILE.sub("…", "\n".join(part.rstrip("\n") for part in parts if part)) + "\n"
 
@@ -141,17 +166,32 @@ def _stable_bytes(path: Path) -> bytes:
     return json.dumps(description).encode()
 
 
-def main() -> None:
-    """Write the golden files anew, and leave the commands' files in `build/golden`."""
+def _is_kept(path: str) -> bool:
+    return path.startswith("tables") and not path.endswith("html")
+
+
+def main(folder: Path, build: Path) -> None:
+    """Write the golden files into `folder`, and leave the commands' files in `build`."""
     os.environ.update(COLUMNS="120", NO_COLOR="1")
-    shutil.rmtree(BUILD, ignore_errors=True)
-    BUILD.mkdir(parents=True)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
-    for name, text in write_outputs(BUILD):
-        (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
+    digests = mask_versions()
+    from report.example_tables import paper_tables
+    from safevla_bench.report.render.text import render_text
+
+    for name in ("commands", "tables"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir(parents=True)
+    (folder / "digests.txt").write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
+    for name, text in write_outputs(build):
+        (folder / "commands" / f"{name}.txt").write_text(text, encoding="utf-8")
         print(f"{name}: {text.splitlines()[1]}", file=sys.stderr)
+    for path in [*build.glob("tables.*"), *build.glob("tables/*")]:
+        if _is_kept(str(path.relative_to(build))):
+            shutil.copy(path, folder / "tables")
+    paper = "\n".join(render_text(table, width=100) for table in paper_tables())
+    (folder / "tables" / "paper.txt").write_text(paper, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    shutil.rmtree(BUILD, ignore_errors=True)
+    BUILD.mkdir(parents=True)
+    main(FOLDER, BUILD)

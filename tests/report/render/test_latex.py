@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from report.golden_tables import FOLDER, demo_tables, paper_tables
+from golden_commands import FOLDER
+from report.example_tables import demo_tables, paper_tables
 from safevla_bench.report.render.latex import render_latex
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import DASH, drop_empty_columns
@@ -29,7 +30,7 @@ PREAMBLE = r"""\documentclass[twocolumn]{article}
 @pytest.fixture(scope="module")
 def shipped() -> list[Table]:
     beside_paper = demo_tables(["main", "violations", "tasks"], Roster(published=paper_policies()))
-    of_demo = msgspec.json.decode((FOLDER / "demo.json").read_bytes(), type=list[Table])
+    of_demo = msgspec.json.decode((FOLDER / "tables" / "tables.json").read_bytes(), type=list[Table])
     return [*of_demo, *beside_paper, *paper_tables()]
 
 

@@ -1,12 +1,9 @@
-"""The golden files of tables. Write them anew, after a change that is meant to move them:
-
-.venv/bin/python tests/report/golden_tables.py
-"""
+"""Tables for tests: those of the shipped archive, and those of the paper made from its counts."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,30 +14,15 @@ from safevla_bench.jobs.evaluation.outputs import table_material
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.report.published import PAPER, load_published
-from safevla_bench.report.render import TableFormat, render_tables
-from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import catalog
 from safevla_bench.report.tables.cells import Roster, auxiliary_table, constraint_table, suite_table
 from safevla_bench.report.tables.columns import drop_intervals
 from safevla_bench.report.tables.table import Table
 from safevla_bench.specs.loader import load_library
 
-FOLDER = Path(__file__).parents[1] / "golden" / "tables"
-DEMO: dict[str, TableFormat] = {"demo.md": "md", "demo.tex": "tex", "demo.json": "json"}
-
-
-def golden() -> Iterator[tuple[str, str]]:
-    """Name and contents of each golden file."""
-    tables_of_demo = demo_tables()
-    for name, form in DEMO.items():
-        yield name, render_tables(tables_of_demo[: 2 if form == "md" else None], form)
-    for table in tables_of_demo:
-        yield f"demo-{table.name}.csv", render_tables([table], "csv")
-    yield "paper.txt", "\n".join(render_text(table, width=100) for table in paper_tables())
-
 
 def demo_tables(names: Sequence[str] = (), roster: Roster | None = None) -> list[Table]:
-    """The named tables of the shipped archive, every one that it allows without names."""
+    """Return the named tables of the shipped archive, or all that it allows."""
     judge = load_ruleset()
     with tempfile.TemporaryDirectory() as folder:
         judged = judgement.judge([demo.unpack_archive(Path(folder) / "demo")], judge)
@@ -49,7 +31,7 @@ def demo_tables(names: Sequence[str] = (), roster: Roster | None = None) -> list
 
 
 def paper_tables() -> list[Table]:
-    """The tables of the paper that its counts allow, made from them."""
+    """Return the tables of the paper that can be made from its counts."""
     axes = {spec.spec_id: spec.axis for spec in load_library().safe}
     counts = [count for count in map(episode_counts, load_published(PAPER).cells) if count is not None]
     summaries = cells(synthesize_scores(counts, axes))
@@ -65,10 +47,3 @@ def paper_tables() -> list[Table]:
         constraint_table(robocasa, roster, "RoboCasa-365"),
     ]
     return [drop_intervals(table) for table in tables]
-
-
-if __name__ == "__main__":
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, contents in golden():
-        (FOLDER / name).write_text(contents, encoding="utf-8")
-        print(FOLDER / name)
