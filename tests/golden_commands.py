@@ -18,8 +18,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+
+from safevla_recorder import identity
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "golden"
@@ -112,9 +115,18 @@ def write_outputs(folder: Path) -> Iterator[tuple[str, str]]:
     record = json.loads((ROOT / "tests" / "cases" / "appendix_b.json").read_bytes())
     (folder / "appendix_b.jsonl").write_text(json.dumps(record) + "\n")
     _write_log(folder / "log")
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), _fixed_code():
         for name, line in COMMANDS.items():
             yield name, _run_command(line)
+
+
+@contextlib.contextmanager
+def _fixed_code() -> Iterator[None]:
+    """The same digests of code after every commit."""
+    with mock.patch.object(identity, "_code_files", return_value=()):
+        identity.describe_code.cache_clear()
+        yield
+    identity.describe_code.cache_clear()
 
 
 def _write_log(folder: Path) -> None:

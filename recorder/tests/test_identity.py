@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from safevla_recorder import identity
 from safevla_recorder.identity import (
+    UNKNOWN,
+    describe_code,
     find_distributions,
     find_official_name,
     hash_array,
     hash_class,
     hash_files,
+    is_other_code,
     official_suites,
     read_identity,
     read_source,
@@ -115,3 +120,59 @@ def test_the_table_holds_whole_hashes_of_every_task_and_five_distributions_of_li
             hashes = [task.task_sha256, *([task.init_states_sha256] if task.init_states_sha256 else [])]
             assert all(len(text) == 64 and int(text, 16) >= 0 for text in hashes)
     assert json.loads(identity._DATA.read_text())["robocasa"]["sources"]
+
+
+# The code that records
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An imported package `made_up`."""
+    (tmp_path / "one" / "made_up" / "part").mkdir(parents=True)
+    (tmp_path / "one" / "made_up" / "__init__.py").write_text("LIMIT = 1\n")
+    (tmp_path / "one" / "made_up" / "part" / "data.toml").write_text("[a]\n")
+    monkeypatch.setitem(sys.modules, "made_up", SimpleNamespace(__file__=str(tmp_path / "one/made_up/__init__.py")))
+    describe_code.cache_clear()
+    yield tmp_path / "one" / "made_up"
+    describe_code.cache_clear()
+
+
+def code_now(name="made_up"):
+    describe_code.cache_clear()
+    return describe_code(name)
+
+
+def test_a_changed_constant_or_file_of_data_is_other_code_and_what_no_import_reads_is_not(package):
+    before = code_now()
+    assert "made_up " in before
+    assert "safevla_recorder " in before
+    (package / "__pycache__").mkdir()
+    for unread in ("__pycache__/x.pyc", ".hidden.py", "notes.txt"):
+        (package / unread).write_text("LIMIT = 3\n")
+    assert code_now() == before
+    for path, content in (("__init__.py", "LIMIT = 2\n"), ("part/data.toml", "[b]\n"), ("new.py", "")):
+        (package / path).write_text(content)
+        now = code_now()
+        assert is_other_code(before, now)
+        before = now
+
+
+def test_the_same_files_elsewhere_are_the_same_code(package, tmp_path, monkeypatch):
+    """As of an editable installation and a wheel."""
+    copied = shutil.copytree(package, tmp_path / "two" / "made_up")
+    before = code_now()
+    monkeypatch.setitem(sys.modules, "made_up", SimpleNamespace(__file__=str(copied / "__init__.py")))
+    assert code_now() == before
+
+
+def test_a_package_that_cannot_be_read_is_unknown_code_which_is_neither_equal_nor_other(package, caplog):
+    sys.modules["made_up"].__file__ = None  # as of a namespace package
+    assert code_now() == UNKNOWN
+    assert "cannot be read" in caplog.text
+    assert not is_other_code(UNKNOWN, "a 1")
+
+
+def test_only_packages_that_both_name_are_compared():
+    assert not is_other_code("a 1", "a 1, b 2")
+    assert not is_other_code("a 1", "b 2")
+    assert is_other_code("a 1, b 2", "b 3, c 4")

@@ -316,6 +316,19 @@ def test_records_of_two_results_versions_are_refused_and_those_of_one_are_not_sa
     assert warning.startswith("Several physics versions: libero-goal: results-version")
 
 
+@both_ways
+def test_other_code_of_one_version_is_refused_unless_it_is_asked_for_and_then_marked(paired):
+    mine, theirs = (replace(simulated(of, **{"safevla-bench": "0.1.0"}), code=(f"x {of.name}",)) for of in (A, B))
+    with pytest.raises(RunError, match="different code: a by x a, b by x b") as refused:
+        compare_policies([mine, theirs], paired=paired)
+    assert "--across-versions" in refused.value.remedy
+    assert "Recorded by different code" in compare_policies([mine, theirs], across_versions=True).warnings[0]
+    later = replace(simulated(B, **{"safevla-bench": "0.1.1"}), code=theirs.code)
+    assert not any("code" in warning for warning in compare_policies([mine, later]).warnings)
+    (warning,) = compare_policies([mine, replace(theirs, code=())]).warnings
+    assert warning == "The code that recorded b is unknown; it may differ."
+
+
 def test_net_forces_and_forces_of_single_contacts_are_not_compared_in_silence():
     net_of_a = edit_headers(A, forces=("net_force_n",))
     assert any("Records of a contain net forces" in warning for warning in compare_policies([net_of_a, B]).warnings)

@@ -35,6 +35,7 @@ from safevla_recorder.errors import RunError, SafevlaError, find_exception, get_
 from safevla_recorder.identity import TaskIdentity
 from safevla_recorder.mujoco.hook import Undo, wrap_method
 from safevla_recorder.mujoco.recorder import Recorder, unstable_steps
+from safevla_recorder.version import __version__
 
 _log = get_logger(__name__)
 Layer = TypeVar("Layer")
@@ -208,12 +209,13 @@ def openblas_kernel() -> str | None:
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the installed versions of these distributions and of safevla-bench, else of safevla-recorder."""
     versions: dict[str, str] = {}
-    for name in (*names, "safevla-bench"):
+    for name in names:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    if "safevla-bench" not in versions:
+    for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            versions["safevla-recorder"] = importlib.metadata.version("safevla-recorder")
+            importlib.metadata.version(name)  # an editable installation keeps that of the day it was made
+            return {**versions, name: __version__}
     return versions
 
 

@@ -75,6 +75,8 @@ class EpisodeRow:
     outcome: str
     steps: int
     reason: str | None = None
+    code: str | None = None
+    """The code that ran it, see `safevla_recorder.identity.describe_code`."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from safevla_recorder.errors import (
     is_visible,
     redact_secrets,
 )
+from safevla_recorder.identity import UNKNOWN, describe_code
 from safevla_recorder.mujoco.hook import Undo, undo_all
 from safevla_recorder.recorder import WritableEpisode
 from safevla_recorder.version import __version__
@@ -156,6 +157,7 @@ class RunFolder:
             "policies": [],
             "protocol": {"name": OWN_LOOP, "wait_steps": [], "horizons": []},
             "versions": {},
+            "code": [],
             "complete": False,
             "volatile": dict(volatile),
         }
@@ -194,6 +196,8 @@ class RunFolder:
             versions={own_name: __version__, **versions},
             policies=[{"policy": name, "privileged": is_privileged} for name, is_privileged in policies.items()],
         )
+        if describe_code() not in self._run["code"]:
+            self._run["code"].append(describe_code())
         self._blocks += 1
         self._open_blocks += 1
         if not self._written:
@@ -211,7 +215,8 @@ class RunFolder:
                 problem = f"the folder contains a run of the host {known['host']!r}, under the protocol "
                 problem += f"{known['protocol']['name']!r}; episodes of {host!r} cannot be added to it"
                 raise RunError(problem, remedy="Choose another folder.", place=place)
-            self._run = {name: known[name] for name in self._run}
+            self._run = {name: known[name] for name in self._run if name != "code"}
+            self._run["code"] = [*known.get("code", [UNKNOWN])]
             for path in sorted((self.path / RAW).glob("*.json")):
                 place = Place(file=str(path))
                 self._take_in(episode.EpisodeRow(**json.loads(path.read_bytes())), int(path.stem))
@@ -242,7 +247,7 @@ class RunFolder:
             stem = self.path / RAW / f"{number:06d}"
             if content is not None:
                 _write_file(stem.with_suffix(".npz"), content)
-            _write_file(stem.with_suffix(".json"), _encode_json(asdict(row)))
+            _write_file(stem.with_suffix(".json"), _encode_json(asdict(replace(row, code=describe_code()))))
             self._take_in(row, number)
             self._write_description()
 

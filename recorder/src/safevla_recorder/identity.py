@@ -17,7 +17,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 
@@ -98,6 +98,43 @@ def read_source(package: str, folder: str) -> dict[str, str]:
     found = list(find_distributions(package).items())
     named = {"distribution": found[0][0], "version": found[0][1]} if len(found) == 1 else {}
     return {**named, "sources_sha256": sources}
+
+
+UNKNOWN = "unknown"
+_CODE = (".py", ".toml", ".json", ".so")
+_OWN = ("safevla_bench", "safevla_recorder")
+
+
+@lru_cache(maxsize=None)
+def describe_code(package: str = "") -> str:
+    """Return the code of this process: for each imported package among safevla_bench, safevla_recorder and `package`,
+    its name and the first 16 digits of the hash of its files; `unknown` if one cannot be read. Cached.
+
+    A version does not identify code: two commits may have the same. Installed and editable packages have equal hashes.
+    """
+    try:
+        names = sorted({*(name for name in _OWN if name in sys.modules), *filter(None, [package])})
+        return ", ".join(f"{name} {hash_files(_code_files(name))[:16]}" for name in names)
+    except Exception as error:  # recording must not raise, and a package may come from an archive
+        _log.warning("The code that records cannot be read, so the run will not name it: %s", error)
+        return UNKNOWN
+
+
+def _code_files(package: str) -> Iterator[tuple[str, bytes]]:
+    file = Path(str(sys.modules[package].__file__))
+    if file.name != "__init__.py":
+        yield file.name, file.read_bytes()
+        return
+    for path in file.parent.rglob("*"):
+        name = path.relative_to(file.parent)
+        if path.suffix in _CODE and not any(part.startswith(".") for part in name.parts):
+            yield name.as_posix(), path.read_bytes()
+
+
+def is_other_code(first: str, second: str) -> bool:
+    """Return whether two texts of `describe_code` name a common package with different hashes."""
+    codes = [dict(package.rpartition(" ")[::2] for package in code.split(", ")) for code in (first, second)]
+    return any(codes[1].get(name, digest) != digest for name, digest in codes[0].items() if name)
 
 
 @lru_cache(maxsize=None)

@@ -44,7 +44,7 @@ _ASSUMED = (
 def compare_command(
     policies: tuple[str, ...] = repeatable("Only this policy.", "NAME", spelling="--policy"),
     across_seeds: bool = flag("Pair only by initial state, for the same states run with other seeds, or several."),
-    across_versions: bool = flag("Compare episodes of several physics versions too; the output is marked."),
+    across_versions: bool = flag("Compare several physics versions, or other code, too; the output is marked."),
     unpaired: bool = flag("Treat the episodes as independent, task by task."),
     allow_crashed: bool = flag("Keep verdicts that episodes without a value could change."),
     confidence: float = option("Confidence of intervals and tests.", "PERCENT", type=options.PERCENT, default=95.0),

@@ -112,6 +112,7 @@ EXECUTION_OPTIONS = {
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
+    "other_code": flag("Continue a run of other code, or use Ray nodes that have other code; run and rows say so."),
     "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
 }  # fmt: skip
 
@@ -162,6 +163,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         cluster=_requested_cluster(how["engine"], **shares),
         resume=how["resume"],
         retry_crashed=how["retry_crashed"],
+        other_code=how["other_code"],
     )
     registration = request.registration if is_given(context, "registered") else None
     ruleset = read_new_rules(values, request.host, [out.absolute()], registration)
@@ -411,7 +413,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    executing = {"actor", "engine", "workers", "trackers", "registered", "record_only"}
+    executing = {"actor", "engine", "workers", "other_code", "trackers", "registered", "record_only"}
     words += options.list_given_words(context, executing | JUDGE_OPTIONS.keys())
     words += ["--trust", str(out / RUN)] if request.list_calls() else []
     return shlex.join(words)

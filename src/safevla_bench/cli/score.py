@@ -250,13 +250,14 @@ def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Ite
 def merge_command(
     shards: tuple[Path, ...] = options.argument("SHARD...", nargs=-1, required=True, type=options.FILE),
     out: Path = options.out_option("The run folder to make.", "DIR", required=True),
+    other_code: bool = options.flag("Join shards of different code; run.json and rows say so."),
 ) -> None:
     """Join run folders made with --shard into one.
 
-    The result has the same bytes as a single run of the whole plan, so the shards must belong to one plan and all be
-    complete, each given once; errors say what is wrong. Their order does not matter.
+    The result has the same bytes as a single run of the whole plan, so the shards must belong to one plan, have been
+    run by the same code and all be complete, each given once; errors say what is wrong. Their order does not matter.
     """
-    rows = writer.merge_shards(shards, out, _format_continuation)
+    rows = writer.merge_shards(shards, out, _format_continuation, other_code=other_code)
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""
     echo(f"Run folder: {out} ({len(rows)} episodes{left_out})")

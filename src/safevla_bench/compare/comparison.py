@@ -114,7 +114,8 @@ def compare_policies(
         options: metrics, confidence; None = the defaults.
         paired: compare episode by episode; else as independent samples, each two policies on the tasks that both ran.
         across_seeds: pair initial states regardless of the seeds of their episodes, which may be several.
-        across_versions: also compare episodes of several physics versions, and mark the comparison.
+        across_versions: also compare episodes of several physics versions, or recorded by different code of one
+            version of this project, and mark the comparison.
 
     Raises `RunError` if they cannot be compared: no common tasks, no values, several simulators, or, if paired, the
     errors of `pair_episodes`; `KeyError` for a metric that is not in `METRICS`.
@@ -123,6 +124,7 @@ def compare_policies(
     _require_comparable(results, paired=paired)
     if not across_versions:
         require_one_simulator(results)
+        require_same_code(results)
     pairs = pair_episodes(results, across_seeds=across_seeds) if paired else None
     if pairs and not pairs.mark_finished().any():
         raise RunError("no pair was finished on both sides", remedy="Roll out the lost episodes again.")
@@ -176,6 +178,13 @@ def require_one_simulator(results: Sequence[policy_results.PolicyResults]) -> No
     if mixtures := provenance_marks.find_mixtures(policy_results.simulator_cells(results)):
         remedy = "Roll all out with one simulator. To compare anyway, with a mark: `safevla compare --across-versions`."
         raise RunError(f"the episodes are of several physics versions: {'; '.join(mixtures)}", remedy=remedy)
+
+
+def require_same_code(results: Sequence[policy_results.PolicyResults]) -> None:
+    """Raise `RunError` if any two were recorded by different code of one version of this project."""
+    if other := policy_results.find_other_code(results):
+        remedy = "Roll both out with one version of the code. To compare anyway, with a mark: `safevla compare "
+        raise RunError(f"they were recorded by different code: {other}", remedy=f"{remedy}--across-versions`.")
 
 
 def _require_comparable(results: Sequence[policy_results.PolicyResults], *, paired: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from safevla_bench.tasks.identity import has_official_source, judge_identity
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import Kitchen, is_chosen
 from safevla_recorder.channels import NET_FORCE
+from safevla_recorder.identity import UNKNOWN, is_other_code
 from safevla_recorder.simulator_versions import physics_versions, results_version
 
 UNNAMED = "(unnamed)"
@@ -65,6 +66,8 @@ class PolicyResults:
     """The lines on clauses that were left out of these episodes, on request or because no log holds what they need."""
     changes: tuple[ActionChanges, ...] = ()
     """Changes by a filter in each episode, [n]; empty = unknown."""
+    code: tuple[str, ...] = ()
+    """The code that recorded its runs, see `sources.runs.folder.recorded_code`; empty = an archive, which has none."""
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -212,7 +215,7 @@ def _can_join(results: Sequence[PolicyResults]) -> bool:
 def _join(results: Sequence[PolicyResults]) -> PolicyResults:
     if len(results) == 1:
         return results[0]
-    tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses")
+    tuples = ("headers", "changes", "lost", "standin_suites", "left_out_clauses", "code")
     joined: dict[str, Any] = {
         **{name: np.concatenate([getattr(result, name) for result in results]) for name in _EPISODE_ARRAYS},
         **{name: tuple(item for result in results for item in getattr(result, name)) for name in tuples},
@@ -284,6 +287,12 @@ def comparison_warnings(results: Sequence[PolicyResults], left_out: int, *, pair
     }
     yield from provenance_marks.warn_of_standins(standins)
     yield from provenance_marks.warn_of_mixtures(simulator_cells(results))
+    if other := find_other_code(results):
+        yield f"Recorded by different code: {other}."
+    if any(result.code for result in results) and (
+        unknown := [result.name for result in results if UNKNOWN in (result.code or (UNKNOWN,))]
+    ):
+        yield f"The code that recorded {', '.join(unknown)} is unknown; it may differ."
     for result in results:
         yield from (f"{result.name}: {line}" for line in result.left_out_clauses)
     versions = [result.versions for result in results]
@@ -333,6 +342,17 @@ def name_silent_suites(results: Sequence[PolicyResults]) -> list[str]:
 def name_stopped_suites(results: Sequence[PolicyResults]) -> list[str]:
     """Return `policy on suite` for each suite in which a violation stopped an episode of that policy."""
     return [f"{result.name} on {suite}" for result in results for suite in result.suites_stopped_on_violation]
+
+
+def find_other_code(results: Sequence[PolicyResults]) -> str:
+    """Return the first two results whose runs were recorded by different code of one version of this project, and both
+    codes; "" if there are none. Versions with equal results differ in code, and are not found.
+    """
+    for first, second in combinations(results, 2):
+        own = [{v for name, v in each.versions.items() if name.startswith("safevla-")} for each in (first, second)]
+        if own[0] == own[1] and any(is_other_code(code, other) for code in first.code for other in second.code):
+            return f"{first.name} by {' and '.join(first.code)}, {second.name} by {' and '.join(second.code)}"
+    return ""
 
 
 def simulator_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Cell, dict[str, tuple[str, ...]]]:

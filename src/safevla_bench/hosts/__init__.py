@@ -20,11 +20,12 @@ from safevla_bench.errors import HostError, InvalidActionError, PluginError
 from safevla_bench.interface.environment import Host, HostEnv, HostSupport
 from safevla_bench.interface.policy import Action, Wants, check_action, check_extra
 from safevla_bench.interface.task import EpisodeSeed, Task
-from safevla_bench.plugins import NO_ARGUMENTS, PluginGroup, format_call, require_trust
+from safevla_bench.plugins import NO_ARGUMENTS, OWN_DISTRIBUTION, PluginGroup, format_call, require_trust
 from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import from_recording
-from safevla_recorder import attachment
+from safevla_bench.version import __version__
+from safevla_recorder import attachment, identity
 from safevla_recorder.attachment import TaskLabel
 from safevla_recorder.episode import SIMULATION, add_header_field
 from safevla_recorder.identity import TaskIdentity
@@ -64,6 +65,18 @@ def make_host(name: str, arguments: Mapping[str, str] = NO_ARGUMENTS, *, named_b
     require_trust(named_by, [call] if (call := describe_call(name, arguments)) else [])
     made: Host = _HOSTS.make(name, arguments)
     return made
+
+
+def record_versions(host: Host) -> dict[str, str]:
+    """Return package -> version for all that records depend on: the host's packages and this one, whose version is that
+    of its code; installation metadata may be older.
+    """
+    return {**host.versions(), OWN_DISTRIBUTION: __version__}
+
+
+def describe_code(host: Host) -> str:
+    """Return the code that records a host's episodes, see `safevla_recorder.identity.describe_code`."""
+    return identity.describe_code(type(host).__module__.partition(".")[0])
 
 
 def describe_suite(host: str, suite: str) -> str | None:

@@ -7,6 +7,8 @@ engine does not change a byte of a complete run.
 
 from __future__ import annotations
 
+import os
+import platform
 import random
 import re
 import sys
@@ -22,12 +24,13 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from safevla_bench import errors
+from safevla_bench import errors, hosts
 from safevla_bench.archive import npz
 from safevla_bench.interface import policy as interface
 from safevla_bench.interface.environment import Host, HostEnv
 from safevla_bench.interface.task import Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor
+from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.policies.coupling import Coupler, DelayedPolicy
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, follow_server
@@ -36,6 +39,7 @@ from safevla_bench.sources.runs.folder import Latency
 from safevla_bench.text import get_logger
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
+from safevla_bench.version import __version__
 
 OnStep = Callable[[int], None]
 StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
@@ -61,6 +65,8 @@ class EpisodeOutcome:
     greeting: Greeting | None = None  # what the policy or its server states about itself
     wall_s: float | None = None  # including making the environment; None if the worker died
     is_policy_failure: bool = False  # whether the policy raised the exception of the crash
+    code: str | None = None  # the code of its process, see `hosts.describe_code`; None if the worker died
+    ran_on: str | None = None  # node and process
 
     @cached_property
     def batch(self) -> Batch | None:
@@ -204,6 +210,9 @@ class _ActionSeam:
 
 
 def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Mapping[str, object]) -> Batch:
+    versions = batch.headers[0].versions
+    if versions and OWN_DISTRIBUTION in versions:  # which hosts take from the metadata of the installation
+        versions = {**versions, OWN_DISTRIBUTION: __version__}
     header = msgspec.structs.replace(
         batch.headers[0],
         episode_id=planned.episode_id,
@@ -214,6 +223,7 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
         horizon=planned.horizon,
         success=outcome == "success",
         outcome=outcome,
+        versions=versions,
     )
     (extra,) = batch.extra
     own = extra.get("header", {})
@@ -312,7 +322,8 @@ class EnvRunner:
             if outcome.outcome == "crashed":
                 self.close()
         self._crashes.add_outcome(outcome)
-        return replace(outcome, wall_s=time.perf_counter() - began_s)
+        spent_s, code = time.perf_counter() - began_s, hosts.describe_code(self._host)
+        return replace(outcome, wall_s=spent_s, code=code, ran_on=f"{platform.node()}, process {os.getpid()}")
 
     def close(self) -> None:
         """Close the environment, if there is one; the next episode makes a new one. Exceptions are only logged."""

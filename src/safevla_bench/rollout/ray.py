@@ -28,7 +28,6 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.plugins import install_command
 from safevla_bench.rollout import episode, plan, scheduler
 from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
-from safevla_bench.version import __version__
 
 ADDRESS: Final = "RAY_ADDRESS"  # environment variable that names a cluster if no address is given
 HERE: Final = "local"
@@ -131,15 +130,21 @@ _REMEDY = (
 
 
 def run_actors(
-    spec: WorkerSpec, episodes: Sequence[plan.PlannedEpisode], count: int, cluster: RayCluster
+    spec: WorkerSpec,
+    episodes: Sequence[plan.PlannedEpisode],
+    count: int,
+    cluster: RayCluster,
+    *,
+    other_code: bool = False,
 ) -> Generator[episode.EpisodeOutcome]:
-    """Run the episodes with `count` actors and yield each as it ends; raises the errors of `connect_ray` and
-    `run_pool`, and `RunError` if no node has as many CPUs and GPUs as an actor reserves, or Ray refuses this share.
+    """Run the episodes with `count` actors and yield each as it ends; actors with other code than this process are
+    refused, unless `other_code` allows them. Raises the errors of `connect_ray` and `run_pool`, and `RunError` if no
+    node has as many CPUs and GPUs as an actor reserves, or Ray refuses this share.
     """
     count = min(count, len(episodes))
     with connect_ray(cluster, count) as ray:
         require_room(ray, cluster)
-        yield from scheduler.run_pool(_ActorPool(ray, spec, cluster), episodes, count)
+        yield from scheduler.run_pool(_ActorPool(ray, spec, cluster, other_code=other_code), episodes, count)
 
 
 class RayWorker:
@@ -151,16 +156,17 @@ class RayWorker:
 
     def prepare(self) -> Message:
         """Make host and policies, and reply that the worker is ready, or with a user error that names this node. Sets
-        this process's environment variables. The host's versions must be those of the command's machine.
+        this process's environment variables. Versions and code must be those of the command's machine.
         """
         os.environ.update(scheduler.worker_environment(self._number, os.environ))
         try:
             self._parts = WorkerParts(self._spec)
-            installed = record_versions(self._parts.host)
+            installed = name_installed(self._parts.host)
             pairs = ((name, installed.get(name), version) for name, version in self._versions.items())
             if differing := [f"{name} {own}, not {version}" for name, own, version in pairs if own != version]:
-                problem = f"it has other versions than the command's own environment: {', '.join(differing)}"
-                raise HostError(problem, remedy="Install the same versions on every node; records depend on them.")
+                problem = f"it has other versions than the command's own environment: {'; '.join(differing)}"
+                remedy = "Install the same on every node; records depend on it. --other-code takes other code."
+                raise HostError(problem, remedy=remedy)
         except SafevlaError as error:
             return _failed_here(error)
         return scheduler.READY
@@ -178,9 +184,9 @@ class RayWorker:
             self._parts.close()
 
 
-def record_versions(host: Host) -> dict[str, str]:
-    """Return package -> version for all that records depend on: this package and the host's."""
-    return {"safevla-bench": __version__, **host.versions()}
+def name_installed(host: Host) -> dict[str, str]:
+    """Return package -> version for all that records depend on, and as `code` what identifies their code."""
+    return {**hosts.record_versions(host), "code": hosts.describe_code(host)}
 
 
 def _failed_here(error: SafevlaError) -> SafevlaError:
@@ -231,9 +237,11 @@ class ActorHandle:
 class _ActorPool:
     remedy = "Every node needs safevla-bench with the same extras as here; its messages are in Ray's logs on its node."
 
-    def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster) -> None:
+    def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster, *, other_code: bool) -> None:
         self._ray, self._cluster = ray, cluster
-        self._versions = record_versions(hosts.make_host(spec.host, spec.host_arguments))
+        self._versions = name_installed(hosts.make_host(spec.host, spec.host_arguments))
+        if other_code:
+            del self._versions["code"]
         self._spec = ray.put(spec)  # recorded actions may be large; each node fetches them once
         try:
             self._actors = ray.remote(RayWorker).options(

@@ -41,6 +41,8 @@ from safevla_bench.sources.runs.folder import (
     archive_parts,
     dump_json,
     read_description,
+    read_episodes,
+    write_episodes,
     write_frames,
 )
 from safevla_bench.sources.runs.parts import add_digests
@@ -60,6 +62,20 @@ def differing(run, *files, **options):
 
 def unchecked(run, **options):
     return findings_of(verify_run(run, **options), "unchecked")
+
+
+def test_the_code_of_the_episodes_is_compared_with_that_of_the_run_and_of_this_process(run):
+    (own,) = read_description(run)["code"]
+    assert own in findings_of(verify_run(run), "agrees")["code"]
+    other = own[:-16] + 16 * "0"
+    for codes, verdict in (([own, other], "unchecked"), ([other], "differs"), (["unknown", own], "unchecked")):
+        change_description(run, code=codes)
+        said = findings_of(verify_run(run), verdict)["code"]
+        assert all(code in said for code in codes)
+    rows = [replace(row, code=other) for row in read_episodes(run)]
+    write_episodes(run, rows)
+    change_description(run, code=[other])
+    assert f"here is {own}" in unchecked(run)["code"]
 
 
 def unchecked_of_agreeing(run, *files):

@@ -83,7 +83,7 @@ def test_a_run_gives_back_its_records_and_its_crashes(tmp_path):
     (source,) = index.sources
     description = dict(source.description)
     assert (source.path, list(description.pop("volatile"))) == (tmp_path / "run", ["file_sha256"])
-    assert description == {**DESCRIPTION, "complete": True}
+    assert description == {**DESCRIPTION, "complete": True, "code": ["unknown"]}
     assert [row.episode_id for row in episode_rows(tmp_path / "run")] == ["a", "b", "c"]
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["schema_version"] == 1

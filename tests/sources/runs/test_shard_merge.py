@@ -13,13 +13,15 @@ from folders import change_description, contents
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RecordError, RunError
 from safevla_bench.files import sha256_of
-from safevla_bench.jobs.evaluation.request import Request
+from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs import parts
 from safevla_bench.sources.runs.folder import read_description, read_facts
 from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.sources.runs.writer import RunFolderWriter, merge_shards
+from safevla_recorder import identity
+from scenes import Watcher
 
 REQUEST = Request(host="fake", suites=("fake",), episodes=2, policies=("random", "noop"), max_steps=5)
 """Twelve episodes, four of them crashed."""
@@ -195,3 +197,61 @@ def test_an_archive_with_too_few_records_leaves_nothing_behind(shards, tmp_path)
     with pytest.raises(RunError, match="1 records of"):
         merge_shards(shards, tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-1", "shard-2", "shard-3"]
+
+
+OTHER = "safevla_bench 0123456789abcdef, safevla_recorder 0123456789abcdef"
+
+
+def test_shards_of_other_code_are_refused_with_both_codes_unless_it_is_allowed_and_then_marked(
+    shards, tmp_path, monkeypatch, caplog
+):
+    (own,) = read_description(shards[0])["code"]
+    monkeypatch.setattr(identity, "describe_code", lambda package: OTHER)
+    roll_out(replace(REQUEST, shard=Shard(3, 3)), tmp_path / "other")
+    given = [*shards[:2], tmp_path / "other"]
+    with pytest.raises(RunError, match="different code") as raised:
+        merge_shards(given, tmp_path / "merged")
+    assert own in str(raised.value)
+    assert OTHER in str(raised.value)
+    assert "--other-code" in str(raised.value)
+    rows = merge_shards(given, tmp_path / "merged", other_code=True)
+    assert OTHER in caplog.text
+    assert read_description(tmp_path / "merged")["code"] == [own, OTHER]
+    assert {row.code for row in rows if row.outcome != "crashed"} == {own, OTHER}
+
+
+def test_a_shard_whose_code_is_unknown_is_merged_and_said_to_be_unknown(shards, tmp_path, caplog):
+    (own,) = read_description(shards[0])["code"]
+    change_description(shards[1], code=None)
+    merge_shards(shards, tmp_path / "merged")
+    assert f"{shards[1]}: the code that recorded it is unknown" in caplog.text
+    assert read_description(tmp_path / "merged")["code"] == [own, "unknown"]
+
+
+def test_a_run_of_other_code_is_not_resumed_unless_it_is_allowed_and_then_marked(tmp_path, monkeypatch, caplog):
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(REQUEST, tmp_path / "run", Watcher(stop_after=4))
+    (own,) = read_description(tmp_path / "run")["code"]
+    monkeypatch.setattr(identity, "describe_code", lambda package: OTHER)
+    with pytest.raises(RunError, match="different code") as raised:
+        roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(resume=True))
+    assert own in str(raised.value)
+    assert OTHER in str(raised.value)
+    rows = roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(resume=True, other_code=True))
+    assert OTHER in caplog.text
+    assert read_description(tmp_path / "run")["code"] == [own, OTHER]
+    assert {row.code for row in rows if row.outcome != "crashed"} == {own, OTHER}
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_its_code_stays_unknown(tmp_path, caplog):
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(REQUEST, tmp_path / "run", Watcher(stop_after=4))
+    description = read_description(tmp_path / "run")
+    (own,) = description.pop("code")
+    (tmp_path / "run" / "run.json").write_text(json.dumps(description))
+    for path in (tmp_path / "run" / "raw").glob("*.json"):
+        row = json.loads(path.read_text())
+        path.write_text(json.dumps({name: value for name, value in row.items() if name != "code"}))
+    roll_out(REQUEST, tmp_path / "run", running=ExecutionOptions(resume=True))
+    assert "is unknown, and was not compared" in caplog.text
+    assert sorted(read_description(tmp_path / "run")["code"]) == sorted([own, "unknown"])

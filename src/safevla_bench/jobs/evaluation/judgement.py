@@ -22,7 +22,7 @@ from safevla_bench.judging.judged import Judged, JudgedSource, describe_maker
 from safevla_bench.judging.ruleset import LostEpisodes, Ruleset, RulesetRecipe, load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.episode_index import EpisodeIndex, Scan
-from safevla_bench.sources.runs.folder import RUN, SCORES, read_description
+from safevla_bench.sources.runs.folder import RUN, SCORES, read_description, recorded_code
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_sources
 from safevla_bench.specs.spec import Library
@@ -244,10 +244,11 @@ def load_policy_results(
     recorded: dict[str, str] = {}
     for path, opened in zip(paths, open_sources(paths), strict=True):
         judged = judge([Path(path)], ruleset, skip_invalid=skip_invalid)  # under the names in its records
+        code = tuple(recorded_code(opened.description)) if opened.description else ()
         for result in split_judged(judged, str(path), judged.sources[0].protocol):
             name = opened.policy_names.get(None if result.name == policy_results.UNNAMED else result.name, result.name)
             recorded[name] = result.name
-            results.append(replace(result, name=name))
+            results.append(replace(result, name=name, code=code))
     names = dict.fromkeys(result.name for result in results)
     unknown = [name for name in policies if name not in {*names, *recorded.values()}]
     if unknown:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from safevla_bench import policies
 from safevla_bench.errors import HostError, PluginError, PolicyError, RunError, ServerUnreachableError
 from safevla_bench.files import sha256_of
-from safevla_bench.hosts import check_start, check_wants
+from safevla_bench.hosts import check_start, check_wants, describe_code, record_versions
 from safevla_bench.hosts.protocols import EvaluationProtocol, load_protocol
 from safevla_bench.interface.environment import Host, HostSupport
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy, SelectiveTaskPolicy
@@ -44,7 +44,6 @@ from safevla_bench.rollout.plan import (
 )
 from safevla_bench.rollout.scheduler import WorkerPolicy, WorkerSpec
 from safevla_bench.sources.runs.folder import PlanStretch
-from safevla_bench.version import __version__
 from safevla_recorder.simulator_versions import find_differences
 
 
@@ -282,7 +281,8 @@ def _describe_run(
         **({"filtered_by": _describe_watching(cast.filtering, tasks)} if cast.filtering else {}),
         **({"until": request.until} if request.until else {}),
         **({REGISTERED: request.registration.to_document()} if request.registration else {}),
-        "versions": {"safevla-bench": __version__, **host.versions()},
+        "versions": record_versions(host),
+        "code": [describe_code(host)],
         "volatile": {**request.volatile, **({"servers": request.servers} if request.servers else {})},
     }
 

@@ -253,6 +253,8 @@ class ExecutionOptions:
     """Continue the run in the folder, if it holds one."""
     retry_crashed: bool = False
     """Run crashed episodes again when continuing."""
+    other_code: bool = False
+    """Continue a run that other code began, and take episodes of actors with other code; run.json and rows say so."""
 
 
 DEFAULT_EXECUTION = ExecutionOptions()  # one process, from the start

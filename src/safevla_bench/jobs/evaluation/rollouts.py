@@ -33,10 +33,11 @@ from safevla_bench.rollout.episode import NOT_RUN, SAME_CRASHES, CrashSeries, Ep
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors
 from safevla_bench.rollout.scheduler import ProcessPool, run_pool
-from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats
+from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats, recorded_code
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
 from safevla_bench.sources.runs.writer import RunFolderWriter
 from safevla_bench.text import get_logger, redact_secrets
+from safevla_recorder.identity import is_other_code
 
 _log = get_logger(__name__)
 
@@ -66,7 +67,11 @@ def roll_out(
     with (
         prepared.resources,
         RunFolderWriter(
-            out, prepared.description, resume=running.resume, continuation=request.format_resume_command(out)
+            out,
+            prepared.description,
+            resume=running.resume,
+            continuation=request.format_resume_command(out),
+            other_code=running.other_code,
         ) as writer,
     ):
         remedy = f"Correct the cause, then continue: {request.format_resume_command(out, '--retry-crashed')}"
@@ -96,7 +101,8 @@ def _run_pending(
     left_out: dict[tuple[str, str, str], EpisodeOutcome] = {}
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
-            for end in _watch_copies(_watch_failures(finished_episodes, len(pending), remedy)):
+            watched = _watch_code(finished_episodes, recorded_code(prepared.description))
+            for end in _watch_copies(_watch_failures(watched, len(pending), remedy)):
                 if end.outcome == NOT_RUN:
                     left_out[end.planned.policy, end.planned.task.suite, end.planned.task.task_id] = end
                     continue
@@ -120,6 +126,17 @@ def _run_pending(
     if tally.decision.is_decided:
         writer.keep_episodes([place for place, planned in enumerate(prepared.episodes) if tally.is_counted(planned)])
     writer.finish(msgspec.to_builtins(tally.decision), repeats)
+
+
+def _watch_code(finished_episodes: Iterable[EpisodeOutcome], here: Sequence[str]) -> Iterator[EpisodeOutcome]:
+    """Yield episodes as they end; warn once per other code that ran them."""
+    warned: set[str] = set()
+    for end in finished_episodes:
+        yield end
+        if end.code and end.code not in warned and any(is_other_code(end.code, code) for code in here):
+            warned.add(end.code)
+            text = "%s ran with other code than this command's:\n  %s\n  %s"
+            _log.warning(text, end.planned.episode_id, end.code, " and ".join(here))
 
 
 def _ask_servers_repeatedly(prepared: PreparedRun) -> dict[str, Repeats]:
@@ -203,7 +220,7 @@ def run_episodes(
         observer.started(pending)
     on_step = observer.stepped if observer else None
     if running.cluster:
-        engine = run_actors(prepared.cast, pending, running.workers, running.cluster)
+        engine = run_actors(prepared.cast, pending, running.workers, running.cluster, other_code=running.other_code)
     elif running.workers > 1:
         engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later)
     else:
@@ -235,6 +252,8 @@ def raw_episode(end: EpisodeOutcome) -> RawEpisode:
         steps=end.steps,
         latency=end.latency,
         greeting=end.greeting,
+        code=end.code,
+        ran_on=end.ran_on,
         reason=None if end.reason is None else redact_secrets(end.reason),
     )
 

@@ -81,7 +81,12 @@ def _check_run(
         findings.append(files.open_check(files.EPISODES, "the archive is not whole"))
     else:
         findings += files.check_episodes(run, records)
-    findings += [*files.check_protocol(run), *files.check_identity(records), *files.check_scores(run, ruleset)]
+    findings += [
+        *files.check_code(run),
+        *files.check_protocol(run),
+        *files.check_identity(records),
+        *files.check_scores(run, ruleset),
+    ]
     standin_note = "{} was simulated with stand-ins for its own assets; nothing here checks it with the real ones"
     findings += [files.open_check(ASSETS, standin_note.format(name), wanted=False) for name in standin]
     if replay and records.headers:

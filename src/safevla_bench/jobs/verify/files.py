@@ -49,6 +49,7 @@ from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import standin_benchmarks
 from safevla_bench.version import __version__
 from safevla_recorder.folder import OWN_LOOP
+from safevla_recorder.identity import UNKNOWN, describe_code, is_other_code
 
 CheckVerdict = Literal["agrees", "differs", "unchecked"]
 
@@ -98,7 +99,7 @@ def open_check(check: str, detail: str, *, wanted: bool = True) -> Finding:
 
 
 PARTS, FILES, EPISODES, PICTURES, OTHERS = "archive parts", "files", "episodes", "pictures", "other files"
-PROTOCOL, IDENTITY = "protocol", "task identity"
+PROTOCOL, IDENTITY, CODE = "protocol", "task identity", "code"
 # Fields that the table and the records both hold.
 _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_seed", "seed", "horizon", "outcome")
 
@@ -158,6 +159,26 @@ def check_protocol(run: Path) -> Iterator[Finding]:
         yield agreement(PROTOCOL, f"is the preset {name}")
     else:
         yield open_check(PROTOCOL, f"there is no preset {name!r} here", wanted=False)
+
+
+def check_code(run: Path) -> Iterator[Finding]:
+    """Compare the code in run.json with that of the episodes, and with the code here; open if it is not one code."""
+    try:
+        codes = {row.code or UNKNOWN for row in episode_rows(run) if row.outcome != "crashed"}
+    except RunError:  # another check reports the damage
+        return
+    written, here = folder.recorded_code(folder.read_description(run)), describe_code()
+    recorded = " and ".join(written)
+    if codes - {*written}:
+        yield mismatch(CODE, f"{folder.RUN} says {recorded}, the episodes {' and '.join(sorted(codes))}")
+    elif UNKNOWN in written:
+        yield open_check(CODE, f"unknown for episodes of this run: {recorded}", wanted=False)
+    elif len(written) > 1:
+        yield open_check(CODE, f"the episodes are of different code: {recorded}")
+    elif is_other_code(written[0], here):
+        yield open_check(CODE, f"recorded by {recorded}; here is {here}", wanted=False)
+    else:
+        yield agreement(CODE, f"one code, which is also here: {recorded}")
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:

@@ -21,9 +21,12 @@ from safevla_bench.archive.parquet_guard import read_table
 from safevla_bench.errors import Place, RecordError, RunError
 from safevla_bench.files import decode_json, own_path, read_input, sha256_of, write_atomically
 from safevla_bench.memory import limit_memory
-from safevla_bench.text import escape_json, escape_surrogates, load_json, map_texts
+from safevla_bench.text import escape_json, escape_surrogates, get_logger, load_json, map_texts
 from safevla_bench.trajectory.header import SCHEMA_VERSION
 from safevla_recorder.episode import EpisodeRow as EpisodeRow
+from safevla_recorder.identity import UNKNOWN, is_other_code
+
+_log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
 SCORES_VERSION = 2
@@ -112,6 +115,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that vary between runs, under `volatile` of run.json; results do not depend on them."""
 
     policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if it has one
+    ran_on: Mapping[str, str] = {}  # episode -> node and process
     policies_say: Sequence[PolicyGreeting] = ()
     """The statements of policies about themselves, in the order of their first episodes."""
     repeated_answers: Mapping[
@@ -212,6 +216,29 @@ def read_volatile(description: Mapping[str, object]) -> Mapping[str, object]:
     """Return the `volatile` facts in a run.json; {} if there are none."""
     volatile = description.get("volatile")
     return volatile if isinstance(volatile, Mapping) else {}
+
+
+def recorded_code(description: Mapping[str, object]) -> list[str]:
+    """Return the code that recorded a run's episodes, each distinct text of `safevla_recorder.identity.describe_code`;
+    `unknown` for episodes whose code is not recorded, as in runs of earlier versions.
+    """
+    codes = description.get("code")
+    return [str(code) for code in codes] if isinstance(codes, list) and codes else [UNKNOWN]
+
+
+def require_same_code(place: str, codes: Sequence[str], others: Sequence[str], *, is_allowed: bool) -> None:
+    """Raise `RunError` for a place whose code differs from that of the others, unless it `is_allowed`; that, and code
+    that is unknown and so cannot be compared, is logged.
+    """
+    both = f"  {' and '.join(codes)}\n  {' and '.join(others)}"
+    if any(is_other_code(code, other) for code in codes for other in others):
+        problem = f"the episodes are of different code; here and there:\n{both}"
+        if not is_allowed:
+            remedy = "Use one version of the code for a whole run; or mix them, with a mark: --other-code."
+            raise RunError(problem, remedy=remedy, place=Place(file=place))
+        _log.warning("%s: %s", place, problem)
+    elif UNKNOWN in (*codes, *others):
+        _log.warning("%s: the code that recorded it is unknown, and was not compared:\n%s", place, both)
 
 
 def write_episodes(folder: Path, rows: Sequence[EpisodeRow]) -> None:

@@ -36,10 +36,11 @@ _ROW_FIELDS = tuple(field.name for field in fields(run_folder.EpisodeRow))
 
 @dataclass(frozen=True)
 class RawEpisode(run_folder.EpisodeRow):
-    """A finished episode: its row, and two facts that vary between runs."""
+    """A finished episode: its row, and three facts that vary between runs."""
 
     latency: run_folder.Latency | None = None
     greeting: Mapping[str, object] | None = None
+    ran_on: str | None = None
 
     @property
     def row(self) -> run_folder.EpisodeRow:
@@ -128,6 +129,7 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
             **asdict(row),
             latency=facts.policy_latency.get(row.episode_id),
             greeting=statements.get(row.episode_id),
+            ran_on=facts.ran_on.get(row.episode_id),
         )
         for row in episode_rows(folder)
     ]
@@ -136,8 +138,11 @@ def complete_episodes(folder: Path) -> list[RawEpisode]:
 def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_folder.Repeats]) -> run_folder.DayFacts:
     """Return the varying facts of a run, with each distinct statement of a policy in a suite once."""
     latencies: dict[str, run_folder.Latency] = {}
+    ran_on: dict[str, str] = {}
     greetings: dict[tuple[str, str, bytes], run_folder.PolicyGreeting] = {}
     for episode in episodes:
+        if episode.ran_on:
+            ran_on[episode.episode_id] = episode.ran_on
         if episode.latency:
             latencies[episode.episode_id] = episode.latency
         if says := episode.greeting:
@@ -145,7 +150,7 @@ def collect_facts(episodes: Iterable[RawEpisode], repeats: Mapping[str, run_fold
             new = run_folder.PolicyGreeting(policy=episode.policy, suite=episode.benchmark, says=says, episodes=[])
             greetings.setdefault(key, new).episodes.append(episode.episode_id)
     return run_folder.DayFacts(
-        policy_latency=latencies, policies_say=list(greetings.values()), repeated_answers=repeats
+        policy_latency=latencies, ran_on=ran_on, policies_say=list(greetings.values()), repeated_answers=repeats
     )
 
 

@@ -36,10 +36,13 @@ from safevla_bench.sources.runs.folder import (
     dump_json,
     read_description,
     read_facts,
+    recorded_code,
+    require_same_code,
 )
 from safevla_bench.sources.runs.parts import count_progress
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.folder import is_of_killed_writer, lock_folder, remove_unused, require_free_folder, unlock_folder
+from safevla_recorder.identity import UNKNOWN
 
 
 class RunFolderWriter:
@@ -49,12 +52,19 @@ class RunFolderWriter:
     """
 
     def __init__(
-        self, folder: Path, description: Mapping[str, object], *, resume: bool = False, continuation: str = ""
+        self,
+        folder: Path,
+        description: Mapping[str, object],
+        *,
+        resume: bool = False,
+        continuation: str = "",
+        other_code: bool = False,
     ) -> None:
-        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one. `continuation`
-        is the command that continues it, for errors; "" = that of `safevla eval`. Raises `RunError` if the folder holds
-        something else, a run that may not be resumed or was requested differently, or a damaged one, or if another
-        process writes to it; `FileError` if it cannot be written.
+        """Make the folder with its run.json, or with `resume` continue the run in it, if there is one; with
+        `other_code` also one that other code began. `continuation` is the command that continues it, for errors; "" =
+        that of `safevla eval`. Raises `RunError` if the folder holds something else, a run that may not be resumed or
+        was requested differently, or a damaged one, or if another process writes to it; `FileError` if it cannot be
+        written.
         """
         self.folder, self._continuation = folder, continuation or format_resume_command(folder)
         self.episodes: dict[int, parts.RawEpisode] = {}
@@ -70,6 +80,8 @@ class RunFolderWriter:
                 write_atomically(folder / RUN, dump_json({**description, "complete": False}))
             else:
                 _require_continuable(folder, description, "" if resume else self._continuation)
+                codes = recorded_code(read_description(folder)), recorded_code(description)
+                require_same_code(str(folder), *codes, is_allowed=other_code)
             self.description = read_description(folder)
             self.complete = self.description.get("complete") is True
             with self._resumable_errors():
@@ -155,7 +167,9 @@ class RunFolderWriter:
                 parts.read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record
             )
             facts = parts.collect_facts(episodes.values(), repeats or {})
-            description = facts.add_to(self.description)
+            codes = (episode.code or UNKNOWN for episode in episodes.values() if episode.has_record)
+            known = recorded_code(self.description) if "code" in self.description else ()
+            description = {**facts.add_to(self.description), "code": list(dict.fromkeys([*known, *codes]))}
             if decision is not None:
                 description[DECISION] = decision
             parts.write_run(self.folder, description, [episode.row for episode in episodes.values()], records)
@@ -196,7 +210,9 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
 
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in description.items() if name not in ("volatile", "complete", DECISION)}
+    return {
+        name: value for name, value in description.items() if name not in ("volatile", "complete", "code", DECISION)
+    }
 
 
 def list_differences(
@@ -236,7 +252,7 @@ def format_resume_command(folder: Path, *words: str) -> str:
 
 
 _DAMAGED = "Copy the shard again from its origin, or run it again."
-_OWN = ("shard", "planned", "volatile", "complete")
+_OWN = ("shard", "planned", "volatile", "complete", "code")
 
 
 @dataclass(frozen=True)
@@ -253,10 +269,15 @@ class _Shard:
 
 
 def merge_shards(
-    folders: Sequence[Path], out: Path, format_continuation: Callable[[Path], str] = format_resume_command
+    folders: Sequence[Path],
+    out: Path,
+    format_continuation: Callable[[Path], str] = format_resume_command,
+    *,
+    other_code: bool = False,
 ) -> list[EpisodeRow]:
     """Merge complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
-    The folder appears complete or not at all. `format_continuation` returns the command that completes a shard. Raises
+    The folder appears complete or not at all. `format_continuation` returns the command that completes a shard, and
+    `other_code` allows shards of different code. Raises
     `RunError` unless they are all the shards of one plan, each once and intact, `RecordError` for a record that cannot
     be read, `FileError` if the folder cannot be written.
     """
@@ -265,6 +286,9 @@ def merge_shards(
     read = [_read_shard(folder, format_continuation) for folder in folders]
     shards = sorted(read, key=lambda shard: shard.stretch.number)
     _require_whole_plan(shards)
+    for shard in shards[1:]:
+        codes = recorded_code(shard.description), recorded_code(shards[0].description)
+        require_same_code(str(shard.folder), *codes, is_allowed=other_code)
     rows = [episode.row for shard in shards for episode in shard.episodes]
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
@@ -317,7 +341,8 @@ def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
         repeats[policy] = Repeats(asked=before.asked + found.asked, other=before.other + found.other)
     facts = parts.collect_facts((episode for shard in shards for episode in shard.episodes), repeats)
     today = {"shards": [shard.description.get("volatile") for shard in shards]}
-    plan = {"shard": None, "planned": shards[0].stretch.whole, "volatile": today}
+    codes = chain.from_iterable(recorded_code(shard.description) for shard in shards)
+    plan = {"shard": None, "planned": shards[0].stretch.whole, "code": list(dict.fromkeys(codes)), "volatile": today}
     return facts.add_to({**shards[0].description, **plan})
 
 
