@@ -162,7 +162,7 @@ def test_eval_runs_judges_and_reports(safevla, tmp_path):
     assert [(cell["policy"], cell["n"]) for cell in scores_of(out)["cells"]] == [("noop", 4), ("random", 4)]
     run = json.loads((out / "run.json").read_text())
     assert run["complete"]
-    assert set(run["volatile"]) == {"command", "started", "policy_latency", "file_sha256"}
+    assert set(run["volatile"]) == {"command", "started", "policy_latency", "ran_on", "file_sha256"}
     assert run["protocol"]["env_seed"] == 7
 
 

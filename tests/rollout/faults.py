@@ -208,7 +208,7 @@ FAULTS = (
     ),
     Fault("the kernel kills, out of memory", "kill", by_engine(Ending(-9, RESUME), WHOLE)),
     Fault("the command is killed", "wait", both(Ending(-9, RESUME)), send(signal.SIGKILL)),
-    Fault("SIGTERM", "wait", both(Ending(-15, RESUME)), send(signal.SIGTERM, everyone=True)),
+    Fault("SIGTERM", "wait", both(Ending(143, RESUME, _AGAIN)), send(signal.SIGTERM, everyone=True)),
     Fault("Ctrl-C", "wait", both(INTERRUPTED), send(signal.SIGINT, everyone=True)),
     Fault("Ctrl-C, again and again", "wait", both(Ending(130, RESUME)), impatient),
     Fault("the disk fills while episodes are kept", "disk", both(Ending(2, RESUME, _FULL))),

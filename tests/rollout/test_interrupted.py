@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from folders import contents
 from safevla_bench import cli
 from safevla_bench.sources.runs.parts import count_progress
@@ -37,15 +39,16 @@ def wait_for_episodes(process: subprocess.Popen[str], run: Path, count: int) -> 
         time.sleep(0.01)
 
 
-def test_ctrl_c_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path, lethal):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, cli.INTERRUPTED), (signal.SIGTERM, cli.TERMINATED)])
+def test_ctrl_c_or_sigterm_keeps_what_is_done_and_prints_the_command_that_goes_on(tmp_path, lethal, number, code):
     run = tmp_path / "run"
     process = start(lethal, "eval", *RUN, "--workers", "2", "--out", str(run))
     wait_for_episodes(process, run, 2)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     _, err = process.communicate(timeout=TIMEOUT_S)
     done, planned = count_progress(run)
     assert 2 <= done < planned == 10
-    assert process.returncode == cli.INTERRUPTED
+    assert process.returncode == code
     assert "Traceback" not in err
     assert f"{done} of 10 episodes are done and kept" in err
     (command,) = (line.strip() for line in err.splitlines() if line.startswith("  safevla "))

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as SeveralNodes
 
+import safevla_bench
+import safevla_recorder
 from folders import contents
 from safevla_bench import cli
 from safevla_bench.errors import RunError, SafevlaError
@@ -29,6 +32,7 @@ from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.rollout.scheduler import READY, WorkerParts, WorkerPolicy, WorkerSpec
+from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.sources.runs.parts import count_progress
 from scenes import Watcher, install_plugin
 
@@ -198,6 +202,40 @@ def test_a_node_that_is_lost_costs_nothing_but_time(tmp_path, nodes):
     assert contents(tmp_path / "run") == contents(tmp_path / "unbroken")
 
 
+# Code
+
+
+@pytest.fixture
+def other(tmp_path, nodes):
+    """A third node, whose packages are a copy with another constant, of the same version."""
+    root = Path(safevla_bench.__file__).parent
+    for package in (root, Path(safevla_recorder.__file__).parent):
+        shutil.copytree(package, tmp_path / "other" / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    changed = tmp_path / "other" / "safevla_bench" / "rollout" / "scheduler.py"
+    changed.write_text(changed.read_text().replace("RETRIES = 1", "RETRIES = 2"))
+    path = os.pathsep.join([str(tmp_path / "other"), os.environ["PYTHONPATH"]])
+    node = nodes.add_node(**NODE, env_vars={"PYTHONPATH": path})
+    yield node
+    nodes.remove_node(node)
+
+
+def test_a_node_with_other_code_of_the_same_version_is_refused_with_both_codes_or_marked(
+    tmp_path, nodes, other, local, caplog
+):
+    (own,) = read_description(local)["code"]
+    with pytest.raises(SafevlaError, match="it has other versions") as raised:
+        roll_out(held_at(tmp_path / "never"), tmp_path / "run", running=on_ray(3))
+    assert str(raised.value).count("safevla_bench ") == 2
+    assert own in str(raised.value)
+    request, go_on = held_at(tmp_path / "held"), Strikes(tmp_path / "held", 3, lambda pid, node: None)
+    rows = roll_out(request, tmp_path / "mixed", running=replace(on_ray(3), other_code=True))
+    go_on.join()
+    codes = {row.code for row in rows}
+    assert len(codes) == 2
+    assert {*read_description(tmp_path / "mixed")["code"]} == codes
+    assert "ran with other code than this command's" in caplog.text
+
+
 # What the user must mend
 
 
@@ -221,13 +259,13 @@ def test_a_node_with_other_versions_is_refused(on_a_node):
     assert f"on the node {platform.node()}: it has other versions" in str(failure)
     assert "not 0.0" in str(failure)
     assert "mujoco None, not 9" in str(failure)
-    versions = actors.record_versions(WorkerParts(cast).host)
+    versions = actors.name_installed(WorkerParts(cast).host)
     assert actors.RayWorker(cast, 0, versions).prepare() == READY
 
 
 def test_an_actor_knows_its_number_by_which_it_chooses_among_the_gpus_that_it_was_given(on_a_node):
     cast = WorkerSpec("fake", {"noop": WorkerPolicy("noop")})
-    actors.RayWorker(cast, 5, actors.record_versions(WorkerParts(cast).host)).prepare()
+    actors.RayWorker(cast, 5, actors.name_installed(WorkerParts(cast).host)).prepare()
     assert actors.os.environ["SAFEVLA_WORKER"] == "5"
 
 
@@ -301,7 +339,10 @@ def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_if_ev
     assert "--record-only" in again
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(tmp_path, nodes):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, cli.INTERRUPTED), (signal.SIGTERM, cli.TERMINATED)])
+def test_ctrl_c_or_sigterm_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine(
+    tmp_path, nodes, number, code
+):
     (tmp_path / "held").mkdir()
     arguments = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--max-steps", "6", "--policy", "noop"]
     arguments += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
@@ -311,9 +352,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_that_goes_on_names_the_engine
     while len(list(raw.glob("*.json"))) < 2 or not list((tmp_path / "held").glob("[0-9]*")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     out, err = process.communicate()
-    assert process.returncode == cli.INTERRUPTED
+    assert process.returncode == code
     assert not out or "(raylet)" in out.splitlines()[0]  # on a busy machine Ray tells of heartbeats that it missed
     assert f"--workers 1 --engine ray:{nodes.address} --actor cpus=0.5" in err
     assert "2 of 4 episodes are done" in err

@@ -77,3 +77,20 @@ def test_while_ray_is_used_sigterm_is_an_interrupt_as_ctrl_c_is(monkeypatch):
     with pytest.raises(KeyboardInterrupt), ray_cluster.connect_ray(RayCluster(), 1):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_while_ray_starts_sigterm_reaches_the_handler_of_the_command_and_not_that_of_ray(monkeypatch):
+    received = []
+
+    def start(*_):
+        sys.exit(signal.SIGTERM)  # as Ray's own handler does
+
+    former = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    monkeypatch.setattr(ray_cluster, "_start_ray", start)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    try:
+        with pytest.raises(SystemExit), ray_cluster.connect_ray(RayCluster(), 1):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert received == [signal.SIGTERM]

@@ -23,7 +23,8 @@ from safevla_bench.errors import SafevlaError
 from safevla_bench.text import break_log_commands, escape_controls, redact_secrets
 from safevla_bench.version import __version__
 
-OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED = 0, 1, 2, 3, 4, 130  # exit codes of every command
+# Exit codes of every command.
+OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 130, 143
 
 # OS errors of a full or failing disk.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -85,7 +86,7 @@ Examples:
 
 \b
 Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate is undecided,
-4 done with crashed episodes, 130 interrupted.
+4 done with crashed episodes, 130 interrupted by Ctrl-C, 143 by SIGTERM.
 """
 
 
@@ -147,18 +148,24 @@ def safevla() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code. User errors print a message on stderr, never a traceback.
 
-    The first Ctrl-C ends the command and reports what has been kept. The second ends the process at once.
+    The first Ctrl-C or SIGTERM ends the command and reports what has been kept. The second ends the process at once.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle_interrupt)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _handle_interrupt)
     code = run_command_line(arguments)
-    if code == INTERRUPTED:
+    if code in (INTERRUPTED, TERMINATED):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would kill Python during exit
     sys.exit(code)
 
 
+_received: list[int] = []  # signals; Ray raises its own KeyboardInterrupt where a handler raises one
+
+
 def _handle_interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    _received.append(number)
+    signal.signal(number, lambda number, frame: os._exit(128 + number))
     raise KeyboardInterrupt
 
 
@@ -222,7 +229,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         return _refuse(f"this needs {error.name}, which is not installed\n  {install_command(_EXTRAS[error.name])}")
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
-        return INTERRUPTED
+        return TERMINATED if signal.SIGTERM in _received else INTERRUPTED
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
         _discard_stdout()
         return OK

@@ -69,9 +69,14 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
         yield ray
         return
     is_main, former = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
-    ray = _start_ray(cluster, slots)
+    handle = former if callable(former) else signal.default_int_handler
+    try:
+        ray = _start_ray(cluster, slots)
+    except SystemExit:  # raised by Ray's handler of SIGTERM, which is in force while it starts
+        handle(signal.SIGTERM, None)
+        raise
     if is_main:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's handler raises SystemExit
+        signal.signal(signal.SIGTERM, handle)
     try:
         yield ray
     finally:
