@@ -17,6 +17,7 @@ from safevla_bench.stl.formula import (
     format_formula,
     has_placeholder,
     is_boolean_only,
+    judged_once,
     signal_names,
     signed_constant,
     substitute_threshold,
@@ -94,3 +95,17 @@ def test_a_constant_may_have_either_sign(value: float) -> None:
 def test_formulas_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         parse_formula("p and q").left = parse_formula("q")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("true", []),
+        ("x < 3", ["x < 3"]),
+        ("G[0,T](x < 3)", []),
+        ("x < 3 and G[0,T](y < 2)", ["x < 3"]),
+        ("!(x < 3 or y < 2) -> F[0,T](y < 2)", ["!(x < 3 or y < 2)"]),
+    ],
+)
+def test_parts_outside_temporal_operators_are_judged_in_record_0_only(text: str, parts: list[str]) -> None:
+    assert list(map(format_formula, judged_once(parse_formula(text)))) == parts
