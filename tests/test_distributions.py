@@ -24,8 +24,12 @@ ROOT = Path(__file__).parents[1]
 NAME = f"safevla_bench-{__version__}"
 CODE = {".py", ".toml", ".json", ".lark", ".html", ".css", ".js", ".svg"}
 PLAYER = "safevla_bench/report/templates/player"
-LARGE = {"safevla_bench/jobs/demo.parquet": 1_500_000, f"{PLAYER}/three.min.js": 600_000}
-"""The only large files of the package, with the most that they may weigh; the first alone is not text."""
+LARGE = {
+    "safevla_bench/jobs/demo.parquet": 1_500_000,
+    "safevla_bench/jobs/doctor/scenes.npz": 100_000,
+    f"{PLAYER}/three.min.js": 600_000,
+}
+"""The only large files of the package, with the most that they may weigh; the first two alone are not text."""
 TOP = {
     "src", "recorder", "tests", "constraints", "docs", "examples", "benchmarks", ".ci", "Makefile",
     "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "pyproject.toml",

@@ -350,3 +350,19 @@ def test_shards_whose_servers_asked_for_different_things_are_not_merged(tmp_path
             roll_out(changed, tmp_path / str(number))
     with pytest.raises(RunError, match=r"policies\[0\]\.server_arguments\.image_size"):
         merge_shards([tmp_path / "1", tmp_path / "2"], tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("cameras", "tasks", "count"), [(("agentview",), 3, 1), (("agentview",), 2, 0), ((), 3, 0)])
+def test_a_policy_that_looks_is_named_once_if_its_first_ten_episodes_fail(tmp_path, caplog, cameras, tasks, count):
+    class Fails:
+        wants = Wants(cameras=cameras, image_size=(8, 8))
+
+        def act(self, observation):
+            return np.zeros(7)
+
+    policy = RequestedPolicy("p", "", made=adopt_object("p", Fails()))
+    request = bare_request("", policies=(policy,), tasks=(*range(tasks),), episodes=4, arguments={}, max_steps=2)
+    roll_out(request, tmp_path / "run")
+    said = [record.message for record in caplog.records if "none of the first 10" in record.message]
+    assert len(said) == count
+    assert all("safevla doctor --server" in line for line in said)

@@ -110,10 +110,11 @@ def doctor_command(
 ) -> None:
     """Check this machine: Python, disk, graphics, simulators and their versions; roll out and judge one episode.
 
-    With --server, check a policy server instead, without a simulator. The server receives a made-up scene five times.
-    The output shows the dialect, the keys and shapes of request and reply, the latency, how often repeated questions
-    get different answers, statistics of the actions, and the command that evaluates the server. With --host, only the
-    dialects of that simulator are tried.
+    With --server, check a policy server instead, without a simulator. The server receives a made-up scene five times,
+    then five recorded scenes of LIBERO in four orientations. The output shows the dialect, the keys and shapes of
+    request and reply, the latency, how often repeated questions get different answers, statistics of the actions,
+    whether the model expects pictures turned otherwise, and the command that evaluates the server. With --host, only
+    the dialects of that simulator are tried.
 
     Each finding is ok, a warning or an error; warnings and errors come with a remedy. The exit code is 0 without
     errors, else 2.

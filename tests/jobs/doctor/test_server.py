@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from contextlib import contextmanager
+from itertools import chain, repeat
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def gr00t_endpoints(endpoint: str, data: dict) -> object:
     ],
 )
 def test_a_server_that_answers_the_same_question_otherwise_is_named(noise, words):
-    answers = iter(noise)
+    answers = chain(noise, repeat(0))
     with websockets(openpi(lambda request, number: {"actions": ROWS + next(answers)}, OPENPI_REQUEST)) as peer:
         finding = look(f"openpi:{peer.url}")["repeats"]
     assert finding.level == "ok"
@@ -132,7 +133,7 @@ def test_a_harness_server_is_sent_what_it_asks_for():
         findings = look(f"vla-eval:{peer.url}")
     assert findings["request"].found == "'images' {'agentview' uint8 [256, 256, 3]}\n'task_description' str"
     start, *others = [message["payload"] for message in log if message["type"] == "episode_start"]
-    assert others == [start] * 4, "each request begins an episode: some servers remember what they answered"
+    assert others[:4] == [start] * 4, "each request begins an episode: some servers remember what they answered"
     assert start["task"]["suite"] == "libero_spatial"
 
 

@@ -1,4 +1,4 @@
-"""Diagnosis of a policy server by a few requests of a made-up scene: connection, dialect and actions.
+"""Diagnosis of a policy server by a few requests of a made-up scene: connection, dialect, actions and pictures.
 
 Errors of normalisation show in the actions: saturated, far out of range, or almost without motion.
 """
@@ -21,6 +21,7 @@ from safevla_bench.errors import PolicyError, ReplyError, ServerLostError, Serve
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.task import Task
 from safevla_bench.jobs.doctor.machine import Diagnosis, failed_check, passed_check, warned_check
+from safevla_bench.jobs.doctor.pictures import check_pictures
 from safevla_bench.judging.action_statistics import ARM, GRIPPER, WIDTHS, find_oddities, measure_actions
 from safevla_bench.plugins import NO_ARGUMENTS
 from safevla_bench.policies import ask_arguments, make_policy, servers
@@ -56,6 +57,7 @@ class ServerAnswer:
     reply: Reply
     replies: Sequence[Numbers]  # actions of each reply, [H, A], as the simulator gets them
     seconds: tuple[float, ...]  # per request
+    pictures: tuple[Diagnosis, ...]  # whether they are turned as the model expects
 
     @property
     def actions(self) -> Numbers:
@@ -85,7 +87,7 @@ def examine_server(
     for name in _candidates(kind, arguments, host):
         policy_arguments = {**arguments, **({} if name == kind.dialect else {"dialect": name})}
         try:
-            answer = _ask(server, policy_arguments, _TASKS[host or _host(name)])
+            answer = _ask(server, policy_arguments, host or _host(name))
         except ServerLostError as error:
             yield failed_check("server", error.problem, error.remedy or "Start it again.")
             return
@@ -94,6 +96,7 @@ def examine_server(
             continue
         yield from _describe(answer, refusals)
         yield from check_actions(answer.actions, answer.model.dialect)
+        yield from answer.pictures
         command = _format_eval(server, answer, host or _host(name))
         yield passed_check("first try", f"{command} --task 0 --episodes 1")
         yield passed_check("eval", command)
@@ -115,8 +118,8 @@ def _host(dialect: str) -> str:
     return next(iter(dialects.load_dialect_file(dialect).hosts))
 
 
-def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
-    asked = ask_arguments(spec, arguments)
+def _ask(spec: str, arguments: dict[str, str], host: str) -> ServerAnswer:
+    asked, task = ask_arguments(spec, arguments), _TASKS[host]
     with closing(cast("servers.ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
         model = policy.model
         model.connect(task)
@@ -129,7 +132,8 @@ def _ask(spec: str, arguments: dict[str, str], task: Task) -> ServerAnswer:
             seconds.append(time.perf_counter() - start)
             replies.append(model.dialect.read_actions(reply))
         request, replan = model.dialect.build_request(observation), policy.dialect.replan
-    return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds))
+        pictures = tuple(check_pictures(model, task, host))
+    return ServerAnswer(model, asked, arguments, replan, request, reply, replies, tuple(seconds), pictures)
 
 
 # Statements about a reply

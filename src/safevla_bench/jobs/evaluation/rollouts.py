@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -102,7 +102,8 @@ def _run_pending(
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
             watched = _watch_code(finished_episodes, recorded_code(prepared.description))
-            for end in _watch_copies(_watch_failures(watched, len(pending), remedy)):
+            watched = _watch_copies(_watch_failures(watched, len(pending), remedy))
+            for end in _watch_first_episodes(watched, prepared, {episode.policy for episode in done.values()}):
                 if end.outcome == NOT_RUN:
                     left_out[end.planned.policy, end.planned.task.suite, end.planned.task.task_id] = end
                     continue
@@ -202,6 +203,32 @@ def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[Episo
             text = "%s: %s has the same actions as an episode of the same start under another policy seed. Unless the "
             text += "policy is meant to be deterministic, it ignores its seed; its episodes are not independent."
             _log.warning(text, policy, planned.episode_id)
+
+
+_FIRST = 10  # episodes of which a policy that looks should succeed in one
+
+
+def _watch_first_episodes(
+    finished_episodes: Iterable[EpisodeOutcome], prepared: PreparedRun, begun: Collection[str]
+) -> Iterator[EpisodeOutcome]:
+    """Yield episodes as they end; warn if a policy that takes pictures succeeds in none of its first `_FIRST`. Policies
+    that an earlier attempt has `begun` are not watched.
+    """
+    described = cast("Sequence[Mapping[str, Any]]", prepared.description["policies"])
+    failures = {row["policy"]: 0 for row in described if row["cameras"] and row["policy"] not in begun}
+    for end in finished_episodes:
+        yield end
+        name = end.planned.policy
+        if end.outcome == "success":
+            failures.pop(name, None)
+        elif name in failures and end.outcome in ("timeout", "invalid_action"):
+            failures[name] += 1
+            if failures[name] == _FIRST:
+                spec = prepared.cast.policies[name].spec
+                server = spec if spec.partition(":")[0] in KINDS else "KIND:URL"
+                text = "%s: none of the first %d episodes succeeded. Is a picture turned or mirrored? "
+                text += "`safevla doctor --server %s` compares the orientations (docs/howto/symptoms.md)."
+                _log.warning(text, name, _FIRST, server)
 
 
 def run_episodes(

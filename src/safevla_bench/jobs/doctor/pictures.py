@@ -1,0 +1,146 @@
+"""Whether a server's dialect turns pictures as its model expects: recorded scenes are sent in four orientations.
+
+A model that is shown a mirrored scene moves to the mirrored place. `scenes.npz` holds one scene of LIBERO for each task
+of the demo, on the way to the object, from a successful episode of `scripted:careful`, with the actions that followed
+(docs/tools/record_scenes.py); so no simulator is needed. Replies and recorded actions are compared by the horizontal
+direction in which they move the hand, as their sizes and heights differ from policy to policy.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from safevla_bench.errors import PolicyError, ServerLostError
+from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Observation, Wants
+from safevla_bench.interface.task import Task
+from safevla_bench.jobs.doctor.machine import Diagnosis, passed_check, warned_check
+from safevla_bench.policies.servers import ChunkModel
+
+CHECK = "pictures"
+HOST, CAMERAS = "libero", ("agentview", "robot0_eye_in_hand")
+SCENES = resources.files(__package__).joinpath("scenes.npz")
+ALIKE_DEG, CLEAR_DEG = 40.0, 20.0
+"""Largest angle of replies that resemble the recorded actions, and least difference between two orientations. 4 % of
+servers whose replies are random get the warning."""
+_BACK = slice(None, None, -1)
+TURNS: Mapping[str, tuple[slice, ...]] = {
+    "as the dialect sends them": (),
+    "turned by 180 degrees": (_BACK, _BACK),
+    "mirrored left to right": (slice(None), _BACK),
+    "upside down": (_BACK,),
+}
+AS_SENT = next(iter(TURNS))
+_REMEDY = "Choose the dialect of the model's project, or let only one side turn pictures: docs/howto/symptoms.md."
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A recorded observation, with upright pictures, and the actions [H, 7] that followed."""
+
+    observation: Observation
+    actions: NDArray[np.float64]
+
+
+def load_scenes() -> list[Scene]:
+    """Return the recorded scenes that ship with the package."""
+    with np.load(io.BytesIO(SCENES.read_bytes()), allow_pickle=False) as file:
+        arrays: dict[str, NDArray[Any]] = dict(file)
+    count = len(arrays["instruction"])
+    strips = {camera: np.asarray(Image.open(io.BytesIO(arrays[camera].tobytes()))) for camera in CAMERAS}
+    images = {camera: strip.reshape(count, -1, *strip.shape[1:]) for camera, strip in strips.items()}
+    return [
+        Scene(
+            Observation(
+                instruction=str(arrays["instruction"][k]),
+                images={camera: pictures[k] for camera, pictures in images.items()},
+                extra={name: arrays[name][k] for name in (CONTROLLER_POSITION, CONTROLLER_ROTATION)},
+                **{name: arrays[name][k] for name in ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")},
+            ),
+            arrays["actions"][k],
+        )
+        for k in range(count)
+    ]
+
+
+def fit_images(scene: Scene, wants: Wants, turn: tuple[slice, ...]) -> Observation:
+    """Return the scene's observation with its pictures turned, and in the size that a policy wants."""
+    size = wants.image_size
+    images = {}
+    for camera in wants.cameras:
+        shown = np.ascontiguousarray(scene.observation.images[camera][turn])
+        picture = Image.fromarray(shown).resize(size[::-1], Image.Resampling.LANCZOS)
+        images[camera] = shown if shown.shape[:2] == size else np.asarray(picture)
+    return replace(scene.observation, images=images)
+
+
+def measure_turns(model: ChunkModel, task: Task, scenes: Sequence[Scene]) -> dict[str, float] | None:
+    """Return the mean angle [degrees] between replies and recorded actions for each of `TURNS`; None if no reply
+    depends on how the pictures are turned. A reply that does not move the hand counts as 90 degrees. Each request
+    begins an episode. Raises the errors of `ChunkModel.begin` and `infer`.
+    """
+    angles, differs = {turn: list[float]() for turn in TURNS}, False
+    for scene in scenes:
+        replies = []
+        for name, turn in TURNS.items():
+            model.begin(replace(task, instruction=scene.observation.instruction), 0)
+            replies.append(model.infer(fit_images(scene, model.wants, turn)))
+            recorded = scene.actions[: len(replies[-1])]
+            moved = _moved(replies[-1], scene.observation if model.wants.absolute else None)
+            angles[name].append(_angle_deg(moved, _moved(recorded, None)))
+        differs = differs or any(not np.array_equal(reply, replies[0]) for reply in replies)
+    return {name: float(np.mean(values)) for name, values in angles.items()} if differs else None
+
+
+def _moved(actions: NDArray[np.float64], start: Observation | None) -> NDArray[np.float64]:
+    """Return the horizontal movement [2] of changes of pose, or of poses that follow a `start`."""
+    moved: NDArray[np.float64] = actions[:, :2].sum(axis=0)
+    return moved if start is None else actions[-1, :2] - start.extra[CONTROLLER_POSITION][:2]
+
+
+def _angle_deg(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    sizes = np.linalg.norm(first) * np.linalg.norm(second)
+    if not np.isfinite(sizes) or sizes == 0:
+        return 90.0
+    return float(np.degrees(np.arccos(np.clip(first @ second / sizes, -1.0, 1.0))))
+
+
+def check_pictures(model: ChunkModel, task: Task, host: str) -> Iterator[Diagnosis]:
+    """Yield whether a connected model's pictures are turned as it expects; nothing for a model without pictures."""
+    cameras = model.wants.cameras
+    if not cameras:
+        return
+    if host != HOST or not {*cameras} <= {*CAMERAS}:
+        found = f"orientation not checked: the recorded scenes show LIBERO's {' and '.join(CAMERAS)}"
+        yield passed_check(CHECK, found)
+        return
+    try:
+        angles = measure_turns(model, task, load_scenes())
+    except ServerLostError:
+        raise
+    except PolicyError as error:
+        yield passed_check(CHECK, f"orientation not checked: {error.problem.splitlines()[0]}")
+        return
+    yield judge_turns(angles)
+
+
+def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
+    """Return the diagnosis of `measure_turns`: a warning if another orientation than the dialect's is nearer."""
+    if angles is None:
+        return passed_check(CHECK, "orientation unknown: replies do not depend on how the pictures are turned")
+    nearest = min(angles, key=lambda name: angles[name])
+    listed = "\n".join(f"{angle:>4.0f}° {name}" for name, angle in angles.items())
+    found = f"replies against the actions of recorded successful episodes, by direction\n{listed}"
+    if angles[nearest] > ALIKE_DEG or (nearest != AS_SENT and angles[AS_SENT] - angles[nearest] < CLEAR_DEG):
+        return passed_check(CHECK, f"orientation undecided: {found}")
+    if nearest != AS_SENT:
+        problem = f"the model seems to expect pictures {nearest} compared with the dialect's: {found}"
+        return warned_check(CHECK, problem, _REMEDY)
+    return passed_check(CHECK, f"turned as the model expects: {found}")
