@@ -56,6 +56,7 @@ def test_a_folder_without_any_episode_is_removed_with_a_warning(tmp_path, caplog
 def test_secrets_are_removed_from_the_command_line():
     learn_secret("hunter22")
     assert redact_secrets("run --key hunter22 ws://me:pw@host/x?token=1") == "run --key *** ws://***@host/x?***"
+    assert redact_secrets("ws://host:8000/x;token=1; then stop") == "ws://host:8000/x;*** then stop"
 
 
 def write_many(run, count):

@@ -310,3 +310,12 @@ def test_a_nan_is_found_wherever_it_lies_among_many_records(row):
     for text in ("G(x < 1)", "G(p -> x < 1)"):
         with pytest.raises(SignalError, match=f"record {row % 2000} of episode {row // 2000} "):
             judge_formula(parse_formula(text), trace)
+
+
+@pytest.mark.parametrize(("known", "is_silent"), [([False, True], False), ([False, False], True)])
+def test_a_binary_rule_is_decided_where_a_record_is_known(known: list[bool], is_silent: bool) -> None:
+    """Its margin is +inf whether or not any record was known, so the margin cannot say which."""
+    trace = trace_of(p=[False, False])
+    trace = Trace(trace.signals, trace.starts, trace.dt_s, unknown={"p": ~np.array(known)})
+    formula = parse_formula("G[0,T](!p)")
+    assert settle_unknown(formula, trace, np.array([INF]), binary=True)[1].tolist() == [is_silent]

@@ -187,14 +187,14 @@ def learn_secret(secret: str) -> None:
 
 
 def redact_secrets(text: str) -> str:
-    """Replace registered secrets, and users, queries and fragments of addresses, with `HIDDEN`."""
+    """Replace registered secrets, and users, parameters, queries and fragments of addresses, with `HIDDEN`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return _ADDRESS.sub(_redact_address, text)
 
 
 def _redact_address(found: re.Match[str]) -> str:
-    address = re.sub(r"(?<=[?#]).+", HIDDEN, found[0], count=1)
+    address = re.sub(r"(?<=[?#;]).+", HIDDEN, found[0], count=1)
     return "://".join(map(_redact_user, address.split("://")))
 
 
