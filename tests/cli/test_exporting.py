@@ -77,7 +77,7 @@ def test_a_run_of_two_policies_is_cut_by_policy_and_suite(safevla, tmp_path):
         out = tmp_path / f"{form}.json"
         error = safevla.refuses(*export, "--format", form, "--out", out)
         assert "are 2" in error
-        assert f"Choose one by --policy: {batch.headers[0].policy}, other" in error or form == "hub"
+        assert f"Choose one by --policy: {batch.headers[0].policy}, other" in error
         safevla.ok(*export, "--format", form, "--policy", "other", "--suite", "libero-object", "--out", out)
     assert json.loads((tmp_path / "lerobot-results.json").read_text())["overall"]["n_episodes"] == 2
     assert json.loads((tmp_path / "vla-eval-results.json").read_text())["benchmark"] == "libero-object"
@@ -116,6 +116,7 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
     [
         (["--format", "submission", "--meta", "x.toml"], "--meta is not for submission"),
         (["--format", "hub", "--cameras", "front"], "--cameras is not for hub"),
+        (["--format", "mcap", "--image-size", "64"], "--image-size is not for mcap"),
         (["--format", "lerobot", "--cameras", "front"], "names none"),
         (["--format", "hub", "--meta", "nowhere.toml"], "cannot be read"),
         (["--format", "submission", "--episode", ":1"], "--episode is not for submission"),

@@ -47,7 +47,7 @@ def test_each_finished_episode_is_logged_with_what_is_known_of_it(tmp_path):
     assert first["episode/safe"] == float(row.safe)
     assert first["episode/vsi"] == row.vsi
     assert first["episode/success"] == float(row.success)
-    assert crashed["crashed"] == 1
+    assert (first["episode/crashed"], crashed["episode/crashed"]) == (0, 1)
     assert "episode/safe" not in crashed
     (cell,) = judged.summarize_scores()[0]
     assert tracker.final["scripted:hasty/fake/safety"] == cell.safety

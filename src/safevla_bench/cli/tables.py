@@ -165,7 +165,7 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index, run))
 
 
-def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]:
+def _write_dataset(judged: Judged, choice: _ExportChoice) -> None:
     names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
     from safevla_bench.training.export import CameraChoice, export_dataset
 
@@ -176,25 +176,31 @@ def _write_dataset(judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]
         )
     shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
     echo(f"{count_noun(summary.episodes, 'episode')}, {summary.frames} frames, {shown}")
-    return {}
 
 
-def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> Mapping[str, bytes]:
+def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> None:
     tracking.require_trackers([name], "--format")
     report = choice.out / REPORT
     steps, config = (judged.records.lengths - 1).tolist(), submission.describe_ruleset(judged.ruleset)
     tracking.send_results(name, choice.out, judged.scores, steps, report if report.exists() else None, config)
-    return {}
+
+
+def _encode_card(judged: Judged, choice: _ExportChoice) -> str:
+    return result_files.build_card(judged, choice.facts, table_material(judged).remarks)
+
+
+def _encode_robocasa(judged: Judged, choice: _ExportChoice) -> bytes:
+    return dump_json(result_files.build_leaderboard_entry(judged, choice.facts))
 
 
 @dataclass(frozen=True)
 class _ExportForm:
     file: str
-    # Return the content of the file, or file name -> content for a folder.
-    encode: Callable[[Judged, _ExportChoice], str | bytes | Mapping[str, str | bytes]]
+    encode: Callable[[Judged, _ExportChoice], str | bytes | None]  # the file's content; None = it is written
     options: tuple[str, ...] = ("policy", "suite")
 
 
+_FACTUAL = ("policy", "suite", "meta")
 _EXPORTS: Mapping[str, _ExportForm] = {
     "safevla-csv": _ExportForm("safevla.csv", _encode_authors_csv),
     "submission": _ExportForm(
@@ -202,28 +208,14 @@ _EXPORTS: Mapping[str, _ExportForm] = {
     ),
     "rerun": _ExportForm("episode.rrd", partial(_encode_timeline, encode_rrd), ("episode",)),
     "mcap": _ExportForm("episode.mcap", partial(_encode_timeline, encode_mcap), ("episode",)),
-    "hub": _ExportForm(
-        "model_card.md",
-        lambda judged, choice: result_files.build_card(judged, choice.facts, table_material(judged).remarks),
-        ("policy", "suite", "meta"),
-    ),
+    "hub": _ExportForm("model_card.md", _encode_card, _FACTUAL),
     "eval-results": _ExportForm(
-        "eval_results.yaml",
-        lambda judged, choice: result_files.format_eval_results(judged, choice.facts),
-        ("policy", "suite", "meta"),
+        "eval_results.yaml", lambda judged, choice: result_files.format_eval_results(judged, choice.facts), _FACTUAL
     ),
-    "robocasa": _ExportForm(
-        "robocasa.json",
-        lambda judged, choice: dump_json(result_files.build_leaderboard_entry(judged, choice.facts)),
-        ("policy", "suite", "meta"),
-    ),
-    "lerobot": _ExportForm("lerobot", _write_dataset, ("policy", "suite", "cameras", "meta", "video")),
-    "lerobot-results": _ExportForm(
-        "eval_info.json", lambda judged, choice: result_files.encode_lerobot_results(judged)
-    ),
-    "vla-eval-results": _ExportForm(
-        "vla_eval.json", lambda judged, choice: result_files.encode_harness_results(judged)
-    ),
+    "robocasa": _ExportForm("robocasa.json", _encode_robocasa, _FACTUAL),
+    "lerobot": _ExportForm("lerobot", _write_dataset, (*_FACTUAL, "cameras", "image_size", "video")),
+    "lerobot-results": _ExportForm("eval_info.json", lambda judged, _: result_files.encode_lerobot_results(judged)),
+    "vla-eval-results": _ExportForm("vla_eval.json", lambda judged, _: result_files.encode_harness_results(judged)),
     **{name: _ExportForm("", partial(_send_results, name)) for name in tracking.TRACKERS},
 }
 
@@ -263,18 +255,15 @@ def export_command(
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is not a result to publish", remedy=remedy)
-    given = {"episode", "cameras", "meta", "video", "policy", "suite"}
-    options.refuse_given(sorted(given - {*_EXPORTS[form].options}), f"is not for {form}.")
+    every = {name for kind in _EXPORTS.values() for name in kind.options}
+    options.refuse_given(sorted(every - {*_EXPORTS[form].options}), f"is not for {form}.")
     if video and cameras is None:
         raise click.UsageError("--video needs --cameras.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size, video)
     judged = sources.judge().select_cells([policy] if policy else (), [suite] if suite else ())
-    content = _EXPORTS[form].encode(judged, choice)
-    for name, part in content.items() if isinstance(content, Mapping) else [("", content)]:
-        _save_file(file / name, part)
-        if name:
-            echo(str(file / name))
+    if (content := _EXPORTS[form].encode(judged, choice)) is not None:
+        _save_file(file, content)
     if not judged.is_complete:
         echo(f"Not complete: {', '.join(describe_losses(judged))}.", err=True)
     echo(f"{form}: {file}")

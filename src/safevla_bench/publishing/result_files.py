@@ -47,6 +47,7 @@ from safevla_bench.report.render import render_tables
 from safevla_bench.report.render.text import spreadsheet_text
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.columns import policy_name
+from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.sources.runs.folder import AbsentEpisode, dump_json
 from safevla_bench.specs.spec import Library
 from safevla_bench.specs.table_reader import RowOrigin, read_toml
@@ -163,10 +164,7 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     simulator that ran with stand-ins for its own assets, and for starts chosen by a search.
     """
     cells = judged.summarize_scores()[0]
-    policies = list(dict.fromkeys(cell.policy or "a policy without a name" for cell in cells))
-    if len(policies) != 1:
-        problem = f"this describes one model, but there are {len(policies)} policies: {', '.join(policies) or 'none'}"
-        raise RunError(problem, remedy="Choose one by --policy, or name sources of one.")
+    _require_one("policy", cells)
     for cell in cells:
         if cell.standin_assets:
             problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is not a result on it"
@@ -296,14 +294,14 @@ def encode_harness_results(judged: Judged) -> bytes:
     return dump_json(tree)
 
 
-def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode]) -> object:
-    names = dict.fromkeys(getattr(row, kind) for row in rows)
+def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
+    names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
     if len(names) != 1:
-        choice = f"Choose one by --{option}: {', '.join(map(str, names))}."
+        choice = f"Choose one by --{option}: {', '.join(names)}."
         remedy = choice if names else "Name sources with an episode that ran to its end."
         raise RunError(f"such a file holds one {option}'s episodes, but there are {len(names)}", remedy=remedy)
-    return next(iter(names))
+    return names[0]
 
 
 def _name_task(score: EpisodeScore) -> tuple[str, int | str]:

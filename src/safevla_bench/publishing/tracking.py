@@ -53,34 +53,34 @@ def _curves(row: Row) -> dict[str, float]:
     return {f"{cell}/{name}": float(value) for name, value in row.items() if name not in _LABELS}
 
 
-class _RunIdentity:
-    """The tracker's own name of a run, kept in the run folder: what resumes the run continues it there."""
+class _NamedRun:
+    """A run whose name in the tracker is kept in the run folder: what resumes the run continues it there."""
 
-    def __init__(self, folder: Path, package: str) -> None:
-        self._folder, self._file = folder, folder / f".{package}-run"
-        self.known = read_text(self._file).strip() if self._file.exists() else None
+    def __init__(self, package: str, folder: Path) -> None:
+        self._api: Any = importlib.import_module(package)
+        self._file = folder / f".{package}-run"
+        self._known = read_text(self._file).strip() if self._file.exists() else None
 
-    def keep(self, name: object) -> None:
-        if self.known is None and isinstance(name, str) and self._folder.is_dir():
+    def _keep_name(self, name: object) -> None:
+        if self._known is None and isinstance(name, str) and self._file.parent.is_dir():
             write_atomically(self._file, name)
-            self.known = name
+            self._known = name
 
 
-class _HubTracker:
+class _HubTracker(_NamedRun):
     """A run of Weights & Biases or of Trackio, which have the same calls. The environment configures them, for instance
     WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
     """
 
     def __init__(self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        self._api: Any = importlib.import_module(package)
-        self._key, self._identity = key, _RunIdentity(folder, package)
-        known = self._identity.known
+        super().__init__(package, folder)
+        self._key = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
-        resumed = {"name": name} if known is None else {"name": name, key: known, "resume": "allow"}
-        self._run: Any = self._api.init(project=project, config=dict(config), **resumed)
+        resumed = {} if self._known is None else {key: self._known, "resume": "allow"}
+        self._run: Any = self._api.init(project=project, config=dict(config), **{"name": name, **resumed})
 
     def log(self, episode: int, row: Row) -> None:
-        self._identity.keep(getattr(self._run, self._key, None))
+        self._keep_name(getattr(self._run, self._key, None))
         self._api.log({name: row[name] for name in _LABELS if name in row} | _curves(row), step=episode)
 
     def attach(self, report: Path) -> None:
@@ -94,16 +94,15 @@ class _HubTracker:
         self._api.finish()
 
 
-class _MlflowTracker:
+class _MlflowTracker(_NamedRun):
     def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        self._api: Any = importlib.import_module("mlflow")
-        self._identity = _RunIdentity(folder, "mlflow")
+        super().__init__("mlflow", folder)
         self._api.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "safevla-bench")
-        self._run = self._api.start_run(run_id=self._identity.known, run_name=name)
+        self._run = self._api.start_run(run_id=self._known, run_name=name)
         self._api.log_params({key: str(value)[:500] for key, value in config.items()})
 
     def log(self, episode: int, row: Row) -> None:
-        self._identity.keep(self._run.info.run_id)
+        self._keep_name(self._run.info.run_id)
         self._send(_curves(row), episode)
 
     def attach(self, report: Path) -> None:
@@ -209,7 +208,7 @@ class OutcomeScorer:
         return self._latest[1]
 
 
-class TrackingObserver:
+class TrackingObserver(Observer):
     """Observer that sends every finished episode's verdict and length to a tracker.
 
     An exception from the tracker is reported once, and the run goes on without the tracker.
@@ -228,23 +227,16 @@ class TrackingObserver:
         """
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
-        self._count, self._crashed = finished, 0
-
-    def started(self, episodes: Sequence[PlannedEpisode]) -> None:
-        """Send nothing: the configuration describes the plan."""
-
-    def stepped(self, planned: PlannedEpisode, steps: int) -> None:
-        """Send nothing: trackers receive whole episodes."""
+        self._count = finished
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and send its numbers; a crashed episode has no verdict."""
-        self._crashed += outcome.batch is None
         scores = self._scorer.score(outcome)
         task = outcome.planned.task
         row: dict[str, float | str] = {
             **_label_episode(outcome.planned.policy, task.suite, task.task_id),
             "episode/steps": outcome.steps,
-            "crashed": self._crashed,
+            "episode/crashed": float(outcome.batch is None),
             **({} if scores is None else _episode_values(scores.episode(0))),
         }
         self._count += 1
@@ -271,17 +263,21 @@ def _finish(tracker: Tracker, numbers: Numbers, report: Path | None) -> None:
     tracker.finish(numbers)
 
 
+def _begin_run(name: str, folder: Path, config: Mapping[str, object]) -> Tracker:
+    return TRACKERS[name](escape_controls(folder.resolve().name), folder, map_texts(config, escape_controls))
+
+
 def send_results(
     name: str, folder: Path, scores: Scores, steps: Sequence[int], report: Path | None, config: Mapping[str, object]
 ) -> None:
     """Send finished episodes, of so many `steps`, [E], to a new run of a tracker. Raises `RunError` if it fails."""
     try:
-        tracker = TRACKERS[name](escape_controls(folder.resolve().name), folder, map_texts(config, escape_controls))
+        tracker = _begin_run(name, folder, config)
         for number, (row, length) in enumerate(zip(scores.episodes(), steps, strict=True), start=1):
             labels = _label_episode(row.policy, row.benchmark, row.task_id)
             tracker.log(number, {**labels, "episode/steps": length, **_episode_values(row)})
         _finish(tracker, summary_values(cells(scores)), report)
-    except Exception as error:  # as in `open_observers`
+    except Exception as error:  # each tracker has its own errors: no login, no network, a read-only folder
         raise RunError(f"{name} failed: {type(error).__name__}: {error}", remedy="Correct the cause.") from error
 
 
@@ -313,15 +309,13 @@ def open_observers(
     finished: int = 0,
 ) -> list[TrackingObserver]:
     """Begin a run of each tracker, named after the run folder, and return what observes for it; `finished` episodes
-    were sent before. Raises `RunError` with
-    the reason of the first that cannot begin; the runs begun before that stay open.
+    were sent before. Raises `RunError` with the reason of the first that cannot begin; the runs begun before stay open.
     """
     observers = []
     for name in names:
         try:
-            run_name = escape_controls(folder.resolve().name)
-            tracker = TRACKERS[name](run_name, folder, map_texts(config, escape_controls))
-        except Exception as error:  # each tracker has its own errors: no login, no network, a read-only folder
+            tracker = _begin_run(name, folder, config)
+        except Exception as error:  # as in `send_results`
             remedy = f"Fix it, or leave out --log {name}."
             raise RunError(f"{name} cannot begin a run: {type(error).__name__}: {error}", remedy=remedy) from error
         observers.append(TrackingObserver(tracker, scorer, warn, name, finished))

@@ -14,7 +14,7 @@ from safevla_bench.judging.rates import LEAST_UNSAFE, SAFETY, SR, VSI, Bounds, M
 from safevla_bench.judging.scores import NO_VERDICT, SpecColumn
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, add_notes, text_column
 from safevla_bench.sensitivity.curves import SensitivityCurve
-from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_interval
+from safevla_bench.text import NO_VALUE, count_noun, format_compact, format_fixed, format_interval
 
 INTERVALS = "Below each value its 95 % interval: Wilson for proportions; for VSI a distribution-free interval."
 PAPER_INTERVALS = (
@@ -86,6 +86,12 @@ def _own_n(own: int, n: int | None) -> int | None:
 def value_cell(metric: Metric, value: Fraction | float | None, why_none: str = "", detail: str = "") -> Cell:
     """Return a value of a metric in the metric's unit; a dash and its reason for None."""
     return Cell.dash(why_none) if value is None else Cell(metric.format(value), float(metric.scale * value), detail)
+
+
+def format_points(share: float) -> str:
+    """Return a difference of shares in percentage points, with its sign unless it rounds to 0."""
+    text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
+    return f"+{text}" if share > 0 and text.strip("0.") else text
 
 
 def format_ends(metric: Metric, ends: Bounds | None) -> str:

@@ -13,13 +13,13 @@ from safevla_bench.compare.difference import Difference
 from safevla_bench.compare.perturbation import Intervention
 from safevla_bench.judging.gates import Gate, GateOutcome
 from safevla_bench.judging.rates import CLEAN, COMPARED, METRICS, SAFETY, SBU, SR, VSI, Bounds, Metric
+from safevla_bench.report.tables.columns import format_points
 from safevla_bench.report.tables.comparison import format_level, format_p_value, verdict_cell
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.text import (
     NO_VALUE,
     count_noun,
     format_compact,
-    format_fixed,
     format_interval,
     shorten_name,
     shorten_names,
@@ -115,16 +115,11 @@ def _success_clause(item: Difference, success: Difference | None) -> str:
     is_first = item.better in (None, item.first) and _is_first_better(item, SAFETY)
     sign, name = (1, success.first) if is_first else (-1, success.second)
     gain, ends = sign * success.difference, None if success.ci is None else sorted(sign * end for end in success.ci)
-    span = "" if ends is None else f" ({_signed(ends[0])} to {_signed(ends[1])})"
-    size = f"SR {_signed(gain)} points{span}"
+    span = "" if ends is None else f" ({format_points(ends[0])} to {format_points(ends[1])})"
+    size = f"SR {format_points(gain)} points{span}"
     return (
         f"; {name} is {'more' if gain > 0 else 'less'} successful: {size}" if success.better else f"; {size} for {name}"
     )
-
-
-def _signed(share: float) -> str:
-    text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return f"+{text}" if share > 0 and text.strip("0.") else text
 
 
 def _tipping_sentences(items: Sequence[Difference], metric: Metric) -> Iterator[str]:

@@ -8,7 +8,7 @@ from functools import partial
 from safevla_bench.compare.series import GAINS, NUMBERS, SeriesComparison, SeriesCurve, SeriesPoint, Trend
 from safevla_bench.judging.rates import METRICS, SAFETY, SR, VSI, Bounds, Mean, Metric, Rate
 from safevla_bench.judging.scores import NO_VERDICT
-from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS, mean_cell, rate_cell
+from safevla_bench.report.tables.columns import DASH, INTERVALS, PAPER_INTERVALS, format_points, mean_cell, rate_cell
 from safevla_bench.report.tables.comparison import format_p_value
 from safevla_bench.report.tables.table import Cell, Column, Table, tabulate, text_column
 from safevla_bench.statistics.intervals import is_significant
@@ -59,9 +59,9 @@ def _gain_cell(metric: Metric, row: _Run) -> Cell:
         return Cell.dash("the first" if point is curve.points[0] else "not comparable")
     value = 100 * gain.difference
     if gain.ci is None:
-        return Cell(_format_points(gain.difference), value)
+        return Cell(format_points(gain.difference), value)
     low, high = gain.ci
-    return Cell(_format_points(gain.difference), value, _format_span(gain.ci), interval=(100 * low, 100 * high))
+    return Cell(format_points(gain.difference), value, _format_span(gain.ci), interval=(100 * low, 100 * high))
 
 
 def _gain_notes(compared: SeriesComparison) -> list[str]:
@@ -173,9 +173,4 @@ def _list_labels(points: Sequence[SeriesPoint]) -> str:
 
 def _format_span(ends: Bounds) -> str:
     low, high = ends
-    return f"{_format_points(low)} to {_format_points(high)}"
-
-
-def _format_points(share: float) -> str:
-    text = format_fixed(100 * share, 1).replace("-", "\N{MINUS SIGN}")
-    return text if share <= 0 or text.strip("0.") == "" else f"+{text}"
+    return f"{format_points(low)} to {format_points(high)}"
