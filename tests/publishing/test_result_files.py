@@ -147,6 +147,9 @@ def test_a_crashed_episode_is_an_error_of_its_task_and_in_none_of_its_means(tmp_
     error = {"metrics": {}, "failure_reason": "crashed", "failure_detail": "why"}
     assert [{**row, "episode_id": 0} for row in task["episodes"] if not row["metrics"]] == [{**error, "episode_id": 0}]
     msgspec.convert(document, HarnessResult)
+    other = msgspec.structs.replace(lost, task_id="task_9")
+    document = json.loads(encode_harness_results(replace(results, scores=replace(results.scores, absent=(other,)))))
+    assert document["tasks"][1]["task"] == load_ruleset().registry.find_entry(suite, "task_9").instruction != "task_9"
     other = msgspec.structs.replace(lost, benchmark="elsewhere")
     with pytest.raises(RunError, match="one suite's episodes, but there are 2"):
         encode_harness_results(replace(results, scores=replace(results.scores, absent=(other,))))

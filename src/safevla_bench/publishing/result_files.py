@@ -27,6 +27,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -36,7 +37,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary, task_rates
 from safevla_bench.judging.provenance_marks import STANDIN
@@ -271,13 +272,16 @@ def encode_harness_results(judged: Judged) -> bytes:
     suite = _require_one("benchmark", [*rows, *judged.scores.absent])
     every = [_harness_episode(row, steps - 1) for row, steps in zip(rows, judged.records.lengths.tolist(), strict=True)]
     every += [_harness_episode(lost) for lost in judged.scores.absent]
-    languages = {header.task_id: header.instruction or header.task_id for header in judged.headers}
+    languages = {header.task_id: header.instruction for header in judged.headers}
     tasks = []
     for task, episodes in _group(every, lambda episode: str(episode.pop("task_id"))):
         numbered = [{"episode_id": number, **episode} for number, episode in enumerate(episodes)]
         steps = [episode["steps"] for episode in episodes if episode["metrics"]]
         average = {"num_episodes": len(episodes), "avg_steps": sum(steps) / max(len(steps), 1)}
-        tasks.append({"task": languages.get(task, task), "episodes": numbered, **average, **_harness_rates(episodes)})
+        with suppress(SafevlaError):  # a task outside the registry has no other name than its id
+            languages[task] = languages.get(task) or judged.ruleset.registry.find_entry(suite, task).instruction
+        name = languages.get(task) or task
+        tasks.append({"task": name, "episodes": numbered, **average, **_harness_rates(episodes)})
     seeds = [source.description.get("seed") for source in judged.sources]
     tree = {
         "benchmark": suite,

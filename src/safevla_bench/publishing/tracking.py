@@ -208,7 +208,7 @@ class OutcomeScorer:
         return self._latest[1]
 
 
-class TrackingObserver(Observer):
+class TrackingObserver:
     """Observer that sends every finished episode's verdict and length to a tracker.
 
     An exception from the tracker is reported once, and the run goes on without the tracker.
@@ -228,6 +228,12 @@ class TrackingObserver(Observer):
         self._tracker: Tracker | None = tracker
         self._scorer, self._warn, self._name = scorer or OutcomeScorer(load_ruleset()), warn, name
         self._count = finished
+
+    def started(self, episodes: Sequence[PlannedEpisode]) -> None:
+        """Send nothing: the configuration describes the plan."""
+
+    def stepped(self, planned: PlannedEpisode, steps: int) -> None:
+        """Send nothing: trackers receive whole episodes."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Judge the episode and send its numbers; a crashed episode has no verdict."""
