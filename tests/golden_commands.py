@@ -186,9 +186,11 @@ def main(folder: Path, build: Path) -> None:
     """Write the golden files into `folder`, and leave the commands' files in `build`."""
     os.environ.update(COLUMNS="120", NO_COLOR="1")
     digests = mask_versions()
+    from golden_messages import write_messages
     from report.example_tables import paper_tables
     from safevla_bench.report.render.text import render_text
 
+    write_messages(folder / "messages")
     for name in ("commands", "tables"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir(parents=True)

@@ -20,7 +20,7 @@ def test_commands_print_and_write_what_is_in_the_golden_files(tmp_path):
         {
             str(path.relative_to(folder)): path.read_text(encoding="utf-8")
             for path in folder.rglob("*")
-            if path.is_file()
+            if path.is_file() and path.parent.name != "messages"  # their wording is free
         }
         for folder in (FOLDER, written)
     )
