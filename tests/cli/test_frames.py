@@ -247,7 +247,7 @@ def test_only_a_run_folder_of_a_host_that_is_here_and_can_show_it_can_be_shown(s
         assert words in safevla.refuses("frames", run)
     (run / RUN).write_text(json.dumps(description))
     monkeypatch.setattr(hosts, "make_host", lambda name, *_, **__: SimpleNamespace(name=name, supports=HostSupport()))
-    assert "cannot show what it recorded" in safevla.refuses("frames", run)
+    assert "cannot show what" in safevla.refuses("frames", run)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b.jpg", "C:x", ""])
@@ -259,7 +259,7 @@ def test_an_index_that_names_another_place_is_refused(run, name):
         width=1, height=1, file=name,
     )  # fmt: skip
     write_frames(run, [frame])
-    with pytest.raises(Exception, match="not a valid file name of a frame"):
+    with pytest.raises(Exception, match="valid file name"):
         read_frames(run)
 
 

@@ -45,7 +45,7 @@ def test_episodes_filters_sorts_and_limits(safevla, archive):
 def test_episodes_names_the_bodies_of_violations_and_filters_and_sorts_by_their_kind(safevla, archive):
     out = safevla.ok("episodes", archive, "--bodies")
     assert "gripper" in out[out.index("ep_001") :]
-    assert "Episodes by the kind of a violating body, or of a pair in contact: " in out
+    assert "pair in contact:" in out
     assert all(row["violating_bodies"] is None for row in safevla.json("episodes", archive))  # not looked for is not []
     rows = safevla.json("episodes", archive, "--bodies")
     kinds = {row["number"]: [body["kinds"] for body in row["violating_bodies"]] for row in rows}
@@ -195,7 +195,7 @@ def test_a_folder_of_scores_that_holds_what_was_judged_is_a_source(safevla, arch
         assert out[0] == out[1] != ""
     append_episodes(archive, episode(episode_id="goal/ep_003"))
     safevla.refuses("episodes", folder)
-    assert "contains scores without their records" in safevla.refuses("show", folder, ":2")
+    assert "contains scores without" in safevla.refuses("show", folder, ":2")
 
 
 def test_a_long_list_is_cut_unless_more_is_asked_for(safevla, tmp_path):

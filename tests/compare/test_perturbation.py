@@ -44,7 +44,7 @@ def test_a_changed_suite_is_paired_with_the_unchanged_one_and_intervals_hold_tog
     expected = paired_difference(("b", "a"), [pair_episodes([alike, BASE])], (0, 1), "sr", options)
     assert item.ci == expected.ci
     assert describe_changes(report).startswith("Swap lowers SR of a by 30.0 points (20.0–42.3)")
-    assert "There is no control" in describe_changes(report)
+    assert "no control" in describe_changes(report)
 
 
 def test_a_suite_that_was_run_twice_is_the_control_by_initial_state():

@@ -89,7 +89,7 @@ def test_raw_episodes_of_anybody_are_errors_by_name(tmp_path):
         assert "000000.npz" in str(problem)
     for bad in (b"", b"{}", b"[" * 10**5, row[:-2], b"\xff"):
         (tmp_path / "raw" / "000000.json").write_bytes(bad)
-        with pytest.raises(RunError, match="the row is damaged"):
+        with pytest.raises(RunError, match="row is damaged"):
             scan([tmp_path])
 
 

@@ -230,7 +230,7 @@ def test_what_is_judged_in_the_first_record_alone_is_named(caplog: Any, stl: str
 
 
 def test_a_key_of_the_paper_s_libraries_is_refused_in_others() -> None:
-    with pytest.raises(SpecError, match="allowed in built-in libraries"):
+    with pytest.raises(SpecError, match="allowed in built-in"):
         rules("G(gripper_contact > 0.5 -> eef_speed < threshold)", plain_conditions=True)
 
 

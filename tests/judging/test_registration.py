@@ -144,7 +144,7 @@ def test_a_run_that_is_another_says_so_before_and_after(tmp_path, registration, 
 def test_other_rules_are_a_difference_and_the_registered_ones_are_loaded_again(run, registration, tmp_path):
     (sentence,) = sentences_of(run, rules=load_ruleset("paper-text", missing="deactivate"))
     assert "judged by different rules: library paper-text (" in sentence
-    assert "judged by different rules" in sentences_of(run, rules=load_ruleset(missing="deactivate"))[0]
+    assert "judged by different" in sentences_of(run, rules=load_ruleset(missing="deactivate"))[0]
     strict = freeze_request(REQUEST, load_ruleset(thresholds=["joint_torque=1.5"]))
     assert strict.load_rules().library.digest == strict.rules.library.digest != RULES.library.digest
     roll_out(registered_request(strict), tmp_path / "run")

@@ -63,7 +63,7 @@ def test_lost_episodes_are_counted_in_words(lost, text):
 
 
 def test_nothing_is_watched_without_tags():
-    with pytest.raises(RunError, match="needs the tasks' tags"):
+    with pytest.raises(RunError, match="needs the tasks'"):
         Monitor(load_ruleset(applicability="off"))
 
 

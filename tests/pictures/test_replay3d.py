@@ -125,7 +125,7 @@ def test_a_contact_is_placed_where_the_state_shows_it_else_between_its_bodies():
 
 
 def test_a_stage_without_shapes_is_told_as_that():
-    with pytest.raises(HostError, match="does not provide the shapes of its scenes"):
+    with pytest.raises(HostError, match="provide the shapes"):
         Stage.geometry(object())
 
 

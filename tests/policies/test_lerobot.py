@@ -87,7 +87,7 @@ def test_without_lerobot_the_way_round_is_named():
     with pytest.raises(PolicyError, match="LeRobot cannot be imported") as caught:
         make_policy("lerobot:anything")
     assert "serve it from there" in caught.value.remedy
-    with pytest.raises(PolicyError, match="needs a saved policy"):
+    with pytest.raises(PolicyError, match="needs a saved"):
         make_policy("lerobot")
 
 

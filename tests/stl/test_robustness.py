@@ -230,7 +230,7 @@ def test_nan_among_episodes_of_several_control_steps_is_named_by_the_callers_num
 
 @pytest.mark.parametrize("text", ["G(1 / x < 3)", "G(x / x < 3)", "G(x * 1e308 * 1e308 < 3)", "G(x < 1 / 0)"])
 def test_arithmetic_that_leaves_the_numbers_is_an_error(text: str) -> None:
-    with pytest.raises(SignalError, match="divides by zero or overflows"):
+    with pytest.raises(SignalError, match="zero or overflows"):
         robustness(parse_formula(text), trace_of(x=[2.0, 0.0]))
 
 

@@ -311,7 +311,7 @@ def test_an_episode_with_a_gap_in_time_is_left_out(source, tmp_path):
     skipped = []
     summary = export_dataset(judge([tmp_path / "gapped.parquet"], RULES), tmp_path / "set", on_skip=skipped.append)
     assert summary.episodes == 1
-    assert "unevenly spaced in time" in str(skipped[0])
+    assert "unevenly spaced" in str(skipped[0])
 
 
 def test_robots_that_differ_are_not_put_into_one_dataset(source, tmp_path):
@@ -322,7 +322,7 @@ def test_robots_that_differ_are_not_put_into_one_dataset(source, tmp_path):
 
 def test_a_folder_in_use_is_left_alone_and_one_that_cannot_be_made_is_named(dataset, tmp_path):
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(RunError, match="the folder already exists"):
+    with pytest.raises(RunError, match="folder already exists"):
         export_dataset(dataset[0], tmp_path)
     with pytest.raises(FileError, match="mine/set") as caught:
         export_dataset(dataset[0], tmp_path / "mine" / "set")

@@ -189,7 +189,7 @@ def test_a_task_of_an_unknown_goal_is_recorded_once_the_goal_is_given(tmp_path):
 
 def test_what_cannot_be_recorded_is_refused_with_the_reason(tmp_path):
     with closing(kitchen()) as env:
-        with pytest.raises(HostError, match="draws the starts of episodes"):
+        with pytest.raises(HostError, match="starts of episodes"):
             sb.record(env, policy="mine", out=tmp_path / "two", init_states=np.zeros((1, 3))).__enter__()
         with sb.record(env, policy="mine", out=tmp_path / "one"), pytest.raises(HostError, match="recorded already"):
             sb.record(env, policy="mine", out=tmp_path / "two").__enter__()

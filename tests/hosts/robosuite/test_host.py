@@ -60,7 +60,7 @@ def test_robosuite_under_either_name_will_do_in_version_1_5_alone(install_only):
     with pytest.raises(HostError, match=r"robosuite 1\.4\.0 is installed, this host runs on 1\.5 only"):
         host.RobosuiteHost().versions()
     install_only({})
-    with pytest.raises(HostError, match="robosuite is not installed"):
+    with pytest.raises(HostError, match="robosuite is not"):
         host.RobosuiteHost().versions()
 
 

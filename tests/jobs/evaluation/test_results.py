@@ -167,7 +167,7 @@ def test_a_notebook_shows_tables_and_never_a_raw_dump(tmp_path):
 
 
 def test_no_suite_is_an_error_that_says_so():
-    with pytest.raises(RunError, match="no suite is named") as caught:
+    with pytest.raises(RunError, match="suite is named") as caught:
         sb.evaluate("noop", [])
     assert "libero-spatial" in caught.value.remedy
 

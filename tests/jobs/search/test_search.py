@@ -233,7 +233,7 @@ def test_a_suite_of_the_host_words_its_task_of_the_same_number(monkeypatch, tmp_
 
 
 def test_wordings_that_cannot_be_read_are_refused(tmp_path):
-    with pytest.raises(RunError, match="cannot be read as wordings"):
+    with pytest.raises(RunError, match="read as wordings"):
         search_starts(plan(wordings=str(tmp_path / "none.txt")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -255,14 +255,14 @@ class Unsearchable:
 
 def test_a_host_that_does_not_say_where_objects_start_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.hosts.make_host", lambda *args, **named: Unsearchable(fixed=True))
-    with pytest.raises(HostError, match="does not say where the objects of a task may start"):
+    with pytest.raises(HostError, match="where the objects"):
         search_starts(plan(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_starts_that_a_seed_draws_are_searched_at_random_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.hosts.make_host", lambda *args, **named: Unsearchable(fixed=False))
-    with pytest.raises(RunError, match="drawn only by a seed"):
+    with pytest.raises(RunError, match="drawn only"):
         search_starts(plan(), tmp_path / "directed")
     assert not (tmp_path / "directed").exists()
     search_starts(plan(method="random", budget=8), tmp_path / "run")
@@ -272,7 +272,7 @@ def test_starts_that_a_seed_draws_are_searched_at_random_alone(tmp_path, monkeyp
 
 def test_without_cma_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cma", None)
-    with pytest.raises(RunError, match="needs the package cma") as raised:
+    with pytest.raises(RunError, match="package cma") as raised:
         search_starts(plan(), tmp_path / "run")
     assert "search" in raised.value.remedy
 
@@ -280,7 +280,7 @@ def test_without_cma_the_error_names_the_extra(tmp_path, monkeypatch):
 def test_a_damaged_suite_of_found_starts_is_refused(tmp_path):
     path = tmp_path / "edge.json"
     path.write_text(json.dumps({"name": "edge"}))
-    with pytest.raises(RunError, match="not a suite of found starts"):
+    with pytest.raises(RunError, match="not a suite"):
         read_suite(path)
 
 
@@ -338,5 +338,5 @@ def test_a_directed_search_leaves_a_clause_that_never_varies_for_those_that_do()
 
 def test_objects_that_cannot_be_placed_apart_are_an_error():
     space = SearchSpace(("a.x", "a.y", "b.x", "b.y"), (0.0,) * 4, (0.1,) * 4, apart_m=(("a", "b", 1.0),))
-    with pytest.raises(RunError, match="cannot be placed apart"):
+    with pytest.raises(RunError, match="placed apart"):
         RandomPoints(UnitCube(space), np.random.default_rng(0)).ask()

@@ -147,7 +147,7 @@ def test_the_statistics_are_those_that_are_asked_for_or_none(argument, sent):
 
 
 def test_the_statistics_of_oft_are_chosen_where_its_server_is_started():
-    with pytest.raises(PolicyError, match="unnorm_key is for OpenVLA's server") as caught:
+    with pytest.raises(PolicyError, match="OpenVLA's server") as caught:
         client("openvla", "127.0.0.1:9", dialect=OFT, unnorm_key="libero_spatial")
     assert "--unnorm_key" in caught.value.remedy
 

@@ -285,13 +285,13 @@ def test_numbers_of_another_file_are_not_read(tmp_path):
     with h5py.File(path, "r+") as file:
         del file["data/demo_1"]
         file["data/demo_1"] = h5py.ExternalLink("other.hdf5", "data/demo_0")
-    with pytest.raises(RecordError, match="soft or external link"):
+    with pytest.raises(RecordError, match="soft or external"):
         read_demonstrations(path)
     path = demonstrations(tmp_path / "b.hdf5")
     with h5py.File(path, "r+") as file:
         del file["data/demo_1/actions"]
         file["data/demo_1"].create_dataset("actions", (4, 7), "f8", external=[(str(tmp_path / "raw"), 0, 224)])
-    with pytest.raises(RecordError, match="are in another file"):
+    with pytest.raises(RecordError, match="another file"):
         read_demonstrations(path)
 
 
@@ -350,7 +350,7 @@ def test_demonstrations_beyond_the_limit_are_refused(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         for k in range(4):
             file.create_dataset(f"data/demo_{k}/actions", (2**21, 7), "f8", chunks=(1024, 7))
-    with pytest.raises(RecordError, match="needs more memory than"):
+    with pytest.raises(RecordError, match="needs more memory"):
         read_recorded_actions(tmp_path / "a.hdf5")
 
 

@@ -40,7 +40,7 @@ def doubling(levels: int) -> dict[str, str]:
     ],
 )
 def test_a_definition_of_which_few_bytes_make_many_values_is_refused(types, encoding):
-    with pytest.raises(RecordError, match="array of no length"):
+    with pytest.raises(RecordError, match="array of no"):
         find_decoder(Topic("/t", KIND, encoding, definition(**types)), None, None)
 
 

@@ -78,7 +78,7 @@ def test_numbers_without_names_are_refused_where_joints_are_chosen_by_name(tmp_p
     rows = hand() + [("/joints", at(k), joints({"a": 1.0, "b": 2.0})) for k in range(20)]
     nameless = joints({"a": 1.0, "b": 99.0})
     nameless.name = []
-    assert "names and numbers differ" in problem(bag(tmp_path, [*rows, ("/joints", at(3.5), nameless)], EEF + TORQUE))
+    assert "names and numbers" in problem(bag(tmp_path, [*rows, ("/joints", at(3.5), nameless)], EEF + TORQUE))
 
 
 def test_a_record_holds_the_largest_torque_of_each_joint_since_the_record_before(tmp_path):
@@ -133,7 +133,7 @@ def test_a_message_of_more_names_than_numbers_is_read_by_places(tmp_path):
     message.name = ["a", "b", "finger"]
     text = EEF + '[torque]\nfrom = "/joints"\nlimits_nm = [10]\n'
     rows = hand() + [("/joints", at(k), message) for k in range(20)]
-    assert "choose by position with `index`" in problem(bag(tmp_path, rows, text))
+    assert "position with `index`" in problem(bag(tmp_path, rows, text))
     save_mapping(tmp_path / "bag", text + "index = [1]\n")
     (batch,) = read(tmp_path / "bag")
     assert torques(batch) == [[2.0]] * 20
@@ -212,9 +212,9 @@ def test_a_frame_that_no_message_has_and_one_that_is_not_stated_are_errors(tmp_p
     folder = bag(tmp_path, hand() + moving({"mug": 0.0, "plate": 0.01}), text)
     assert "Its child frames are: mug, plate" in problem(folder)
     save_mapping(folder, text.replace('frame = "cup"\n', ""))
-    assert "has poses of several frames" in problem(folder)
+    assert "poses of several" in problem(folder)
     save_mapping(folder, text.replace("/mocap", "/eef"))
-    assert "have no child frame" in problem(folder)
+    assert "no child frame" in problem(folder)
 
 
 def test_an_odometry_is_filtered_by_its_child_frame(tmp_path):
@@ -375,7 +375,7 @@ def test_messages_that_are_recorded_twice_change_nothing(tmp_path, caplog):
     once = episode(tmp_path / "once", rows, EEF)
     twice = episode(tmp_path / "twice", [row for row in rows for _ in range(2)], EEF)
     assert twice.eef_pos_m.values.tolist() == once.eef_pos_m.values.tolist()
-    assert "repeat an earlier time" in caplog.text
+    assert "repeat an earlier" in caplog.text
 
 
 def test_what_a_recorder_on_simulated_time_logs_before_the_first_tick_is_left_out(tmp_path, caplog):
