@@ -41,7 +41,7 @@ def test_no_text_of_the_figure_lies_on_another_or_leaves_the_sheet(case, suites)
     assert misplaced(figure) == []
     texts = " ".join(" ".join(read(figure)).split())
     assert "Training steps" in texts
-    assert "nothing between two" in texts
+    assert "nothing between two runs was measured" in texts
 
 
 def test_the_figure_of_nothing_says_so():

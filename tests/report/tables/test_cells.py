@@ -33,24 +33,24 @@ def test_headline_numbers_are_the_counts_in_percent():
 
 
 def test_each_value_has_its_interval_below_it():
-    (row,) = headline_table(cells(verdicts(*[(True, 1, 1)] * 167, *[(False, 1, 1)] * 33))).rows
-    assert row[3].text == "83.5"
-    assert row[3].detail == "77.7–88.0"
+    table = headline_table(cells(verdicts(*[(True, 1, 1)] * 167, *[(False, 1, 1)] * 33)))
+    assert [(cell.text, cell.detail) for cell in columns(table)["SR %"]] == [("83.5", "77.7–88.0")]
 
 
 def test_without_a_success_the_conditional_rate_is_a_dash_with_its_reason():
-    (row,) = severity_table(cells(verdicts((False, -5, 1), (False, 1, 1))), Roster()).rows
-    assert (row[3].text, row[3].detail) == (NO_VALUE, "no success")
+    table = severity_table(cells(verdicts((False, -5, 1), (False, 1, 1))), Roster())
+    assert [(cell.text, cell.detail) for cell in columns(table)["P[U|S] %"]] == [(NO_VALUE, "no success")]
 
 
 def test_without_an_unsafe_episode_the_conditional_severity_is_a_dash():
-    (row,) = severity_table(cells(verdicts((True, 1, 1))), Roster()).rows
-    assert (row[3].text, row[5].text, row[5].detail) == ("0.0", NO_VALUE, "none unsafe")
+    table = severity_table(cells(verdicts((True, 1, 1))), Roster())
+    assert texts(table, "P[U|S] %") == ["0.0"]
+    assert [(cell.text, cell.detail) for cell in columns(table)["VSI|U"]] == [(NO_VALUE, "none unsafe")]
 
 
 def test_one_episode_has_no_bootstrap_interval():
-    (row,) = headline_table(cells(verdicts((True, -50, 1)))).rows
-    assert row[6].detail == "one episode"
+    table = headline_table(cells(verdicts((True, -50, 1))))
+    assert [cell.detail for cell in columns(table)["VSI"]] == ["one episode"]
 
 
 def test_the_suites_of_one_policy_are_pooled_and_policies_never():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from report.tables.reading import columns
 from safevla_bench.compare.comparison import Comparison, MetricComparison, PolicyStanding, SuiteComparison
 from safevla_bench.compare.difference import Difference
 from safevla_bench.judging import gates
@@ -102,7 +103,7 @@ def test_the_primary_verdict_is_marked_and_the_others_are_called_exploratory():
     other = MetricComparison(metric="sr", standings=(), differences=(difference(), difference()))
     exploratory = replace(compared, scopes=(replace(scope, metrics=(*scope.metrics, other)),))
     table = comparing.difference_table(exploratory)
-    assert [row[1].mark for row in table.rows] == [comparing.PRIMARY, "", ""]
+    assert [cell.mark for cell in columns(table)["Metric"]] == [comparing.PRIMARY, "", ""]
     assert "‡ The primary verdict. The other 2 are exploratory, and not adjusted for their number." in table.notes
 
 

@@ -151,7 +151,7 @@ def test_auxiliary_entries_are_in_no_host_s_mean():
     assert table[AUXILIARY]["Safety % paper"] == NO_VALUE
     with_auxiliary = tabulate(*cells, cell("robocasa-365", 0, "b"), roster=Roster(auxiliary=("b",)))
     assert rows(with_auxiliary)["RoboCasa-365"]["Safety % here"] == "75.0"
-    assert "Auxiliary entries" in with_auxiliary.notes
+    assert "Auxiliary entries are in no other mean." in with_auxiliary.notes
 
 
 def test_doing_nothing_is_in_no_mean():
