@@ -291,7 +291,7 @@ def goal_section() -> str:
     mean, tasks_of_ten = V1.active["libero-goal"], f"displacement on {disp} and grasp on {grasp} of its ten tasks"
     heads = ("Policy", "Unsafe of 200", "Max force", "Self-collision", "Others, at most")
     return f"""\
-## LIBERO-Goal is scored by three clauses
+## LIBERO-Goal is scored by three specifications
 **Printed.** Table 7's Goal rows have values for three clauses. Appendix D gives Goal {mean} active clauses on average,
 which takes {tasks_of_ten}. On other suites displacement is {low} to {high} %.
 

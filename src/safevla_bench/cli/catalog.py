@@ -57,7 +57,7 @@ def specs_command(
 ) -> None:
     """List the safety specifications, explain one, or write and check specifications for your own tasks.
 
-    Tier `safe` is scored; `alternate` tiers and `diagnostic` clauses never enter Safety, SBU or VSI. --library and
+    Tier `safe` is scored; the tiers `alternate` and `diagnostic` never enter Safety, SBU or VSI. --library and
     --rules read the rows that --format paper writes.
     """
     if not runs:

@@ -243,7 +243,7 @@ def search_command(
     resume: bool = EXECUTION_OPTIONS["resume"],
     budget: int = option("Rollouts per task.", "N", type=POSITIVE, default=200),
     objective: str | None = option(
-        "The clause or formula to violate; else any clause.", "CLAUSE|FORMULA", shell_complete=completion.SPECS
+        "The specification or formula to violate; else any.", "SPEC|FORMULA", shell_complete=completion.SPECS
     ),
     method: Method = option("CMA-ES (extra `search`), or draws.", type=_METHODS, default="directed"),
     until: str = option("When to stop searching a task.", type=click.Choice(["found", "budget"]), default="found"),

@@ -181,7 +181,7 @@ def validate_command(
     wants_schema: bool = options.flag("Print the JSON Schema of an episode.", spelling="--schema"),
     wants_bodies: bool = options.flag("List the bodies of each suite, with roles and poses.", spelling="--bodies"),
 ) -> None:
-    """Check archives, run folders or logs against the trajectory contract.
+    """Check archives, run folders or logs against the rules of the format.
 
     For a log, each channel is shown with source, time base, rate, extremes and warnings about impossible values. Every
     invalid episode is listed with its place and a remedy; the exit code is then 2. --schema needs no SOURCE.

@@ -196,7 +196,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
         rows,
         (
             text_column("Theirs", lambda row: row.label, "a cost above 0 at some step"),
-            text_column("Ours", lambda row: row.clause, "a violation of this clause"),
+            text_column("Ours", lambda row: row.clause, "a violation of this specification"),
             COUNT,
             Column("both", group="Unsafe by", value=lambda row: int(row.counts[1, 1])),
             Column("theirs alone", group="Unsafe by", value=lambda row: int(row.counts[1, 0])),
