@@ -133,9 +133,10 @@ golden: $(VENV)/.dev-stamp ## rewrite the golden files: what commands print and 
 	PYTHONPATH=tests $(BIN)/python tests/golden_commands.py
 
 .PHONY: lint
-lint: $(VENV)/.tools-stamp ## check style and formatting
+lint: $(VENV)/.tools-stamp ## check style, formatting, and the words of added lines
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/check_words.py
 	$(BIN)/zizmor --offline --no-progress -q .github action.yml
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-actions action.yml

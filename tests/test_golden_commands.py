@@ -14,7 +14,7 @@ SCRIPT = "import golden_commands, pathlib, sys; golden_commands.main(*map(pathli
 def test_commands_print_and_write_what_is_in_the_golden_files(tmp_path):
     build, written = tmp_path / "build", tmp_path / "golden"
     build.mkdir()
-    # In a process of its own, since versions and digests are masked there.
+    # In a separate process, since versions and digests are masked there.
     subprocess.run([sys.executable, "-c", SCRIPT, written, build], cwd=Path(__file__).parent, check=True)
     golden, made = (
         {
