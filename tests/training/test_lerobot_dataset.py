@@ -233,6 +233,17 @@ def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(f
     assert np.array(stats["max"]).max() <= 1
 
 
+def test_datasets_takes_pictures_for_pictures(pictured, tmp_path):
+    import datasets
+
+    folder, _ = pictured
+    frames = datasets.load_dataset(str(folder), cache_dir=str(tmp_path))["train"]
+    assert frames.features["observation.images.agentview"] == datasets.Image()
+    (first, *_) = frames_of(folder)["observation.images.agentview"].to_pylist()
+    expected = np.asarray(Image.open(io.BytesIO(first["bytes"])))
+    np.testing.assert_array_equal(np.asarray(frames[0]["observation.images.agentview"]), expected)
+
+
 def test_where_the_host_cannot_say_what_it_observed_the_recorded_hand_stands_in(fake_run, tmp_path, monkeypatch):
     monkeypatch.setattr("safevla_bench.hosts.fake.host.FakeStage.observe", lambda self, record: None)
     export_dataset(judge([fake_run], RULES), tmp_path / "set", CAMERAS)

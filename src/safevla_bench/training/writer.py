@@ -147,9 +147,11 @@ class DatasetWriter:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of frames, after an episode."""
-        shown = self.features.items()
-        return pa.schema([(name, feature.arrow_type) for name, feature in shown if feature.dtype != "video"])
+        """The columns of frames, after an episode; `datasets` reads from the metadata which of them are pictures."""
+        shown = {name: feature for name, feature in self.features.items() if feature.dtype != "video"}
+        pictures = {name: {"_type": "Image"} for name, feature in shown.items() if feature.dtype == "image"}
+        metadata = {"huggingface": json.dumps({"info": {"features": pictures}})}
+        return pa.schema([(name, feature.arrow_type) for name, feature in shown.items()], metadata)
 
     def add_episode(self, task: str, columns: Mapping[str, FrameColumn], labels: Mapping[str, pa.Scalar]) -> None:
         """Write an episode's frames, with LeRobot's counters, and keep its row of meta/episodes.
