@@ -11,7 +11,13 @@ from numpy.typing import ArrayLike
 from safevla_bench.errors import FormulaError, SignalError
 from safevla_bench.stl.formula import Until, substitute_threshold
 from safevla_bench.stl.parser import parse_formula
-from safevla_bench.stl.robustness import judge_formula, robustness, settle_unknown, trajectory_robustness
+from safevla_bench.stl.robustness import (
+    hangs_on_empty_window,
+    judge_formula,
+    robustness,
+    settle_unknown,
+    trajectory_robustness,
+)
 from safevla_bench.stl.trace import Trace
 from stl.oracle import KNOWN, FormulaSource, literal_trajectory, random_trace
 
@@ -319,3 +325,17 @@ def test_a_binary_rule_is_decided_where_a_record_is_known(known: list[bool], is_
     trace = Trace(trace.signals, trace.starts, trace.dt_s, unknown={"p": ~np.array(known)})
     formula = parse_formula("G[0,T](!p)")
     assert settle_unknown(formula, trace, np.array([INF]), binary=True)[1].tolist() == [is_silent]
+
+
+@pytest.mark.parametrize(
+    ("text", "hangs"),
+    [
+        ("G[2,2](x < 0)", True),
+        ("F[2,2](x < 0)", True),
+        ("G[2,2](x < 0) or x >= 0", False),  # a margin of 0 holds in either reading
+        ("F[2,2](x < 0) or x >= 0", False),
+        ("G[0,0](x < 0)", False),
+    ],
+)
+def test_a_verdict_hangs_on_an_empty_window_if_the_other_reading_changes_it(text: str, hangs: bool) -> None:
+    assert hangs_on_empty_window(parse_formula(text), trace_of(x=[0.0])).tolist() == [hangs]
