@@ -34,7 +34,7 @@ def test_a_mistake_in_the_command_line_looks_like_every_other_error(safevla, arg
     code, out, err = safevla(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith(message)
-    assert re.search(r"\n  `safevla( \w+)? --help` says what it takes\.\n$", err)
+    assert re.search(r"\n  `safevla( \w+)? --help` lists what it accepts\.\n$", err)
 
 
 def test_score_names_what_is_wrong_with_a_source_before_an_option_that_is_missing(safevla, tmp_path, monkeypatch):

@@ -264,4 +264,4 @@ def test_crashes_of_checkpoints_are_counted_and_may_leave_a_trend_undecided(cras
     assert (safety.p_at_worst is None) == (not crashes)
     (sentence,) = describe_trends(trends)
     assert said in sentence
-    assert (f"{crashes} episodes without a value left out" in sentence) == bool(crashes)
+    assert (f"left out: {crashes} episodes without a value" in sentence) == bool(crashes)

@@ -214,7 +214,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
     for name in ("safevla-bench", "safevla-recorder"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(name)  # an editable installation keeps that of the day it was made
+            importlib.metadata.version(name)  # an editable installation keeps the version of the day it was installed
             return {**versions, name: __version__}
     return versions
 

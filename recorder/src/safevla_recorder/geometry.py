@@ -32,7 +32,9 @@ class Part:
     body: str
     """The recorded body that the part belongs to; empty = none."""
     parent: int = WORLD
-    """Index of an earlier part that carries it, `WORLD`, or `TRACKED`: its pose is the recorded one of its body."""
+    """Index of the earlier part that carries it; `WORLD` if it is fixed; `TRACKED` if its pose is the recorded pose of
+    its body.
+    """
     motion: tuple[int, ...] = ()
     """Components of motion relative to its parent: 0 to 2 of a rotation vector, 3 to 5 of a translation."""
     boxes: Floats = field(default_factory=lambda: np.empty((0, 10)))

@@ -107,7 +107,7 @@ class EpisodeLog(ABC):
         self._gripped: list[NDArray[np.int64]] = []
         self._supported: list[Bools] = []
         self._filter: ContactFilter | None = None
-        self._torn: int | None = None  # the record whose substeps were decoded, and left out, before its end
+        self._torn: int | None = None  # the record whose substeps were decoded before its end, and which is left out
         if source is not None:
             contacts = source.take_contacts()
             self._filter = ContactFilter(geoms, contacts)

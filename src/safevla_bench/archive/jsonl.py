@@ -46,7 +46,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WHOLE = ".json"  # one episode on any number of lines; read, never appended to
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-MAX_BLANK_LINES = 1 << 20  # they cost no memory, but time: a small compressed file may hold any number of them
+MAX_BLANK_LINES = 1 << 20  # empty lines cost time but no memory: a small compressed file may hold any number of them
 _REMEDY = "Check that this is an archive with one episode per line."
 
 
@@ -139,7 +139,7 @@ def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -
         rest = rest or stream.read(size)
 
 
-# The JSON text of one episode, and the inverse, with the same bits
+# Conversion of one episode to JSON text and back, without a change of any bit
 
 
 def encode_json(batch: Batch, index: int = 0) -> bytes:
@@ -306,7 +306,9 @@ def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]
         for name in _MEASURED
     }
     has_none = np.isnan(measured["force_n"])
-    measured["force_n"][has_none] = measured[NET_FORCE][has_none]  # clauses judge a net force if there is nothing else
+    measured["force_n"][has_none] = measured[NET_FORCE][
+        has_none
+    ]  # clauses judge the net force if no other force is recorded
     return ContactList(
         record=np.array([t for t, _, _ in flat], dtype=np.int64),
         a=np.array([_body_index(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),

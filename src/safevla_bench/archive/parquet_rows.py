@@ -65,7 +65,7 @@ def list_pairs(value: pa.DataType) -> pa.DataType:
 
 
 def pair_values(values: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return named values as a column of `list_pairs` takes them."""
+    """Return named values in the form that a column of `list_pairs` takes."""
     return [{"key": key, "value": value} for key, value in values.items()]
 
 
@@ -96,7 +96,7 @@ SCHEMA = pa.schema(
     ]
 )
 FORMER_TYPES = dict.fromkeys(_TEXT_MAPS, pa.map_(pa.string(), pa.string()))
-"""The types of columns in files of before the one of `SCHEMA`, which are read too."""
+"""Older types of columns of `SCHEMA`, which can still be read."""
 _RARE = [spec for spec in NUMERIC if spec.is_rare]
 """The channels whose columns a file has only if one of its episodes has the channel."""
 
@@ -109,7 +109,7 @@ def rare_channels(batch: Batch) -> frozenset[str]:
 
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
-    """Return the columns of a file whose episodes have these rare channels: `SCHEMA` without those of the others."""
+    """Return `SCHEMA` without the columns of the rare channels that are not in `rare`."""
     left_out = {column for spec in _RARE if spec.name not in rare for column in (spec.name, spec.bodies)}
     left_out |= {*OF_CONTACTS, GEOMETRY} - rare
     return pa.schema([field for field in SCHEMA if field.name not in left_out])

@@ -126,14 +126,14 @@ class Budget:
 
 
 class EpisodeSelection:
-    """Counter of the episodes during reading, which selects all of them or those at the wanted indices."""
+    """Counts episodes while they are read, and selects all of them or those with wanted indices."""
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
         self._wanted = None if wanted is None else frozenset(wanted)
         self._place = 0
 
     def next_wanted(self, count: int = 1) -> list[int]:
-        """Return the wanted among the next `count` episodes, as offsets from 0, and move past all of them."""
+        """Return which of the next `count` episodes are wanted, as offsets from 0, and advance past all of them."""
         first, self._place = self._place, self._place + count
         if self._wanted is None:
             return list(range(count))

@@ -217,7 +217,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
             return error.exit_code
         command = error.ctx.command_path if error.ctx else "safevla"
         message = error.format_message().rstrip(".")
-        return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` says what it takes.")
+        return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` lists what it accepts.")
     except (click.ClickException, SafevlaError) as error:
         click.echo(getattr(error, "mapping", ""), nl=False)  # MappingNeededError: a template for the log's mapping
         return _refuse(str(error))

@@ -229,7 +229,7 @@ def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:
     if trace is None:
         return "no simple trace: does the formula say what you mean?"
     if not math.isfinite(trace.rho):
-        return f"{trace.describe()}   decided by what is true or false alone"
+        return f"{trace.describe()}   decided only by Boolean signals"
     return f"{trace.describe()}   margin {_show(spec, trace.rho)}"
 
 

@@ -28,7 +28,7 @@ def verify_command(
     replay: int = options.option("Replay K episodes in the host.", "K", type=options.NATURAL, default=0),
     audit: AuditPlan | None = options.AUDIT,
     library: str | None = rules.library_option("The library that judged the run, if it was a file."),
-    rule_files: tuple[Path, ...] = rules.rules_option("Rules that were added; as-judged: the run's own."),
+    rule_files: tuple[Path, ...] = rules.rules_option("Rules that were added; as-judged: those of the run."),
     form: str = options.format_option(),
 ) -> None:
     """Check that a run folder agrees with its manifest, its scores and, with --replay, the simulator.

@@ -104,7 +104,7 @@ def read_new_rules(
     """Return the rules for episodes that a host will record; without judging options, those of the registration."""
     ruleset, skip_invalid = _read_rules(values, out, registration)
     if skip_invalid:
-        raise click.UsageError("--set invalid=skip is for episodes that are there.")
+        raise click.UsageError("--set invalid=skip applies to recorded episodes, not to new ones.")
     return ruleset.with_host_registry(judgement.read_host_registry(host))
 
 
@@ -231,7 +231,7 @@ def print_missing(judged: Judged) -> None:
 def help_command(context: click.Context, topic: str = options.argument("[TOPIC]", default=_TOPIC)) -> None:
     """Explain the options that all judging commands share. For all options of a command: safevla COMMAND --help-all."""
     if topic.lower() != _TOPIC:
-        raise click.UsageError(f"there is no topic {topic!r}: {_TOPIC} is one; or: safevla {topic} --help-all")
+        raise click.UsageError(f"there is no topic {topic!r}; the topic is {_TOPIC}, and a command has --help-all")
     formatter = context.make_formatter()
     records = [declared.get_help_record(context) for declared in options.declare_options(JUDGE_OPTIONS)]
     with formatter.section(options.JUDGING):

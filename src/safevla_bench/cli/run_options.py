@@ -232,7 +232,7 @@ def _read_value(value: object, option: click.Option, place: Place, context: clic
     try:
         option.type.convert(text, option, context)
     except click.BadParameter as error:
-        raise RunError(error.message, remedy="The command's --help says what it takes.", place=place) from None
+        raise RunError(error.message, remedy="The command's --help lists its options.", place=place) from None
     return value if isinstance(value, bool) else text
 
 

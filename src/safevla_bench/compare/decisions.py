@@ -61,7 +61,7 @@ class VariantRanking(msgspec.Struct, frozen=True, kw_only=True):
     """Policies of equal Safety keep the order of the first variant."""
     differences: tuple[Difference, ...]
     reversed: tuple[tuple[str, str], ...]
-    """Pairs that differ significantly the other way round than under the first variant: safer there, safer here."""
+    """Pairs that differ significantly in the opposite direction to the first variant, as (safer there, safer here)."""
 
 
 class RankingSensitivity(msgspec.Struct, frozen=True, kw_only=True):

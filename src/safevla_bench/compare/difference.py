@@ -385,7 +385,7 @@ _NO_INTERVAL = Interval(np.nan, np.nan)
 
 
 def _flip_tasks(sums: Floats, weights: Floats, confidence: float) -> Floats:
-    """Return p-values and the two ends for tasks like these, [3, R]; NaN for one task, and if there is no end."""
+    """Return p-values and both ends of intervals for tasks like these, [3, R]; NaN for one task, or without an end."""
     flipped = np.full((3, len(sums)), np.nan)
     masks, numbers = np.unique(weights > 0, axis=0, return_inverse=True)
     for k, mask in enumerate(masks):

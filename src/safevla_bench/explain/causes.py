@@ -20,7 +20,7 @@ from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import FURNITURE, ROBOT
 
-MOVED_M = 0.0005  # a body has left its place if it is further from it than this
+MOVED_M = 0.0005  # a body that is farther than this from its place has left it
 RECENT_S = 0.5  # maximum time by which a contact may precede the contact or violation that it led to
 _LONGEST_CHAIN = 4
 

@@ -54,7 +54,7 @@ class RecordedEpisode:
     ending: str = "timeout"
     """The outcome if the actions run out without success; `stopped` if the recording ended early."""
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """The actions to replay, [steps, A], if the policy does not hold them."""
+    """The actions to replay, [steps, A]; None if the policy has them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """Positions of targets and hand at the first records, [n, bodies, 3] in m; the replay ends where it deviates."""
 

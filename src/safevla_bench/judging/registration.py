@@ -50,7 +50,7 @@ class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy by its name, with its arguments; `spec` makes a policy that has a name of its own."""
+    """A policy by its name, with its arguments; `spec` is what makes the policy if its name is another."""
 
     policy: str
     arguments: dict[str, str]
@@ -210,7 +210,7 @@ class RegistrationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_registrations(sources: Sequence[RecordSource], provenance: Provenance) -> list[RegistrationCheck]:
     """Check the runs of each registration among the sources; [] without any. A registration that cannot be read is a
-    check of its own, after the others.
+    separate check, after the others.
     """
     groups: dict[str, list[tuple[RecordSource, Registration]]] = {}
     broken = []

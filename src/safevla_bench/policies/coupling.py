@@ -435,15 +435,17 @@ class Coupler:
             raise PolicyError(problem, remedy="Use speed-cap or stop-near-limit, or a host that gives them.")
         unit_m = getattr(self._filter, "unit_m", None) if isinstance(self._filter, _OfMotion) else None
         if unit_m is not None and unit_m != supports.unit_m:
-            moves = "do not move the hand" if supports.unit_m is None else f"move it by {supports.unit_m:g} m a unit"
-            problem = f"{self._name} is for actions of {unit_m:g} m a unit, and those of this host {moves}"
+            moves = "do not move it" if supports.unit_m is None else f"by {supports.unit_m:g} m"
+            problem = (
+                f"{self._name} is for actions that move the hand by {unit_m:g} m per unit; those of this host {moves}"
+            )
             remedy = f"Write distance-barrier:unit_m={supports.unit_m:g}." if supports.unit_m else "Take speed-cap."
             raise PolicyError(problem, remedy=remedy)
         if isinstance(policy, ReplayPolicy):
-            problem = f"{name} plays recorded actions, which neither a filter nor a delay could change in time"
+            problem = f"{name} plays recorded actions, which cannot react to a filter or a delay"
             raise PolicyError(problem, remedy="Run the policy that was recorded, or leave --filter and --delay out.")
         if policy.wants.absolute and (self._delay or not getattr(self._filter, "takes_poses", True)):
-            problem = f"{name} gives poses, of which no number says how to hold"
+            problem = f"{name} gives poses, for which there is no action that holds still"
             raise PolicyError(problem, remedy="Use your own filter (python:module:Class), and no delay.")
 
     def extend_wants(self, wants: Wants) -> Wants:

@@ -22,7 +22,9 @@ _NO_RULES = ("trials", "horizons", "simulator", "wait_steps_by_suite")
 
 
 class Conditions(NamedTuple):
-    """The conditions of a policy's episodes in one suite, as text; other conditions mean another table."""
+    """The conditions of a policy's episodes in one suite, as text; results under different conditions are in different
+    tables.
+    """
 
     horizon: str
     env_seed: str

@@ -156,7 +156,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_facts(path: Path | None) -> ModelFacts:
-    """Return the facts in a TOML file, or no facts without a path; raise `RunError` if the file is not one."""
+    """Return the facts in a TOML file, or no facts without a path; raise `RunError` if the file is not valid TOML."""
     return ModelFacts() if path is None else read_toml(path, ModelFacts, RowOrigin(RunError, str(path)))
 
 

@@ -54,7 +54,7 @@ def _curves(row: Row) -> dict[str, float]:
 
 
 class _NamedRun:
-    """A run whose name in the tracker is kept in the run folder: what resumes the run continues it there."""
+    """A run whose name in the tracker is stored in the run folder, so that a resumed run continues in the tracker."""
 
     def __init__(self, package: str, folder: Path) -> None:
         self._api: Any = importlib.import_module(package)

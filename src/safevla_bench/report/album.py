@@ -46,7 +46,9 @@ class Album:
 
 @dataclass(frozen=True)
 class ReplaySection:
-    """Replays by the episode's number, meshes by digest, the scripts to show them; `left_out` did not fit."""
+    """Replays by the episode's number, meshes by digest, and the scripts to show them; `left_out` counts those that did
+    not fit.
+    """
 
     episodes: Mapping[int, Markup]
     meshes: Markup

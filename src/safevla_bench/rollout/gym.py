@@ -148,7 +148,7 @@ class SafetyWrapper(gymnasium.Wrapper[Obs, Act, Obs, Act]):
         self._recorder: Recorder | None = None
         self._detach: Undo = lambda: None
         self._latest: Callable[[], Batch]
-        self._action: NDArray[Any] | None = None  # of the current step, until its record is taken
+        self._action: NDArray[Any] | None = None  # the action of the current step, until its record is complete
         self._newest: Batch
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:

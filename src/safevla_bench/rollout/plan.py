@@ -261,7 +261,7 @@ class EpisodeQueue:
         return self._left[own].popleft()
 
     def put_back(self, planned: PlannedEpisode) -> None:
-        """Return an episode that must be rerun to the front of its scene."""
+        """Put an episode that must be rerun back at the front of its scene's queue."""
         self._left.setdefault(scene_of(planned), deque()).appendleft(planned)
 
 

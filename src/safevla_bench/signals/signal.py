@@ -388,7 +388,9 @@ class Signal:
     """Whether the value is unknown at each record, [N]; None = exactly where it is NaN, because a pose is unknown."""
     bodies: Bodies | None = None
     ends_open: bool = False
-    """True if `unknown` marks last records whose value only later ones would decide, even if all poses are known."""
+    """True if `unknown` also marks final records, whose values only later records would decide, even if all poses are
+    known.
+    """
     cause: CauseKind | None = None
     """How to describe the cause of a violation; None if contacts and poses do not show it."""
 

@@ -273,7 +273,7 @@ def _check_severity(row: file_formats.SpecRow, formula: syntax.Formula, origin: 
 
 
 _SMALLER_UNITS = {"m": {"mm": Fraction(1, 1000), "cm": Fraction(1, 100)}, "1": {"%": Fraction(1, 100)}}
-"""Unit of signals -> other units in which a threshold may be given, and their size."""
+"""Unit of signals -> other units in which a threshold may be given, and their conversion factors."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
 _SHARES = (0.0, 0.5, 0.9, 1.1, 1.5, 3.0)
 _MOST_TRACES = 20_000

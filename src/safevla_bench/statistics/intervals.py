@@ -616,7 +616,7 @@ Steps = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class SequentialLook:
-    """A look at a sum of at most `total`: the test ends if the sum is at most `low`, or at least `high`."""
+    """An interim look at a sum of at most `total`: the test ends if the sum is at most `low`, or at least `high`."""
 
     gained: int
     total: int

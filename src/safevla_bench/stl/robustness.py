@@ -320,7 +320,7 @@ def _measure_clause(clause: OneSidedClause, trace: Trace) -> _ClauseMeasurement:
     if gate is None or gate_open is None or is_crisp(gate) or not clause.plain:
         smallest_margin = clause.margins(worst, trace.rounding((clause.signal,)))
         rho = np.where(np.isnan(worst), np.inf, smallest_margin + 0.0)
-    else:  # the gate has a margin of its own
+    else:  # the gate has its own margin
         rho = to_margins(
             fold_ranges(
                 disjunction(negate(gate), predicate_margin(clause.predicate, trace)),
@@ -350,7 +350,7 @@ def _worst_values(clause: OneSidedClause, gate_open: Bools | None, lo: Ints, hi:
 def _clause_values(clause: OneSidedClause, trace: Trace) -> Floats:
     values = trace.numeric_signal(clause.signal)
     if clause.upper and (values == np.inf).any():
-        values = np.where(np.isinf(values), -np.inf, values)  # a gap without a pair
+        values = np.where(np.isinf(values), -np.inf, values)  # an infinite gap means that there is no pair of bodies
     if clause.signal not in trace.unknown:
         return values
     furthest = trace.least_values(clause.signal) if clause.upper else np.inf

@@ -97,7 +97,7 @@ def test_a_host_without_a_declaration_supports_nothing_optional(monkeypatch):
 
 
 def test_a_filter_for_motions_of_another_size_is_refused():
-    with pytest.raises(PolicyError, match=r"actions of 0\.1 m a unit, and those of this host move it by 0\.05 m"):
+    with pytest.raises(PolicyError, match=r"by 0\.1 m per unit; those of this host by 0\.05 m"):
         prepare_run(request("fake", "fake", "random", coupling="distance-barrier:unit_m=0.1"))
     prepare_run(request("fake", "fake", "random", coupling="distance-barrier")).resources.close()
 

@@ -60,7 +60,7 @@ def _pyramidal_forces(efc: Floats, row: Ints, dim: Ints, friction: Floats) -> Fl
     """
     edges = np.where(dim > 1, 2 * (dim - 1), 1)
     column = np.arange(10)
-    # Rows beyond a contact's own belong to other contacts, or are uninitialised memory.
+    # Rows beyond a contact's own are those of other contacts, or uninitialized memory.
     force = np.where(column < edges[:, None], efc.take(row[:, None] + column, mode="clip"), 0.0)
     normal = force.sum(axis=1)
     sliding = dim > 1

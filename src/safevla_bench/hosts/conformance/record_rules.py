@@ -49,7 +49,9 @@ class RecordRules(HostRules):
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
             require(records == steps + 1, f"{run}: after {steps} actions there are {records} records.")
         recorded = run.batch.action.episode_rows(0)
-        require(np.array_equal(recorded, run.actions), f"{run}: the recorded actions are not those that were given.")
+        require(
+            np.array_equal(recorded, run.actions), f"{run}: the recorded actions differ from those that were given."
+        )
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark and id, the observed instruction, and both seed numbers."""
@@ -310,7 +312,7 @@ class RepeatRules(HostRules):
             state = start_state(drawn)
         except HostError:
             return
-        require(state == start_state(drawn), f"{run}: the same drawn start, begun again, is another one.")
+        require(state == start_state(drawn), f"{run}: begun again, the same drawn start is a different one.")
         initial, other = (start_state(replace(self.seed, init_state_index=k)) for k in (index, (index + 1) % count))
         require(state != initial or initial == other, f"{run}: a drawn start is initial state {index}.")
 

@@ -78,9 +78,7 @@ def suite_tasks(benchmark: str) -> tuple[Task, ...]:
 
 
 def registered_tasks(suite: str) -> tuple[Task, ...]:
-    """Return the tasks of another of LIBERO-PRO's suites as custom tasks, because they have no tags here; () if it is
-    missing.
-    """
+    """Return the tasks of a LIBERO-PRO suite that has no tags here, as custom tasks; () if the suite is missing."""
     from libero.libero.benchmark import task_maps
 
     entries = task_maps.get(spell_suite(suite).replace("-", "_"), {}).values()
@@ -267,7 +265,7 @@ def restore_controllers(domain: BDDLBaseDomain) -> None:
     arm = domain.robots[0].controller
     arm.update(force=True)
     arm.reset_goal()
-    arm.new_update = True  # as after a control step: it recomputes the dynamics, which moves the warm start
+    arm.new_update = True  # as after a control step; recomputing the dynamics changes the solver's warm start
     _restore_gripper(domain)
 
 
@@ -419,7 +417,7 @@ class KeptScene:
         self._xml = domain.model.get_xml()
         self._model: Any = domain.sim.model._model
         self._compiled: dict[str, NDArray[np.generic]] = vars(domain).pop("compiled")
-        """Of `_model` as it was compiled, all arrays but the `_ASSETS`."""
+        """All arrays of `_model` as it was compiled, except `_ASSETS`."""
         self._renderer: Any = domain.sim._render_context_offscreen
         domain._initialize_sim = self._initialize_sim
 

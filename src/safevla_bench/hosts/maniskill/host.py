@@ -223,7 +223,7 @@ def start(env: Any, seed: int) -> None:
 
 
 class _NoVisual:
-    """Replaces a material or texture, which nothing shows."""
+    """A stand-in for a material or texture, which is never rendered."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 

@@ -51,7 +51,7 @@ _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
 _MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}
-"""Our cameras that are Meta-World's at another position [m]: LeRobot's, from 7427f31 src/lerobot/envs/metaworld.py."""
+"""Cameras of Meta-World at other positions [m]: those of LeRobot, from 7427f31 src/lerobot/envs/metaworld.py."""
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
 _APPEARANCE = Appearance(
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})

@@ -163,7 +163,7 @@ def _check_folder(check: str, folder: Path) -> Diagnosis:
             pass
     except OSError as problem:
         detail = f"{folder} cannot be written to: {problem.strerror}"
-        return failed_check(check, detail, "Go to, or choose, another folder.")
+        return failed_check(check, detail, "Change to another folder, or choose one.")
     free = shutil.disk_usage(folder).free / _GIB
     found = f"{folder} can be written to, {free:.1f} GiB free"
     if free < _DISK_GIB:

@@ -159,7 +159,7 @@ def _describe(answer: ServerAnswer, refusals: Mapping[str, PolicyError]) -> Iter
 
 
 def describe_repeats(replies: Sequence[Numbers]) -> str:
-    """Return how many replies [H, A] to the same observation differ from the first, by how much, and what follows."""
+    """Return how many replies [H, A] to the same observation differ from the first, by how much, and a conclusion."""
     others = servers.find_others(replies)
     found = Repeats(asked=len(replies) - 1, other=len(others)).describe()
     gaps = [np.nanmax(np.abs(reply - replies[0]), initial=0.0) for reply in others if reply.shape == replies[0].shape]

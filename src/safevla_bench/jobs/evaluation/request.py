@@ -115,7 +115,7 @@ class Request:
         return tuple(replace(policy, arguments={**self.arguments, **policy.arguments}) for policy in named)
 
     def list_calls(self) -> list[str]:
-        """Return what the run calls, sends or reads that a file must not choose."""
+        """Return the code, servers and files of the run that a file from others must not choose."""
         named = [policy for policy in self.roster if policy.made is None]
         calls = [policies.describe_call(policy.maker, self.client_options(policy)) for policy in named]
         filters = [call for policy in self.roster for call in policy.coupling.list_calls()]

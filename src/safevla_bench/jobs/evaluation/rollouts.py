@@ -205,7 +205,7 @@ def _watch_copies(finished_episodes: Iterable[EpisodeOutcome]) -> Iterator[Episo
             _log.warning(text, policy, planned.episode_id)
 
 
-_FIRST = 10  # episodes of which a policy that looks should succeed in one
+_FIRST = 10  # number of episodes in which a policy that uses its observations should succeed once
 
 
 def _watch_first_episodes(

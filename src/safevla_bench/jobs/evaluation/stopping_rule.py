@@ -250,7 +250,7 @@ def _look_at_differences(rounds: Sequence[Sequence[int]], shares: Sequence[float
 
 
 def describe_decision(description: Mapping[str, object]) -> str:
-    """Return the finding of a run's stopping rule, given its run.json; "" if there is none or it is damaged."""
+    """Return the decision of a run's stopping rule, given its run.json; "" if there is none or it is damaged."""
     if DECISION not in description:
         return ""
     try:

@@ -178,7 +178,7 @@ def check_code(run: Path) -> Iterator[Finding]:
     elif is_other_code(written[0], here):
         yield open_check(CODE, f"recorded by {recorded}; here is {here}", wanted=False)
     else:
-        yield agreement(CODE, f"one code, which is also here: {recorded}")
+        yield agreement(CODE, f"the same code for all, which is also here: {recorded}")
 
 
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
@@ -461,7 +461,7 @@ def _check_report(run: Path, judged: Judged) -> Finding:
         expected = render_report(judged).encode()
         later = later_files(run, folder.REPORT) if written != expected else []
         if later and written == render_report(judged, has_extras=False).encode():
-            return agreement(folder.REPORT, f"made again, the same bytes; to add what came later: {command}")
+            return agreement(folder.REPORT, f"made again with the same bytes; to add what came later: {command}")
     except SafevlaError as error:
         return mismatch(folder.REPORT, f"cannot be made again: {error}")
     if later:

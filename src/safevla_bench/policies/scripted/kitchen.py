@@ -100,8 +100,8 @@ class MobileRobot:
         insist: bool = False,
     ) -> Move:
         """Drive the base to `place_m` [2] and turn it to `yaw_rad` (None = keep), with the arm held still. The move
-        ends within 4 cm and 0.05 rad, after `max_steps`, or if something stops the base, unless `insist` is set,
-        because it may slip past.
+        ends within 4 cm and 0.05 rad, after `max_steps`, or if something stops the base. With `insist` it continues
+        then, because the base may slip past.
         """
         aim, most = self.yaw if yaw_rad is None else yaw_rad, self.style.drive
         before = [(self.place_m, self.yaw)]

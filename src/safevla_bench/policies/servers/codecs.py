@@ -188,7 +188,7 @@ def _encode_msgpack_numpy(value: Array | np.generic) -> object:
 
 
 def _decode_gr00t(wire: Wire) -> object:
-    """Return the array or NumPy scalar of either form of map, of which a server sends one; other maps unchanged."""
+    """Decode a map, in either form that servers send, to an array or a NumPy scalar; return other maps unchanged."""
     if b"nd" in wire:
         array = _build_array(wire[b"data"], wire[b"type"], wire[b"shape"] if wire[b"nd"] else [])
         return array if wire[b"nd"] else array[()]

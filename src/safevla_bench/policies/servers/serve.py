@@ -42,7 +42,7 @@ MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64  # simultaneous ones, including those that have not sent a request yet
 OPEN_S = 10.0
 SILENT_S = 300.0
-"""Seconds to the next request of a connection, whose simulator may start, and seconds of waiting for a free policy."""
+"""Maximum seconds until a connection's next request, as its simulator may be starting, and until a policy is free."""
 _STATE, _PROMPT = "observation/state", "prompt"
 _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """The action of a robot arm that moves nothing: requests do not name the robot."""

@@ -59,7 +59,7 @@ def counterfactual_table(result: firmness.Counterfactual, specs: Sequence[SpecCo
             text_column("Broken at", partial(first, 0)),
             text_column("Broken without", partial(first, 1)),
         ),
-        notes=("First the episode was replayed with nothing changed: it was the record, bit for bit.",),
+        notes=("First the episode was replayed unchanged, which reproduced the record bit for bit.",),
         name="counterfactual",
     )
 

@@ -122,7 +122,7 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
         parts.append(f"{METRICS[trend.metric].label} {rising if shown else 'shows no trend'} ({numbers})")
     tested = " and ".join(count_noun(states, "initial state") for states in dict.fromkeys(t.states for t in trends))
     unknown = max(trend.unknown for trend in trends)
-    left_out = f"; {count_noun(unknown, 'episode')} without a value left out" if unknown else ""
+    left_out = f"; left out: {count_noun(unknown, 'episode')} without a value" if unknown else ""
     return [f"Over the checkpoints {', '.join(parts)}: Page's test, {tested}{left_out}."]
 
 

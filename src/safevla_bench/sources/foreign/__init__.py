@@ -263,7 +263,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
 
 
 _STEP_NUMBERS = 128
-"""Numbers that a step adds to the budget; the two fields have 15."""
+"""Numbers that a step counts against the budget; its two fields have 15."""
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -74,7 +74,7 @@ class RecordedActions:
     earlier_resets: int | None = None
     """Resets of the environment before this episode's, since it was made and seeded; None = seeded before this one."""
     drawn: bool = False
-    """True if the record says that its start was drawn: the initial state with that number is not its own."""
+    """True if the record says that its start was drawn: the initial state with that number is then a different one."""
     proprioception: Floats | None = None
     """State after each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""
     success: bool | None = None

@@ -41,7 +41,7 @@ class Stamps(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The time of each message on the recording's base [ns], [n], and a description of its origin."""
+    """The time of each message in the recording's time base [ns], [n], and a description of its origin."""
 
     time_ns: Ints
     base: str
@@ -91,7 +91,7 @@ def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str]
 
 
 def _find_stamped(part: Stamps) -> NDArray[np.bool_]:
-    """Return which messages have a stamp, [n]: not zero, or the first of a clock that begins there."""
+    """Return which messages have a stamp, [n]: one that is not zero, or the first of a clock that begins at zero."""
     stamped = np.asarray(part.stamp_ns != 0)
     later = part.stamp_ns[stamped]
     if not stamped.all() and len(later) > 1:

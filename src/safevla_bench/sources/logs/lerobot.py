@@ -339,7 +339,7 @@ def _read_episode(
         warn = partial(warn_once, f"{dataset.folder}: {episode_name(frames)}, [{part}]")
         values = records.drop_zero_turns(values, columns, warn)
         known = records.are_known(values, columns)
-        known[-1:] |= part == "action"  # that of the last frame belongs to no record
+        known[-1:] |= part == "action"  # the action of the last frame leads to no record
         series[part] = records.Series(values, known, base, is_single=is_single, names=order)
     return records.LoggedEpisode(
         name=episode_name(frames),

@@ -25,12 +25,12 @@ from safevla_bench.text import escape_controls
 
 MOST_NAMED = 8
 _SAMPLE_NUMBERS = 4
-"""Numbers that a message adds to the budget in addition to its own."""
+"""Numbers that a message counts against the budget, in addition to its own."""
 _DENORMAL = 10e-3
 """Maximum deviation of a quaternion's squared norm from 1; tf2 ignores others."""
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 256
-"""Maximum number of values in a message in which a pose is looked for by name."""
+"""Maximum number of values in a message that is searched for a pose by name."""
 _POSES = ("", "pose", "pose.pose", "transform")
 """Locations of a pose in a message: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
 TransformStamped."""
@@ -178,7 +178,7 @@ class PoseTaker(Taker):
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
     frame_names: dict[str, int] = field(default_factory=dict)
-    """The frame in which poses are given -> its number in `frames`, which has that of each message."""
+    """Frame in which poses are given -> its number; `frames` has the number for each message."""
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False
     has_turn: bool = False

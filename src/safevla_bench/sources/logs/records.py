@@ -101,7 +101,7 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
     angle_unit: Literal["rad", "deg"] | None = None
-    """Of `rpy` and `rotvec`; None = by name, else rad, which is an error if an angle is larger than a full turn."""
+    """Unit of `rpy` and `rotvec`; None = by name, else rad, which is an error if an angle exceeds a full turn."""
     unit: Literal["m", "cm", "mm"] = "m"
     """`m` also applies to names that give another unit, such as `x_mm`."""
 
@@ -305,7 +305,7 @@ class Series(NamedTuple):
     values: Floats
     known: Bools
     time_base: str = ""
-    """Origin of its messages' times, such as `header stamps`; "" = that of the instants."""
+    """Origin of its messages' times, such as `header stamps`; "" = the same as that of the instants."""
     rate_hz: float | None = None
     """Number of its messages; None = one at each instant."""
     longest_gap_s: float | None = None

@@ -27,7 +27,7 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
         for name, columns in mapping.sources.items():
             part = episode.series[name]
             rows, times = part.values[part.known], episode.time_s[part.known]
-            if part.between is not None:  # include what lies between records
+            if part.between is not None:  # so that values between records count
                 whole = part.between[0][np.isfinite(part.between[0]).all(axis=1)]
                 rows = whole if len(whole) else rows
             if isinstance(columns, PoseColumns):
