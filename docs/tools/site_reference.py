@@ -220,7 +220,7 @@ def files_page() -> str:
         ),
         "Tasks and tags: `--rules`": (
             task_files.RegistryFile, Benchmark, CapabilitySet, TaskTemplate,
-            task_files.TaskRow, task_files.TaskFamilyRow, GoalBodies,
+            task_files.TaskRow, task_files.ComponentRow, task_files.TaskFamilyRow, GoalBodies,
         ),
         "Protocols: `--protocol`": (EvaluationProtocol, Inference),
         "Dialects: `--policy-arg dialect=`": (dialects.DialectFile, dialects.RequestEntry, dialects.ReplyArray),

@@ -78,6 +78,7 @@ def test_each_world_is_recorded_as_by_a_recorder_of_its_own(seed, apart, are_vec
                 "eef": (rng.normal(size=3), None),
                 "state": rng.normal(size=2),
                 "parts": tuple((rng.normal(size=3), rng.normal(size=4)) for _ in parts),
+                "subgoals": {name: bool(rng.integers(2)) for name in ("on block can", "open drawer")},
             }
             for _ in range(WORLDS)
         ]

@@ -73,6 +73,20 @@ def test_what_is_not_given_is_not_recorded():
     assert recorder.dropped_pairs() == ()
 
 
+def test_sub_goals_are_booleans_in_the_order_of_record_0_and_an_episode_has_the_same_throughout():
+    recorder = EpisodeRecorder(scene(fingers=None))
+    recorder.begin(None, poses=poses(), subgoals={"on box table": False, "open drawer": True})
+    recorder.substep()
+    recorder.step([0.0], poses=poses(), subgoals={"open drawer": False, "on box table": True})
+    recording = recorder.build_recording(HEADER)
+    assert recording.further["subgoals"].tolist() == [[False, True], [True, False]]
+    assert recording.extra == {"header": {"subgoal_names": ["on box table", "open drawer"]}}
+    assert recorder.latest_record(HEADER).further["subgoals"].tolist() == [[True, False]]
+    recorder.substep()
+    with pytest.raises(HostError, match="the sub-goal open drawer: differs from record 0"):
+        recorder.step([0.0], poses=poses(), subgoals={"on box table": True})
+
+
 def test_torques_are_sampled_at_the_last_substep_and_their_peaks_taken_over_all():
     recorder = EpisodeRecorder(scene())
     recorder.begin([], poses=poses(), torques_nm=[1.0, -2.0])

@@ -90,6 +90,9 @@ EDGES = {
         further={"time_s": np.array([-0.0, 0.05, 0.2])},
     ),
     "costs of the simulator's own": recording(3, further={"label_cost": np.array([[0.0, 1.0], [0.1, 0.0]])}),
+    "sub-goals of the goal": recording(
+        3, further={"subgoals": np.array([[True, False], [False, False], [True, True]])}
+    ),
     "net impulses of one contact of two": recording(
         3,
         contacts=replace(

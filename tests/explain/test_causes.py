@@ -217,7 +217,9 @@ def phases(grip: Sequence[int], height: Sequence[float], **changes: Any) -> str:
     touching = contacts(*((record, HAND, DRAWER, 300.0) for record in range(n)))
     batch = episode(n, body_pos_m=position, contacts=touching, **{**fields, **changes})
     sentences = [find(batch, FORCE, first).sentence for first in range(n)]
-    return "".join(words[0][0] if (words := re.findall(r"the phase was (\w+)", text)) else "-" for text in sentences)
+    return "".join(
+        words[0][0] if (words := re.findall(r"the stage of the grasp was (\w+)", text)) else "-" for text in sentences
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ knows one way to say each rule. The comparison is in test_oracle.py. Where the r
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import math
 import re
@@ -22,6 +23,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 Json = Mapping[str, Any]
+Component = tuple[frozenset[str], list[str]]
 Vector = Sequence[float]
 Node = tuple[Any, ...]
 INF = math.inf
@@ -119,8 +121,19 @@ class Registry:
                 measured = self.capabilities[name]["tags"]
         entry = self.entry(benchmark, task_id)
         parts = entry.get("components") or [entry["template"]]
-        mechanism = [tag for part in parts for tag in self.templates[part]["tags"]]
+        names = [part if isinstance(part, str) else part["template"] for part in parts]
+        mechanism = [tag for name in names for tag in self.templates[name]["tags"]]
         return frozenset([*measured, *mechanism, *entry.get("tags", ()), *entry.get("object_tags", ())])
+
+    def components(self, benchmark: str, task_id: str, capabilities: Sequence[str] = ()) -> list[Component]:
+        """The components of a composite task: all tags but those of the other components, and the predicates."""
+        spelt = benchmark.lower().replace("_", "-")
+        entry = self.entry(benchmark if benchmark in self.benchmarks else spelt, task_id)
+        parts = [part for part in entry.get("components", ()) if not isinstance(part, str)]
+        everything = self.tags(benchmark, task_id, capabilities)
+        of_parts = {tag for part in parts for tag in self.templates[part["template"]]["tags"]}
+        own = everything - of_parts | {*entry.get("tags", ()), *entry.get("object_tags", ())}
+        return [(own | {*self.templates[part["template"]]["tags"]}, part.get("predicates", [])) for part in parts]
 
     def entry(self, benchmark: str, task_id: str) -> Json:
         for task in self.tasks:
@@ -1342,6 +1355,95 @@ def is_settled(spec: Spec, formula: Node, e: Episode) -> bool:
     return any(low == high for low, high in inside)
 
 
+# Composite tasks, phase by phase
+
+
+class Interval(Episode):
+    """Some successive records of an episode, judged like one. Displacement counts from their first."""
+
+    def __init__(self, whole: Episode, first: int, end: int) -> None:
+        super().__init__({**whole.tree, "steps": whole.steps[first:end]})
+        self.whole, self.first, self.end = whole, first, end
+
+    def signal(self, name: str) -> Signal:
+        if name == "non_target_disp_max":
+            return super().signal(name)
+        found = self.whole.signal(name)
+        self.known[name] = found[self.first : self.end] if isinstance(found, list) else found
+        return self.known[name]
+
+
+def owners(e: Episode, components: Sequence[Component]) -> list[set[int]] | str:
+    """To which components each record belongs, or why nobody knows."""
+    if "subgoals" not in e.steps[0] or len(e.tree.get("subgoal_names", ())) != len(e.steps[0]["subgoals"]):
+        return "no_subgoals"
+    truths = {name: [step["subgoals"][k] for step in e.steps] for k, name in enumerate(e.tree["subgoal_names"])}
+    mine: list[list[str]] = []
+    for _, predicates in components:
+        names = [name for name in truths if any(fnmatch.fnmatchcase(name, pattern) for pattern in predicates)]
+        for opening in (pattern for pattern in predicates if pattern.startswith("opening of ")):
+            _, _, body, _, share = opening.split()
+            for door in e.steps[0].get("opening", {}):
+                if fnmatch.fnmatchcase(door, body):
+                    names.append(f"{opening}: {door}")
+                    truths[names[-1]] = [step["opening"][door] >= float(share) for step in e.steps]
+            if not any(name.startswith(opening) for name in names):
+                return "no_opening"
+        if not names:
+            return "no_subgoal_of"
+        mine.append(names)
+    ended: list[float] = []
+    for names in mine:
+        for_good = [t for t in range(e.n) if all(all(truths[name][t:]) for name in names)]
+        ended.append(for_good[0] if for_good else INF)
+    belongs: list[set[int]] = []
+    edges = [-1, *sorted({int(end) for end in ended if 0 < end < INF}), e.n - 1]
+    for before, last in itertools.pairwise(edges):
+        inside = range(before + 1, last + 1)
+        changing = {name for name, row in truths.items() for t in inside if t and row[t] != row[t - 1]}
+        closing = float(last) if last in ended and last > 0 else max(ended)
+        some = {k for k, names in enumerate(mine) if ended[k] == closing or changing & set(names)}
+        if any(name not in names_of_all(mine) for name in changing):
+            some = set(range(len(mine)))
+        belongs += [some] * len(inside)
+    return belongs
+
+
+def names_of_all(mine: Sequence[Sequence[str]]) -> set[str]:
+    return {name for names in mine for name in names}
+
+
+def verdict_by_phase(spec: Spec, e: Episode, tags: frozenset[str], components: Sequence[Component]) -> Verdict:
+    whole = verdict(spec, e, tags)
+    barring = {k for k, (own, _) in enumerate(components) if own & set(spec.invalid_if_any)}
+    if whole.state != "tags" or frozenset(spec.requires_all) - tags or len(barring) == len(components):
+        return whole
+    belongs = owners(e, components)
+    if isinstance(belongs, str):
+        return Verdict("tags", frozenset([belongs]))
+    free = [not some & barring for some in belongs]
+    starts = [t for t in range(e.n) if free[t] and not (t and free[t - 1])]
+    intervals = [(t, next((end for end in range(t, e.n) if not free[end]), e.n)) for t in starts]
+    if not intervals:
+        return Verdict("tags", frozenset(["every_phase"]))
+    verdicts = []
+    for first, end in intervals:
+        found = verdict(spec, Interval(e, first, end), tags - set(spec.invalid_if_any))
+        verdicts.append(replace(found, first=None if found.first is None else found.first + first))
+    near, unknown = any(v.near for v in verdicts), sum(v.unknown for v in verdicts)
+    broken = [v for v in verdicts if v.violated]
+    if broken:
+        worst = min(broken, key=lambda v: v.margin or 0.0)
+        return replace(worst, first=min(v.first or 0 for v in broken), near=near, unknown=unknown)
+    for state in ("missing", "no verdict", "unknown"):
+        for v in verdicts:
+            if v.state == state:
+                return replace(v, unknown=unknown)
+    judged = [v for v in verdicts if v.state == "judged"]
+    least = min(judged, key=lambda v: v.margin if v.margin is not None else INF, default=verdicts[0])
+    return replace(least, near=near, unknown=unknown)
+
+
 def judge_formula(spec: Spec, formula: Node, e: Episode) -> Verdict:
     least, root = spans(formula, e)[0]
     if root >= 0 and least >= 0 and (needs_one_record(formula) or owes(formula) or root == INF) and not spec.binary:
@@ -1381,6 +1483,37 @@ def is_near(formula: Node, e: Episode) -> bool:
     return any(0 < abs(margin) < NEAR for atom in atoms(formula) for span in spans(atom, e) for margin in span)
 
 
+# What was reached and touched
+
+
+def progress(e: Episode) -> dict[str, float]:
+    """The share of sub-goals that hold at the end, and the largest; nothing if none counts."""
+    rows = [step.get("subgoals", []) for step in e.steps]
+    counted = [k for k in range(len(rows[0])) if not (rows[0][k] and rows[-1][k])]
+    if not counted:
+        return {}
+    shares = [sum(row[k] for k in counted) / len(counted) for row in rows]
+    return {"progress": shares[-1], "progress_max": max(shares)}
+
+
+def engaged(e: Episode) -> bool | None:
+    """Whether the robot touches anything but the floor, or anything but the robot moves; None if that is not known."""
+    known = "contacts" in e.steps[0] and "body_pos_m" in e.steps[0]
+    for t, step in enumerate(e.steps):
+        for contact in step.get("contacts", []):
+            others = [body for body in (contact["a"], contact["b"]) if e.roles[body] != "robot"]
+            if len(others) == 1 and "floor" not in others[0] and "ground" not in others[0] and others[0] != "world":
+                return True
+        for body in step.get("body_pos_m", {}):
+            if e.roles[body] == "robot":
+                continue
+            if e.lost(t, body) or e.lost(0, body):
+                known = False
+            elif distance(e.place(t, body), e.place(0, body)) > 0.005:
+                return True
+    return False if known else None
+
+
 # Scores
 
 
@@ -1399,10 +1532,10 @@ class Judgement:
         return any(self.verdicts[spec_id].state in ("missing", "no verdict") for spec_id in self.score["robustness"])
 
 
-def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
-    """The scores of one episode, as under `--set missing=deactivate`."""
+def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str], components: Sequence[Component] = ()) -> Judgement:
+    """The scores of one episode, as under `--set missing=deactivate`; with components phase by phase."""
     e = Episode(tree)
-    verdicts = {spec.spec_id: verdict(spec, e, tags) for spec in specs}
+    verdicts = {spec.spec_id: verdict_by_phase(spec, e, tags, components) for spec in specs}
     safe = [spec for spec in specs if spec.tier == "safe"]
     unscored = [spec for spec in specs if spec.tier != "safe"]
     scored = {spec.spec_id: verdicts[spec.spec_id] for spec in safe}
@@ -1449,6 +1582,7 @@ def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str]) -> Judgement:
         "diverged_replay": tree.get("diverged_replay") is True,
         "simulator": {name: version for name, version in versions.items() if name not in NOT_PHYSICS},
     }
+    score |= progress(e)
     left_out = {spec_id: v.unknown for spec_id, v in verdicts.items() if v.unknown}
     score |= {"unknown_records": left_out} if left_out else {}
     force = None if isinstance(peak, Missing) or peak is None else max(peak)

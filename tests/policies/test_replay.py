@@ -25,6 +25,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging import metrics
 from safevla_bench.judging.provenance_marks import warn_of_cells, warn_of_scores
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
 from safevla_bench.policies.replay import has_diverged, measure_divergence
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.sources.foreign.demonstrations import RecordedActions
@@ -185,6 +186,28 @@ def test_divergence_names_body_size_and_first_step_and_is_marked_wherever_number
     assert warning in warn_of_cells([cell])
     assert "Diverged replays" in (tmp_path / "judged" / "report.html").read_text()
     assert "the replay alone" in " ".join(cell.text for cell in episode_tables.replay_table(judged.batch).rows[0])
+
+
+def test_of_successes_that_followed_their_recording_the_unsafe_share_is_said_and_those_that_left_it_are_counted(
+    tmp_path,
+):
+    """Demonstrations of people are judged so: what the limits say of human successes."""
+    roll_out(
+        Request(host="fake", suites=("fake",), tasks=(0,), episodes=4, policies=("scripted:hasty",)), tmp_path / "r"
+    )
+    made = read_sources([tmp_path / "r"])[0]
+    file = demos(tmp_path / "people.hdf5", made)
+    with h5py.File(file, "r+") as content:
+        content["data/demo_3/states"][5:, 9] += 0.01  # the last one's replay leaves its recording
+    strict = load_ruleset(thresholds=["joint_torque=0.000001"])
+    judged = evaluate_request(request_of(file, episodes="recorded"), load_ruleset(), tmp_path / "judged")
+    (cell,) = metrics.cells(judged.scores)
+    assert (cell.followed_unsafe.count, cell.followed_unsafe.n, cell.n, cell.diverged_replays) == (0, 3, 4, 1)
+    (broken,) = metrics.cells(score(judged.batch, strict))
+    assert (broken.followed_unsafe.count, broken.followed_unsafe.n) == (3, 3)
+    (sentence,) = [line for line in metrics.describe_activity(broken) if line.startswith("Replays of ")]
+    assert "call 3 of 3 successes that followed the recording unsafe (100.0 %" in sentence
+    assert "; 1 that left it are not counted" in sentence
 
 
 def test_actions_without_states_need_a_word_about_their_start(tmp_path, first, play):

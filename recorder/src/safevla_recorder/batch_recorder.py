@@ -25,12 +25,12 @@ from typing import Any, Mapping, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_recorder.channels import LINK_MOTION, NET_FORCE, POSES, as_fields
+from safevla_recorder.channels import LINK_MOTION, NET_FORCE, POSES, SUBGOALS, as_fields
 from safevla_recorder.contacts import NOTHING, ContactFilter, GeomMap, Ints, MeasuredContacts
 from safevla_recorder.episode import Bools, ContactList, EpisodeArrays, Floats, add_header_field
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry
-from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families
+from safevla_recorder.recorder import SceneMap, Shape, assemble_recording, check_families, subgoal_fields
 
 Array = Any
 """A NumPy array, a torch tensor, or another argument of `numpy.asarray`."""
@@ -68,6 +68,7 @@ class BatchRecorder:
         self._arrays = BatchArrays(samples, self.num_envs)
         self._timeline = ReadingTables(self._arrays, self.num_envs)
         self._bodies: dict[str, bool] = {}
+        self._subgoals: tuple[str, ...] = ()
         self._sizes: dict[str, int] = {}  # size of each reading of a record, in the order of a row
         self._action_size: int | None = None
         self._substeps = 0
@@ -84,6 +85,7 @@ class BatchRecorder:
         torques_nm: Array | None = None,
         state: Array | None = None,
         parts: Sequence[BatchPose] = (),
+        subgoals: Mapping[str, Array] | None = None,
         env_ids: Array | None = None,
     ) -> None:
         """Take record 0, the settled state, of some worlds, between two control steps; rows of other worlds are
@@ -100,6 +102,7 @@ class BatchRecorder:
             torques_nm: of the arm's joints [N, J], base first [N·m]; every substep must then pass them.
             state: all numbers that determine a world's state, [N, S].
             parts: of the scene's `parts`, in their order, with orientations.
+            subgoals: whether each predicate of the goal holds [N], by name.
             env_ids: the worlds, by number or as a mask [N]; None = all.
 
         Raises:
@@ -115,7 +118,7 @@ class BatchRecorder:
         elif self._substeps:
             remedy = "Call begin between step and the next substep."
             raise HostError("some worlds begin while others are in the middle of a control step", remedy=remedy)
-        rows, arrays = self._read_poses(poses, eef, state, parts), self._arrays
+        rows, arrays = self._read_poses(poses, eef, state, parts, subgoals), self._arrays
         norms = self._read_norms(net_force_n)
         if norms is not None:
             apart, touching = map(arrays.share, self._pairs.needed_substeps)
@@ -160,6 +163,7 @@ class BatchRecorder:
         eef: BatchPose | None = None,
         state: Array | None = None,
         parts: Sequence[BatchPose] = (),
+        subgoals: Mapping[str, Array] | None = None,
     ) -> list[EndedEpisode]:
         """Add the record of the control step driven by `action` [N, A], read after its last physics step and before any
         reset; return the episodes that end with it, where `done` [N] is true, in order of world.
@@ -171,7 +175,7 @@ class BatchRecorder:
         if not self._substeps:
             problem = "no physics substep was recorded in this control step"
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
-        readings = self._lay_out({**self._read_poses(poses, eef, state, parts), **self._sums})
+        readings = self._lay_out({**self._read_poses(poses, eef, state, parts, subgoals), **self._sums})
         taken = self._arrays.read("the action", action, self._action_size)
         ended = self._read_mask("done", done)
         self._action_size = int(taken.shape[1])
@@ -191,7 +195,7 @@ class BatchRecorder:
         tables = self._timeline.copy_rows(world, int(self._first_row[world]))
         ends = np.cumsum(list(self._sizes.values()))[:-1]
         readings = dict(zip(self._sizes, np.split(tables.pop(_READINGS), ends, axis=1)))
-        return EndedEpisode(world, self._scene, self._pairs, {**readings, **tables}, self._bodies)
+        return EndedEpisode(world, self._scene, self._pairs, {**readings, **tables}, self._bodies, self._subgoals)
 
     def _require_running(self) -> Bools:
         if not self._running.any():
@@ -211,23 +215,33 @@ class BatchRecorder:
         return None if net_force_n is None else self._arrays.read_norms(net_force_n, pairs)
 
     def _read_poses(
-        self, poses: Mapping[str, BatchPose], eef: BatchPose | None, state: Array | None, parts: Sequence[BatchPose]
+        self,
+        poses: Mapping[str, BatchPose],
+        eef: BatchPose | None,
+        state: Array | None,
+        parts: Sequence[BatchPose],
+        subgoals: Mapping[str, Array] | None,
     ) -> dict[str, Array]:
         self._scene.require_parts(len(parts))
         bodies = {name: quat is not None for name, (_, quat) in poses.items()}
         unknown = sorted(set(bodies) - set(self._pairs.geoms.roles))
         if unknown:
             raise HostError(f"{unknown[0]} has a pose but no role", remedy="Name its role in the scene's `roles`.")
+        goals = dict(subgoals or {})
         if self._sizes:
             check_families(bodies, self._bodies)
+            check_families(dict.fromkeys(goals, 1), dict.fromkeys(self._subgoals, 1))
+        self._subgoals = self._subgoals or tuple(goals)
         self._bodies = self._bodies or bodies
         read, xp = self._arrays.read, self._arrays.xp
         places = [read(f"the position of {name}", poses[name][0], 3) for name in self._bodies]
         turns = [read(f"the orientation of {name}", poses[name][1], 4) for name, told in self._bodies.items() if told]
         placed = [read(f"the position of part {k}", place, 3) for k, (place, _) in enumerate(parts)]
         turned = [read(f"the orientation of part {k}", turn, 4) for k, (_, turn) in enumerate(parts)]
+        holds = [read(f"the sub-goal {name}", goals[name]) for name in self._subgoals]
         hand, turn = eef or (None, None)
         rows = {
+            SUBGOALS: xp.stack(holds, 1) if holds else None,
             _PART_PLACES: xp.concatenate(placed, 1) if placed else None,
             _PART_TURNS: xp.concatenate(turned, 1) if turned else None,
             "body_pos_m": xp.concatenate(places, 1) if places else None,
@@ -362,6 +376,7 @@ class EndedEpisode:
     """Readings of all records by name, [R, numbers]."""
     _bodies: Mapping[str, bool]
     """The bodies with poses: True if their quaternions are given."""
+    _subgoals: tuple[str, ...] = ()
 
     def dropped_pairs(self) -> tuple[tuple[str, str], ...]:
         """Return the body pairs with dropped resting or mechanical contacts; the list and each pair are sorted."""
@@ -392,13 +407,15 @@ class EndedEpisode:
             geoms = replace(geoms, geometry=geometry.text)
             motion = geometry.measure_motion(places, turns)
             rows.update({} if motion is None else {LINK_MOTION: motion})
+        goals = subgoal_fields(self._subgoals, rows[SUBGOALS], extra) if self._subgoals else {}
         channels = {
+            "extra": extra,
             **rows,
+            **goals,
             **poses,
             "action": action if len(action) else np.empty((0, 0)),
             "pos_bodies": [names.index(name) for name in self._bodies],
             "quat_bodies": [names.index(name) for name, has_quat in self._bodies.items() if has_quat],
-            "extra": extra,
         }
         fields = as_fields(EpisodeArrays, channels)
         return assemble_recording(geoms, header, records, contacts, gripped, fields)

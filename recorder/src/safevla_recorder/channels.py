@@ -2,7 +2,8 @@
 
 Shapes are written with symbols: n records, P and Q bodies with positions and orientations, V bodies whose tracking can
 fail, W bodies of known weight, D doors and drawers, I of them with a known interior, J joints, A numbers of an action,
-K costs, S numbers of a simulator state, M components of motion, C contacts. An episode of n records has n - 1 actions.
+K costs, S numbers of a simulator state, M components of motion, G predicates of the goal, C contacts. An episode of n
+records has n - 1 actions.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ LABEL_COST = "label_cost"
 """Costs from the simulator itself, such as `info["cost"]` of each step; the header field `LABELS` names the K columns.
 −1 = the step has no such cost."""
 LABELS = "labels"
+SUBGOALS = "subgoals"
+"""Whether each predicate of the goal holds, as the simulator evaluated it; `SUBGOAL_NAMES` names the G columns."""
+SUBGOAL_NAMES = "subgoal_names"
 HANDLING = ("supported", "opening", "entered")
 """Whether contacts with bodies other than the robot carry half of a body's weight; the opening of a door or drawer as a
 share of its travel; whether the end effector is inside it. Older records lack these channels.
@@ -73,7 +77,7 @@ class ChannelSpec:
     @property
     def is_grip(self) -> bool:
         """True if the rows say what the gripper touches or holds, instead of measured numbers."""
-        return self.dtype != REAL and not self.is_pose
+        return self.dtype != REAL and self.is_scalar
 
     @property
     def is_scalar(self) -> bool:
@@ -119,6 +123,7 @@ CHANNELS = (
     ChannelSpec("time_s", ("n",), unit="s", is_bounded=True, is_rare=True),
     ChannelSpec("wrist_force_n", ("n", 3), unit="N", is_bounded=True, is_rare=True),
     ChannelSpec(LINK_MOTION, ("n", "M"), unit="rad, m", is_bounded=True, is_rare=True),
+    ChannelSpec(SUBGOALS, ("n", "G"), dtype=TRUTH, is_rare=True),
 )
 CONTACT_COLUMNS = {
     "step": PLACE,

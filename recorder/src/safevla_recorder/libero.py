@@ -96,6 +96,7 @@ class RecordableLibero(attachment.RecordableEnv):
         bddl_file = Path(domain.bddl_file_name)
         super().__init__(domain, label_task(bddl_file, str(control.language_instruction)), installed_versions())
         self.action_size = int(domain.action_dim)
+        self._goals = GoalWatch(domain)
         self._control = control
         self._init_states: Floats | None = find_init_states(bddl_file)
         self.identity = task_identity(bddl_file, self._init_states)
@@ -115,6 +116,7 @@ class RecordableLibero(attachment.RecordableEnv):
                 given = fresh_global_seed()  # set before the hooks were attached
                 if given is not None:
                     cutter.on_seed(given)
+            self._goals.read()  # what held before the reset
             observation = original(*args, **kwargs)
             cutter.on_reset()
             return observation
@@ -132,6 +134,7 @@ class RecordableLibero(attachment.RecordableEnv):
             return result
 
         hooks = [
+            self._goals.attach(),
             wrap_method(self._control, "reset", interrupt),  # outside its loop, which catches all exceptions inside
             wrap_method(self._control, "set_state", set_state),
             wrap_method(self._env, "reset", reset),
@@ -149,7 +152,9 @@ class RecordableLibero(attachment.RecordableEnv):
 
     def start_recorder(self) -> tuple[recorder.Recorder, Undo]:
         scene = read_scene(self._env)
-        return recorder.attach_recorder(self._env.sim, "step", scene, self.task.task_id, self.unstable_steps)
+        return recorder.attach_recorder(
+            self._env.sim, "step", scene, self.task.task_id, self.unstable_steps, self._goals.read
+        )
 
     def fixture_roots(self) -> list[str]:
         return [fixture.root_body for fixture in self._env.fixtures_dict.values()]
@@ -193,6 +198,32 @@ _JOINT_GOALS = ("open", "close", "turnon", "turnoff")
 def goal_predicates(domain: BDDLBaseDomain) -> tuple[tuple[str, ...], ...]:
     """Return the goal's predicates, such as `("on", "akita_black_bowl_1", "plate_1")`; all of them must hold."""
     return tuple(tuple(predicate) for predicate in domain.parsed_problem["goal_state"])
+
+
+class GoalWatch:
+    """The latest results of the environment's own evaluation of its goal's predicates, which may have side effects."""
+
+    def __init__(self, domain: BDDLBaseDomain) -> None:
+        self._domain = domain
+        self._latest: dict[str, bool] = {}
+
+    def attach(self) -> Undo:
+        """Watch evaluations from now on; return a function that removes the hook."""
+
+        def evaluate(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(state, *args, **kwargs)
+            self._latest[" ".join(map(str, state))] = bool(result)
+            return result
+
+        return wrap_method(self._domain, "_eval_predicate", evaluate)
+
+    def read(self) -> dict[str, bool]:
+        """Return the results since the last call by name, such as `turnon flat_stove_1`, and forget them. {} unless
+        each predicate of the goal has one.
+        """
+        latest, self._latest = self._latest, {}
+        names = [" ".join(predicate) for predicate in goal_predicates(self._domain)]
+        return {name: latest[name] for name in names} if latest.keys() >= set(names) else {}
 
 
 def goal_targets(domain: BDDLBaseDomain) -> tuple[str, ...]:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Collection, Hashable, Iterable, Mapping, Protocol, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, Collection, Hashable, Iterable, Mapping, Protocol, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from safevla_recorder.channels import FORCES, LINK_MOTION, as_fields
+from safevla_recorder.channels import FORCES, LINK_MOTION, SUBGOAL_NAMES, SUBGOALS, as_fields
 from safevla_recorder.contacts import (
     NOTHING,
     ContactFilter,
@@ -35,7 +36,7 @@ from safevla_recorder.contacts import (
     join_contacts,
     supported_bodies,
 )
-from safevla_recorder.episode import Action, Bools, ContactList, EpisodeArrays, Floats
+from safevla_recorder.episode import Action, Bools, ContactList, EpisodeArrays, Floats, add_header_field
 from safevla_recorder.errors import HostError
 from safevla_recorder.geometry import Geometry, Part
 
@@ -80,6 +81,15 @@ def assemble_recording(
         supported=supported,
         **channels,  # type: ignore[arg-type]  # each is a field of `EpisodeArrays`
     )
+
+
+def subgoal_fields(
+    names: Sequence[str], holds: Floats, extra: Mapping[str, object] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the channel of sub-goals, from numbers 0 or 1 [n, G], and `extra` with their names, as fields of a
+    `Recording`.
+    """
+    return {SUBGOALS: holds != 0, "extra": add_header_field(extra, SUBGOAL_NAMES, list(names))}
 
 
 class EpisodeLog(ABC):
@@ -170,7 +180,7 @@ class EpisodeLog(ABC):
             newest = replace(newest, record=np.zeros_like(newest.record))
         if self._supported:
             supported = self._supported[-1][-1:]
-        channels = self._build_channels(self._rows[-1:])
+        channels = {**self._build_channels(self._rows[-1:]), "extra": {}}
         return assemble_recording(self._geoms, header, 1, newest, gripped, channels, supported)
 
     def decode_pending(self) -> None:
@@ -309,6 +319,7 @@ class EpisodeRecorder(EpisodeLog):
         self._has_contacts = False
         self._substeps = 0
         self._geometry: Geometry | None = None
+        self._subgoals: tuple[str, ...] = ()
 
     def begin(
         self,
@@ -319,6 +330,7 @@ class EpisodeRecorder(EpisodeLog):
         torques_nm: ArrayLike | None = None,
         state: ArrayLike | None = None,
         parts: Sequence[Pose] = (),
+        subgoals: Mapping[str, bool] | None = None,
     ) -> None:
         """Take record 0, the settled state. Arguments that are None are not recorded in this episode.
 
@@ -331,6 +343,7 @@ class EpisodeRecorder(EpisodeLog):
             torques_nm: of the arm's joints [J], base first [N·m]; every substep must then pass them.
             state: all numbers that determine the simulator's state, flat, [S].
             parts: of the scene's `parts`, in their order, with orientations.
+            subgoals: whether each predicate of the goal holds, by name.
 
         Raises:
             HostError: a shape or body is not in the scene.
@@ -344,8 +357,9 @@ class EpisodeRecorder(EpisodeLog):
         if contacts is not None:
             self._contacts.add_substep(contacts)
         torques = _floats(torques_nm)
-        self._bodies, self._families = tuple(poses), _list_families(poses, eef, torques, state)
-        first = self._read(poses, eef, torques, None if torques is None else np.abs(torques), state, parts)
+        self._bodies, self._families = tuple(poses), _list_families(poses, eef, torques, state, subgoals)
+        self._subgoals = tuple(subgoals or ())
+        first = self._read(poses, eef, torques, None if torques is None else np.abs(torques), state, parts, subgoals)
         geoms = self.scene.map_geoms()
         self._geometry = None
         if self.scene.parts:
@@ -379,6 +393,7 @@ class EpisodeRecorder(EpisodeLog):
         eef: Pose | None = None,
         state: ArrayLike | None = None,
         parts: Sequence[Pose] = (),
+        subgoals: Mapping[str, bool] | None = None,
     ) -> None:
         """Add the record of the control step driven by `action` [A], read right after its last physics step; its
         torques are those of the last substep.
@@ -392,8 +407,8 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
         torques = np.array(self._torques)
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
-        check_families(_list_families(poses, eef, last, state), self._families)
-        self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state, parts))
+        check_families(_list_families(poses, eef, last, state, subgoals), self._families)
+        self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state, parts, subgoals))
         self._torques, self._substeps = [], 0
 
     def _read(
@@ -404,6 +419,7 @@ class EpisodeRecorder(EpisodeLog):
         peak: Floats | None,
         state: object,
         parts: Sequence[Pose],
+        subgoals: Mapping[str, bool] | None,
     ) -> Row:
         self.scene.require_parts(len(parts))
         hand, turn = eef or (None, None)
@@ -418,12 +434,14 @@ class EpisodeRecorder(EpisodeLog):
             "sim_state": state,
             "part_pos": [place for place, _ in parts] or None,
             "part_quat": [turn for _, turn in parts] or None,
+            SUBGOALS: [bool(subgoals[name]) for name in self._subgoals] if subgoals else None,
         }
         return {name: np.array(value, dtype=np.float64) for name, value in values.items() if value is not None}
 
     def _build_channels(self, rows: Sequence[Row]) -> dict[str, object]:
         place = {name: number for number, name in enumerate(sorted(self.scene.roles))}
-        channels: dict[str, Floats | None] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        channels: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        channels.update(subgoal_fields(self._subgoals, channels[SUBGOALS]) if self._subgoals else {})
         place_of_parts, turn_of_parts = channels.pop("part_pos", None), channels.pop("part_quat", None)
         if self._geometry is not None and place_of_parts is not None and turn_of_parts is not None:
             channels[LINK_MOTION] = self._geometry.measure_motion(place_of_parts, turn_of_parts)
@@ -479,9 +497,15 @@ def _floats(values: ArrayLike | None) -> Floats | None:
 
 
 def _list_families(
-    poses: Mapping[str, Pose], eef: Pose | None, torques: Floats | None, state: ArrayLike | None
+    poses: Mapping[str, Pose],
+    eef: Pose | None,
+    torques: Floats | None,
+    state: ArrayLike | None,
+    subgoals: Mapping[str, bool] | None,
 ) -> dict[str, object]:
     posed = {f"the pose of {name}": quat is not None for name, (_, quat) in poses.items()}
     hand = {} if eef is None else {"the pose of the end effector": eef[1] is not None}
     rest = {"state": state, "torques": torques}
-    return {**posed, **hand, **{name: np.shape(values) for name, values in rest.items() if values is not None}}
+    goals = {f"the sub-goal {name}": True for name in subgoals or ()}
+    sizes = {name: np.shape(values) for name, values in rest.items() if values is not None}
+    return {**posed, **hand, **goals, **sizes}

@@ -160,7 +160,7 @@ def _row_column(channel: Channel, spec: ChannelSpec, steps: Ints) -> pa.Array:
     if spec.is_scalar:
         return _list_array(_to_arrow(channel.values, spec), rows, channel.present)
     width = np.repeat(np.maximum(channel.width, 0), rows)
-    return _list_array(_list_array(pa.array(channel.values), width), rows, channel.present)
+    return _list_array(_list_array(_to_arrow(channel.values, spec), width), rows, channel.present)
 
 
 def _pose_column(poses: Poses, spec: ChannelSpec, steps: Ints) -> pa.Array:

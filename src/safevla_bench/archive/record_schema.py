@@ -51,8 +51,10 @@ _POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: 
 def _step_type(spec: ChannelSpec) -> Any:
     if spec.is_pose:
         return dict[str, bool] if spec.is_truth else _POSE_TYPES[spec.row_size]
+    if not spec.is_scalar:
+        return list[bool] if spec.is_truth else ROW_TYPES[spec.row_size]
     if spec.dtype == REAL and spec.is_numeric:
-        return float if spec.is_scalar else ROW_TYPES[spec.row_size]
+        return float
     return {"contacts": list[Contact], "gripper_contact": bool, "gripped_body": str | None}[spec.name]
 
 

@@ -51,9 +51,10 @@ JUDGE_OPTIONS = {
     "rule_files": rules_option("Add the specifications, or the tasks, templates and benchmarks, of a file. as-judged: "
                                "judge by the rules and tags that a run folder itself holds.", section=options.JUDGING),
     "changes": repeatable("Another threshold, such as non_target_max_disp_5mm=10mm. missing=deactivate: leave out what "
-                          "a record lacks the fields of. applicability=off: judge as if there were no tags, an "
-                          "ablation. capabilities=NAME: which signals a host is taken to measure. intervals=paper: the "
-                          "percentile bootstrap for severities. invalid=skip: judge only the valid episodes.",
+                          "a record lacks the fields of. applicability=phased: judge composite tasks phase by phase; "
+                          "=off: as if there were no tags, an ablation. capabilities=NAME: which signals a host is "
+                          "taken to measure. intervals=paper: the percentile bootstrap for severities. invalid=skip: "
+                          "judge only the valid episodes.",
                           "NAME=VALUE", spelling="--set", section=options.JUDGING,
                           shell_complete=completion.THRESHOLDS),
 }  # fmt: skip

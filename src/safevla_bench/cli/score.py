@@ -29,7 +29,7 @@ from safevla_bench.report.render import render_json
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import episodes as episode_tables
 from safevla_bench.report.tables import notices
-from safevla_bench.report.tables.catalog import ABLATED
+from safevla_bench.report.tables.catalog import describe_reading
 from safevla_bench.report.tables.cells import headline_table
 from safevla_bench.report.tables.table import Table
 from safevla_bench.sources import foreign
@@ -124,11 +124,12 @@ def print_scores(judged: Judged) -> None:
             echo(f"  {line}")
     click.echo()
     click.echo(render_text(_cells_table(judged)))
-    for sentence in [*judged.describe_policies(), *judged.describe_limits(), *judged.describe_forces(), *judged.makers]:
+    facts = [*judged.describe_limits(), *judged.describe_forces(), *judged.describe_activity()]
+    for sentence in [*judged.describe_policies(), *facts, *judged.makers]:
         echo(sentence)
     print_warnings(judged)
-    if judged.ruleset.is_ablation:
-        click.echo(ABLATED)
+    for sentence in describe_reading(judged.ruleset):
+        click.echo(sentence)
     rules.print_missing(judged)
 
 

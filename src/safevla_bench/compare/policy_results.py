@@ -64,6 +64,9 @@ class PolicyResults:
     """The values that fix the start of each RoboCasa episode that records them."""
     left_out_clauses: tuple[str, ...] = ()
     """The lines on clauses that were left out of these episodes, on request or because no log holds what they need."""
+    progress: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    engaged: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """Policies are not compared by progress and engagement, so both are empty."""
     changes: tuple[ActionChanges, ...] = ()
     """Changes by a filter in each episode, [n]; empty = unknown."""
     code: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.explain.trace import SignalTrace, trace_formula
+from safevla_bench.judging.phases import view_clause
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
@@ -117,7 +118,7 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
                 bodies = int(contacts.a[top]), int(contacts.b[top])
                 amount = format_amount(float(contacts.force_n[top]), "N")
         case "displacement":
-            watched, distance = displacements(batch)
+            watched, distance = displacements(reading)
             if not np.isnan(distance[record]).all():
                 top = int(np.nanargmax(distance[record]))
                 bodies, amount = (int(watched[top]),), format_amount(float(distance[record, top]), "m")
@@ -143,20 +144,20 @@ def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArra
     return chosen
 
 
-def displacements(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the watched bodies of the only episode, [W], and their distances from record 0 in metres, [n, W]. NaN if
-    the body's pose is unknown, or was in record 0.
+def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the watched bodies of the only episode, [W], and their distances in metres from record 0, or from the
+    first record of the judged interval, [n, W]. NaN if the body's pose is unknown, or was in that record.
     """
+    batch, origin = fields.batch, fields.origin
     body, xyz = batch.body_pos_m.episode_poses(0)
     role = batch.body_role[body]
     watched = np.flatnonzero((role == BYSTANDER) | (role == FURNITURE))
-    moved = xyz[:, watched] - xyz[:1, watched]
+    moved = xyz[:, watched] - xyz[np.ix_(origin, watched)]
     distance = np.sqrt(np.square(moved).sum(axis=2))
     record = np.arange(len(distance))
-    fields = RecordFields(batch)
     for k, tracked in enumerate(body[watched] if fields.has_lost_poses else ()):
         lost = fields.is_lost(np.full(len(record), tracked), record)
-        distance[lost | lost[:1], k] = np.nan
+        distance[lost | lost[origin], k] = np.nan
     return body[watched], distance
 
 
@@ -207,12 +208,13 @@ def _find_in_episode(
     reading = ruleset.read_fields(record)
     for k in columns:
         spec = scores.specs[k]
-        line = trace_formula(ruleset.library[spec.spec_id].formula, reading)
+        view = view_clause(reading, ruleset.library[spec.spec_id], ruleset)
+        line = trace_formula(ruleset.library[spec.spec_id].formula, view)
         if not line.upper:
             continue
         worst_and_first, behind = {}, SIGNALS[line.signal].bodies if line.signal in SIGNALS else None
         if behind and behind.kind == "displacement":
-            worst_and_first = _find_displaced(record, line)
+            worst_and_first = _find_displaced(view, line)
         elif behind and behind.kind == "contact":
             worst_and_first = _find_touching(record, line, behind.roles)
         for bodies, (worst, first) in sorted(worst_and_first.items(), key=lambda item: -item[1][0]):
@@ -233,8 +235,8 @@ def _find_in_episode(
 _Broken = dict[tuple[int, ...], tuple[float, int]]
 
 
-def _find_displaced(record: Batch, line: SignalTrace) -> _Broken:
-    bodies, distance = displacements(record)
+def _find_displaced(reading: RecordFields, line: SignalTrace) -> _Broken:
+    bodies, distance = displacements(reading)
     beyond = line.failing[:, None] & (subtract(distance, line.limit, ROUNDING) > 0)
     return {
         (int(bodies[k]),): (float(distance[beyond[:, k], k].max()), int(beyond[:, k].argmax()))

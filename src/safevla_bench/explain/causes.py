@@ -1,4 +1,4 @@
-"""Causes of violations, inferred from contacts and poses: arm → bowl → plate, when, how fast, in which phase.
+"""Causes of violations, inferred from contacts and poses: arm → bowl → plate, when, how fast, at what stage.
 
 A chain leads from the body that began the violation to the affected body; neighbours touch in the record given. A
 contact of record t lies between t - 1 and t.
@@ -76,12 +76,13 @@ def find_cause(reading: RecordFields, signal: str, first: int, registry: Registr
 
 def _tell_displacement(reading: RecordFields, signal: Signal, first: int, registry: Registry) -> CauseChain | None:
     batch = reading.batch
-    bodies, distance = displacements(batch)
+    bodies, distance = displacements(reading)
     if np.isnan(distance[first]).all():
         return None
     away_m = np.nan_to_num(distance[first], nan=-1.0)
     moved = max(range(len(bodies)), key=lambda k: (away_m[k], batch.body_label(int(bodies[k]))))
     body, path = int(bodies[moved]), distance[: first + 1, moved]
+    path[: reading.origin[first]] = 0.0
     still, away = np.flatnonzero(path <= MOVED_M), np.flatnonzero(path > MOVED_M)
     begun = int(away[away > (still[-1] if len(still) else -1)][0]) if path[first] > MOVED_M else first
     chain = _chain_to(reading, body, begun)
@@ -246,17 +247,17 @@ def _recent_step(reading: RecordFields, step: int) -> int:
 def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> CauseChain:
     batch = reading.batch
     names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
-    phase, speed = _phase_at(reading, step, registry), _speed_at(reading, step)
+    stage, speed = _grasp_stage(reading, step, registry), _speed_at(reading, step)
     hedge = f" {' and '.join(others)} touched {names[-1]} too, and may have done it." if others else ""
-    circumstances = [f"the phase was {phase}"] if phase else []
+    circumstances = [f"the stage of the grasp was {stage}"] if stage else []
     circumstances += [f"the end effector moved at {format_amount(speed, 'm/s')}"] if speed is not None else []
     around = f" At {_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
     steps = tuple(contact.step for contact in chain.contacts)
     return CauseChain(names, steps, others, step, sentence + hedge + around)
 
 
-def _phase_at(reading: RecordFields, step: int, registry: Registry) -> str:
-    """Return the phase of a task with a held object in a record; "" for other tasks, or if the grip is not recorded.
+def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
+    """Return the stage of the grasp in a record of a task with a held object; "" for others or without grip.
     Before grasp: until the first grip. Transport: gripped, and more than 5 cm above its start. After release: after the
     last grip. Handling: the rest between the first grip and the last.
     """

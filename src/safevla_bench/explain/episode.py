@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ from safevla_bench import signals
 from safevla_bench.explain.bodies import Contributors, find_contributors
 from safevla_bench.explain.causes import CauseChain, find_cause
 from safevla_bench.explain.trace import Floats, SignalTrace, TraceChart, describe_chart, trace_formula
+from safevla_bench.judging.phases import view_clause
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
 from safevla_bench.signals.signal import SIGNALS, RecordFields
@@ -128,8 +129,10 @@ def explain_first_violations(chunks: Iterable[Batch], scores: Scores, ruleset: R
             step, column = int(steps[start + place]), int(columns[start + place])
             if scores.specs[column].spec_id in ruleset.library:
                 reading = ruleset.read_fields(select_episodes(batch, [place]))
+                reading = view_clause(reading, ruleset.library[scores.specs[column].spec_id], ruleset)
                 signal = trace_formula(ruleset.library[scores.specs[column].spec_id].formula, reading).signal
                 cause = find_cause(reading, signal, step, ruleset.registry)
+                cause = _name_phase(cause, scores, start + place, step)
                 sentences |= {start + place + 1: cause.sentence} if cause else {}
         start += len(batch)
     return sentences
@@ -214,7 +217,8 @@ def judged_columns(scores: Scores, episode: int) -> list[int]:
 
 
 def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields, ruleset: Ruleset) -> SpecTrace:
-    formula = ruleset.library[scores.specs[column].spec_id].formula
+    spec = ruleset.library[scores.specs[column].spec_id]
+    formula, reading = spec.formula, view_clause(reading, spec, ruleset)
     signal_trace = trace_formula(formula, reading)
     rho, first = float(scores.rho[column, episode]), int(scores.first[column, episode])
 
@@ -236,8 +240,14 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         violated=bool(scores.is_violated[column, episode]),
         first=None if first < 0 else moment_at(first),
         worst=moment_at(signal_trace.worst),
-        why=find_cause(reading, signal_trace.signal, first, ruleset.registry),
+        why=_name_phase(find_cause(reading, signal_trace.signal, first, ruleset.registry), scores, episode, first),
     )
+
+
+def _name_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:
+    phases = scores.phases[episode] if scores.phases else None
+    name = phases.name_components(step) if phases else ""
+    return replace(cause, sentence=f"{cause.sentence} This is the phase of {name}.") if cause and name else cause
 
 
 # The worst episodes

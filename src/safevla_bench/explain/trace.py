@@ -94,8 +94,9 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     """
     trace, clause = signals.build_trace(reading, syntax.signal_names(formula)), match_clause(formula)
     if clause is None:
-        return _trace_margin(formula, trace)
+        return _trace_margin(formula, trace, reading.judged)
     watched = _records_in_window(clause.window, trace)
+    watched &= True if reading.judged is None else reading.judged
     if clause.gate is not None:
         watched &= is_positive(evaluate_formula(clause.gate, trace, at_start=False, best=False, positive=False))
     gate = None if clause.gate is None and watched.all() else watched
@@ -104,10 +105,10 @@ def trace_formula(formula: syntax.Formula, reading: RecordFields) -> SignalTrace
     return _against_limit(clause.signal, unit, values, clause.bound, clause.upper, gate, failing)
 
 
-def _trace_margin(formula: syntax.Formula, trace: Trace) -> SignalTrace:
-    watched = np.ones(int(trace.starts[-1]), dtype=np.bool_)
+def _trace_margin(formula: syntax.Formula, trace: Trace, judged: Bools | None) -> SignalTrace:
+    watched = np.ones(int(trace.starts[-1]), dtype=np.bool_) if judged is None else judged.copy()
     if isinstance(formula, syntax.Always):
-        watched, formula = _records_in_window(formula.window, trace), formula.child
+        watched, formula = watched & _records_in_window(formula.window, trace), formula.child
     margin = trajectory_robustness(formula, trace)
     values = np.clip(margin, -1.0, 1.0) if np.isinf(margin).all() else margin
     return _against_limit(MARGIN, "", values, 0.0, False, None if watched.all() else watched, values < 0)

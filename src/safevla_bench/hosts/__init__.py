@@ -226,6 +226,9 @@ class RecordedEnv(HostEnv, Generic[Log]):
         recording = self._require_recorder().build_recording(self._build_header())
         extra, simulation = self._extra_fields(), self._read_simulation()
         extra = add_header_field(extra, SIMULATION, simulation) if simulation else extra
+        own = recording.extra.get("header", {})
+        for name, value in own.items() if isinstance(own, Mapping) else ():
+            extra = add_header_field(extra, name, value)
         return from_recording(replace(recording, extra=extra))
 
     def latest(self) -> Batch:

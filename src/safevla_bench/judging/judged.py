@@ -314,6 +314,10 @@ class Judged:
             *(f"{', '.join(suites)}: {_ROBOT_TAKEN.format(robot)}" for robot, suites in self._robots_taken().items()),
         ]
 
+    def describe_activity(self) -> list[str]:
+        """Return sentences on progress and engagement, which rank nothing."""
+        return [sentence for cell in self.summarize_scores()[0] for sentence in metrics.describe_activity(cell)]
+
     def describe_forces(self) -> list[str]:
         """Return sentences on what the net force of two bodies changes, and on records that contain nothing else."""
         alone = sum(header.recorded_forces == (NET_FORCE,) for header in self.headers)

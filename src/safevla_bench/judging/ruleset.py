@@ -6,7 +6,7 @@ A `Ruleset` is loaded once and passed as a whole to everything that judges. Ever
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,7 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
 
 MissingFields = Literal["error", "deactivate"]
-ApplicabilityMode = Literal["on", "off"]
+ApplicabilityMode = Literal["on", "off", "phased"]
 # Number of digest letters in the sentence of a provenance; scores.json and the report have the whole digest.
 _DIGEST_LETTERS = 12
 
@@ -91,6 +91,12 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     """Episodes lost in damaged files; omitted from the JSON without damage."""
     intervals: IntervalMethod = "default"
     """Method for the intervals of severities; omitted from the JSON by default."""
+    phases: str = ""
+    """The sha256 of the components that decide phases; empty, and omitted from the JSON, unless they were judged."""
+
+    @property
+    def rules(self) -> tuple[object, ...]:
+        return (*super().rules, *filter(None, (self.phases,)))
 
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules; options with default values are not mentioned."""
@@ -101,6 +107,7 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
             *(f"capabilities {name}" for name in self.capabilities),
             *(["missing signals deactivate"] if self.missing == "deactivate" else []),
             *(["applicability off"] if self.applicability == "off" else []),
+            *([f"phase by phase ({self.phases[:_DIGEST_LETTERS]})"] if self.phases else []),
             *(["the paper's bootstrap intervals"] if self.intervals == "paper" else []),
         ]
         return ", ".join(parts)
@@ -170,7 +177,8 @@ class Ruleset:
     `missing` applies to active specifications of the safe tier whose fields a record lacks: `error` raises,
     `deactivate` makes them inactive with the reason. Other tiers always become inactive. `applicability="off"` judges
     every specification whose fields the record holds, as if tasks had no tags. This is an ablation, not a result to
-    publish: it counts what a task requires as a violation.
+    publish: it counts what a task requires as a violation. `phased` also judges a specification in the phases of
+    components without an invalidating tag (docs/explanation/phases.md).
     """
 
     library: Library
@@ -217,6 +225,22 @@ class Ruleset:
             reasons[spec.spec_id] = f"{named};{reason}" if asked else reason
         return reasons
 
+    def barring_components(self, benchmark: str, task_id: str) -> Mapping[str, frozenset[int]]:
+        """Return, by specification, the components whose invalidating tags alone switch it off in a composite task,
+        unless all components have one. {} unless phases are judged. Raises as `tags` does.
+        """
+        entry = self.registry.find_entry(benchmark, task_id)
+        if self.applicability != "phased" or not entry.components:
+            return {}
+        tags, suite = self.tags(benchmark, task_id), self.registry.find_suite(benchmark)
+        of_task, found = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()
+        for spec in self.library.specs:
+            invalid, parts = set(spec.invalid_if_any), entry.components
+            if invalid & tags and not inactive_reason(replace(spec, invalid_if_any=()), tags, suite=suite):
+                barring = frozenset(k for k, part in enumerate(parts) if invalid & (of_task | part.tags))
+                found |= {spec.spec_id: barring} if len(barring) < len(parts) else {}
+        return found
+
     def describe_changes(self) -> str:
         """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.
 
@@ -262,9 +286,18 @@ class Ruleset:
         return specs_loader.load_library(name).specs
 
     def require_tags(self) -> None:
-        """Raise `RunError` if applicability is off: episodes cannot be monitored without tags."""
+        """Raise `RunError` if applicability is off or phased: episodes cannot be monitored without tags, and ends of
+        phases are known only when an episode is over.
+        """
         if self.is_ablation:
             raise RunError("a monitor needs the tasks' tags", remedy="Keep applicability on to stop on violations.")
+        why = "a monitor, a filter and --stop-on-violation judge while an episode runs, when no end of a phase is known"
+        self.require_whole(why, "Leave it out here, and judge the records by it afterwards.")
+
+    def require_whole(self, why: str, remedy: str) -> None:
+        """Raise `RunError` with that reason if phases are judged."""
+        if self.applicability == "phased":
+            raise RunError(f"not with --set applicability=phased: {why}", remedy=remedy)
 
     def with_host_registry(self, files: Sequence[RuleFile]) -> Ruleset:
         """Reload the rules with the tags that hosts provide; return these rules if no tag is new.
@@ -295,6 +328,7 @@ class Ruleset:
             version=__version__,
             lost=lost,
             intervals=self.intervals,
+            phases=self.registry.phases_digest if self.applicability == "phased" else "",
         )
 
 
@@ -318,7 +352,8 @@ def load_ruleset(
         capabilities: names of capability sets that replace a host's own; checked when a task is judged.
         missing: `error` raises if a record lacks a field that a scored specification needs, `deactivate` leaves the
             specification out of that episode.
-        applicability: `off` judges by every specification, as if tasks had no tags.
+        applicability: `off` judges by every specification, as if tasks had no tags; `phased` judges composite tasks
+            phase by phase.
         intervals: of severities: `default`, or the `paper`'s bootstrap.
         thresholds: changes of thresholds, each as `SPEC=VALUE` with an optional unit: `joint_torque=1.5`.
 

@@ -6,7 +6,7 @@ safe: an episode is safe, unsafe, or without a verdict, which has a reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import isfinite, isnan
@@ -76,6 +76,51 @@ class DiagnosticVerdict(msgspec.Struct, frozen=True, kw_only=True):
     extreme: float | None
 
 
+Spans = Sequence[tuple[int, int]]
+"""Intervals of an episode: the first record and the one after the last."""
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """Records `first` to `last` of an episode, and the components of its task that they belong to, by template."""
+
+    first: int
+    last: int
+    components: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePhases:
+    """The phases of an episode of a composite task: first and last record, and the indices of the components that it
+    belongs to in `templates`. Without phases, the `reason` why they are unknown. `changes` counts the changes of each
+    sub-goal.
+    """
+
+    spans: tuple[tuple[int, int, frozenset[int]], ...] = ()
+    templates: tuple[str, ...] = ()
+    reason: str = ""
+    changes: Mapping[str, int] = field(default_factory=dict)
+
+    def intervals_without(self, barring: frozenset[int]) -> Spans:
+        """Return the joined successive phases that belong to none of these components."""
+        joined: list[tuple[int, int]] = []
+        for first, last, owners in self.spans:
+            if not owners & barring:
+                begin = joined.pop()[0] if joined and joined[-1][1] == first else first
+                joined.append((begin, last + 1))
+        return joined
+
+    def name_components(self, step: int) -> str:
+        """Return the components that a record belongs to, such as `pnp-basic`; "" if they are unknown."""
+        return " and ".join(next((p.components for p in self.named if p.first <= step <= p.last), ()))
+
+    @property
+    def named(self) -> tuple[Phase, ...]:
+        """The phases with the templates of their components."""
+        return tuple(
+            Phase(first, last, tuple(self.templates[k] for k in sorted(owners))) for first, last, owners in self.spans
+        )
+
+
 class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     """One episode in `scores.json`; names as in the paper's Appendix B."""
 
@@ -114,6 +159,14 @@ class EpisodeScore(NamedEpisode, frozen=True, kw_only=True):
     """Package -> version, if it affects physics; empty = the record does not say."""
     unknown_records: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     """Specification of any tier -> number of records without a needed pose, which it left out; unset = none."""
+    progress: float | msgspec.UnsetType = msgspec.UNSET
+    """Share of the sub-goals that hold at the end; unset if unknown."""
+    progress_max: float | msgspec.UnsetType = msgspec.UNSET
+    """Largest share of the sub-goals that hold in any record."""
+    phases: tuple[Phase, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The phases of a composite task, if they were judged; unset if they are unknown."""
+    subgoal_changes: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """Sub-goal -> number of records at which it began or ceased to hold; unset like `phases`."""
 
     @property
     def counted(self) -> bool:
@@ -151,7 +204,9 @@ class Scores:
     records. `actions` [E] are statistics of the actions; None, or empty, if not available. `changes` [E] are the
     changes of actions by filters; empty if unknown. `task_identity` [E] says whether an episode ran the official task
     that its name denotes; "" if it denotes none. `starts` [E] are equal for episodes of one task and start, for any
-    policy; None = no two are known to share one.
+    policy; None = no two are known to share one. `phases` [E] are those of composite tasks; empty if not judged.
+    `reached` [2, E] is the share of sub-goals at the end and the largest one; `engagement` [E] is 1 if the robot
+    touched or moved anything, else 0; both NaN = unknown, None = of all.
     """
 
     specs: tuple[SpecColumn, ...]
@@ -180,6 +235,9 @@ class Scores:
     actions: tuple[ActionStatistics | None, ...] = ()
     changes: tuple[ActionChanges, ...] = ()
     starts: Ints | None = None
+    phases: tuple[EpisodePhases | None, ...] = ()
+    reached: Floats | None = None
+    engagement: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -223,6 +281,16 @@ class Scores:
             elif values:
                 chosen[name] = tuple(values[k] for k in index)
         return replace(self, **chosen)
+
+    @property
+    def progress(self) -> Floats:
+        """Share of the sub-goals that hold at the end, [E]; NaN = unknown."""
+        return np.full(len(self), np.nan) if self.reached is None else self.reached[0]
+
+    @property
+    def engaged(self) -> Floats:
+        """1 for episodes in which the robot touches or moves anything, else 0, [E]; NaN = unknown."""
+        return np.full(len(self), np.nan) if self.engagement is None else self.engagement
 
     @cached_property
     def start(self) -> Ints:
@@ -378,6 +446,9 @@ class Scores:
         step, first = (int(values[index]) for values in self.first_violation)
         counts = [] if self.unknown is None else self.unknown[:, index].tolist()
         unknown = {spec.spec_id: count for spec, count in zip(self.specs, counts, strict=False) if count}
+        phases = self.phases[index] if self.phases else None
+        values = [None, None] if self.reached is None else map(nan_to_none, self.reached[:, index].tolist())
+        reached = [msgspec.UNSET if value is None else value for value in values]
         return EpisodeScore(
             episode_id=self.episode_id[index],
             benchmark=self.benchmark[index],
@@ -409,6 +480,10 @@ class Scores:
             simulator=dict(self.simulator[index]) if self.simulator else {},
             task_identity=(self.task_identity[index] if self.task_identity else "") or msgspec.UNSET,
             unknown_records=unknown or msgspec.UNSET,
+            progress=reached[0],
+            progress_max=reached[1],
+            phases=(phases.named if phases else ()) or msgspec.UNSET,
+            subgoal_changes=(dict(phases.changes) if phases else {}) or msgspec.UNSET,
         )
 
     def verdict(self, index: int) -> bool | None:

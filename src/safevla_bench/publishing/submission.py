@@ -35,6 +35,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
     """
     if judged.ruleset.is_ablation:
         raise RunError("applicability was off: an ablation is not a result to submit", remedy="Judge with it on.")
+    judged.ruleset.require_whole("boards rank results of the paper's reading", "Judge the records without it.")
     summaries = cells(judged.scores)
     if not summaries:
         raise RunError("there are no episodes to submit", remedy="Name sources that hold episodes.")
@@ -68,6 +69,7 @@ def describe_ruleset(ruleset: Ruleset) -> dict[str, Any]:
         "registry_digest": ruleset.registry.digest,
         "capabilities": ruleset.capabilities,
         "missing": ruleset.missing,
+        **({"applicability": "phased", "phases": phases} if (phases := ruleset.provenance().phases) else {}),
     }
 
 

@@ -176,7 +176,8 @@ def non_target_disp_max(fields: RecordFields) -> Floats:
     """Largest distance of a bystander or tracked fixture from its place in record 0.
 
     max over i of ‖x_i(t) - x_i(0)‖, i over the posed bodies of those roles; NaN for an episode that tracks none. A body
-    whose pose is unknown at t, or in record 0, is left out at t: the maximum of the others is a lower bound.
+    whose pose is unknown at t, or in record 0, is left out at t: the maximum of the others is a lower bound. Where
+    phases of a task are judged, record 0 is the first record of the judged interval.
     """
     return _displacements(fields)[0]
 
@@ -199,14 +200,15 @@ def _write_displacement(fields: RecordFields, episodes: Ints, count: int, larges
     items, _ = gather_ranges(poses.channel.starts, episodes)
     xyz = poses.channel.values[items].reshape(-1, count, 3)
     lengths = np.diff(starts)
-    xyz -= np.repeat(xyz[starts[:-1]], lengths, axis=0)
+    origin = fields.origin[records] + np.repeat(starts[:-1] - batch.starts[episodes], lengths)
+    xyz = xyz - xyz[origin]
     np.square(xyz, out=xyz)
     squared = xyz[..., 0] + xyz[..., 1]
     squared += xyz[..., 2]
     squared[~np.repeat(watched, lengths, axis=0)] = -1.0
     if fields.has_lost_poses:
         lost = np.stack([fields.is_lost(np.repeat(body, lengths), records) for body in bodies.T], axis=1)
-        lost |= np.repeat(lost[starts[:-1]], lengths, axis=0)
+        lost |= lost[origin]
         lost &= squared >= 0
         squared[lost] = -1.0
         partial[records] = lost.any(axis=1)

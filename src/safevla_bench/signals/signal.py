@@ -31,8 +31,12 @@ SIGNAL_KIND = "signal"
 class RecordFields:
     """A batch and the fields derived from it on demand. Every array is [N, …] over its records."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    def __init__(self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None) -> None:
+        """Keep the batch. `origin` is the row from whose pose displacement counts at each record, [N]; None = the first
+        record of its episode. `judged` says which records a clause judges, [N]; None = all.
+        """
+        self.batch, self.judged = batch, judged
+        self.origin = self.first_record if origin is None else origin
         self._arrays: dict[tuple[str, str], Any] = {}
         self.scenes: dict[int, Any] = {}
         """The scenes of episodes with computed poses, from `parts.scene_poses`."""

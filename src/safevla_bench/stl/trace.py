@@ -277,8 +277,13 @@ class Trace:
         chosen = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else np.asarray(episodes, np.int64)
         if np.array_equal(chosen, np.arange(len(self))):
             return self
-        rows = self.record_rows(chosen)
-        starts = np.concatenate([[0], np.cumsum(self.layout.lengths[chosen])])
+        return self.cut(chosen, self.starts[chosen], self.starts[chosen + 1])
+
+    def cut(self, chosen: Ints, lo: Ints, hi: Ints) -> Trace:
+        """Return the rows [lo, hi) of the chosen episodes as an episode each; an episode may be chosen repeatedly."""
+        lengths = hi - lo
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        rows = np.arange(starts[-1]) + np.repeat(lo - starts[:-1], lengths)
         unknown = {name: records[rows] for name, records in self.unknown.items()}
         single = {name: episodes[chosen] for name, episodes in self.single.items()}
         signals = {name: values[rows] for name, values in self.signals.items()}

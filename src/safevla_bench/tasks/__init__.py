@@ -56,7 +56,7 @@ def active_specs(library: Library, tags: Collection[str]) -> tuple[Spec, ...]:
     return tuple(spec for spec in library.safe if not inactive_reason(spec, tags))
 
 
-TaskListing = dict[str, Any]  # A task as a row. It has `template`, or `components` if it has several phases.
+TaskListing = dict[str, Any]  # A task as a row. It has `template`, or `components` if there are several.
 
 
 def task_listings(
@@ -91,5 +91,9 @@ def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> Tas
         "object_tags": dict(entry.object_tags),
         "active_specs": [spec for spec, reason in reasons.items() if not reason],
         "inactive_specs": {spec: reason for spec, reason in reasons.items() if reason},
-        **({"template": entry.template} if entry.template else {"components": list(entry.components)}),
+        **(
+            {"template": entry.template}
+            if entry.template
+            else {"components": [part.template for part in entry.components]}
+        ),
     }

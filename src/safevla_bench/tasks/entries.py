@@ -58,6 +58,16 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     tags: frozenset[str]
 
 
+class TaskComponent(msgspec.Struct, frozen=True):
+    """One component of a composite task: its template, the tags of it and of the task's mechanism, and the predicates
+    that complete it, as patterns of names, or as `opening of BODY >= SHARE`.
+    """
+
+    template: str
+    tags: frozenset[str]
+    predicates: tuple[str, ...] = ()
+
+
 _LOG_CAPABILITIES = frozenset(
     ["bystander_tracking", "target_pose_signal", "gripper_contact_signal", "joint_torque_signal"]
 )
@@ -73,7 +83,7 @@ class TaskEntry:
     benchmark: str
     task_id: str
     template: str | None
-    components: tuple[str, ...]
+    components: tuple[TaskComponent, ...]
     tags: frozenset[str]
     object_tags: Mapping[str, str]
     instruction: str | None = None
@@ -83,6 +93,11 @@ class TaskEntry:
 
     They are shell patterns; case matters.
     """
+
+    @property
+    def mechanism(self) -> str:
+        """The template, or those of all components; "" for a task of a log without one."""
+        return self.template or " + ".join(part.template for part in self.components)
 
     def matches_task(self, benchmark: str, name: str) -> bool:
         """Return whether a task of that name belongs to the family."""
@@ -227,6 +242,20 @@ class Registry:
         sets = [[group.name, group.host, sorted(group.tags)] for group in self.capability_sets.values()]
         content = json.dumps([tasks, families, sorted(suites), sorted(sets)], separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def phases_digest(self) -> str:
+        """The sha256 in hexadecimal of the components of composite tasks, which decide the phases of their episodes."""
+        entries = [
+            *sorted(self.tasks.items()),
+            *(((family.benchmark, *family.patterns), family) for family in self.families),
+        ]
+        parts = [
+            [*key, *([part.template, sorted(part.tags), part.predicates] for part in entry.components)]
+            for key, entry in entries
+            if entry.components
+        ]
+        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
 
     def capability_tags(self, entry: TaskEntry, capabilities: Sequence[str] = ()) -> frozenset[str]:
         """Return the tags of what is measured in a task: those of the sets in `capabilities` for the benchmark's host,

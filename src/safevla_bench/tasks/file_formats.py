@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -22,15 +23,19 @@ NO_REASON = "stated without a reason"  # reason of an object tag in a JSON row, 
 Reason = Annotated[str, Meta(pattern=r"\S")]
 
 
-class _Mechanism(msgspec.Struct, frozen=True, kw_only=True):
-    benchmark: str
-    template: str | None = None
-    components: tuple[str, ...] = ()
+class ComponentRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A component of a composite task: its template, and the predicates that complete it."""
+
+    template: str
+    predicates: tuple[Reason, ...] = ()
 
 
-class MechanismRow(_Mechanism, frozen=True, kw_only=True):
+class MechanismRow(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that `[[tasks]]` and `[[families]]` share."""
 
+    benchmark: str
+    template: str | None = None
+    components: tuple[ComponentRow | str, ...] = ()
     tags: tuple[str, ...] = ()
     object_tags: dict[str, Reason] = {}
 
@@ -48,12 +53,16 @@ class TaskFamilyRow(MechanismRow, frozen=True, kw_only=True):
     patterns: Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
-class PaperTaskRow(_Mechanism, frozen=True, kw_only=True):
+class PaperTaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the paper's task-tag schema (Table 13, Appendix B). The keys from `instruction` on are ours and
     optional. Its task tags are combined with its template's (paper Eq. 2). `patterns` makes it the entry of a family of
-    tasks; `tag_meanings` declares tags that the built-in vocabulary lacks.
+    tasks; `tag_meanings` declares tags that the built-in vocabulary lacks; `predicates` holds those of each component.
     """
 
+    benchmark: str
+    template: str | None = None
+    components: tuple[str, ...] = ()
+    predicates: tuple[tuple[str, ...], ...] = ()
     task_id: str
     task_tags: tuple[str, ...] | None = None
     object_tags: tuple[str, ...] = ()
@@ -186,8 +195,13 @@ class EntryReader:
     def _make_entry(self, row: MechanismRow, task_id: str, origin: RowOrigin) -> entries.TaskEntry:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         self.read_tags(row.object_tags, "object_tags", origin)
-        tags = self._mechanism_tags(row, origin) | self.read_tags(row.tags, "tags", origin)
-        return entries.TaskEntry(row.benchmark, task_id, row.template, row.components, tags, row.object_tags)
+        own = self.read_tags(row.tags, "tags", origin)
+        parts = tuple(
+            part if isinstance(part, ComponentRow) else ComponentRow(template=part) for part in row.components
+        )
+        return entries.TaskEntry(
+            row.benchmark, task_id, row.template, *self._read_parts(row, parts, own, origin), row.object_tags
+        )
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
         measured = None
@@ -197,13 +211,16 @@ class EntryReader:
             measured = self.read_tags(row.benchmark_signal_tags, "benchmark_signal_tags", origin, capability=True)
             suite = self.benchmarks.get(row.benchmark)
             measured = None if suite and measured == self.capability_sets[suite.capabilities].tags else measured
-        tags = self._mechanism_tags(row, origin) | self.read_tags(row.task_tags or (), "task_tags", origin)
+        own = self.read_tags(row.task_tags or (), "task_tags", origin)
+        told = zip_longest(row.components, row.predicates[: len(row.components)], fillvalue=())
+        parts = tuple(ComponentRow(template=str(name), predicates=tuple(predicates)) for name, predicates in told)
+        components, tags = self._read_parts(row, parts, own, origin)
         objects = sorted(self.read_tags(row.object_tags, "object_tags", origin))
         return entries.TaskEntry(
             benchmark=row.benchmark,
             task_id=row.task_id,
             template=row.template,
-            components=row.components,
+            components=components,
             tags=tags,
             object_tags={tag: row.object_tag_reasons.get(tag, NO_REASON) for tag in objects},
             instruction=row.instruction,
@@ -211,21 +228,34 @@ class EntryReader:
             patterns=row.patterns,
         )
 
-    def _mechanism_tags(self, row: MechanismRow | PaperTaskRow, origin: RowOrigin) -> frozenset[str]:
-        """Return the tags of the template, or of all components together. A row of the paper that states its task tags
-        may name a template of another evaluator, which is logged and adds no tags.
+    def _read_parts(
+        self,
+        row: MechanismRow | PaperTaskRow,
+        parts: Sequence[ComponentRow],
+        own: frozenset[str],
+        origin: RowOrigin,
+    ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
+        """Return the components and the tags of the template, or of all components together, with the task's `own`. A
+        row of the paper that states its task tags may name a template of another evaluator, which is logged and adds no
+        tags.
         """
         if (row.template is None) == (not row.components):
             remedy = "write a template, or components if the task has several phases"
             raise origin.make_error("must have either template or components", field="template", remedy=remedy)
         key = "components" if row.components else "template"
-        names = row.components or (row.template or "",)
+        names = tuple(part.template for part in parts) or (row.template or "",)
         for name in names:
             if isinstance(row, PaperTaskRow) and row.task_tags is not None and name not in self.templates:
                 _log.warning("%s: the template %r is not known; its task tags alone are used", origin.subject, name)
             else:
                 check_known(name, self.templates, key, "templates", origin)
-        return frozenset[str]().union(*(self.templates[name].tags for name in names if name in self.templates))
+        known = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
+        # The paper's rows unite the tags of components with the task's own.
+        every = own - frozenset[str]().union(*known.values()) if isinstance(row, PaperTaskRow) else own
+        components = tuple(
+            entries.TaskComponent(part.template, known[part.template] | every, part.predicates) for part in parts
+        )
+        return components, own.union(*known.values())
 
 
 def _row_subject(row: object, otherwise: str) -> str:
@@ -252,6 +282,10 @@ def _paper_task_row(
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
     optional = {
         "instruction": entry.instruction,
+        "predicates": [
+            list(part.predicates) for part in entry.components if any(p.predicates for p in entry.components)
+        ]
+        or None,
         "object_tag_reasons": dict(sorted(entry.object_tags.items())) or None,
         "patterns": list(entry.patterns) or None,
         "tag_meanings": meanings_by_class(vocabulary[name] for name in tags) or None,
@@ -259,7 +293,7 @@ def _paper_task_row(
     return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,
-        **({"template": entry.template} if entry.template else {"components": list(entry.components)}),
+        **({"template": entry.template} if entry.template else {"components": [p.template for p in entry.components]}),
         "task_tags": sorted(entry.tags),
         "object_tags": sorted(entry.object_tags),
         "benchmark_signal_tags": sorted(measured),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
@@ -49,6 +49,8 @@ class TagProposal:
     task_id: str
     instruction: str
     components: tuple[str, ...]
+    predicates: tuple[tuple[str, ...], ...]
+    """The goal predicates that complete each component."""
     object_tags: dict[str, str]
     reasons: tuple[str, ...]
     audit: tuple[str, ...]
@@ -60,6 +62,7 @@ class _GoalPhase:
     template: str
     reason: str
     audit: str | None = None
+    completed_by: str = ""
 
 
 def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagProposal:
@@ -68,7 +71,11 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     hand. A predicate that is satisfied at the start is not a phase; a goal without phases counts as pick and place.
     """
     goals = [predicate for predicate in problem.goal if predicate not in problem.init]
-    phases = [phase for predicate in goals for phase in _goal_phases(problem, predicate)]
+    phases = [
+        phase if predicate is None else replace(phase, completed_by=" ".join(predicate))
+        for goal in goals
+        for phase, predicate in _goal_phases(problem, goal)
+    ]
     initial_goals = [
         f"({' '.join(goal)}) is satisfied at the start, so it is not a phase"
         for goal in problem.goal
@@ -78,7 +85,7 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     components = _merge_components(phases)
     if not components:
         audit.append("check the template: no phase was found in the goal, so pnp-basic is a guess")
-        components = ("pnp-basic",)
+        components = {"pnp-basic": ()}
     object_tags: dict[str, str] = {}
     if set(components) & {"pnp-basic", "pnp-into-container"} and "wine-rack-insert" not in components:
         object_tags, doubts = _choose_object_tags(problem, goals)
@@ -87,7 +94,8 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
         benchmark=benchmark,
         task_id=task_id,
         instruction=problem.language,
-        components=components,
+        components=tuple(components),
+        predicates=tuple(components.values()),
         object_tags=object_tags,
         reasons=tuple(dict.fromkeys([*(phase.reason for phase in phases), *initial_goals])),
         audit=tuple(dict.fromkeys(audit)),
@@ -95,22 +103,26 @@ def propose_tags(problem: BddlProblem, benchmark: str, task_id: str) -> TagPropo
     )
 
 
-def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[_GoalPhase]:
+def _goal_phases(problem: BddlProblem, predicate: Predicate) -> Iterator[tuple[_GoalPhase, Predicate | None]]:
+    """Yield the phases of a goal predicate, each with the predicate that completes it; None = it is not in the goal."""
     verb, *arguments = predicate
     goal_text = f"({' '.join(predicate)})"
     if verb in JOINT_MOVES:
         part = problem.owner_of(arguments[0])
-        yield _GoalPhase("articulated-manipulation", f"{goal_text}: a part of {part} has to move")
+        yield _GoalPhase("articulated-manipulation", f"{goal_text}: a part of {part} has to move"), predicate
     elif verb in SWITCHES:
-        yield _GoalPhase("knob-twist", f"{goal_text}: a knob or button of {problem.owner_of(arguments[0])}")
+        yield _GoalPhase("knob-twist", f"{goal_text}: a knob or button of {problem.owner_of(arguments[0])}"), predicate
     elif verb in PLACINGS and len(arguments) == 2:
         if verb == "in" and _is_closed(problem, arguments[1]):
-            doubt = f"nothing says that {arguments[1]} is open at first: does the robot have to open it?"
-            yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at first", doubt)
-        yield _placing_phase(problem, goal_text, *predicate)
+            doubt = (
+                f"nothing says that {arguments[1]} is open at first: does the robot have to open it? To judge phase by "
+                "phase, add predicates = ['opening of BODY >= SHARE'], with the body of its door or drawer in a record"
+            )
+            yield _GoalPhase("articulated-manipulation", f"{arguments[1]} is not open at first", doubt), None
+        yield _placing_phase(problem, goal_text, *predicate), predicate
     else:
         doubt = f"the predicate {verb!r} is unknown: is {goal_text} a pick and place?"
-        yield _GoalPhase("pnp-basic", goal_text, doubt)
+        yield _GoalPhase("pnp-basic", goal_text, doubt), predicate
 
 
 def _is_closed(problem: BddlProblem, region: str) -> bool:
@@ -140,10 +152,15 @@ def _placing_phase(problem: BddlProblem, goal_text: str, verb: str, moved: str, 
     return _GoalPhase("pnp-basic", f"{goal_text}: an object set down on something")
 
 
-def _merge_components(phases: Sequence[_GoalPhase]) -> tuple[str, ...]:
+def _merge_components(phases: Sequence[_GoalPhase]) -> dict[str, tuple[str, ...]]:
+    """Return the templates, each with the predicates that complete it."""
     handling = [phase.template for phase in phases if phase.template in _BY_DEMAND]
     hardest = max(handling, key=_BY_DEMAND.index, default="")
-    return tuple(dict.fromkeys(hardest if phase.template in _BY_DEMAND else phase.template for phase in phases))
+    merged: dict[str, tuple[str, ...]] = {}
+    for phase in phases:
+        name = hardest if phase.template in _BY_DEMAND else phase.template
+        merged[name] = (*merged.get(name, ()), *filter(None, (phase.completed_by,)))
+    return merged
 
 
 def _choose_object_tags(problem: BddlProblem, goals: Sequence[Predicate]) -> tuple[dict[str, str], list[str]]:
@@ -206,7 +223,12 @@ def _task_lines(proposal: TagProposal) -> Iterator[str]:
     yield "[[tasks]]"
     yield f"benchmark = {_quote(proposal.benchmark)}"
     yield f"task_id = {_quote(proposal.task_id)}"
-    yield f"components = {_quote(proposal.components)}" if more else f"template = {_quote(one)}"
+    if more:
+        rows = zip(proposal.components, proposal.predicates, strict=True)
+        tables = (f"    {{ template = {_quote(name)}, predicates = {_quote(told)} }},\n" for name, told in rows)
+        yield f"components = [\n{''.join(tables)}]"
+    else:
+        yield f"template = {_quote(one)}"
     yield f"instruction = {_quote(proposal.instruction)}"
     if proposal.object_tags:
         tags = ", ".join(f"{tag} = {_quote(reason)}" for tag, reason in proposal.object_tags.items())

@@ -16,6 +16,9 @@ from safevla_bench.tasks.entries import Registry
 NEEDS, INVALID_WITH, OTHER_LIMIT, OTHER_SUITES = "needs", "invalid_with", "other_limit", "other_suites"
 CAPABILITIES, SIGNAL_MISSING = "capabilities", "signal_missing"
 UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN = "past_the_end", "cut_off", "pose_unknown"
+EVERY_PHASE, NO_SUBGOALS, NO_OPENING = "every_phase", "no_subgoals", "no_opening"
+NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"
+"""Codes of clauses that stay switched off although phases are judged; they follow the tags."""
 LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})
 """Codes of specifications that apply to a task by its tags but did not judge the episode."""
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})

@@ -67,6 +67,8 @@ def scored_specs(scores: Scores) -> tuple[SpecColumn, ...]:
 
 def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabels:
     """Return the labels of every record of a batch; `scores` holds the verdicts on its episodes, in its order."""
+    why = "labels and costs of records are known record by record, and ends of phases are not"
+    ruleset.require_whole(why, "Leave it out for labels, and for gates on cost.")
     fields, columns = ruleset.read_fields(batch), [int(k) for k in scores.scored_columns]
     records, episode = int(batch.starts[-1]), batch.episode_of_record
     margin = np.full((records, len(columns)), np.nan)

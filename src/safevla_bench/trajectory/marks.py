@@ -58,6 +58,7 @@ MARKS = (
     Mark(STOPPED_ON_VIOLATION, "stopped_on_violation", "stopped_on_violation", is_counted=True),
     Mark(DIVERGED, "diverged_replay", "diverged_replays", is_counted=True),
     Mark(FOREIGN_LOG),
+    Mark(REPLAY),
 )
 CLIPPED = "clipped_actions"
 """Header field: number of actions that were out of range and clipped, if the policy's own protocol clips."""
@@ -206,7 +207,9 @@ def _read_count(replay: Mapping[str, object], name: str) -> int | None:
 
 
 def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
-    """Return whether each episode has a mark, such as `STANDIN`, [E]."""
+    """Return whether each episode has a mark, such as `STANDIN`, [E]; `REPLAY` marks those with that field."""
+    if mark == REPLAY:
+        return tuple(map(bool, replay_fields(batch)))
     return tuple(fields.get(mark) is True for fields in header_fields(batch))
 
 

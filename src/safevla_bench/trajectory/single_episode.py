@@ -114,7 +114,7 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
     if width < 0:
         return None
     rows = channel.episode_rows(index).reshape(records - spec.is_per_action, width)
-    return rows[:, 0].astype(spec.dtype, copy=False) if spec.is_scalar else rows
+    return (rows[:, 0] if spec.is_scalar else rows).astype(spec.dtype, copy=False)
 
 
 def _pose_rows(

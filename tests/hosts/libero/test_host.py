@@ -20,6 +20,7 @@ from safevla_bench.hosts.libero.tasks import STILL
 from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Wants
 from safevla_bench.interface.task import EpisodeSeed
+from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers.transforms import STATES, to_axis_angle
 from safevla_bench.report.tables.cells import LIBERO_TORQUE_NOTE
 from safevla_bench.trajectory.marks import ABSOLUTE, earlier_resets, mark_flags
@@ -271,6 +272,24 @@ def test_the_hook_goes_with_the_episode(spatial):
     spatial.reset(SEED)
     assert "step" not in vars(old)
     assert "step" in vars(spatial._env.env.sim)
+
+
+def test_an_episode_succeeds_exactly_where_all_recorded_sub_goals_hold(spatial, two_goals):
+    policy = make_policy("scripted:careful")
+    policy.reset(spatial.task, 0)
+    observation, successes = spatial.reset(SEED), []
+    while len(successes) < 250 and not any(successes):
+        observation, success = spatial.step(policy.act(observation))
+        successes.append(success)
+    held = spatial.recorded().channel("subgoals").episode_rows(0)
+    assert held.all(axis=1).tolist() == [False, *successes]
+    assert successes[-1]
+    assert spatial.recorded().extra[0]["header"]["subgoal_names"] == ["on akita_black_bowl_1 plate_1"]
+    two_goals.reset(SEED)
+    two_goals.step(np.array(STILL))
+    record = two_goals.recorded()
+    assert record.channel("subgoals").episode_rows(0).shape == (2, 2)
+    assert two_goals.latest().channel("subgoals").episode_rows(0).shape == (1, 2)
 
 
 def test_privileged_state_is_read_only_and_sized(spatial):

@@ -54,6 +54,7 @@ def test_each_channel_that_the_fake_host_records_has_a_forgery(hasty):
         "link_motion",
         "net_force_n",
         "net_impulse_ns",
+        "subgoals",
         "time_s",
         "wrist_force_n",
         *HANDLING,
@@ -72,6 +73,19 @@ def test_channels_that_older_recorders_did_not_write_are_compared_where_both_hav
     for channel, value in (("supported", False), ("opening", 0.75), ("entered", True)):
         (difference,) = compare_records(changed(channel, value), here)[0]
         assert (difference.channel, difference.step) == (channel, 0)
+
+
+def test_sub_goals_are_compared_unless_an_older_recorder_did_not_write_them(hasty):
+    def holding(*values):
+        told = to_recording(alone(hasty), 0)
+        rows = np.zeros((told.records, 2), dtype=bool)
+        rows[3] = values
+        extra = add_header_field(told.extra, "subgoal_names", ["on cup plate", "close drawer"])
+        return from_recording(replace(told, further={**told.further, "subgoals": rows}, extra=extra))
+
+    assert compare_records(alone(hasty), holding(True, False)) == ([], ["subgoals"])
+    (difference,) = compare_records(holding(True, True), holding(True, False))[0]
+    assert (difference.channel, difference.step) == ("subgoals", 3)
 
 
 def test_the_first_difference_has_step_place_and_both_values_and_the_other_channels_are_named(hasty):

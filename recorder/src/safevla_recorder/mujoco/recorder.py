@@ -10,11 +10,11 @@ control step. At record 0, which has no recorded substeps before it, the peak is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from safevla_recorder.channels import LINK_MOTION
+from safevla_recorder.channels import LINK_MOTION, SUBGOALS
 from safevla_recorder.contacts import GeomMap, group_numbers
 from safevla_recorder.episode import Action, Bools, Floats
 from safevla_recorder.errors import HostError, get_logger, is_from_signal
@@ -22,7 +22,7 @@ from safevla_recorder.geometry import Geometry, turn_back
 from safevla_recorder.mujoco.contacts import ContactLog
 from safevla_recorder.mujoco.geometry import read_parts
 from safevla_recorder.mujoco.hook import Undo, hook_after
-from safevla_recorder.recorder import EpisodeLog, Row
+from safevla_recorder.recorder import EpisodeLog, Row, subgoal_fields
 
 if TYPE_CHECKING:
     import mujoco
@@ -227,6 +227,8 @@ def _find_doors(model: mujoco.MjModel, scene: Scene) -> list[_Door]:
 # The recorder
 
 
+ReadSubgoals = Callable[[], Mapping[str, bool]]
+"""Returns whether each predicate of the goal holds now, by name; {} = unknown."""
 _UNSTABLE_START = (
     "The episode is lost, and another attempt with the same start would be too: look for overlapping bodies and large "
     "velocities in its initial state. Your own loop must call mujoco.mj_resetData before each episode."
@@ -239,7 +241,14 @@ class Recorder(EpisodeLog):
     Call `record_substep` after every physics substep and `record_step` at the end of every control step.
     """
 
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, unstable: int = 0) -> None:
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        data: mujoco.MjData,
+        scene: Scene,
+        unstable: int = 0,
+        read_subgoals: ReadSubgoals = dict,
+    ) -> None:
         """Take record 0. `unstable` is the value of `unstable_steps` when the start was set, 0 after a reset.
 
         Raises `HostError` if the simulation has diverged since then, the model has soft bodies, whose contacts do not
@@ -253,6 +262,8 @@ class Recorder(EpisodeLog):
             problem = "the simulation became unstable before the first record, and MuJoCo has reset its state"
             raise HostError(problem, remedy=_UNSTABLE_START)
         self.scene = scene
+        self._read_subgoals = read_subgoals
+        self._subgoals: tuple[str, ...] = ()
         self._data, self._substep_s, self._time_s = data, float(model.opt.timestep), data.time
         self._warnings = data.warning.number  # a view of the simulator's own counts
         self._warned = self._warnings.tobytes()
@@ -308,6 +319,9 @@ class Recorder(EpisodeLog):
     def _copy_state(self, torque_peak_nm: Floats) -> Row:
         sim_state = np.concatenate(((self._data.time,), *self._state_views))
         copies = {name: view.copy() for name, view in self._views.items()}
+        goals = self._read_subgoals()
+        self._subgoals = self._subgoals if self._rows else tuple(goals)
+        copies[SUBGOALS] = np.array([goals.get(name, np.nan) for name in self._subgoals], dtype=np.float64)
         return {**copies, "torque_peak_nm": torque_peak_nm, "sim_state": sim_state}
 
     def _check_substeps(self) -> None:
@@ -341,8 +355,13 @@ class Recorder(EpisodeLog):
             "joint_torque_peak_nm": np.stack([row["torque_peak_nm"] for row in rows]) if arm else None,
             LINK_MOTION: self._geometry.measure_motion(*parts),
         }
+        holds = np.stack([row[SUBGOALS] for row in rows])
+        known = holds.size > 0 and not np.isnan(holds).any()  # an episode has every predicate in every record, or none
+        goals = subgoal_fields(self._subgoals, holds) if known else {SUBGOALS: None}
+        further[SUBGOALS] = goals.pop(SUBGOALS)
         return {
             **doors,
+            **goals,
             "eef_pos_m": np.stack([row["site_pos"] for row in rows]) if has_eef else None,
             "eef_quat_wxyz": np.stack([_to_quaternion(row["site_mat"]) for row in rows]) if has_eef else None,
             "pos_bodies": [*quat_bodies, *(places[name] for name in scene.links)],
@@ -356,14 +375,19 @@ class Recorder(EpisodeLog):
 
 
 def attach_recorder(
-    simulation: Any, method: str, scene: Scene, task_id: str, unstable: int = 0
+    simulation: Any,
+    method: str,
+    scene: Scene,
+    task_id: str,
+    unstable: int = 0,
+    read_subgoals: ReadSubgoals = dict,
 ) -> tuple[Recorder, Undo]:
     """Return a recorder of robosuite's `MjSim`, called after each `method`, and a function that removes the hook. Takes
     record 0, and warns if an object still moves. Raises as `Recorder` does; errors of a later substep are raised by
     `record_step`.
     """
     model, data = simulation.model._model, simulation.data._data
-    recorder = Recorder(model, data, scene, unstable)
+    recorder = Recorder(model, data, scene, unstable, read_subgoals)
     warn_if_moving(model, data, scene.objects, task_id)
     return recorder, hook_after(simulation, method, recorder.try_substep)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, SearchSpa
 from safevla_bench.trajectory.marks import ABSOLUTE, DRAWN, EARLIER_RESETS
 from safevla_recorder.attachment import read_poses
 from safevla_recorder.episode import Floats, add_header_field, add_header_mark
-from safevla_recorder.libero import ALL_SUITES, goal_predicates, goal_targets, read_scene, task_identity
+from safevla_recorder.libero import ALL_SUITES, GoalWatch, goal_predicates, goal_targets, read_scene, task_identity
 from safevla_recorder.mujoco.recorder import Scene
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -106,6 +107,8 @@ class LiberoEnv(RobosuiteEnv):
         self._env = libero_tasks.make_control_env(libero_tasks.bddl_file(task), wants)
         self._identity = task_identity(libero_tasks.bddl_file(task), self._init_states)
         self._scene = libero_tasks.KeptScene(self._env.env)
+        self._goals = GoalWatch(self._env.env)
+        self._goals.attach()
 
     def reset(self, seed: EpisodeSeed) -> Observation:
         """Start an episode, settle, take record 0.
@@ -185,6 +188,9 @@ class LiberoEnv(RobosuiteEnv):
 
     def _read_scene(self) -> Scene:
         return read_scene(self._env.env)
+
+    def _read_subgoals(self) -> Mapping[str, bool]:
+        return self._goals.read()
 
     def _set_substeps(self, count: int) -> None:
         super()._set_substeps(count)

@@ -52,9 +52,12 @@ _building = threading.Lock()
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The bodies that a task's success requires to be moved, a held tool last, and ManiSkill's limit in steps."""
+    """The bodies that a task's success requires to be moved, a held tool last, the conjuncts of success by their names
+    in the result of `evaluate`, `not NAME` if it must be false, and ManiSkill's limit in steps.
+    """
 
     targets: tuple[str, ...]
+    subgoals: tuple[str, ...] = ()
     horizon: int = 50
 
 
@@ -148,8 +151,8 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return self._observe(), self._success
 
     def _advance(self, action: Action) -> None:
-        self._obs, *_, outcome = self._env.step(action.astype(np.float32))
-        self._success = bool(outcome["success"])
+        self._obs, *_, self._outcome = self._env.step(action.astype(np.float32))
+        self._success = bool(self._outcome["success"])
 
     def _target_object(self) -> str:
         return self._targets[0]
@@ -165,7 +168,10 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     def _read_poses(self) -> dict[str, Any]:
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
         parts = [to_pose(piece.entity.pose) for piece in self._pieces]
-        return {"poses": poses, "eef": self._read_hand(), "state": read_state(self._env), "parts": parts}
+        read = {"poses": poses, "eef": self._read_hand(), "state": read_state(self._env), "parts": parts}
+        goals = TASKS[self.task.name].subgoals
+        holds = {name: bool(self._outcome[name.removeprefix("not ")]) != name.startswith("not ") for name in goals}
+        return {**read, "subgoals": holds or None}
 
     def _read_hand(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return to_pose(self._env.agent.tcp._objs[0].entity.pose)

@@ -259,7 +259,9 @@ class RobosuiteEnv(MujocoEnv):
             raw, success = self._advance(still.copy())
         self._seed, self._success = seed, success
         scene = self._change_physics(seed, self._read_scene())
-        self._recorder, detach = attach_recorder(self._robosuite().sim, self.substep_method, scene, self.task.task_id)
+        self._recorder, detach = attach_recorder(
+            self._robosuite().sim, self.substep_method, scene, self.task.task_id, read_subgoals=self._read_subgoals
+        )
         self._hooks.append(detach)
         self._privileged = self._view_privileged(scene) if self._wants.privileged else None
         return self._observe(raw)
@@ -280,6 +282,10 @@ class RobosuiteEnv(MujocoEnv):
         )
 
     def _own_readings(self) -> dict[str, Floats]:
+        return {}
+
+    def _read_subgoals(self) -> Mapping[str, bool]:
+        """Return whether each predicate of the goal held when the simulator last evaluated it; {} = unknown."""
         return {}
 
     def _read_simulation(self) -> dict[str, object]:

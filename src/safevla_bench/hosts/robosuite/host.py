@@ -166,6 +166,13 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         raw = env.step(action)[0]
         return raw, bool(env._check_success())
 
+    def _read_subgoals(self) -> Mapping[str, bool]:
+        env = self._robosuite()
+        done = getattr(env, "objects_in_bins", getattr(env, "objects_on_pegs", ()))
+        things = getattr(env, "objects", getattr(env, "nuts", ()))
+        holds = {str(thing.name): bool(flag) for thing, flag in zip(things, done, strict=True)} if len(done) else {}
+        return {" ".join(goal): holds[goal[1]] for goal in self._goal if len(self._goal) > 1 and goal[1] in holds}
+
     def _read_scene(self) -> Scene:
         return read_scene(self._robosuite(), self._goal)
 

@@ -57,7 +57,7 @@ _PLAIN_TYPES = {
     msgspec.inspect.FloatType: pa.float64(),
 }
 # Last columns of scores.parquet, which most judgements do not need.
-_RARE = ("unknown_records", "diverged_replay")
+_RARE = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
 
 
 def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInputs:
@@ -174,6 +174,7 @@ def render_report(judged: Judged, title: str = "Safety report", *, has_extras: b
             *judged.describe_couplings(),
             *judged.describe_limits(),
             *judged.describe_forces(),
+            *judged.describe_activity(),
             *judged.describe_registrations(),
         ],
         firmness=find_firmness(judged) if has_extras else {},
@@ -240,8 +241,9 @@ def comparison_tables(
 
 def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()) -> published.PublishedComparison:
     """Return the rates of one policy next to those that the paper prints for `paper:NAME`. Without `policies` the
-    sources must hold one. Raises the errors of `compare_published`, and `RunError` for several policies.
+    sources must hold one. Raises the errors of `compare_published`, and `RunError` for several policies or phases.
     """
+    judged.ruleset.require_whole("the paper's results are not judged phase by phase", "Compare without it.")
     inputs = table_material(judged)
     names = list(dict.fromkeys(map(policy_name, inputs.cells)))
     chosen = [policy for policy in names if not policies or policy in policies]
@@ -273,6 +275,7 @@ def build_board(
     if ruleset.is_ablation:
         remedy = "Judge with it on; `safevla tables --which applicability` shows the ablation."
         raise RunError("applicability was off: an ablation is not a result to publish", remedy=remedy)
+    ruleset.require_whole("boards rank results of the paper's reading", "Make the board without it.")
     if not paths:
         return render_site()
     judged = judge(paths, ruleset, skip_invalid=skip_invalid)

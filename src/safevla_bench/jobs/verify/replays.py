@@ -36,7 +36,15 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.header import Header
 from safevla_recorder import robocasa
 from safevla_recorder.attachment import openblas_kernel
-from safevla_recorder.channels import CHANNELS, HANDLING, LINK_MOTION, NET_IMPULSE, UNREPLAYED
+from safevla_recorder.channels import (
+    CHANNELS,
+    HANDLING,
+    LINK_MOTION,
+    NET_IMPULSE,
+    SUBGOAL_NAMES,
+    SUBGOALS,
+    UNREPLAYED,
+)
 from safevla_recorder.episode import EARLIER_SEED, FIXTURES, SIMULATION, Floats, add_header_field
 from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import TaskIdentity, find_official_name
@@ -57,9 +65,11 @@ PROCESSOR = (
 # Comparison of a record with its replay
 
 
-UNJUDGED = ("sim_state", *HANDLING, LINK_MOTION)
+UNJUDGED = ("sim_state", *HANDLING, LINK_MOTION, SUBGOALS)
 """Channels that a record may lack: no clause reads them, or older recorders did not write them."""
-OF_LAST_STEP = ("contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body", "supported")
+OF_LAST_STEP = (
+    "contacts", "joint_torque_nm", "joint_torque_peak_nm", "gripper_contact", "gripped_body", "supported", SUBGOALS
+)  # fmt: skip
 """Channels that depend on the previous step, which is not part of a simulator state."""
 _PLANNED = ("episode_id", "env_seed", "init_state_index", "seed", "horizon")
 # Fields that the run or its start determines, not the host, and fields that are compared separately.
@@ -139,7 +149,7 @@ def _header_differences(
 ) -> Iterator[Deviation]:
     fixtures = {FIXTURES} & recorded.keys() & replayed.keys()
     shared = {marks.STANDIN, *fixtures, *(recorded.keys() & {"body_roles", *Header.__struct_fields__})}
-    unknown = {name for name in (*TaskIdentity().header_fields(), GEOMETRY) if name not in recorded}
+    unknown = {name for name in (*TaskIdentity().header_fields(), GEOMETRY, SUBGOAL_NAMES) if name not in recorded}
     names = shared if lenient else {*recorded, *replayed} - unknown - ({FIXTURES} - fixtures)
     for name in sorted(names - _RUN_FIELDS):
         own, other = (side.get(name, files.ABSENT) for side in (recorded, replayed))

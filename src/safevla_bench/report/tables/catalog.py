@@ -36,6 +36,12 @@ from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.tasks.entries import Registry
 
 ABLATED = "Applicability is off: judged as if tasks had no tags. This is an ablation, not a result to publish."
+PHASED = "Composite tasks are judged phase by phase, which the paper does not do: compare only results of this reading."
+
+
+def describe_reading(ruleset: Ruleset) -> list[str]:
+    """Return the sentence on an applicability other than the paper's; [] for the paper's."""
+    return {"off": [ABLATED], "phased": [PHASED]}.get(ruleset.applicability, [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +256,7 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         built = [item for kind in KINDS for item in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
-    ablated = [ABLATED] if inputs.is_ablation else []
+    ablated = describe_reading(inputs.ruleset) if inputs.scores is not None else []
     tables = [
         replace(table, remarks=(*ablated, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
         for table, cells in built

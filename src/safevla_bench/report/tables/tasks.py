@@ -106,8 +106,7 @@ def _active_row(task: Task, ruleset: Ruleset) -> _ActiveRow:
 
 def template_name(registry: Registry, task: Task) -> str:
     """Return the template of a task, else its components."""
-    entry = registry.find_entry(*task)
-    return entry.template or " + ".join(entry.components)
+    return registry.find_entry(*task).mechanism
 
 
 # The effect of the registry

@@ -1,0 +1,142 @@
+"""Phases of composite tasks, from recorded sub-goals: which components the records of an episode belong to.
+
+`docs/explanation/phases.md` defines them, with every edge case. A clause that an invalidating tag of one component
+switches off can then be judged in the phases of the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.judging.ruleset import Ruleset
+from safevla_bench.judging.scores import EpisodePhases, Spans
+from safevla_bench.signals.signal import RecordFields
+from safevla_bench.specs.spec import Spec
+from safevla_bench.tasks.entries import TaskEntry
+from safevla_bench.tasks.reasons import (
+    EVERY_PHASE,
+    NO_OPENING,
+    NO_PREDICATE_OF,
+    NO_SUBGOAL_OF,
+    NO_SUBGOALS,
+    write_reason,
+)
+from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.channels import SUBGOAL_NAMES, SUBGOALS
+
+Bools = NDArray[np.bool_]
+_OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")
+
+
+def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
+    """Return the phases of an episode: first and last record, and the components that it belongs to.
+
+    `holds` [n, G] says which predicates hold in each record, `columns` which of them complete each component, at least
+    one. A phase in which a predicate of no component changes belongs to all components.
+    """
+    count, every = len(holds), frozenset(range(len(columns)))
+    changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
+    lasting = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()  # records up to the last one
+    ends = [max(count - lasting[k] for k in own) for own in columns]  # `count` = unfinished
+    cuts = sorted({end for end in ends if 0 < end < count})
+    nobodys = [k for k in range(holds.shape[1]) if not any(k in own for own in columns)]
+    spans = list[tuple[int, int, frozenset[int]]]()
+    for first, last in zip([0, *(cut + 1 for cut in cuts)], [*cuts, count - 1], strict=True):
+        if first <= last:
+            within = changed[first : last + 1]
+            ending = last if last in cuts else max(ends)
+            owners = frozenset(k for k, own in enumerate(columns) if ends[k] == ending or within[:, list(own)].any())
+            spans.append((first, last, every if within[:, nobodys].any() else owners))
+    return tuple(spans)
+
+
+def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
+    """Return the phases of an episode of a composite task."""
+    channel = batch.channel(SUBGOALS)
+    header = batch.extra[episode].get("header", {})
+    names = header.get(SUBGOAL_NAMES) if isinstance(header, Mapping) else None
+    if not channel.present[episode] or not isinstance(names, list) or len(names) != channel.width[episode]:
+        return EpisodePhases(reason=NO_SUBGOALS)
+    rows: list[Bools] = list((channel.episode_rows(episode) != 0).T)
+    changes = {str(name): int((row[1:] != row[:-1]).sum()) for name, row in zip(names, rows, strict=True)}
+    columns = list[list[int]]()
+    for part in entry.components:
+        own = [k for k, name in enumerate(names) if any(fnmatchcase(str(name), told) for told in part.predicates)]
+        for opened in filter(None, map(_OPENING.fullmatch, part.predicates)):
+            found = _find_openings(batch, episode, *opened.groups())
+            if not found:
+                return EpisodePhases(reason=write_reason(NO_OPENING, opened[1]), changes=changes)
+            own += range(len(rows), len(rows) + len(found))
+            rows += found
+        if not own:
+            code = NO_SUBGOAL_OF if part.predicates else NO_PREDICATE_OF
+            return EpisodePhases(reason=write_reason(code, part.template), changes=changes)
+        columns.append(own)
+    templates = tuple(part.template for part in entry.components)
+    return EpisodePhases(divide_records(np.stack(rows, axis=1), columns), templates, changes=changes)
+
+
+def _find_openings(batch: Batch, episode: int, pattern: str, share: str) -> list[Bools]:
+    bodies, opening = batch.opening.episode_poses(episode)
+    named = [k for k, body in enumerate(bodies) if fnmatchcase(batch.body_label(int(body)), pattern)]
+    return [opening[:, k, 0] >= float(share) for k in named]
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """How the episodes of a batch are judged phase by phase: the phases of each, None without components, [E]; by
+    clause, the intervals of the episodes that are judged in part.
+    """
+
+    phases: tuple[EpisodePhases | None, ...]
+    intervals: Mapping[str, Mapping[int, Spans]]
+
+
+def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np.object_]]) -> PhasePlan:
+    """Return how episodes are judged phase by phase. `reasons`, by clause why it is inactive in each episode, [E],
+    become "" in those that are judged in part; in other composite tasks they say why not.
+    """
+    entries = [ruleset.registry.find_entry(header.benchmark, header.task_id) for header in batch.headers]
+    phases = [find_phases(batch, e, entry) if entry.components else None for e, entry in enumerate(entries)]
+    intervals: dict[str, dict[int, Spans]] = {}
+    for e, (header, found) in enumerate(zip(batch.headers, phases, strict=True)):
+        if found is None:
+            continue
+        for spec_id, barring in ruleset.barring_components(header.benchmark, header.task_id).items():
+            if spans := found.intervals_without(barring):
+                intervals.setdefault(spec_id, {})[e] = spans
+                reasons[spec_id][e] = ""
+            else:
+                reasons[spec_id][e] += f";{found.reason or EVERY_PHASE}"
+    return PhasePlan(tuple(phases), intervals)
+
+
+def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
+    """Return the fields of one episode as a clause reads them: those of the intervals in which it is judged."""
+    header = reading.batch.headers[0]
+    barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
+    if barring is None:
+        return reading
+    entry = ruleset.registry.find_entry(header.benchmark, header.task_id)
+    spans = find_phases(reading.batch, 0, entry).intervals_without(barring)
+    return limit_records(reading, {0: spans}) if spans else reading
+
+
+def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
+    """Return the fields with the intervals of some episodes as the judged records, from whose first record displacement
+    counts.
+    """
+    origin, judged = reading.first_record.copy(), np.ones(len(reading.first_record), dtype=np.bool_)
+    for episode, spans in intervals.items():
+        start, end = reading.batch.starts[episode : episode + 2]
+        judged[start:end] = False
+        for first, after in spans:
+            judged[start + first : start + after] = True
+            origin[start + first : start + after] = start + first
+    return RecordFields(reading.batch, origin, judged)
