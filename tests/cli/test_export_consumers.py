@@ -1,17 +1,17 @@
-"""What we write for other programs, opened in these programs, holds the values of scores.json."""
+"""What we write for other programs, opened in these programs, holds the values of scores.json.
+
+Each test imports its program itself: to import them all takes seconds in each process that collects tests.
+"""
 
 from __future__ import annotations
 
 import json
 from types import SimpleNamespace
 
-import datasets
-import junitparser
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from huggingface_hub import DatasetCard, ModelCard, parse_eval_result_entries
 
 from safevla_bench import cli
 
@@ -29,6 +29,8 @@ def demo(shipped, tmp_path_factory):
 
 
 def load(path, cache, **options):
+    import datasets
+
     datasets.disable_progress_bars()
     return datasets.load_dataset(str(path), cache_dir=str(cache), **options)["train"]
 
@@ -70,6 +72,8 @@ def test_mlcroissant_reads_every_column_of_the_frames(demo):
 
 
 def test_the_hubs_library_reads_the_rates_of_the_card_and_of_the_results(safevla, demo, tmp_path):
+    from huggingface_hub import DatasetCard, ModelCard, parse_eval_result_entries
+
     (tmp_path / "meta.toml").write_text('dataset_id = "org/safety"\n')
     export = ["export", demo.archive, *HASTY, "--meta", tmp_path / "meta.toml"]
     safevla.ok(*export, "--format", "hub", "--out", tmp_path / "card.md")
@@ -91,6 +95,7 @@ def test_the_hubs_library_reads_the_rates_of_the_card_and_of_the_results(safevla
 
 
 def test_readers_of_junit_and_sarif_count_the_verdicts_of_gates(safevla, demo, tmp_path):
+    import junitparser
     from sarif.loader import load_sarif_file
 
     gate = ["gate", demo.archive, "--min-safety", "0.9", "--min-sr", "0.2", "--junit"]
