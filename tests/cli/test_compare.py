@@ -228,6 +228,11 @@ def test_code_scanning_gets_places_texts_of_rules_and_fingerprints_of_problems_a
         assert place["physicalLocation"]["region"]["startLine"] == 1
     prints = [result["partialFingerprints"]["primaryLocationLineHash"] for result in run["results"]]
     assert len(set(prints)) == len(prints)
+    monkeypatch.chdir(tmp_path)
+    safevla("gate", shipped, *limits, "--junit", tmp_path / "gate.sarif")
+    (run,) = json.loads((tmp_path / "gate.sarif").read_text())["runs"]
+    (place,) = run["results"][0]["locations"]
+    assert place["physicalLocation"]["artifactLocation"]["uri"] == f"{shipped.parent.name}/{shipped.name}"
 
 
 @pytest.mark.parametrize(

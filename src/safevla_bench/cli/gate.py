@@ -132,10 +132,8 @@ def gate_command(
 
 
 def _address(path: Path) -> str:
-    try:
-        return quote(path.absolute().relative_to(Path.cwd()).as_posix())
-    except ValueError:
-        return path.absolute().as_uri()
+    whole, here = path.absolute(), Path.cwd()  # code scanning takes no absolute address
+    return quote((whole.relative_to(here) if whole.is_relative_to(here) else Path(*whole.parts[-2:])).as_posix())
 
 
 def _gate_against(
