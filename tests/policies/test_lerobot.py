@@ -67,6 +67,37 @@ def test_a_policy_is_asked_as_lerobot_asks_it_and_through_both_processors():
     assert (state.shape, state.dtype) == ((1, 8), np.float32)
 
 
+def test_x_vla_s_policies_get_the_controller_s_rotation_one_turned_picture_and_give_poses():
+    """By LiberoProcessorStep and XVLARotation6DToAxisAngleProcessorStep of X-VLA's processors, lerobot 7427f31."""
+
+    class Xvla(Lero):
+        def select_action(self, batch):
+            super().select_action(batch)
+            turned = [0.0, 1.0, 0.0, -1.0, 0.0, 0.0]  # columns of a quarter turn about z
+            return Tensor(np.float32([[0.1, 0.2, 0.3, *turned, 0.6, *[0.0] * 10]]))
+
+    lero, dialect = Xvla(), choose_dialect("lerobot-xvla-libero", "lerobot")
+    model = LerobotModel(lero, lambda batch: batch, lambda action: action, dialect, Tensor, print)
+    noise = np.random.default_rng(0).integers(0, 256, (2, 360, 360, 3), dtype=np.uint8)
+    columns = np.arange(9.0)
+    seen = observe(
+        images={"agentview": noise[0], "robot0_eye_in_hand": noise[1]},
+        extra={"controller_pos": np.full(3, 9.0), "controller_rotation": columns},
+    )
+    action = ChunkedPolicy(model, None).act(seen)
+    np.testing.assert_allclose(action, [0.1, 0.2, 0.3, 0, 0, np.pi / 2, 1.0], atol=1e-5)
+    (batch,) = lero.calls
+    assert list(batch) == ["observation.images.image", "observation.images.image2", "observation.state", "task"]
+    raw = [image[::-1] for image in noise]  # MuJoCo's rows begin at the bottom
+    for name, image in (("image", raw[0][::-1, ::-1]), ("image2", raw[1])):
+        tensor = np.moveaxis(image, 2, 0).astype(np.float32)[np.newaxis] / 255
+        np.testing.assert_array_equal(batch[f"observation.images.{name}"].array, tensor)
+    state = batch["observation.state"].array
+    assert state.dtype == np.float32
+    assert state.tolist() == [[0, 1, 2, 0, 3, 6, 1, 4, 7, *[0.0] * 11]]
+    assert model.wants.absolute
+
+
 def test_the_rotation_of_the_state_is_lerobot_s_own_where_torch_makes_it():
     lero, quats = Lero(), []
     dialect = choose_dialect("lerobot-libero", "lerobot")
@@ -96,6 +127,8 @@ class Config:
 
     def __init__(self, path):
         self.type, self.chunk_size, self.n_action_steps = "pi05", 50, 50
+        if path.startswith("xvla"):
+            self.type, self.action_mode = path.split("-")
         if path == "broken":
             raise KeyError("no config.json")
 
@@ -154,6 +187,47 @@ def test_images_have_the_names_that_the_policy_was_trained_with(lerobot):
     for text in ("front:image", "image", "image:"):
         with pytest.raises(PolicyError, match="does not fit"):
             make_policy("lerobot:saved", {"rename": text})
+
+
+def test_a_policy_of_x_vla_needs_its_dialect_and_no_other_policy_takes_it(lerobot):
+    """With LeRobot's usual observations it would act on pictures, states and actions that it was not trained on."""
+    ours = {"dialect": "lerobot-xvla-libero"}
+    for path, arguments, remedy in (
+        ("xvla-ee6d", {}, "lerobot-xvla-libero"),
+        ("saved", ours, "dialect=lerobot-libero"),
+    ):
+        with pytest.raises(PolicyError, match="does not fit LeRobot's policies of the type") as caught:
+            make_policy(f"lerobot:{path}", arguments)
+        assert remedy in caught.value.remedy
+    for arguments in ({}, ours):
+        with pytest.raises(PolicyError, match="this policy has action_mode=auto"):
+            make_policy("lerobot:xvla-auto", arguments)
+    assert lerobot == []
+
+
+@pytest.mark.parametrize(("own", "added"), [((), ("Normalize", "AddDomain")), (("Normalize", "AddDomain"), ())])
+def test_x_vla_s_pictures_are_normalised_once(lerobot, monkeypatch, own, added):
+    kinds = {name: type(name, (), {"__call__": lambda step, batch: batch}) for name in ("Normalize", "AddDomain")}
+    xvla, processor = ModuleType("xvla"), ModuleType("processor")
+    xvla.XVLAImageNetNormalizeProcessorStep, xvla.XVLAAddDomainIdProcessorStep = kinds.values()
+
+    class Pipeline:
+        def __init__(self, steps):
+            self.steps = steps
+
+        def __call__(self, batch):
+            return {**batch, "by": [*batch.get("by", []), *(type(step).__name__ for step in self.steps)]}
+
+    processor.PolicyProcessorPipeline = Pipeline
+    factory = sys.modules["lerobot.policies.factory"]
+    saved = Pipeline([kinds[name]() for name in own])
+    monkeypatch.setattr(factory, "make_pre_post_processors", lambda *_, **__: (saved, lambda action: action))
+    modules = {"lerobot.policies.xvla": ModuleType("p"), "lerobot.policies.xvla.processor_xvla": xvla}
+    modules["lerobot.policies.xvla"].processor_xvla = xvla
+    for name, module in {**modules, "lerobot.processor": processor}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    policy = make_policy("lerobot:xvla-ee6d", {"dialect": "lerobot-xvla-libero"})
+    assert policy.model._before({})["by"] == [*added, *own]
 
 
 def test_what_lerobot_cannot_load_is_the_policy_s_fault_and_not_this_package_s(lerobot):

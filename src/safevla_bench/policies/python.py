@@ -203,6 +203,7 @@ def _describe_foreign(error: BaseException) -> str:
 
 Tensors = dict[str, Any]
 _IMAGES, _STATE, _ROTATION = "observation.images.", "observation.state", "eef_axis_angle_float32"
+_XVLA, _EE6D, _XVLA_RELEASE = "xvla", "ee6d", "lerobot-xvla"
 
 
 class LerobotModel(ChunkModel):
@@ -290,6 +291,7 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
     remedy = "Is it a folder that this version of LeRobot saved, with its processors and the libraries it needs?"
     with blame_foreign(f"LeRobot cannot load {path}", remedy):
         config = PreTrainedConfig.from_pretrained(path)
+        _require_dialect(config, dialect)
         config.device = device
         if n_action_steps is not None:
             most = getattr(config, "chunk_size", 0)
@@ -300,12 +302,39 @@ def _load_policy(path: str, device: str, dialect: Dialect, n_action_steps: int |
         policy = get_policy_class(config.type).from_pretrained(path, config=config).to(device).eval()
         on_device = {"device_processor": {"device": device}}
         before, after = make_pre_post_processors(policy.config, path, preprocessor_overrides=on_device)
+        before = _add_xvla_steps(before) if config.type == _XVLA else before
 
     def to_numpy(action: Any) -> Any:
         return after(action).detach().cpu().numpy()
 
     rotate = partial(rotate_by_torch, torch)
     return LerobotModel(policy, before, to_numpy, dialect, torch.from_numpy, torch.manual_seed, rotate)
+
+
+def _require_dialect(config: Any, dialect: Dialect) -> None:
+    """Raise `PolicyError` unless the dialect is X-VLA's for a policy of X-VLA, and another one for any other policy."""
+    mode = str(getattr(config, "action_mode", _EE6D)) if config.type == _XVLA else None
+    if mode not in (None, _EE6D):
+        problem = f"LeRobot's X-VLA gives poses on LIBERO (action_mode={_EE6D}), but this policy has action_mode={mode}"
+        raise PolicyError(problem, remedy="LeRobot evaluates no such policy there: ask it through a python: policy.")
+    if (mode is None) == (dialect.file.release == _XVLA_RELEASE):
+        fitting = "lerobot-libero" if mode is None else "lerobot-xvla-libero"
+        problem = f"the dialect {dialect.name!r} does not fit LeRobot's policies of the type {config.type!r}"
+        raise PolicyError(problem, remedy=f"Pass --policy-arg dialect={fitting}.")
+
+
+def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
+    """Return a saved policy's processor after those that LeRobot's evaluation of X-VLA puts before it, apart from what
+    the dialect does: `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/
+    processor_xvla.py). Images are normalised once, also if the saved processor does so, where LeRobot fails.
+    """
+    from lerobot.policies.xvla import processor_xvla as xvla
+    from lerobot.processor import PolicyProcessorPipeline
+
+    steps = [xvla.XVLAImageNetNormalizeProcessorStep(), xvla.XVLAAddDomainIdProcessorStep()]
+    own = {type(step) for step in before.steps}
+    first = PolicyProcessorPipeline(steps=[step for step in steps if type(step) not in own])
+    return lambda batch: cast("Tensors", before(first(batch)))
 
 
 def rotate_by_torch(torch: Any, quat_xyzw: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -28,6 +29,19 @@ def test_every_value_has_a_source_and_a_description(name):
     assert [row.field for row in rows if row.sources == (protocols.UNKNOWN_SOURCE,)] == []
     assert all(protocols.describe_field(row.field) for row in rows)
     assert protocols.load_protocol(name).name == name
+
+
+def test_a_value_that_replaces_a_base_s_has_a_source_of_its_own():
+    """Else the base's source would be cited for it."""
+    folder, derived = Path(protocols.__file__).parent, 0
+    for name in NAMES:
+        own = msgspec.toml.decode((folder / f"{name}.toml").read_bytes())
+        derived += "base" in own
+        sources = own.pop("sources")
+        values = {field: value for field, value in own.items() if field not in ("name", "base", "about")}
+        for field, _ in protocols._flatten_field("", values):
+            assert "base" not in own or any(f"{field}.".startswith(f"{source}.") for source in sources), (name, field)
+    assert derived >= 9
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,8 +6,11 @@ examples/simBenchmarks/), by the library msgpack and none of the package's own c
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -21,6 +24,27 @@ from safevla_bench.policies.servers import dialects
 
 WIDTHS = {"libero": 7, "robosuite": 7, "robocasa": 12, "metaworld": 4, "maniskill": 7}
 MIDDLE = np.random.default_rng(1).integers(0, 256, (480, 480, 3), dtype=np.uint8)
+STARVLA = json.loads((Path(__file__).parents[2] / "cases" / "starvla_requests.json").read_text())
+EYE_XYZW, TURN_XYZW = [0.0, 0.0, 0.0, 1.0], [0.6, 0.0, 0.0, 0.8]
+
+
+def observe_kitchen(*cameras: str, size: int = 256, **extra: np.ndarray) -> Observation:
+    """What RoboCasa's host shows of a base that is not turned, as tests/cases/make_starvla_requests.py has it."""
+    images = {
+        camera: np.random.default_rng(k).integers(0, 256, (size, size, 3), dtype=np.uint8)
+        for k, camera in enumerate(cameras)
+    }
+    base_m = np.array([0.5, -0.25, 0.75])
+    return Observation(
+        "put it there",
+        base_m + [0.25, 0.125, 0.5],
+        np.array([0.8, 0.6, 0.0, 0.0]),
+        np.array([0.04, -0.04]),
+        images,
+        base_pos_m=base_m,
+        base_quat_wxyz=np.eye(4)[0],
+        extra=extra,
+    )
 
 
 @pytest.mark.parametrize("name", dialects.dialect_names())
@@ -30,7 +54,7 @@ def test_a_dialect_asks_for_cameras_that_its_hosts_have_and_gives_as_many_number
         module = importlib.import_module(f"safevla_bench.hosts.{host}.host")
         assert {*dialect.wants.cameras} <= {*getattr(module, "CAMERAS", ())}
         assert (
-            sum({"raw": part.width, "opening": 1, "pose-wxyz": 6, "ee6d": 7}[part.form] for part in dialect.file.reply)
+            sum({"opening": 1, "pose-wxyz": 6, "ee6d": 7}.get(part.form, part.width) for part in dialect.file.reply)
             == WIDTHS[host]
         )
         assert all(column < WIDTHS[host] for column in dialect.switches)
@@ -58,6 +82,8 @@ def test_the_host_s_own_readings_are_wanted_and_sent():
 
 
 def pack(message: object) -> bytes:
+    """As starVLA's servers write it."""
+
     def array(value):
         return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
 
@@ -81,7 +107,7 @@ def starvla(actions: object, requests: list[dict], dialect: str, env: str = "sta
     def handle(connection):
         connection.send(pack(hello))
         for frame in connection:
-            requests.append(unpack(frame))
+            requests.append({**unpack(frame), "sha256": hashlib.sha256(frame).hexdigest()})
             head = {"type": "inference_result", "request_id": "default"}
             if isinstance(actions, str):
                 connection.send(pack({"status": "error", "ok": False, **head, "error": {"message": actions}}))
@@ -101,6 +127,7 @@ def test_starvla_s_server_is_asked_as_its_own_client_asks_it():
         assert ask_arguments(f"openpi:{policy.url}", {"dialect": "starvla-libero"}) == {"replan": "4"}
     (request,) = requests
     (example,) = request.pop("examples")
+    del request["sha256"]
     assert request == {"do_sample": False, "use_ddim": True, "num_ddim_steps": 10, "unnorm_key": "franka"}
     assert list(example) == ["image", "lang"]
     assert [(image.dtype, image.shape) for image in example["image"]] == [(np.uint8, (224, 224, 3))] * 2
@@ -116,11 +143,76 @@ def test_starvla_s_server_is_asked_for_meta_world_with_one_picture_and_gives_fou
     assert image.shape == (224, 224, 3)
 
 
+def test_starvla_s_server_is_asked_for_a_kitchen_byte_by_byte_as_its_own_client_asks_it():
+    requests, actions = [], np.zeros((1, 16, 12), np.float32)
+    actions[0, :, 6] = np.linspace(0, 1, 16)
+    actions[0, :, 11] = 1.0
+    with starvla(actions, requests, "starvla-robocasa", unnorm_key="panda") as policy:
+        rows = [policy.act(observe_kitchen("robot0_agentview_left")) for _ in range(9)]
+    assert [request["sha256"] for request in requests] == [STARVLA["robocasa"]] * 2, "asked again after eight actions"
+    assert [row[6] for row in rows] == [-1.0] * 8 + [-1.0], "below one half opens"
+    assert {row[11] for row in rows} == {1.0}
+
+
+# RoboCasa's robot in other projects' hands, written from their sources that the dialects name
+
+
+def test_gr00t_s_own_kitchen_keys_are_sent_with_twelve_states_and_halved_pictures():
+    cameras = ("robot0_agentview_left", "robot0_agentview_right", "robot0_eye_in_hand")
+    dialect = dialects.load_dialect("gr00t-robocasa-omron")
+    joints = np.linspace(-1, 1, 7)
+    extra = {"joint_pos": joints, "joint_vel": joints / 2, "gripper_qvel": np.array([0.1, -0.1])}
+    assert dialect.wants.image_size == (512, 512)
+    assert {*dialect.wants.extra} == {*extra}
+    shown = observe_kitchen(*cameras, size=512, **extra)
+    request = dialect.build_request(shown)
+    states = {
+        "gripper_qpos": [0.04, -0.04],
+        "base_position": [0.5, -0.25, 0.75],
+        "base_rotation": EYE_XYZW,
+        "end_effector_position_relative": [0.25, 0.125, 0.5],
+        "end_effector_rotation_relative": TURN_XYZW,
+        "gripper_qvel": [0.1, -0.1],
+        "end_effector_position_absolute": [0.75, -0.125, 1.25],
+        "end_effector_rotation_absolute": TURN_XYZW,
+        "joint_position": joints,
+        "joint_position_cos": np.cos(joints),
+        "joint_position_sin": np.sin(joints),
+        "joint_velocity": joints / 2,
+    }
+    names = ("res256_image_side_0", "res256_image_side_1", "res256_image_wrist_0")
+    language = "annotation.human.action.task_description"
+    assert list(request) == [*(f"video.{name}" for name in names), *(f"state.{name}" for name in states), language]
+    for name, values in states.items():
+        sent = request[f"state.{name}"]
+        assert (sent.dtype, sent.shape) == (np.float32, (1, 1, len(values)))
+        np.testing.assert_array_equal(sent[0, 0], np.float32(values))
+    for name, camera in zip(names, cameras, strict=True):
+        blocks = shown.images[camera].reshape(256, 2, 256, 2, 3).astype(int).sum(axis=(1, 3))
+        np.testing.assert_array_equal(request[f"video.{name}"][0, 0], (blocks + 2) // 4)
+    assert request[language] == ["put it there"]
+
+
+def test_lerobot_s_kitchen_has_the_base_first_in_states_and_actions():
+    cameras = ("robot0_agentview_left", "robot0_eye_in_hand", "robot0_agentview_right")
+    dialect, shown = dialects.load_dialect("lerobot-robocasa"), observe_kitchen(*cameras)
+    request = dialect.build_request(shown)
+    assert list(request) == [*(f"observation.images.{camera}" for camera in cameras), "observation.state", "task"]
+    for camera in cameras:
+        np.testing.assert_array_equal(request[f"observation.images.{camera}"], shown.images[camera])
+    state = np.float32([0.5, -0.25, 0.75, *EYE_XYZW, 0.25, 0.125, 0.5, *TURN_XYZW, 0.04, -0.04])
+    assert request["observation.state"].dtype == np.float32
+    np.testing.assert_array_equal(request["observation.state"], state)
+    base, mode, position, rotation, gripper = [0.1, 0.2, 0.3, 0.4], [0.9], [0.5, 0.6, 0.7], [-0.1, -0.2, -0.3], [0.2]
+    (action,) = dialect.read_actions({"action": [[*base, *mode, *position, *rotation, *gripper]]})
+    assert action.tolist() == [*position, *rotation, -1.0, *base, 1.0]
+
+
 def test_starvla_s_server_of_pi0_gets_openpi_s_keys_and_answers_under_data():
     requests = []
     with starvla(np.zeros((10, 7), np.float32), requests, "starvla-openpi-libero", "starvla_openpi_server") as policy:
         policy.act(observe())
-    assert list(requests[0]) == ["observation/image", "observation/wrist_image", "observation/state", "prompt"]
+    assert list(requests[0])[:4] == ["observation/image", "observation/wrist_image", "observation/state", "prompt"]
     assert requests[0]["observation/state"].dtype == np.float32
 
 

@@ -129,6 +129,16 @@ def test_the_middle_is_cut_and_resized_as_opencv_does(shape):
     np.testing.assert_array_equal(transforms.resize_picture(picture(image), (224, 224), "middle-bilinear"), expected)
 
 
+@pytest.mark.parametrize("size", [(224, 224), (120, 256)])
+@pytest.mark.parametrize("shape", [(256, 256), (360, 360), (448, 448), (480, 640)])
+def test_areas_are_averaged_as_opencv_does(shape, size):
+    cv2 = pytest.importorskip("cv2")
+    noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    for image in (noise, noise // 16 * 16, cv2.GaussianBlur(noise, (9, 9), 3)):
+        expected = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
+        np.testing.assert_array_equal(transforms.resize_picture(picture(image), size, "area"), expected)
+
+
 def test_lerobot_s_rotation_is_computed_in_single_precision():
     """Written from LiberoProcessorStep._quat2axisangle, lerobot 7427f31; the arc cosine is rounded correctly."""
     turned = np.random.default_rng(0).normal(size=(500, 4))

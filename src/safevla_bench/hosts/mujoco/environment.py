@@ -43,7 +43,11 @@ _CHATTER = (
     "Loading controller configuration from",
 )
 _FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge
-_JOINT_READINGS = {"joint_pos": "robot0_joint_pos", "joint_vel": "robot0_joint_vel"}
+_JOINT_READINGS = {
+    "joint_pos": "robot0_joint_pos",
+    "joint_vel": "robot0_joint_vel",
+    "gripper_qvel": "robot0_gripper_qvel",
+}
 RawObservation = Mapping[str, NDArray[np.generic]]
 
 

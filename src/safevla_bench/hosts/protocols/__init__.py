@@ -1,4 +1,5 @@
-"""Evaluation protocols as data: `*.toml` in this folder, with a source for each value.
+"""Evaluation protocols as data: `*.toml` in this folder, with a source for each value. A file with a `base` holds only
+the values in which it differs from the protocol of that name, and their sources.
 
 A protocol defines how episodes start and end, and how a policy sees the scene and answers.
 """
@@ -10,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from safevla_bench.errors import RunError
 from safevla_recorder.simulator_versions import version_number
 
-Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear"]
+Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear", "area"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
 SERVER_SEED = " or server"
@@ -143,8 +144,17 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
     """Return a protocol by name; raise `RunError`, which lists the names, if it does not exist."""
     if name not in protocol_names():
         raise RunError(f"there is no protocol {name!r}", remedy=f"Protocols: {', '.join(protocol_names())}.")
-    content = resources.files(__package__).joinpath(f"{name}.toml").read_bytes()
-    return msgspec.toml.decode(content, type=EvaluationProtocol)
+    return msgspec.convert(_read_values(name), EvaluationProtocol)
+
+
+def _read_values(name: str) -> dict[str, Any]:
+    values = msgspec.toml.decode(resources.files(__package__).joinpath(f"{name}.toml").read_bytes())
+    return _replace_values(_read_values(base), values) if (base := values.pop("base", None)) else values
+
+
+def _replace_values(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    merged = {key: _replace_values(base[key], own[key]) for key in own if isinstance(base.get(key), dict)}
+    return {**base, **own, **merged}
 
 
 def preset_differences(recorded: Mapping[str, object]) -> list[str]:

@@ -102,6 +102,33 @@ def _linear_weights(length: int, size: int) -> tuple[NDArray[np.int64], ...]:
     return first, np.minimum(first + 1, length - 1), *weights
 
 
+def resize_area(picture: Picture, size: tuple[int, int]) -> Image:
+    """Return the picture shrunk to (height, width), each pixel the mean of the area that it covers. Equals `cv2.resize`
+    with `INTER_AREA`, in single precision; halves of a grey level go up if both sides are halved, else to even.
+    """
+    image = np.asarray(picture)
+    if image.shape[:2] == (2 * size[0], 2 * size[1]):
+        blocks = image.reshape(size[0], 2, size[1], 2, -1).astype(np.uint16)
+        return _to_uint8(blocks.sum(axis=(1, 3)) + 2 >> 2)
+    values = np.moveaxis(image, 1, 0).astype(np.float32)
+    for length, wanted in ((image.shape[1], size[1]), (image.shape[0], size[0])):
+        values = np.moveaxis(_add_areas(values, length / wanted, wanted), 0, 1)
+    return _to_uint8(np.rint(np.moveaxis(values, 0, 1)))
+
+
+def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[np.float32]:
+    """Return the weighted sums [size, ...] of rows [length, ...], added from first to last as OpenCV does."""
+    sums = np.zeros((size, *values.shape[1:]), np.float32)
+    for place in range(size):
+        low, high = place * scale, min((place + 1) * scale, len(values))
+        whole = min(scale, len(values) - low)
+        for row in range(math.floor(low), math.ceil(high - 1e-3)):
+            share = min(row + 1, high) - max(row, low)
+            if share > 1e-3:
+                sums[place] += values[row] * np.float32(share / whole)
+    return sums
+
+
 def crop_center(image: Image, area: float) -> Image:
     """Return the middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation. Equals
     OpenVLA's `tf.image.crop_and_resize` of a centred box with sides of √area, then `convert_image_dtype`.
@@ -187,6 +214,7 @@ RESIZERS: Mapping[str, Callable[[Picture, tuple[int, int]], Image]] = {
     "pad-bilinear": resize_padded,
     "lanczos3": resize_lanczos,
     "middle-bilinear": resize_middle,
+    "area": resize_area,
 }
 _BACKWARDS = slice(None, None, -1)
 FLIPS: Mapping[str, tuple[slice, ...]] = {"none": (_BACKWARDS,), "vertical": (), "180": (slice(None), _BACKWARDS)}
@@ -295,6 +323,7 @@ FORMS: Mapping[str, Callable[[Floats], Floats]] = {
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
     "opening": lambda rows: 1 - rows,  # of a gripper; the action's column is how far it is closed
+    "base-first": lambda rows: np.roll(rows, -5, axis=1),  # RoboCasa's data sets: base and its mode, then the arm
 }
 """Conversions from rows of a reply to columns of actions."""
 
@@ -345,6 +374,8 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "gripper_right": lambda seen: seen.gripper_qpos[1:2],
     "eef_pos_in_base": lambda seen: _pose_in_base(seen)[0],
     "eef_quat_xyzw_in_base": lambda seen: _pose_in_base(seen)[1][[1, 2, 3, 0]],
+    "joint_cosines": lambda seen: np.cos(seen.extra["joint_pos"]),
+    "joint_sines": lambda seen: np.sin(seen.extra["joint_pos"]),
     "base_pos": lambda seen: _base_pose(seen)[0],
     "base_quat_xyzw": lambda seen: _base_pose(seen)[1][[1, 2, 3, 0]],
 }

@@ -41,6 +41,7 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     axes: int = 0  # leading axes of length 1, for batch or time; a text is nested in as many lists
     asked: str | None = None  # the server's parameter that requests it; None = it is always sent
     flip: Flip | None = None  # of this camera's image; None = the protocol's
+    form: Literal["raw", "sine-cosine"] = "raw"  # of a state; the second is all its sines, then all its cosines
     fixed: str | bool | int | None = None
 
     @property
@@ -56,7 +57,7 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: tuple[str, ...]
     width: int
-    form: Literal["raw", "ee6d", "pose-wxyz", "opening"] = "raw"
+    form: Literal["raw", "ee6d", "pose-wxyz", "opening", "base-first"] = "raw"
     """How its rows become columns of the action: one of `transforms.FORMS`."""
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
@@ -150,7 +151,9 @@ class Dialect:
             return self.view(observation.images[field.camera], field.flip)[(np.newaxis,) * field.axes]
         if field.state:
             row = np.concatenate([transforms.state_part(name, observation) for name in field.state])
-            return row.astype(field.dtype)[(np.newaxis,) * field.axes]
+            row = row.astype(field.dtype)
+            row = row if field.form == "raw" else np.concatenate([np.sin(row), np.cos(row)])
+            return row[(np.newaxis,) * field.axes]
         text: object = observation.instruction
         for _ in range(field.axes):
             text = [text]
@@ -320,7 +323,8 @@ def _describe_entry(field: RequestEntry) -> str:
     axes = f", {field.axes} leading axes" if field.axes else ""
     where = f", where the server asks for {field.asked}" if field.asked else ""
     if field.state:
-        return f"{' + '.join(field.state)} ({field.dtype}{axes}){where}"
+        form = "" if field.form == "raw" else f", {field.form}"
+        return f"{' + '.join(field.state)} ({field.dtype}{axes}{form}){where}"
     content = field.camera or ("instruction" if field.fixed is None else repr(field.fixed))
     flip = f", flip {field.flip}" if field.flip else ""
     return f"{content}{flip}{axes}{where}"
