@@ -269,7 +269,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
     [
         ({**SPEC, "formula": "G"}, r"field formula: fast: unknown key 'formula'\n.*did you mean 'stl'\? known"),
         ({**SPEC, "treshold": 1}, r"field treshold: fast: unknown key 'treshold'\n.*did you mean 'threshold'\? known"),
-        (without("source"), r"field source: fast: .*missing required field `source`"),
+        (without("source"), r"field source: fast: the key 'source' is missing"),
         ({**SPEC, "threshold": "0.5"}, r"field threshold: fast: Expected `float \| null`, got `str`"),
         ({**SPEC, "threshold": True}, r"field threshold: fast: Expected"),
         ({**SPEC, "threshold": 0}, r"field threshold: fast: threshold is 0.0, not positive"),
@@ -291,7 +291,7 @@ def test_extending_refuses_a_library_by_itself(tmp_path):
         ({**SPEC, "requires_all": ["held_targt"]}, r"requires_all: fast: unknown tag 'held_targt'\n.*'held_target'"),
         ({**SPEC, "invalid_if_any": ["x"]}, r"field invalid_if_any: fast: unknown tag 'x'\n.*\[tags"),
         ({**SPEC, "requires_all": "held_target"}, r"field requires_all: fast: Expected `array`"),
-        ({**SPEC, "alternates": [{"spec_id": "faster", "threshold": 1}]}, r"field severe: faster: .*`severe`"),
+        ({**SPEC, "alternates": [{"spec_id": "faster", "threshold": 1}]}, r"field severe: faster: the key 'severe'"),
         ({**SPEC, "alternates": [{"spec_id": "faster", "threshold": 1, "severe": -2}]}, r"faster: severe is -2.0"),
         ({**SPEC, "alternates": [{"spec_id": "fast", "threshold": 1, "severe": 2}]}, r"fast: id 'fast' is repeated"),
         ({**SPEC, "legacy_ids": ["fast"]}, r"field spec_id: fast: id 'fast' is repeated"),

@@ -49,7 +49,7 @@ def test_the_same_threshold_changes_nothing():
         ("joint_torque", "no value to set"),
         ("joint_torqe=2", "close to it: joint_torque"),
         ("joint_torque=fast", "not a threshold of joint_torque"),
-        ("joint_torque=2 N", "is in '1', not in 'N'"),
+        ("joint_torque=2 N", "is a ratio, not in 'N'"),
         ("max_contact_force_under_200N=10mm", "is in 'N', not in 'mm'"),
         ("joint_torque=0", "not positive"),
         ("joint_torque=-1", "not positive"),

@@ -100,11 +100,13 @@ class FileError(SafevlaError):
     @classmethod
     def from_os_error(cls: type[_WriteError], error: OSError, place: Place) -> _WriteError:
         """Return the error for a write that the operating system refused at that place."""
-        full = error.errno in _FULL_DISK
+        full, problem = error.errno in _FULL_DISK, error.strerror or str(error)
         remedy = (
             "Make room there, or choose another place" if full else "Choose a place that exists and can be written to"
         )
-        return cls(error.strerror or str(error), remedy=f"{remedy}; existing files are unchanged.", place=place)
+        if error.errno == errno.EEXIST:
+            problem, remedy = "a file with this name exists already", "Choose another place"
+        return cls(problem, remedy=f"{remedy}; existing files are unchanged.", place=place)
 
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -43,10 +43,8 @@ def detect_suffix(path: Path) -> str:
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"
         remedy = f"To have them replayed in their simulator, recorded and judged: {command}"
         raise RecordError("HDF5 demonstrations hold actions, not records", remedy=remedy, place=Place(file=str(path)))
-    remedy = (
-        f"Archives have one of the suffixes {', '.join(_READ)}. Of other tools' results `safevla score` prints the SR."
-    )
-    raise RecordError("not an archive by its name", remedy=remedy, place=Place(file=str(path)))
+    remedy = f"Archives end in {', '.join(_READ)}. `safevla score` also prints the SR of other tools' results."
+    raise RecordError("the suffix is not that of an archive", remedy=remedy, place=Place(file=str(path)))
 
 
 def read_episodes(paths: Sequence[Path], wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:

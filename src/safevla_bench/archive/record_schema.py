@@ -169,7 +169,7 @@ def parse_json(line: bytes) -> dict[str, object]:
     except UnicodeDecodeError as error:
         refuse(f"not UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:
-        refuse(f"malformed JSON at line {error.lineno} of it, column {error.colno}: {error.msg}")
+        refuse(f"malformed JSON, at its line {error.lineno}, column {error.colno}: {error.msg}")
     except RecursionError:
         refuse("the JSON is nested too deeply")
     except ValueError as error:  # an integer of more digits than Python converts

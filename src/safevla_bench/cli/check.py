@@ -150,7 +150,7 @@ def doctor_command(
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
-_OWN, _COPIES = ("127.0.0.1", "::1", "localhost"), click.IntRange(1, serve.MAX_CONNECTIONS)
+_OWN, _COPIES = ("127.0.0.1", "::1", "localhost"), options.WholeNumber(1, serve.MAX_CONNECTIONS)
 
 
 @options.command("serve")

@@ -247,7 +247,7 @@ def _open_browser(page: Path) -> None:
 # Pictures
 
 
-_PIXELS = click.IntRange(16, 9999)
+_PIXELS = options.WholeNumber(16, 9999)
 
 
 @options.command("frames", starts_host=True)

@@ -189,8 +189,16 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., None]], Comma
     return decorate
 
 
+class WholeNumber(click.IntRange):
+    """A whole number in a range, which click calls an "integer range" in its messages."""
+
+    name = "whole number"
+
+
 class Range(click.FloatRange):
     """A number in a range. Unlike click's ranges, it refuses NaN."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; raise click's error for NaN or a number outside the range."""
@@ -201,7 +209,7 @@ class Range(click.FloatRange):
 
 
 PERCENT = Range(0, 100, min_open=True, max_open=True)
-NATURAL, POSITIVE, PORT = click.IntRange(min=0), click.IntRange(min=1), click.IntRange(0, 65535)
+NATURAL, POSITIVE, PORT = WholeNumber(min=0), WholeNumber(min=1), WholeNumber(0, 65535)
 FILE = click.Path(path_type=Path)
 
 

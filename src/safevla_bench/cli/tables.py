@@ -232,7 +232,7 @@ def export_command(
     suite: str | None = option("Only this suite's.", "NAME", shell_complete=completion.SUITES),
     meta: Path | None = option("Facts that no record holds, in TOML.", "FILE", type=options.FILE),
     cameras: str | None = option("lerobot: pictures of these cameras.", "LIST"),
-    image_size: int = option("lerobot: their size in pixels.", type=click.IntRange(16, 1024), default=128),
+    image_size: int = option("lerobot: their size in pixels.", type=options.WholeNumber(16, 1024), default=128),
     video: bool = flag("lerobot: films in place of pictures."),
 ) -> None:
     """Judge archives or run folders and write the results for other programs.

@@ -360,4 +360,4 @@ def _suggest_ids(rows: Sequence[ListedEpisode], wanted: str) -> str:
     ]
     guess = f"Close to it: {', '.join(close)}. " if close else ""
     place = next((row.position for row in rows if row.position == f":{wanted}"), ":2")
-    return f"{guess}`safevla episodes` lists the {len(rows)} that there are; {place} is number {place[1:]}."
+    return f"{guess}`safevla episodes` lists all {len(rows)}; {place} is number {place[1:]}."

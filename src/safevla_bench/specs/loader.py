@@ -363,8 +363,10 @@ def _read_quantity(spec: Spec, text: str) -> float:
     number, written_unit = match.groups()
     unit = file_formats.canonical_unit(written_unit) if written_unit else spec.unit
     if unit not in units:
-        problem = f"the threshold of {spec.spec_id} is in {spec.unit!r}, not in {written_unit!r}"
-        raise SpecError(problem, remedy=f"give it in one of: {', '.join(units)}")
+        own = "is a ratio" if spec.unit == "1" else f"is in {spec.unit!r}"
+        problem = f"the threshold of {spec.spec_id} {own}, not in {written_unit!r}"
+        names = ("a number without a unit" if name == "1" else name for name in units)
+        raise SpecError(problem, remedy=f"give it as {' or '.join(names)}")
     exact = Fraction(number) * units[unit]
     if not 0 < exact < _LARGEST:
         remedy = "give a positive magnitude; a lower bound is written `> -threshold` in the formula"

@@ -131,6 +131,7 @@ def convert_row(row: object, kind: type[T], origin: RowOrigin) -> T:
         missing = re.search(r"missing required field `(\w+)`", problem)
         at = re.search(r"`\$\.(\w+)", place)  # of "`$.threshold`", or of "`key` in `$.tags`"
         field = missing[1] if missing else at[1] if at else None
-        choices = re.findall(r"'(\w+)'", types.get(field or "", ""))  # of a Literal
+        choices = re.findall(r"'(\w+)'", types.get(field or "", "").partition("Literal")[2])
         remedy = f"write one of {', '.join(choices)}" if choices else listed
+        problem = f"the key {field!r} is missing" if missing else problem
         raise origin.make_error(problem, field=field, remedy=remedy) from None

@@ -187,7 +187,7 @@ class Registry:
         """Return the names of all benchmarks. Raises `RegistryError` if `benchmark` spells none of them."""
         suites = list(dict.fromkeys([*self.benchmarks, *(suite for suite, _ in self.tasks)]))
         if benchmark is not None and self.find_suite(benchmark) not in suites:
-            raise RegistryError(f"there is no benchmark {benchmark!r}", remedy=f"benchmarks: {', '.join(suites)}")
+            raise RegistryError(f"there is no suite {benchmark!r}", remedy=f"Suites: {', '.join(suites)}.")
         return suites
 
     def find_suite(self, name: str) -> str:

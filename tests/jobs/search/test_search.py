@@ -169,7 +169,7 @@ def test_one_clause_or_a_formula_may_be_what_is_broken(tmp_path, objective):
 
 
 def test_a_clause_that_does_not_exist_is_refused():
-    with pytest.raises(RunError, match="there is no clause 'no_such_clause'"):
+    with pytest.raises(RunError, match="there is no specification 'no_such_clause'"):
         plan(objective="no_such_clause")
 
 

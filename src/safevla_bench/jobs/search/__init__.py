@@ -75,8 +75,8 @@ class Objective:
         if text in ruleset.library:
             return cls(ruleset, text, (ruleset.library.canonical_id(text),))
         if text.isidentifier():
-            remedy = f"Scored are {', '.join(scored)}; `safevla specs` lists all. Or write a formula."
-            raise RunError(f"there is no clause {text!r}", remedy=remedy)
+            remedy = f"Scored: {', '.join(scored)}; `safevla specs` lists all. Or write a formula."
+            raise RunError(f"there is no specification {text!r}", remedy=remedy)
         return cls(ruleset, text, formula=parse_query(text))
 
     def margins(self, record: Batch | None) -> Floats:

@@ -150,7 +150,8 @@ def readable(path: Path, remedy: str) -> Iterator[None]:
     except RecordError as error:
         raise RunError(f"cannot be read: {error.problem}", remedy=error.remedy, place=Place(file=str(path))) from None
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
-        raise RunError(f"cannot be read: {error}", remedy=remedy, place=Place(file=str(path))) from None
+        cause = (error.strerror if isinstance(error, OSError) else None) or error
+        raise RunError(f"cannot be read: {cause}", remedy=remedy, place=Place(file=str(path))) from None
 
 
 def archive_parts(folder: Path) -> list[Path]:
