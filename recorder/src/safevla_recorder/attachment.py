@@ -360,7 +360,7 @@ class EpisodeCutter:
         self._waited = 0
         self._new_seed: int | None = None  # since the last reset
         self._env_seed: int | None = None  # of the last reset
-        self._last_seed: int | None = None  # given at any time
+        self._last_seed: int | None = None  # the script may give it at any time
         self._resets = 0  # since then
         self._index: int | None = None
         self._action: Action | None = None

@@ -111,7 +111,7 @@ class RecordableLibero(attachment.RecordableEnv):
             return original(*args, **kwargs)
 
         def reset(original: Any, *args: object, **kwargs: object) -> object:
-            cutter.on_interruption()  # for scripts that reset `env.env`; for others this is the second call
+            cutter.on_interruption()  # needed if a script resets `env.env`; otherwise this call is a repetition
             with cutter.guard():
                 given = fresh_global_seed()  # set before the hooks were attached
                 if given is not None:

@@ -190,7 +190,7 @@ def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
     click.echo(f"{len(rows)} tasks of {len(suites)} suites have tags, which decide which specifications apply.\n")
     means = [sum(len(row["active_specs"]) for row in of_suite) / len(of_suite) for of_suite in suites.values()]
     cells = zip(suites, map(len, suites.values()), means, strict=True)
-    head = ("suite", "tasks", "scored specifications a task")
+    head = ("suite", "tasks", "scored specifications per task")
     options.print_columns(head, [(name, str(count), format_fixed(mean, 1)) for name, count, mean in cells])
     echo(
         "",

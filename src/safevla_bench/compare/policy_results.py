@@ -262,14 +262,16 @@ def name_kitchens(results: Sequence[PolicyResults]) -> list[PolicyResults]:
         if header.init_state_index is not None and (kitchen := result.kitchens.get(header.key)) is not None
     }
 
-    def name_start(header: Header, kitchen: Kitchen | None) -> Header:
+    def identify_start(header: Header, kitchen: Kitchen | None) -> Header:
         if header.init_state_index is not None or kitchen is None:
             return header
         start = starts.get((header.benchmark, header.task_id, kitchen), (kitchen.seed, kitchen.seed))
         return msgspec.structs.replace(header, init_state_index=start[0], env_seed=start[1])
 
     return [
-        replace(result, headers=tuple(name_start(header, result.kitchens.get(header.key)) for header in result.headers))
+        replace(
+            result, headers=tuple(identify_start(header, result.kitchens.get(header.key)) for header in result.headers)
+        )
         for result in results
     ]
 
@@ -402,7 +404,7 @@ def require_same_tasks(*results: PolicyResults) -> None:
 
 
 def find_conflict(sides: Sequence[Mapping[Key, object]]) -> tuple[int, int, list[Key]] | None:
-    """Return two sides, by number, with different values of the same keys, and these keys; None if all agree."""
+    """Return the numbers of two sides whose values differ for the same keys, and these keys; None if all agree."""
     known: dict[Key, tuple[object, int]] = {}
     for k, side in enumerate(sides):
         found: dict[int, list[Key]] = {}

@@ -18,7 +18,7 @@ from safevla_bench.text import NO_VALUE, append_unit, display_unit, format_again
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-MARGIN = "margin"  # the signal's name in a trace of a formula's own robustness
+MARGIN = "margin"  # name of the signal if the trace shows the robustness of the formula itself
 
 
 @dataclass(frozen=True, slots=True)

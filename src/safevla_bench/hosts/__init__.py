@@ -80,7 +80,9 @@ def describe_code(host: Host) -> str:
 
 
 def describe_suite(host: str, suite: str) -> str | None:
-    """Return the task files that a suite text refers to, which a file must not choose; None if it is a suite's name."""
+    """Return the task files that a suite text refers to, which files from others must not choose; None for a suite's
+    name.
+    """
     is_path = "/" in suite or suite.endswith(".bddl")
     if not is_path and Path(suite).exists():  # LIBERO treats an existing folder as a path, unless a suite has that name
         is_path = not (_HOSTS.is_own(host) and spell_suite(suite) in map(spell_suite, make_host(host).suites()))

@@ -341,7 +341,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _Ru
     if verdict != "undecided":
         basis = "by the whole interval" if rules.confidence else "by the value alone, no confidence"
         return msgspec.structs.replace(outcome, reason=f"{basis}, for any outcome of {gap}" if gap else basis)
-    is_open = judge_ends(share, *ends) == "undecided"  # for any number of episodes: the unknown ones decide
+    is_open = judge_ends(share, *ends) == "undecided"  # for any number of episodes, because the unknown ones decide
     decides = judge_ends(share, known.low, known.high) != "undecided"
     if value is None or rules.confidence is None or (values.unknown and (is_open or decides)):
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""

@@ -275,9 +275,9 @@ class _EpisodeMonitor:
 
 
 class _RecordContext:
-    """The bounded set of earlier records that signals may read, by step, however long the episode is: record 0, the
-    last `GAP_RECORDS` + 1, the first of the latest grip with as many before it, and the last gripped one that is older
-    than these.
+    """The bounded set of earlier records that signals may read, by step, however long the episode is: record 0; the
+    last `GAP_RECORDS` + 1; the first record of the latest grip, with as many records before it; and the last record
+    with a grip before these.
     """
 
     def __init__(self, record: Batch) -> None:

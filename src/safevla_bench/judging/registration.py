@@ -50,7 +50,7 @@ class RegisteredRules(NamedRules, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RegisteredPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A policy by its name, with its arguments; `spec` is what makes the policy if its name is another."""
+    """A policy by its name, with its arguments; `spec` is how `--policy` gives it, if not by its name alone."""
 
     policy: str
     arguments: dict[str, str]

@@ -68,7 +68,7 @@ def describe_call(spec: str, arguments: Mapping[str, str] = NO_ARGUMENTS) -> str
         return format_call(spec, arguments)
     has_key = KEY in os.environ or "key_file" in arguments
     is_played = spec.partition(":")[0] in _PLAYED
-    return None if is_played or not has_key else f"{format_call(spec, arguments)}, which would be sent your key"
+    return None if is_played or not has_key else f"{format_call(spec, arguments)}, which would receive your key"
 
 
 def make_stand_in(spec: str, arguments: Mapping[str, str]) -> Policy:

@@ -112,7 +112,7 @@ class InProcessPolicy(ChunkQueue):
             raise
         except BaseException as error:  # a user's object may raise anything
             cause = _describe_foreign(error)
-            _LOG.warning("close() of the policy of %s fails: %s; what it did is kept", self._owner, cause)
+            _LOG.warning("close() of the policy of %s fails: %s; its episodes are kept", self._owner, cause)
 
 
 def orient_images(observation: interface.Observation, orientation: str) -> interface.Observation:

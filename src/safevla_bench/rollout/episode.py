@@ -33,7 +33,7 @@ from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.policies.coupling import Coupler, DelayedPolicy
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
-from safevla_bench.rollout.plan import PlannedEpisode, follow_server
+from safevla_bench.rollout.plan import PlannedEpisode, apply_server_seed
 from safevla_bench.sensitivity.firmness import are_off_path, tracked_path
 from safevla_bench.sources.runs.folder import Latency
 from safevla_bench.text import get_logger
@@ -318,7 +318,7 @@ class EnvRunner:
         else:
             coupler = self._couplers.get(planned.policy)
             coupled = coupler.couple(env, policy) if coupler else (env, policy)
-            outcome = _run_with_retries(*coupled, follow_server(planned, policy), on_step, self._watch)
+            outcome = _run_with_retries(*coupled, apply_server_seed(planned, policy), on_step, self._watch)
             if outcome.outcome == "crashed":
                 self.close()
         self._crashes.add_outcome(outcome)

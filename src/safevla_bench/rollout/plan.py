@@ -111,14 +111,14 @@ def _draw_start(task: Task, episode: int, rules: EvaluationProtocol, seed: int) 
     return FoundStart(start, own)
 
 
-def follow_server(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
+def apply_server_seed(planned: PlannedEpisode, policy: Policy) -> PlannedEpisode:
     """Return the episode with the environment's seed that the policy's server requests, or unchanged if the protocol
     does not let servers choose or the server requests none.
     """
-    wish = policy.env_seed if isinstance(policy, RemotePolicy) else None
-    if wish is None or not planned.seed_from_server:
+    requested = policy.env_seed if isinstance(policy, RemotePolicy) else None
+    if requested is None or not planned.seed_from_server:
         return planned
-    return replace(planned, start=replace(planned.start, env_seed=wish))
+    return replace(planned, start=replace(planned.start, env_seed=requested))
 
 
 def match_recording(planned: PlannedEpisode, policy: Policy, max_steps: int | None = None) -> PlannedEpisode:

@@ -308,4 +308,4 @@ def call_hook(call: Callable[[], T], hook: str) -> T:
 def skip_unless_repeatable(run: TrialRun) -> None:
     """Skip the test if the run's three episodes differ in any bit, because comparing two would be meaningless."""
     if first_difference(run.batch, run.again) or first_difference(run.batch, run.elsewhere):
-        pytest.skip("the host does not repeat itself: see the rules about the same bytes")
+        pytest.skip("the same actions gave another episode: see the rules on the same bytes")

@@ -23,7 +23,7 @@ Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
 SERVER_SEED = " or server"
 """Suffix of an environment's seed that is replaced by the one a policy's server requests, if any."""
-UNKNOWN_SOURCE = "unknown"  # value of unknown sources and versions
+UNKNOWN_SOURCE = "unknown"  # written for a source or a version that is unknown
 REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another packaging of the same code
 
 

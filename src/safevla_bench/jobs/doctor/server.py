@@ -84,7 +84,7 @@ def examine_server(
         return
     yield passed_check("wire", f"{kind.name} ({kind.wire}), asked as {server}")
     refusals: dict[str, PolicyError] = {}
-    for name in _candidates(kind, arguments, host):
+    for name in _candidate_dialects(kind, arguments, host):
         policy_arguments = {**arguments, **({} if name == kind.dialect else {"dialect": name})}
         try:
             answer = _ask(server, policy_arguments, host or _host(name))
@@ -105,7 +105,7 @@ def examine_server(
     yield from _describe_refusals(kind, refusals, host)
 
 
-def _candidates(kind: servers.ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
+def _candidate_dialects(kind: servers.ClientKind, arguments: Mapping[str, str], host: str | None) -> list[str]:
     if "dialect" in arguments:
         return [arguments["dialect"]]
     fitting = dialects.dialects_of(kind.name)

@@ -98,7 +98,7 @@ class EntryModel(ChunkModel):
     """The models behind an entry's servers; the current suite's is queried."""
 
     def __init__(self, entry: PaperEntry, models: Mapping[str, ChunkModel]) -> None:
-        """Take each suite's model; the first one's dialect counts until another suite begins."""
+        """Use the model of each suite; until a second suite begins, the dialect is that of the first."""
         self._now = next(iter(models.values()))
         super().__init__(self._now.dialect)
         self.entry, self._models = entry, models

@@ -409,7 +409,9 @@ def describe_next(selection: Selection) -> str:
             if row.gate is not None and row.n_needed is not None
         ]
         if selection.episodes is not None:
-            steps.append(f"{count_noun(selection.episodes, 'episode')} of each task would tell it from the runner-up")
+            steps.append(
+                f"{count_noun(selection.episodes, 'episode')} of each task would distinguish it from the runner-up"
+            )
     return f"If the true rates are as measured, in 80 % of cases: {'; '.join(steps)}. " if steps else ""
 
 

@@ -126,7 +126,7 @@ def describe_trends(trends: Sequence[Trend]) -> list[str]:
     return [f"Over the checkpoints {', '.join(parts)}: Page's test, {tested}{left_out}."]
 
 
-# One of the two numbers, and the other.
+# A metric and its name, and the other metric and its name.
 _LEADS = ((SR, "Success", SAFETY, "Safety"), (SAFETY, "Safety", SR, "success"))
 
 
@@ -138,12 +138,13 @@ def _ends(point: SeriesPoint, metric: Metric) -> Bounds:
 
 def _describe_order(points: Sequence[SeriesPoint], first: str) -> str:
     for point in points:
-        for mine, name, theirs, other in _LEADS:
-            if _ends(point, mine)[0] > max(0.0, _ends(point, theirs)[1]):
-                spans = [_format_span(_ends(point, metric)) for metric in (mine, theirs)]
-                gains = f"{spans[0]} points against {spans[1]}"
-                return f"{name} rises ahead of {other}: at {point.name} it has gained more on {first} ({gains})."
-    risen = [f"{name} at {_list_labels(above)}" for mine, name, *_ in _LEADS if (above := _select_risen(points, mine))]
+        for metric, name, other, other_name in _LEADS:
+            if _ends(point, metric)[0] > max(0.0, _ends(point, other)[1]):
+                gains = " points against ".join(_format_span(_ends(point, each)) for each in (metric, other))
+                return f"{name} rises ahead of {other_name}: at {point.name} it has gained more on {first} ({gains})."
+    risen = [
+        f"{name} at {_list_labels(above)}" for metric, name, *_ in _LEADS if (above := _select_risen(points, metric))
+    ]
     if not risen:
         return f"No run is shown to be above {first} in success or in Safety."
     return f"Which rises first is open. Shown to be above {first}: {', '.join(risen)}."

@@ -500,18 +500,18 @@ def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str],
 
 
 def _gripper_contact(part: Series, columns: GripColumns, chosen: NDArray[np.int64]) -> Bools:
-    rows, record = _since_records(part, chosen)
+    rows, record_of_row = _since_records(part, chosen)
     value, holds = rows[:, 0], np.zeros(len(chosen), np.bool_)
     low, high = columns.bounds
     is_held = np.isfinite(value) & (low < value) & (value < high)
-    if np.isinf([low, high]).all():
+    if np.isinf([low, high]).all():  # without bounds, the values must be 0 and 1
         if (is_held & (value != 0) & (value != 1)).any():
             problem = (
                 f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g} do not show whether it holds something"
             )
             refuse_field(problem, "Write holds_above, holds_below or both under [gripper].", "gripper")
         is_held &= value != 0
-    holds[record[is_held]] = True
+    holds[record_of_row[is_held]] = True
     return holds
 
 
