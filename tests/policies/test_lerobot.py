@@ -206,7 +206,7 @@ def test_a_policy_of_x_vla_needs_its_dialect_and_no_other_policy_takes_it(lerobo
 
 
 @pytest.mark.parametrize(("own", "added"), [((), ("Normalize", "AddDomain")), (("Normalize", "AddDomain"), ())])
-def test_x_vla_s_pictures_are_normalised_once(lerobot, monkeypatch, own, added):
+def test_x_vla_s_pictures_are_normalized_once(lerobot, monkeypatch, own, added):
     kinds = {name: type(name, (), {"__call__": lambda step, batch: batch}) for name in ("Normalize", "AddDomain")}
     xvla, processor = ModuleType("xvla"), ModuleType("processor")
     xvla.XVLAImageNetNormalizeProcessorStep, xvla.XVLAAddDomainIdProcessorStep = kinds.values()

@@ -326,7 +326,7 @@ def _require_dialect(config: Any, dialect: Dialect) -> None:
 def _add_xvla_steps(before: Any) -> Callable[[Tensors], Tensors]:
     """Return a saved policy's processor after those that LeRobot's evaluation of X-VLA puts before it, apart from what
     the dialect does: `make_xvla_libero_pre_post_processors` (lerobot 7427f31 src/lerobot/policies/xvla/
-    processor_xvla.py). Images are normalised once, also if the saved processor does so, where LeRobot fails.
+    processor_xvla.py). Images are normalized once, also if the saved processor does so, where LeRobot fails.
     """
     from lerobot.policies.xvla import processor_xvla as xvla
     from lerobot.processor import PolicyProcessorPipeline
