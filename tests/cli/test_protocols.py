@@ -61,7 +61,10 @@ def test_entries_are_listed_with_what_the_paper_prints(safevla):
     assert all(entry.name in out for entry in entries.paper_entries())
     out = safevla.ok("protocols", "--entries", "pi-rl-130@libero")
     assert "libero-10: SR 76.2 %, Safety 85.6 %, SBU 11.5 %, n = 2000" in out
-    assert "unknown         the checkpoint" in out
+    assert "unknown         the server" in out
+    board = safevla.ok("protocols", "--entries", "xiaomi-robotics-1@robocasa-365")
+    assert "robocasa-365: SR 59.6 %, Safety 36 %, SBU 27.8 %" in board.replace("36.0", "36")
+    assert "Safety" not in safevla.ok("protocols", "--entries", "pi0.5-harness@libero"), "its numbers are others'"
     assert safevla.json("protocols", "--entries", "pi0.5@libero")["training"] == "SFT"
     assert len(safevla.json("protocols", "--entries")) == len(entries.paper_entries())
     safevla.refuses("protocols", "--entries", "pi9")
@@ -114,7 +117,7 @@ def test_what_an_entry_leaves_open_is_noted_and_it_needs_its_server(safevla, tmp
     )
     assert code == 0
     assert "2000 episodes" in out
-    assert "note: pi-rl-130@libero: unknown is the checkpoint" in err
+    assert "note: pi-rl-130@libero: unknown is the server, and whether" in err
     assert "needs the address of its server" in safevla.refuses(
         "eval", "--record-only", "--entry", "pi0.5@libero", "--out", tmp_path / "run"
     )

@@ -43,7 +43,8 @@ def test_the_example_runs(tmp_path, monkeypatch):
 def test_the_protocols_and_entries_are_those_that_there_are():
     assert all(f"`{name}`" in PROTOCOLS for name in protocols.protocol_names())
     rows = re.findall(r"^\| `(\S+@\S+)` \| `(\S+)` \| `(\S+)` \|$", PROTOCOLS, re.M)
-    listed = [entry for entry in entries.paper_entries() if not entry.auxiliary]
+    listed = [entry for entry in entries.paper_entries() if entry.listed == "paper" and not entry.auxiliary]
     assert rows == [(entry.name, entry.transport, entry.protocol) for entry in listed]
+    assert all(f"`{entry.name}`" in PROTOCOLS for entry in entries.paper_entries() if entry.listed != "paper")
     pi05 = entries.find_entry("pi0.5@libero")
     assert pi05.serve.format(checkpoint=pi05.checkpoint("libero-goal")) in PROTOCOLS

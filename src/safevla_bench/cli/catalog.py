@@ -23,7 +23,7 @@ from safevla_bench.hosts import protocols
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge, read_installed_registries
 from safevla_bench.judging.provenance_marks import warn_of_left_out
 from safevla_bench.policies.servers import dialects, entries
-from safevla_bench.report.published import PAPER, load_published
+from safevla_bench.report.published import LEADERBOARD, PAPER, PublishedCell, PublishedMean, load_published
 from safevla_bench.sensitivity import calibration
 from safevla_bench.signals import signal_unit
 from safevla_bench.signals.signal import SIGNALS
@@ -353,12 +353,25 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
-    cells = [c for c in load_published(PAPER).cells if c.policy == entry.policy and c.benchmark in entry.suites]
-    printed = {c.benchmark: f"SR {c.sr} %, Safety {c.safety} %, SBU {c.sbu} %, n = {c.n}" for c in cells}
+    printed = {
+        benchmark: f"SR {row.sr} %, Safety {row.safety} %, SBU {row.sbu} %{count}"
+        for row, benchmark, count in _list_published(entry)
+    }
     for name, value in {**msgspec.to_builtins(entry), "published": printed}.items():
         items = [f"{key}: {item}" for key, item in value.items()] if isinstance(value, Mapping) else value
         for line in items if isinstance(items, list | tuple) else [_format_value(items)]:
             echo(f"{name:<14}  {line}")
+
+
+def _list_published(entry: entries.PaperEntry) -> Iterator[tuple[PublishedCell | PublishedMean, str, str]]:
+    if entry.listed == "paper":
+        for cell in load_published(PAPER).cells:
+            if cell.policy == entry.policy and cell.benchmark in entry.suites:
+                yield cell, cell.benchmark, f", n = {cell.n}"
+    if entry.listed == "board":
+        for mean in load_published(LEADERBOARD).means:
+            if mean.policy == entry.policy and {*mean.benchmarks} <= {*entry.suites}:
+                yield mean, ", ".join(mean.benchmarks), ""
 
 
 def _list_names(form: str) -> None:

@@ -1,4 +1,4 @@
-"""The paper's nine entries, each asked through a server that refuses any other request than its project's."""
+"""The entries. The paper's nine are each asked through a server that refuses any other request than its project's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import Task
 from safevla_bench.policies import make_policy
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects, entries, transforms
-from safevla_bench.report.published import PAPER, load_published
+from safevla_bench.report.published import LEADERBOARD, PAPER, load_published
 
 STILL = (0.0,) * 6 + (-1.0,)
 
 NINE = tuple(EXPECTED)
 CARRIED_OUT = {"openpi-libero": 5, "openpi-robocasa": 5, "gr00t-libero": 8, "rldx-robocasa": 8, "openvla-libero": 1}
 """Actions of a reply of 16 before the next request."""
-MAIN = [entry for entry in entries.paper_entries() if not entry.auxiliary]
+PAPER_S = [entry for entry in entries.paper_entries() if entry.listed == "paper"]
+MAIN = [entry for entry in PAPER_S if not entry.auxiliary]
 
 
 def observation(dialect):
@@ -59,7 +60,7 @@ def served(request):
 
 
 def test_the_nine_are_the_paper_s_cells():
-    played = {(entry.policy, suite, entry.auxiliary) for entry in entries.paper_entries() for suite in entry.suites}
+    played = {(entry.policy, suite, entry.auxiliary) for entry in PAPER_S for suite in entry.suites}
     assert played == {(cell.policy, cell.benchmark, cell.auxiliary) for cell in load_published(PAPER).cells}
     assert len(MAIN) == 9
     assert [entry.name for entry in MAIN] == list(NINE)
@@ -81,7 +82,21 @@ def test_what_an_entry_says_has_a_source_or_is_named_unknown(entry):
         assert getattr(entry, field) != entries.UNKNOWN or entry.unknown, field
     assert not any(entries.UNKNOWN in where for where in entry.checkpoints.values()) or entry.unknown
     assert set(entry.checkpoints) <= {entries.EVERY, *entry.suites}
-    assert entry.is_runnable or entry.auxiliary
+    assert entry.is_runnable or entry.auxiliary or entry.listed == "board"
+    assert entries.paper_entries()[: len(PAPER_S)] == tuple(PAPER_S)
+
+
+def test_the_others_are_the_board_s_newer_rows_and_what_the_harness_serves():
+    others = {
+        kind: [entry for entry in entries.paper_entries() if entry.listed == kind] for kind in ("board", "harness")
+    }
+    newer = {mean.policy for mean in load_published(LEADERBOARD).means} - {entry.policy for entry in PAPER_S}
+    assert {entry.policy for entry in others["board"]} == newer
+    assert {(entry.transport, entry.dialect) for entry in others["harness"]} == {("vla-eval", "vla-eval-libero")}
+    for entry in others["harness"]:
+        several = len(set(entry.checkpoints.values())) > 1
+        assert several == ("SUITE" in entry.serve), "one command starts one server for all suites, or one for each"
+        assert make_policy(entry.name, {"server": " ".join(f"{suite}=a" for suite in entry.suites)}).wants.cameras
 
 
 @pytest.mark.parametrize("entry", MAIN, ids=lambda entry: entry.name)

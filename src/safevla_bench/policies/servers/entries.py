@@ -1,4 +1,5 @@
-"""The paper's entries as data (`entries.toml`), and each as a policy: `--policy ENTRY`, queried through its servers.
+"""Published policies as data (`entries.toml`), the paper's first, and each as a policy: `--policy ENTRY`, queried
+through its servers.
 
 An entry's policy opens a client of its transport per suite, so that one checkpoint per suite means one server per
 suite. Server addresses do not identify it: `server` is left out of a run's description.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -26,7 +27,7 @@ SERVER = "server"
 
 
 class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy on one host, as the paper evaluates it; its published numbers are found by policy and suite."""
+    """One policy on one host; its published numbers are found by policy and suite."""
 
     name: str
     policy: str
@@ -39,6 +40,8 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     checkpoints: dict[str, str]  # by suite, or one for `all`
     sources: dict[str, str]
     host_arguments: dict[str, str] = {}  # arguments of the host, such as RoboCasa's `split`
+    listed: Literal["paper", "board", "harness"] = "paper"
+    """Who published it: the paper, its authors' board later, or vla-evaluation-harness as one that it serves."""
     training: str | None = None
     auxiliary: bool = False  # Table 6: outside the paper's main results
     remarks: tuple[str, ...] = ()
@@ -61,7 +64,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @cache
 def paper_entries() -> tuple[PaperEntry, ...]:
-    """Return all entries, in the paper's order, auxiliary ones last."""
+    """Return all entries: the paper's in its order, auxiliary ones last, then the others."""
     content = resources.files(__package__).joinpath("entries.toml").read_bytes()
     return msgspec.toml.decode(content, type=dict[str, tuple[PaperEntry, ...]])["entries"]
 
