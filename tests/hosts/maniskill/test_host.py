@@ -177,9 +177,22 @@ def test_the_planner_solves_its_task_and_its_plan_repeats():
                 actions.append(policy.act(observation))
                 observation, success = env.step(actions[-1])
             policy.close()
+            held = env.recorded().channel("subgoals").episode_rows(0)
         assert success
+        assert held.all(axis=1).tolist() == [False] * len(actions) + [True]  # success = all sub-goals hold
         plans.append(np.array(actions))
     assert plans[0].tobytes() == plans[1].tobytes()
+
+
+@simulated
+def test_a_sub_goal_with_a_sign_holds_where_the_result_is_false():
+    task = next(task for task in host.ManiskillHost(CONTROL).tasks(host.SUITE) if task.name == "StackCube-v1")
+    with closing(host.ManiskillHost(CONTROL).make(task, Wants())) as env:
+        env.reset(SEED)
+        env.step(np.array(task.still))
+        record = env.recorded()
+    assert record.extra[0]["header"]["subgoal_names"][2] == "not is_cubeA_grasped"
+    assert record.channel("subgoals").episode_rows(0)[:, [0, 2]].tolist() == [[0, 1], [0, 1]]
 
 
 @simulated

@@ -132,6 +132,25 @@ def test_success_is_robosuite_s_own():
 
 
 @pytest.mark.robocasa
+@pytest.mark.parametrize(("name", "done"), [("PickPlace", "objects_in_bins"), ("NutAssembly", "objects_on_pegs")])
+def test_sub_goals_are_robosuite_s_own_where_a_task_has_several_objects(name, done):
+    with open_env(name) as env:
+        own = env._robosuite()
+        thing = (own.objects if name == "PickPlace" else own.nuts)[0]
+        place = own.target_bin_placements[0] if name == "PickPlace" else own.sim.data.body_xpos[own.peg1_body_id]
+        height = place[2] + 0.06 if name == "PickPlace" else own.table_offset[2] + 0.03
+        env._mujoco()[1].joint(thing.joints[0]).qpos[:3] = [*place[:2], height]
+        env.step(STILL)
+        flags, record = np.array(getattr(own, done)), env.recorded()
+    rows = record.channel("subgoals").episode_rows(0)
+    things = [text.split()[1] for text in record.extra[0]["header"]["subgoal_names"]]
+    assert things == [goal[1] for goal in host.task_goal(name)]
+    assert not rows[0].any()
+    assert rows[-1].tolist() == flags.tolist()
+    assert flags[0] == 1
+
+
+@pytest.mark.robocasa
 @pytest.mark.parametrize(
     ("name", "targets", "bystanders"),
     [("PickPlace", {"Milk", "Bread", "Cereal", "Can"}, set()), ("ToolHang", {"frame", "tool"}, {"stand"})],
