@@ -19,6 +19,8 @@ from safevla_bench.hosts import make_host
 from safevla_bench.interface.environment import Host, HostSupport
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, Task
+from safevla_bench.judging.activity import measure_engagement
+from safevla_bench.signals.signal import RecordFields
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DRAWN, mark_flags
@@ -127,6 +129,14 @@ def test_verify_doctor_and_a_replay_agree(column, tmp_path):
     assert column.safevla("doctor", "--host", column.host.name)[0] == 0
     column.safevla.ok("eval", "--policy", f"replay:{column.run}", "--out", tmp_path / "again")
     assert np.array_equal(states(column.read(column.run)), states(column.read(tmp_path / "again")))
+
+
+def test_noop_is_never_engaged(column, tmp_path):
+    """Whatever it touches or moves is settling, or the floor."""
+    column.safevla.ok(
+        *column.command("eval", "--policy", "noop", "--episodes", 2, "--out", tmp_path / "noop", steps=20)
+    )
+    assert measure_engagement(RecordFields(column.read(tmp_path / "noop"))).tolist() == [0.0, 0.0]
 
 
 def test_changes_of_the_actions_alone_work(column):
