@@ -38,7 +38,7 @@ Written by `python docs/tools/phases.py`; do not edit. In a composite task the p
 episode if one component invalidates it. [Phase by phase](../explanation/phases.md) it is judged in the phases of the
 other components.
 
-## Which clauses return
+## Which specifications return
 Tasks of LIBERO with several components, and the scored clauses that `--set applicability=phased` judges in a part of
 their episodes, with the components in whose phases they stay off. LIBERO-PRO's suites have copies of these tasks.
 """
@@ -82,7 +82,7 @@ def build_page(run: Path) -> Iterator[str]:
     yield (
         HEAD
         + "\n"
-        + format_table(("Suite", "Task", "Capabilities", "Clause", "Off in the phases of"), returning())
+        + format_table(("Suite", "Task", "Capabilities", "Specification", "Off in the phases of"), returning())
         + "\n"
     )
     phased = load_ruleset(applicability="phased")

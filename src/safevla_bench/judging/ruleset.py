@@ -229,8 +229,7 @@ class Ruleset:
         """Return, by specification, the components whose invalidating tags alone switch it off in a composite task,
         unless all components have one. {} unless phases are judged. Raises as `tags` does.
         """
-        entry = self.registry.find_entry(benchmark, task_id)
-        if self.applicability != "phased" or not entry.components:
+        if self.applicability != "phased" or not (entry := self.registry.find_entry(benchmark, task_id)).components:
             return {}
         tags, suite = self.tags(benchmark, task_id), self.registry.find_suite(benchmark)
         of_task, found = tags - entry.tags | entry.object_tags.keys(), dict[str, frozenset[int]]()

@@ -56,6 +56,12 @@ _PLAIN_TYPES = {
     msgspec.inspect.IntType: pa.int64(),
     msgspec.inspect.FloatType: pa.float64(),
 }
+
+
+def _is_set(row: EpisodeScore, name: str) -> bool:
+    return getattr(row, name) is not msgspec.UNSET and getattr(row, name) is not False
+
+
 # Last columns of scores.parquet, which most judgements do not need.
 _RARE = ("unknown_records", "diverged_replay", "progress", "progress_max", "phases", "subgoal_changes")
 
@@ -125,7 +131,7 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     document, rows = scores_document(judged, sources), list(judged.scores.episodes())
     origin = {name: document[name] for name in folder.ORIGIN if name in document}
     fields = {field.name: field for field in _column_type(msgspec.inspect.type_info(EpisodeScore))}
-    rare = [column for column in map(fields.pop, _RARE) if any(getattr(row, column.name) for row in rows)]
+    rare = [column for column in map(fields.pop, _RARE) if any(_is_set(row, column.name) for row in rows)]
     metadata = {name: msgspec.json.encode(value) for name, value in origin.items()}
     schema = pa.schema([*fields.values(), *rare], metadata)
     cells = [
