@@ -137,10 +137,10 @@ def judge_turns(angles: Mapping[str, float] | None) -> Diagnosis:
         return passed_check(CHECK, "orientation unknown: replies do not depend on how the pictures are turned")
     nearest = min(angles, key=lambda name: angles[name])
     listed = "\n".join(f"{angle:>4.0f}° {name}" for name, angle in angles.items())
-    found = f"replies against the actions of recorded successful episodes, by direction\n{listed}"
+    found = f"angles between replies and the actions of recorded successful episodes\n{listed}"
     if angles[nearest] > ALIKE_DEG or (nearest != AS_SENT and angles[AS_SENT] - angles[nearest] < CLEAR_DEG):
-        return passed_check(CHECK, f"orientation undecided: {found}")
+        return passed_check(CHECK, f"orientation undecided; {found}")
     if nearest != AS_SENT:
-        problem = f"the model seems to expect pictures {nearest} compared with the dialect's: {found}"
+        problem = f"the model seems to expect pictures {nearest} compared with the dialect's\n{found}"
         return warned_check(CHECK, problem, _REMEDY)
-    return passed_check(CHECK, f"turned as the model expects: {found}")
+    return passed_check(CHECK, f"turned as the model expects; {found}")
