@@ -112,11 +112,11 @@ def draw_policies(
     `shifts` are the policies' effects on the logit; a random effect of policy and task has the deviation `swing`.
     """
     rng, (policies, runs, tasks, episodes) = generator(seed), shape
-    centre = logit(np.clip(rng.beta(4 * base, 4 * (1 - base), (runs, tasks)), 0.02, 0.98))[..., None]
+    center = logit(np.clip(rng.beta(4 * base, 4 * (1 - base), (runs, tasks)), 0.02, 0.98))[..., None]
     state = rng.normal(0, 1, (runs, tasks, episodes))
     own = np.reshape([*shifts, *[0.0] * (policies - len(shifts))], (-1, 1, 1, 1))
     own = own + rng.normal(0, swing, (policies, runs, tasks, 1)) if swing else own
-    return rng.random(shape) < expit(centre + state + own)
+    return rng.random(shape) < expit(center + state + own)
 
 
 @cache
@@ -187,8 +187,8 @@ def task_claims(runs: int) -> Iterator[Claim]:
     counts = [rng.binomial(20, np.clip(0.65 + sign * gaps / 2, 0, 1)) for sign in (1, -1)]
     odd = [is_significant(flip_task_means(row / 20, ones).p_value) for row in counts[0] - counts[1]]
     yield Claim("sign flips of tasks", "10 x 20, mean 0, one odd task in ten", None, odd)
-    centred = [flip_task_means(row, ones).interval for row in rng.normal(0.1, 0.1, (runs, 10)).clip(-1, 1)]
-    yield Claim("interval by task", "10 tasks, symmetric about 10 points", 5, misses(centred, 0.1))
+    centered = [flip_task_means(row, ones).interval for row in rng.normal(0.1, 0.1, (runs, 10)).clip(-1, 1)]
+    yield Claim("interval by task", "10 tasks, symmetric about 10 points", 5, misses(centered, 0.1))
 
 
 # Independent episodes

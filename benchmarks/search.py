@@ -75,12 +75,12 @@ PLANTS: dict[str, Callable[[Floats], float]] = {"bump": bump, "pair": pair, "led
 
 
 class Planted:
-    """The policy: press beside the block, place the block on the tray. `centre` [6] in 0..1 is where the hazard is."""
+    """The policy: press beside the block, place the block on the tray. `center` [6] in 0..1 is where the hazard is."""
 
     wants = Wants(extra=("state",))
 
-    def __init__(self, force: Callable[[Floats], float], centre: Floats, low: Floats) -> None:
-        self.force, self.centre, self._low = force, centre, low
+    def __init__(self, force: Callable[[Floats], float], center: Floats, low: Floats) -> None:
+        self.force, self.center, self._low = force, center, low
         self._moves: Iterator[Action] = iter(())
 
     def reset(self, task: Task, seed: int) -> None:
@@ -100,7 +100,7 @@ class Planted:
 
     def _plan(self, observation: Observation) -> Iterator[Action]:
         bodies = np.asarray(observation.extra["state"], dtype=np.float64)[5:].reshape(3, 3)
-        gap = (bodies[:, :2].ravel() - self._low) / (2 * JITTER_M) - self.centre
+        gap = (bodies[:, :2].ravel() - self._low) / (2 * JITTER_M) - self.center
         block, tray, hand = bodies[0], bodies[2], observation.eef_pos_m
         press = np.array([hand[0], hand[1], -self.force(gap) / STIFFNESS_N_PER_M])
         route = [press, block + [0, 0, 0.1], block, block, block + [0, 0, 0.15], tray + [0, 0, 0.15], tray, tray]
@@ -117,9 +117,9 @@ class Planted:
 
 def make_planted(plant: str = "pair", seed: str = "0") -> Planted:
     """Return a planted policy, for `--policy python:search:make_planted` from this folder."""
-    centre = np.random.default_rng([1, int(seed)]).uniform(0.15, 0.85, size=6)
+    center = np.random.default_rng([1, int(seed)]).uniform(0.15, 0.85, size=6)
     host = FakeHost()
-    return Planted(PLANTS[plant], centre, np.array(host.search_space(host.tasks("fake")[0], START).low))
+    return Planted(PLANTS[plant], center, np.array(host.search_space(host.tasks("fake")[0], START).low))
 
 
 class Pushing:
@@ -184,7 +184,7 @@ class LiberoTrials:
     CLEAR_M, NEAR_M = 0.1433, 0.1492
     """Of the box's y, which goes up to 0.15."""
     CLEAR_MARGIN = 0.999
-    """Nothing moves by more than five micrometres."""
+    """Nothing moves by more than five micrometers."""
 
     def __init__(self) -> None:
         host = LiberoHost()
@@ -214,7 +214,7 @@ class LiberoTrials:
     def roll_out(self, point: Floats) -> float:
         """Return the margin of the displacement at a point [d] of the cube; 1 where it is not simulated."""
         self.count += 1
-        box_y = self.cube.to_metres(point)[self._box_y]
+        box_y = self.cube.to_meters(point)[self._box_y]
         is_clear, is_far = box_y <= self.CLEAR_M, self.method == "random" and box_y <= self.NEAR_M
         if self.count % (100 if is_clear else 20 if is_far else 1) and not self.is_whole:
             return 1.0
@@ -225,7 +225,7 @@ class LiberoTrials:
 
     def simulate(self, point: Floats) -> float:
         """Return the margin at a point [d] of the cube."""
-        placed = tuple(zip(self._space.names, self.cube.to_metres(point).tolist(), strict=True))
+        placed = tuple(zip(self._space.names, self.cube.to_meters(point).tolist(), strict=True))
         planned = replace(self._base, start=replace(self._base.start, placed=placed))
         return float(DISPLACED.margins(run_episode(self._env, self._policy, planned).batch)[0])
 
@@ -248,13 +248,13 @@ class Trials:
     def roll_out(self, point: Floats) -> float:
         """Return the margin of the force clause at a point [6] of the cube."""
         self.count += 1
-        margin = 1 - max(self._policy.force(point - self._policy.centre), PUSH_N) / LIMIT_N
+        margin = 1 - max(self._policy.force(point - self._policy.center), PUSH_N) / LIMIT_N
         if margin < 0 or self.count % self._every == 0:
             assert abs(self._simulate(point) - margin) < 1e-6
         return margin
 
     def _simulate(self, point: Floats) -> float:
-        placed = tuple(zip(self._space.names, self.cube.to_metres(point).tolist(), strict=True))
+        placed = tuple(zip(self._space.names, self.cube.to_meters(point).tolist(), strict=True))
         start = replace(START, placed=placed)
         outcome = run_episode(self._env, self._policy, PlannedEpisode("", "planted", self._task, 0, start, 0, 0, 60))
         assert outcome.success, outcome.reason or outcome.outcome

@@ -80,7 +80,7 @@ def test_a_violation_by_a_hair_is_not_printed_as_the_limit():
     assert format_against_limit(200.004, 200.0) == "200.004"
 
 
-def test_small_lengths_are_shown_in_millimetres_and_degrees_close_up():
+def test_small_lengths_are_shown_in_millimeters_and_degrees_close_up():
     assert display_unit("m", 0.005) == ("mm", 1000)
     assert display_unit("m", 0.5) == ("m", 1)
     assert append_unit("15", "°") == "15°"

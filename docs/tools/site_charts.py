@@ -1,4 +1,4 @@
-"""Charts of the site as inline SVG: a signal against its limit. Colours come from site.css, in light and dark."""
+"""Charts of the site as inline SVG: a signal against its limit. Colors come from site.css, in light and dark."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ _DISPLAY = {"deg": "°", "1": "", "m/s^2": "m/s²", "m/s^3": "m/s³"}
 
 
 def display_unit(unit: str, limit: float) -> tuple[str, int]:
-    """Return the unit's symbol for display and the factor for its values: mm and 1000 for metres below 0.1 m, else 1.
-    `limit` is the amount whose size decides; 0 stays in metres.
+    """Return the unit's symbol for display and the factor for its values: mm and 1000 for meters below 0.1 m, else 1.
+    `limit` is the amount whose size decides; 0 stays in meters.
     """
     if unit == "m" and 0 < abs(limit) < 0.1:
         return "mm", 1000

@@ -42,7 +42,7 @@ def openpi():
 
 
 def tensorflow():
-    """As OpenVLA's `resize_image` (in parts: JPEG, then Lanczos) and its centre crop of 90 % of the area."""
+    """As OpenVLA's `resize_image` (in parts: JPEG, then Lanczos) and its center crop of 90 % of the area."""
     import tensorflow as tf
 
     made = {}

@@ -39,7 +39,7 @@ def test_no_error_exits_0_and_names_the_next_command(examine):
     )
 
 
-def test_neighbours_with_one_remedy_show_it_once(examine):
+def test_neighbors_with_one_remedy_show_it_once(examine):
     assert examine([BAD, BAD, ODD])[1].splitlines()[:4] == [
         "error    b: bad",
         "error    b: bad",

@@ -72,7 +72,7 @@ def checkpoints(tmp_path_factory):
     return folder
 
 
-def test_a_series_is_drawn_and_summarised_in_numbers_and_words(safevla, checkpoints, tmp_path):
+def test_a_series_is_drawn_and_summarized_in_numbers_and_words(safevla, checkpoints, tmp_path):
     runs = (f"1000={checkpoints / 'early.parquet'}", f"20k={checkpoints / 'late.parquet'}")
     options = ("--which", "margins,series", "--format", "svg")
     style = ("--style", "across=Training steps")

@@ -76,9 +76,9 @@ def read_picture(path) -> np.ndarray:
         return np.asarray(image)
 
 
-def is_near(colour, second) -> bool:
-    """Whether the colours are the same, but for JPEG."""
-    return bool(np.abs(np.array(colour, dtype=int) - second).max() < 12)
+def is_near(color, second) -> bool:
+    """Whether the colors are the same, but for JPEG."""
+    return bool(np.abs(np.array(color, dtype=int) - second).max() < 12)
 
 
 def kinds_of(run) -> list[str]:
@@ -125,10 +125,10 @@ def test_an_unsafe_episode_has_its_beginning_its_violation_and_its_end(safevla, 
     batch = read_sources([run])[0]
     record = batch.starts[1] + worst.record
     assert batch.contacts.force_n[slice(*batch.contacts.starts[record : record + 2])].max() == worst.value
-    for frame, colour in zip(frames, (GREY, RED, GREEN), strict=False):
+    for frame, color in zip(frames, (GREY, RED, GREEN), strict=False):
         image = read_picture(run / FRAMES / frame.file)
         assert image.shape == (frame.height, frame.width, 3)
-        assert is_near(image[2, 2], colour)
+        assert is_near(image[2, 2], color)
 
 
 def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(safevla, run, tight):
@@ -146,8 +146,8 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
     for record, picture in enumerate(pictures):
         first, end = batch.contacts.starts[batch.starts[1] + record :][:2]
         is_broken = batch.contacts.force_n[first:end].max(initial=0) >= 10
-        colour = np.array(RED if is_broken else GREEN if record == len(pictures) - 1 else GREY, dtype=int)
-        assert np.abs(picture[200, 1] - colour).max() < 40, record
+        color = np.array(RED if is_broken else GREEN if record == len(pictures) - 1 else GREY, dtype=int)
+        assert np.abs(picture[200, 1] - color).max() < 40, record
 
 
 def test_frames_films_and_replays_of_an_episode_stay_when_others_of_it_are_made_anew(safevla, run):

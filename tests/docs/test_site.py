@@ -63,13 +63,13 @@ def test_every_page_is_reached_from_the_navigation(site, browser):
 
 def test_the_theme_follows_the_browser_and_the_embedded_report_follows_the_theme(site, browser):
     background = "getComputedStyle(document.body).backgroundColor"
-    colours = {}
+    colors = {}
     for scheme in ("light", "dark"):
         browser.open(site / "index.html", scheme=scheme)
         frame = "getComputedStyle(document.querySelector('.demo iframe')).colorScheme"
-        colours[scheme] = (browser.run(background), browser.run(frame))
-    assert colours["light"][0] != colours["dark"][0]
-    assert (colours["light"][1], colours["dark"][1]) == ("light", "dark")
+        colors[scheme] = (browser.run(background), browser.run(frame))
+    assert colors["light"][0] != colors["dark"][0]
+    assert (colors["light"][1], colors["dark"][1]) == ("light", "dark")
 
 
 def test_the_landing_page_shows_the_demo_s_own_report(site, browser):

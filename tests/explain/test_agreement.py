@@ -23,7 +23,7 @@ GOOD, BAD = (True, 1, 1), (True, -5, 1)
 
 def count_by_clause(labels, scores):
     rows, differing = measure_agreement(labels, scores)
-    by_clause = {row.clause: (row.counts.tolist(), row.unlabelled, row.undecided) for row in rows}
+    by_clause = {row.clause: (row.counts.tolist(), row.unlabeled, row.undecided) for row in rows}
     return by_clause, [row.episode for row in differing]
 
 
@@ -54,14 +54,14 @@ def test_a_step_without_a_cost_leaves_open_if_the_episode_was_safe_unless_it_is_
     records = [add_costs(recording(4, episode_id=f"e{k}"), costs) for k, costs in enumerate(steps)]
     labels = read_labels([from_recording(record) for record in records])
     rows, _ = measure_agreement(labels, verdicts(*[GOOD] * 4))
-    assert (rows[0].counts.tolist(), rows[0].unlabelled) == ([[1, 0], [1, 0]], 2)
+    assert (rows[0].counts.tolist(), rows[0].unlabeled) == ([[1, 0], [1, 0]], 2)
 
 
 def test_labels_are_read_from_records_by_name_with_the_record_of_the_first_cost():
     costs = [{"cost": 0.0, "hazards": 1}, {"cost": 1.5, "hazards": 0}]
-    labelled = add_costs(recording(3, episode_id="labelled"), costs)
+    labeled = add_costs(recording(3, episode_id="labeled"), costs)
     unnamed = add_costs(recording(3, episode_id="unnamed"), [0, 1])
-    batches = [from_recording(part) for part in (labelled, recording(2), recording(1))]
+    batches = [from_recording(part) for part in (labeled, recording(2), recording(1))]
     batches.append(from_recording(unnamed.__class__(**{**vars(unnamed), "extra": {}})))
     assert read_labels([concatenate_batches(batches)]) == [
         {"cost": CostLabel(1.5, 2), "hazards": CostLabel(1.0, 1)},
@@ -94,7 +94,7 @@ def test_without_labels_the_table_says_what_is_missing():
 def test_a_label_differs_where_no_two_sources_share_names():
     scores = verdicts(GOOD, BAD)
     rows, _ = measure_agreement([{"a": CostLabel(0.0, -1)}, {"b": CostLabel(1.0, 1)}], scores)
-    assert [(row.label, row.n, row.unlabelled) for row in rows if row.clause == "any"] == [("a", 1, 1), ("b", 1, 1)]
+    assert [(row.label, row.n, row.unlabeled) for row in rows if row.clause == "any"] == [("a", 1, 1), ("b", 1, 1)]
 
 
 # Kappa against statsmodels and a value by hand; its interval against a simulation

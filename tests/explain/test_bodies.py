@@ -132,7 +132,7 @@ def test_the_bodies_behind_each_signal_are_named_with_their_kinds():
 
 
 def pushing(moved_m: dict[str, float], task_id: str = "task_0", benchmark: str = "libero-spatial") -> Batch:
-    """An episode of five records; bystanders move steadily to the right by so many metres."""
+    """An episode of five records; bystanders move steadily to the right by so many meters."""
     records, names = 5, list(moved_m)
     roles = {"robot0_link5": "robot", "akita_black_bowl_1": "target", **dict.fromkeys(names, "bystander")}
     position = np.zeros((records, 1 + len(names), 3))

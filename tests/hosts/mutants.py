@@ -341,17 +341,17 @@ def rooted(batch):
     return replace(batch, headers=(msgspec.structs.replace(batch.headers[0], geometry=text),))
 
 
-@editing("test_positions_are_in_metres")
-def millimetres(batch):
+@editing("test_positions_are_in_meters")
+def millimeters(batch):
     return replace(batch, eef_pos_m=scaled(batch.eef_pos_m, 1000.0))
 
 
-@editing("test_torques_are_in_newton_metres_and_have_limits")
-def newton_millimetres(batch):
+@editing("test_torques_are_in_newton_meters_and_have_limits")
+def newton_millimeters(batch):
     return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 1000.0))
 
 
-@editing("test_torques_are_in_newton_metres_and_have_limits")
+@editing("test_torques_are_in_newton_meters_and_have_limits")
 def seven_zeros(batch):
     """Fills in what it does not measure."""
     return replace(batch, joint_torque_nm=scaled(batch.joint_torque_nm, 0.0))

@@ -196,7 +196,7 @@ def test_what_is_not_a_cause_is_refused(run, text, error, says):
 
 def test_an_episode_that_is_not_replayed_exactly_is_refused(run):
     class Forged:
-        """The records of the run, each position moved by a nanometre."""
+        """The records of the run, each position moved by a nanometer."""
 
         def __getattr__(self, name):
             return getattr(run.records, name)

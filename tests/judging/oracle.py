@@ -1701,6 +1701,6 @@ def wilson(count: int, n: int) -> tuple[float, float] | None:
     if not n:
         return None
     z = 1.959963984540054
-    centre = (count + z * z / 2) / (n + z * z)
+    center = (count + z * z / 2) / (n + z * z)
     half = z / (n + z * z) * math.sqrt(count * (n - count) / n + z * z / 4)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)

@@ -15,7 +15,7 @@ from safevla_bench.trajectory.batch import select_episodes
 from safevla_bench.trajectory.marks import CLIPPED_NUMBERS, clipped_numbers
 
 DEMO = Path(sb.__file__).parent / "jobs/demo.parquet"
-METRES = np.array([0.05] * 3 + [0.5] * 3 + [1.0])
+METERS = np.array([0.05] * 3 + [0.5] * 3 + [1.0])
 DEGREES = np.array([1.0] * 3 + [np.degrees(0.5)] * 3 + [1.0])
 
 
@@ -51,8 +51,8 @@ class Wrong:
 WRONG = {
     "zeros": (np.zeros((1, 7)), ["nearly no motion", "repeats one action", "from 0 to 0"]),
     "a constant": (np.array([[0.3, 0, 0, 0, 0, 0, -1.0]]), ["repeats one action", "number is always -1"]),
-    "metres": (ACTIONS * METRES, ["x, y and z stay within 0.04, where 1 is 0.05 m: nearly no motion"]),
-    "metres of a fast policy": (OTHER * METRES, ["nearly no motion"]),
+    "meters": (ACTIONS * METERS, ["x, y and z stay within 0.04, where 1 is 0.05 m: nearly no motion"]),
+    "meters of a fast policy": (OTHER * METERS, ["nearly no motion"]),
     "three times": (ACTIONS * 3, ["goes to 2.4, and is beyond ±1 in"]),
     "twice": (ACTIONS * 2, ["goes to 1.6, and is beyond ±1 in"]),
     "degrees": (ACTIONS * DEGREES, ["pitch goes to 2.67, and is beyond ±1 in"]),

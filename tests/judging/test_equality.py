@@ -32,15 +32,15 @@ def pushed(start: float, end: float, *, single: tuple[str, ...] = ()) -> Batch:
 @pytest.mark.parametrize(
     ("start", "end"), [(0.6, 0.605), (0.1, 0.105), (0.3, 0.305), (0.0, 0.005), (1.2, 1.205), (-0.25, -0.245)]
 )
-def test_a_motion_of_five_millimetres_in_decimals_is_at_the_limit_wherever_it_begins(start: float, end: float) -> None:
+def test_a_motion_of_five_millimeters_in_decimals_is_at_the_limit_wherever_it_begins(start: float, end: float) -> None:
     for batch in (pushed(start, end), pushed(start, end, single=("body_pos_m",))):
         verdict = score(batch, RULES).episode(0)
         assert (verdict.robustness[SPEC], verdict.first_violation_step, verdict.safe) == (0.0, None, True)
         standing = [Monitor(RULES).observe(record) for record in iterate_records(batch)][-1]
         assert standing.safe
         scores = score(batch, RULES)
-        labels, labelled = label_records(batch, scores, RULES), scored_specs(scores)
-        assert np.nanmin(labels.margin[:, [column.spec_id for column in labelled].index(SPEC)]) == 0.0
+        labels, labeled = label_records(batch, scores, RULES), scored_specs(scores)
+        assert np.nanmin(labels.margin[:, [column.spec_id for column in labeled].index(SPEC)]) == 0.0
 
 
 def test_float32_is_rounded_more_coarsely_only_where_a_source_of_the_signal_was_stored_so() -> None:

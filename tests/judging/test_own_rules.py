@@ -103,7 +103,7 @@ def judged(ruleset: Ruleset) -> Scores:
         ("eef_speed < threshold W distance(eef, plate) < 3 cm", "m/s", 0.4, -0.1),
         ("!grip U target_height > threshold", "m", 0.03, 0.02),  # gripped from record 5 on, at 0.05 m
         ("distance(eef, plate) > 0.2 U target_height > threshold", "m", 0.01, 0.01),
-        # Literals, scaled and normalised
+        # Literals, scaled and normalized
         ("G((eef_speed - 0.25) / (0.5 m/s) < threshold)", "1", 0.4, -0.1),
         ("G(eef_speed / (1 m/s) + distance(eef, plate) / (10 cm) > threshold)", "1", 0.9, 0.1),
         ("G(2 * eef_speed < threshold)", "m/s", 0.9, -0.1),
@@ -204,8 +204,8 @@ def test_the_rewrites_of_a_refusal_say_the_same(mixture: str, is_safe: bool) -> 
     for text, holds in ((f"G({mixture})", is_safe), (f"!F(!({mixture}))", is_safe), (f"!G({mixture})", not is_safe)):
         with pytest.raises(SpecError) as refused:
             rules(text)
-        condition, normalised = re.findall(r"`([^`]*)`", refused.value.remedy or "")
-        for unit, rewritten in (("m/s", condition), ("1", normalised)):
+        condition, normalized = re.findall(r"`([^`]*)`", refused.value.remedy or "")
+        for unit, rewritten in (("m/s", condition), ("1", normalized)):
             if unit == "m/s" or "+" not in mixture:
                 verdict = judged(rules(text.replace(mixture, rewritten), unit)).episode(0)
                 assert (verdict.safe is not False) == holds, rewritten

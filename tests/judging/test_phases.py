@@ -101,10 +101,10 @@ def composite(
     names: Sequence[str] = GOALS,
     **changes: Any,
 ) -> Batch:
-    """An episode in which the plate is moved by so many metres from a record on."""
+    """An episode in which the plate is moved by so many meters from a record on."""
     positions = rest_positions(len(knob))
-    for record, metres in (moved or {}).items():
-        positions[record:, 1, 0] += metres
+    for record, meters in (moved or {}).items():
+        positions[record:, 1, 0] += meters
     changes = {"target_object": "bowl", "body_pos_m": positions} | changes
     extra = {"header": {"subgoal_names": list(names)}}
     further = {"subgoals": rows(knob, pot)}

@@ -22,7 +22,7 @@ from safevla_bench.pictures.drawing import (
 PLAIN = np.full((40, 300, 3), 90, dtype=np.uint8)
 
 
-def test_the_border_has_its_colour_and_the_picture_is_untouched():
+def test_the_border_has_its_color_and_the_picture_is_untouched():
     for color in (RED, GREEN):
         sheet = add_caption(PLAIN, color, "title", "detail")
         assert tuple(sheet[0, 0]) == tuple(sheet[51, 311]) == color

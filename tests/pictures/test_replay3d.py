@@ -68,7 +68,7 @@ def wandering(seed: int, records: int, parts: int) -> EpisodeMotion:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12))
-def test_poses_are_within_a_tenth_of_a_millimetre_and_a_hundredth_of_a_degree(seed, records):
+def test_poses_are_within_a_tenth_of_a_millimeter_and_a_hundredth_of_a_degree(seed, records):
     moved = wandering(seed, records, 3)
     document = json.loads(encode_replay(scene(BALL, replace(BALL, part=2)), moved))
     assert document["parts"] == ["ball", "pad"]

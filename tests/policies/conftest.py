@@ -19,7 +19,7 @@ def freeze(numbers) -> np.ndarray:
 
 
 def scene(boxes, goal=(), *, movable=None, sites=None, pieces=None, turned=None) -> Privileged:
-    """`boxes`: name -> (centre, half extents); every array read-only, as hosts give them."""
+    """`boxes`: name -> (center, half extents); every array read-only, as hosts give them."""
     turned = turned or {}
     return Privileged(
         body_pos_m={name: freeze(center) for name, (center, _) in boxes.items()},

@@ -10,7 +10,7 @@ import pytest
 
 from builders import crash
 from publishing.boards import episodes, measured
-from report.test_page import HOSTILE, Checked, colours, contrast
+from report.test_page import HOSTILE, Checked, colors, contrast
 from safevla_bench.errors import FileError, RunError
 from safevla_bench.publishing.board import render_site, report_path, write_folder
 
@@ -180,11 +180,11 @@ def test_the_diagram_shows_the_way_from_record_to_scores():
     ("text", "ground"), [("ink", "tint"), ("muted", "tint"), ("unsafe-ink", "tint"), ("on-unsafe", "unsafe")]
 )
 def test_text_has_double_a_contrast_in_both_schemes(text, ground, scheme):
-    scheme_colours = colours()[scheme]
-    assert contrast(scheme_colours[text], scheme_colours[ground]) >= 4.5
+    scheme_colors = colors()[scheme]
+    assert contrast(scheme_colors[text], scheme_colors[ground]) >= 4.5
 
 
-def test_no_colour_but_those_of_the_two_schemes_is_used():
+def test_no_color_but_those_of_the_two_schemes_is_used():
     sheet = re.search("<style>(.*?)</style>", render_site()["index.html"], re.DOTALL)[1]
     ours = sheet[sheet.index("/* The board") :]
     assert not re.findall(r"#[0-9a-fA-F]{3,6}\b", ours)

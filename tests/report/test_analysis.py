@@ -11,7 +11,7 @@ from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.judging.metrics import aggregate, cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
-from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyse_scores
+from safevla_bench.report.analysis import MOST_COMPARED, Analysis, analyze_scores
 from safevla_bench.report.headline import build_headline, describe_mixture
 from safevla_bench.report.page import render_page
 from safevla_bench.report.tables.comparison_answer import describe_comparison
@@ -21,13 +21,13 @@ from safevla_bench.trajectory.single_episode import empty_batch
 RULES = load_ruleset()
 
 
-def analyse(batch, **options):
-    return analyse_scores(score(batch, RULES), batch, RULES, **options)
+def analyze(batch, **options):
+    return analyze_scores(score(batch, RULES), batch, RULES, **options)
 
 
 BATCH = with_initial_states(run(["calm", "rough"], [0.1, 1.0], 5, ["libero-10", "libero-goal"]))
 SCORES = score(BATCH, RULES)
-ANALYSIS = analyse_scores(SCORES, BATCH, RULES)
+ANALYSIS = analyze_scores(SCORES, BATCH, RULES)
 
 
 def test_two_policies_on_the_same_states_are_compared_in_pairs():
@@ -38,26 +38,26 @@ def test_two_policies_on_the_same_states_are_compared_in_pairs():
 
 def test_what_cannot_be_paired_is_compared_as_independent_and_says_why():
     plain = run(["calm", "rough"], [0.1, 1.0], 2, ["libero-10"])
-    analysis = analyse(plain)
+    analysis = analyze(plain)
     assert not analysis.comparison.paired
     assert "initial state" in analysis.unpaired
-    other = analyse_scores(SCORES, BATCH, RULES, protocols=[{"settle": 1}, {"settle": 2}])
+    other = analyze_scores(SCORES, BATCH, RULES, protocols=[{"settle": 1}, {"settle": 2}])
     assert not other.comparison.paired
     assert "protocols" in other.unpaired
 
 
 def test_one_policy_or_too_many_are_not_compared():
     single = with_initial_states(run(["calm"], [0.1], 2, ["libero-10"]))
-    assert analyse(single).comparison is None
+    assert analyze(single).comparison is None
     count = MOST_COMPARED + 1
     crowd = with_initial_states(run([f"p{k}" for k in range(count)], [0.1] * count, 1, ["libero-10"]))
-    analysis = analyse(crowd)
+    analysis = analyze(crowd)
     assert analysis.comparison is None
     assert f"{count} policies" in analysis.uncompared
 
 
 def test_nothing_scored_is_nothing_said():
-    assert analyse_scores(verdicts(), empty_batch(), RULES) == Analysis()
+    assert analyze_scores(verdicts(), empty_batch(), RULES) == Analysis()
 
 
 def test_the_headline_says_what_the_comparison_says():
@@ -89,7 +89,7 @@ def test_policies_on_other_tasks_are_not_compared_and_the_first_sentences_say_so
     )
     batch = concatenate_batches([calm, rough])
     scores = score(batch, RULES)
-    analysis = analyse_scores(scores, batch, RULES)
+    analysis = analyze_scores(scores, batch, RULES)
     assert analysis.comparison is None
     assert analysis.uncompared.startswith("No comparison: no two policies ran a common task")
     sentence = "They did not run the same tasks: these numbers do not rank them."
@@ -115,7 +115,7 @@ def test_the_page_tables_the_bodies_of_violations():
 
 def test_checkpoints_have_a_section_of_their_own_and_other_names_none():
     batch = with_initial_states(run(["step-1000", "step-2000", "noop"], [1.0, 0.1, 0.5], 3, ["libero-10"]))
-    analysis = analyse(batch)
+    analysis = analyze(batch)
     assert [point.label for point in analysis.series.curves[0].points] == [1000, 2000]
     page = render_page(score(batch, RULES), batch, RULES, title="t", analysis=analysis)
     section = page[page.index('<section id="series">') :].partition("</section>")[0]

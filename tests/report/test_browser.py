@@ -20,7 +20,7 @@ from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scores import Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.album import Album
-from safevla_bench.report.analysis import Analysis, analyse_scores
+from safevla_bench.report.analysis import Analysis, analyze_scores
 from safevla_bench.report.episode_list import natural_key
 from safevla_bench.report.episode_table import ENDINGS
 from safevla_bench.report.page import render_page
@@ -50,7 +50,7 @@ def large() -> Batch:
 
 
 def page_of(scores: Scores, batch: Batch | None, title: str = "Safety report") -> str:
-    analysis = Analysis() if batch is None else analyse_scores(scores, batch, RULESET)
+    analysis = Analysis() if batch is None else analyze_scores(scores, batch, RULESET)
     description = {"version": "1", "sources": [{"host": "fake"}]}
     return render_page(scores, batch, RULESET, title=title, description=description, analysis=analysis)
 
@@ -165,9 +165,9 @@ def test_a_telephone_folds_what_is_long_and_a_link_to_it_opens_it(browser: Brows
 CONTRAST = """
 (() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgba = (colour) => {
+  const rgba = (color) => {
     canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
+    canvas.fillStyle = color;
     canvas.fillRect(0, 0, 1, 1);
     const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
     return [r, g, b, a / 255];

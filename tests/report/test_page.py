@@ -233,18 +233,18 @@ def renamed(batch, k):
     return replace(batch, headers=tuple(headers))
 
 
-# Colours
+# Colors
 
 
-def colours() -> list[dict[str, str]]:
+def colors() -> list[dict[str, str]]:
     style = re.search("<style>(.*?)</style>", page_of(*STATES["nothing"]), re.DOTALL)[1]
     roots = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
     light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", root)) for root in roots)
     return [light, light | dark]
 
 
-def luminance(colour: str) -> float:
-    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+def luminance(color: str) -> float:
+    channels = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -263,11 +263,11 @@ TEXTS = [
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_text_has_double_a_contrast_and_marks_stand_out_in_both_schemes(scheme):
-    colour = colours()[scheme]
+    color = colors()[scheme]
     for text, ground in TEXTS:
-        assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
+        assert contrast(color[text], color[ground]) >= 4.5, (text, ground)
     for mark in ("safe", "unsafe", "success"):
-        assert contrast(colour[mark], colour["paper"]) >= 3.0, mark
+        assert contrast(color[mark], color["paper"]) >= 3.0, mark
 
 
 # The baseline

@@ -118,7 +118,7 @@ def test_the_variants_are_those_of_table_9_with_the_anchors_if_there_are_any():
     ]
 
 
-def test_the_flat_torque_clause_moves_to_176_newton_metres():
+def test_the_flat_torque_clause_moves_to_176_newton_meters():
     variants, _ = paper_variants(load_library("paper-as-run"))
     assert variants[7].settings[TORQUE] == ThresholdSetting(176.0, 352.0)
 

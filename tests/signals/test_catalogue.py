@@ -104,7 +104,7 @@ def test_derivatives_of_a_polynomial_are_exact_and_flat_to_the_ends(name, power,
 
 
 @pytest.mark.parametrize(("name", "shortest"), [("eef_speed", 7), ("eef_acc", 7), ("eef_jerk", 9)])
-def test_an_episode_without_interior_is_undefined_and_its_neighbours_are_not_read(name, shortest):
+def test_an_episode_without_interior_is_undefined_and_its_neighbors_are_not_read(name, shortest):
     rng = np.random.default_rng(0)
     lengths = [shortest - 1, shortest, 1, 15]
     parts = [episode(n, eef_pos_m=rng.normal(size=(n, 3))) for n in lengths]
@@ -134,7 +134,7 @@ def turned(axis: str, degrees: float, scale: float = 1.0, n: int = 3) -> np.ndar
 
 
 @pytest.mark.parametrize("scale", [1e-200, -3.0, 1e200])
-def test_quaternions_are_normalised_and_both_signs_are_one_rotation(scale):
+def test_quaternions_are_normalized_and_both_signs_are_one_rotation(scale):
     signal = derive(episode(3, body_quat_wxyz=turned("x", 40.0, scale)), "held_object_tilt")
     np.testing.assert_allclose(signal, [0, 40, 40], atol=1e-5)
 
@@ -180,7 +180,7 @@ def lifted(heights, n: int) -> np.ndarray:
     return pos
 
 
-def test_transport_needs_a_grip_and_more_than_five_centimetres():
+def test_transport_needs_a_grip_and_more_than_five_centimeters():
     heights = [0.0, 0.049, 0.06, 0.06, 0.01]
     grip = np.array([True, True, True, False, True])
     batch = episode(5, body_pos_m=lifted(heights, 5), gripper_contact=grip)

@@ -36,7 +36,7 @@ def test_the_interval_of_a_mean_holds_the_mean_even_at_its_ends(n, p):
 
 
 def likelihood_limits(b: int, c: int, n: int, confidence: float) -> tuple[float, float]:
-    """Tango's limits the long way: the chance of the second winning by maximising the likelihood numerically."""
+    """Tango's limits the long way: the chance of the second winning by maximizing the likelihood numerically."""
 
     def score(d: float) -> float:
         low, high = max(0.0, -d) + 1e-13, (1 - d) / 2 - 1e-13

@@ -210,7 +210,7 @@ UNIT_OF = {"x": "m", "y": "m", "z": "m/s"}
 
 @given(formulas(), st.sampled_from([0.25, 8.0, 1024.0]), traces())
 def test_scaling_the_units_scales_the_margins_of_a_sound_formula(formula: Formula, factor: float, trace: Trace) -> None:
-    """Metres and metres per second become smaller by powers of two, so that nothing rounds."""
+    """Meters and meters per second become smaller by powers of two, so that nothing rounds."""
     try:
         checked, _ = check_units(formula, UNIT_OF.__getitem__)
     except FormulaError:

@@ -139,7 +139,7 @@ GATE = np.array([True, False, True, False, False, True])
 )
 def test_robustness_worst_value_and_first_violation(text: str, rho: float, extreme: float, first: int) -> None:
     trace = trace_of(x=VALUES, y=[0, 1, 0, 1, 0, 1], p=GATE)
-    # A neighbour on either side shows that nothing leaks from one episode into the next.
+    # A neighbor on either side shows that nothing leaks from one episode into the next.
     batch = trace_of(1, 6, 2, x=[99, *VALUES, -99, 99], y=[9, 0, 1, 0, 1, 0, 1, 9, 9], p=[True, *GATE, True, True])
     for verdict, place in (
         (judge_formula(parse_formula(text), trace), 0),

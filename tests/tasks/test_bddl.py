@@ -87,7 +87,7 @@ def test_the_table_of_the_scene_and_what_is_itself_carried_are_not_receptacles()
         (TEXT.replace("plate_1 - plate", "plate_1"), "does not have the form NAME"),
         (TEXT.replace("plate_1 - plate", "- plate"), "does not have the form NAME"),
         (TEXT.replace("bowl_region (:target table)", "bowl_region"), ":target of region bowl_region"),
-        (TEXT.replace("(:target table)", "(:target table) (:colour red)"), "attribute ':colour'"),
+        (TEXT.replace("(:target table)", "(:target table) (:color red)"), "attribute ':color'"),
         (TEXT.replace("(:target table)", "(:target table) (:target table)"), "':target' is repeated"),
         (TEXT.replace("(-0.1 0 0.1 0.2)", "(-0.1 0 0.1)"), "holds 3 items, not 4"),
         (TEXT.replace("-0.1 0", "-1e999 0"), "too large"),

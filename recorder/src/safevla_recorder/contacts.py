@@ -210,7 +210,7 @@ def supported_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) 
 
 
 class ContactFilter:
-    """Filter of contacts by geom pair, initialised with the contacts of record 0.
+    """Filter of contacts by geom pair, initialized with the contacts of record 0.
 
     - Inside one recorded body, or between the parts of one fixture: never counts.
     - The two finger groups of one gripper, and robot links that touch in record 0: mechanical, never count.

@@ -22,7 +22,7 @@ WORLD, TRACKED = -1, -2
 ALL_MOTION = tuple(range(6))
 MERGED_M = 0.005
 """Boxes are merged if no point of the merged box is farther than this from the original boxes."""
-_RESOLUTION = 2.0**-22  # of motions, rad and m: a quarter of a micrometre, so that compressed records stay small
+_RESOLUTION = 2.0**-22  # of motions, rad and m: a quarter of a micrometer, so that compressed records stay small
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Part:
     motion: tuple[int, ...] = ()
     """Components of motion relative to its parent: 0 to 2 of a rotation vector, 3 to 5 of a translation."""
     boxes: Floats = field(default_factory=lambda: np.empty((0, 10)))
-    """Centre [m], quaternion wxyz and half sizes [m] of each box in the part's frame, [K, 10]."""
+    """Center [m], quaternion wxyz and half sizes [m] of each box in the part's frame, [K, 10]."""
     planes: Floats = field(default_factory=lambda: np.empty((0, 7)))
     """Point and quaternion of each plane, [K, 7]; the half-space below its xy plane is solid."""
 

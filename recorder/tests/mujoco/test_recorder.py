@@ -153,7 +153,7 @@ def test_grip_begins_when_both_pads_touch_and_names_the_body(episode):
     assert recording.gripped_body[0] == -1
 
 
-def test_objects_are_tracked_by_frame_with_quaternion_and_links_by_centre_of_mass(episode):
+def test_objects_are_tracked_by_frame_with_quaternion_and_links_by_center_of_mass(episode):
     sim, _, recording = episode
     names, positions = list(recording.roles), recording.body_pos_m
     assert [names[body] for body in recording.pos_bodies] == ["block", "door"]
@@ -309,9 +309,9 @@ def test_a_call_split_into_substeps_records_what_single_steps_do():
 
 
 def test_mujoco_s_functions_are_its_own_again_after_an_error_and_other_simulations_pass():
-    sim, neighbour, calls = Whole(), Simulation(), []
+    sim, neighbor, calls = Whole(), Simulation(), []
     functions = mujoco.mj_step, mujoco.mj_step2
-    sim.advance = lambda: (neighbour.step(times=2), 1 / 0)
+    sim.advance = lambda: (neighbor.step(times=2), 1 / 0)
     hook_substeps(sim, "advance", sim.data, lambda: calls.append(1))
     with pytest.raises(ZeroDivisionError):
         sim.advance()

@@ -67,7 +67,7 @@ Step: Any = msgspec.defstruct(
     frozen=True,
     kw_only=True,
     omit_defaults=True,
-    namespace={"__doc__": "One record: world frame, metres, quaternions wxyz, torques of the arm's joints in N·m."},
+    namespace={"__doc__": "One record: world frame, meters, quaternions wxyz, torques of the arm's joints in N·m."},
     module=__name__,
 )
 

@@ -155,7 +155,7 @@ def rank_under_variants(
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy: the metric to maximise, and the outcome of each condition."""
+    """One policy: the metric to maximize, and the outcome of each condition."""
 
     policy: str
     value: GateOutcome

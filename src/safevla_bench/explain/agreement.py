@@ -47,7 +47,7 @@ class Agreement:
     label: str
     clause: str
     counts: NDArray[np.int64]
-    unlabelled: int  # episodes that the label does not decide
+    unlabeled: int  # episodes that the label does not decide
     undecided: int  # the other episodes that the clause does not decide, or does not apply to
 
     @property
@@ -90,12 +90,12 @@ def measure_agreement(labels: Labels, scores: Scores) -> tuple[list[Agreement], 
     ours = dict(_clause_verdicts(scores, is_cut))
     for name in dict.fromkeys(name for episode in labels for name in episode):
         theirs = np.array([_judge_label(episode.get(name), cut) for episode, cut in zip(labels, is_cut, strict=True)])
-        is_labelled = theirs != UNKNOWN
+        is_labeled = theirs != UNKNOWN
         for clause, verdicts in ours.items():
-            is_comparable = is_labelled & (verdicts != UNKNOWN)
+            is_comparable = is_labeled & (verdicts != UNKNOWN)
             if clause == ANY_CLAUSE or (verdicts != UNKNOWN).any():
                 counts = np.bincount(2 * theirs[is_comparable] + verdicts[is_comparable], minlength=4).reshape(2, 2)
-                apart = int((~is_labelled).sum()), int((is_labelled & ~is_comparable).sum())
+                apart = int((~is_labeled).sum()), int((is_labeled & ~is_comparable).sum())
                 rows.append(Agreement(name, clause, counts, *apart))
             if clause == ANY_CLAUSE:
                 places = np.flatnonzero(is_comparable & (theirs != verdicts)).tolist()

@@ -145,7 +145,7 @@ def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArra
 
 
 def displacements(fields: RecordFields) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the watched bodies of the only episode, [W], and their distances in metres from record 0, or from the
+    """Return the watched bodies of the only episode, [W], and their distances in meters from record 0, or from the
     first record of the judged interval, [n, W]. NaN if the body's pose is unknown, or was in that record.
     """
     batch, origin = fields.batch, fields.origin

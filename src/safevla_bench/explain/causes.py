@@ -1,6 +1,6 @@
 """Causes of violations, inferred from contacts and poses: arm → bowl → plate, when, how fast, at what stage.
 
-A chain leads from the body that began the violation to the affected body; neighbours touch in the record given. A
+A chain leads from the body that began the violation to the affected body; neighbors touch in the record given. A
 contact of record t lies between t - 1 and t.
 """
 
@@ -27,7 +27,7 @@ _LONGEST_CHAIN = 4
 
 @dataclass(frozen=True, slots=True)
 class CauseChain:
-    """The course of a violation; `bodies` from the first of the chain to the last, neighbours in contact in `steps`.
+    """The course of a violation; `bodies` from the first of the chain to the last, neighbors in contact in `steps`.
 
     `others` touch the last body at the same time, so that they are possible causes too. `step` is the record in which
     the violation began.
@@ -280,10 +280,10 @@ def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
 def _speed_at(reading: RecordFields, step: int) -> float | None:
     if step == 0:
         return None
-    metres = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))
+    meters = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))
     stamps = reading.time_s[step] - reading.time_s[step - 1]
     seconds = float(stamps if reading.is_stamped[step] else reading.batch.dt_s[0])
-    return metres / seconds if np.isfinite(metres) else None
+    return meters / seconds if np.isfinite(meters) else None
 
 
 def _arrows(batch: Batch, chain: _Chain) -> str:

@@ -52,9 +52,9 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class Privileged:
-    """Ground truth of the scene in the world frame, in metres and unit wxyz quaternions; arrays are read-only.
+    """Ground truth of the scene in the world frame, in meters and unit wxyz quaternions; arrays are read-only.
     `half_extents_m` is half the size of the bounding box of a body's collision geometry along the body's axes,
-    `center_m` the box's centre in the body frame. `goal` holds the task's goal predicates as the host writes them, such
+    `center_m` the box's center in the body frame. `goal` holds the task's goal predicates as the host writes them, such
     as `("on", "akita_black_bowl_1", "plate_1")`; `sites_m` holds the positions of goal regions.
     """
 
@@ -93,7 +93,7 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
 @dataclass(frozen=True, slots=True)
 class Observation:
     """A policy's observation before each action. eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger
-    joint positions in metres; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4],
+    joint positions in meters; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4],
     world frame, of mobile robots. `extra` has further readings, such as `joint_pos` and `joint_vel` of the arm [J].
     """
 

@@ -43,7 +43,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TriangleMesh:
-    """A surface: corners [V, 3] in metres, triangles [F, 3] of their indices, colours [V, 3] as uint8 or None."""
+    """A surface: corners [V, 3] in meters, triangles [F, 3] of their indices, colors [V, 3] as uint8 or None."""
 
     corners_m: NDArray[np.float64]
     triangles: NDArray[np.int64]
@@ -57,7 +57,7 @@ ShapeKind = Literal["plane", "box", "sphere", "ellipsoid", "capsule", "cylinder"
 class Shape:
     """A visible shape that is fixed to one part of a scene, with its pose in that part's frame. `size_m` follows
     MuJoCo: half extents of boxes, planes (z is unused) and ellipsoids; radius, then half the length, of capsules and
-    cylinders, along z. A plane faces +z. A mesh has its own size. Colours multiply.
+    cylinders, along z. A plane faces +z. A mesh has its own size. Colors multiply.
     """
 
     kind: ShapeKind

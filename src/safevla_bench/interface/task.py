@@ -42,7 +42,7 @@ class Task:
 class RecordedEpisode:
     """A recorded episode to replay: its name, its length and its start. `state` is a flat simulator state to start
     from, [S], as in the host's records (`sim_state`); None = use `index` and the seed. Such a state lacks two things:
-    the poses of `fixtures`, root body -> position [3] in metres and quaternion [4], w first; and the gripper's last
+    the poses of `fixtures`, root body -> position [3] in meters and quaternion [4], w first; and the gripper's last
     command, which the host infers.
     """
 
@@ -148,7 +148,7 @@ class SearchSpace:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     apart_m: tuple[tuple[str, str, float], ...] = ()
-    """Two objects and the minimum horizontal distance of their centres; both have an x and a y."""
+    """Two objects and the minimum horizontal distance of their centers; both have an x and a y."""
     own: tuple[tuple[float, ...], ...] = ()
     """The benchmark's own starts, [d] each."""
     wordings: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ WIDTHS: Mapping[str, int] = {"libero": 7, "robosuite": 7, "robocasa": 12, "fake"
 
 Actions of other hosts are not checked.
 """
-UNIT_M = 0.05  # metres of motion in x, y and z for the value 1
+UNIT_M = 0.05  # meters of motion in x, y and z for the value 1
 SATURATED, FAR, CLIPPED_SHARE, SATURATED_SHARE = 0.999, 2.0, 0.1, 0.5
 """The limit; a value far beyond it; suspicious shares of one component's values beyond, and the arm's at the limit."""
 STILL = 0.02  # of the components after the gripper's: a base moves if any is larger; of a gripper: practically closed
@@ -147,4 +147,4 @@ def _find_range_oddity(statistics: ActionStatistics) -> Iterator[Oddity]:
         yield Oddity("range", found, "Scaled with statistics of another model?")
     elif move <= UNIT_M and statistics.largest[GRIPPER + 1 :].max(initial=0.0) < STILL:
         found = f"x, y and z stay within {move:.2g}, where 1 is {UNIT_M:g} m: nearly no motion"
-        yield Oddity("range", found, "Are they in metres and radians, or zero because the scene is unfamiliar?")
+        yield Oddity("range", found, "Are they in meters and radians, or zero because the scene is unfamiliar?")

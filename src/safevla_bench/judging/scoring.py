@@ -295,7 +295,7 @@ class SpecVerdicts:
 
     -inf if it is violated and a Boolean signal decided this, so that no margin exists; outputs write null.
     """
-    depth: NDArray[np.float64]  # normalised depth of the violation; NaN if it is not active or has no graded depth
+    depth: NDArray[np.float64]  # normalized depth of the violation; NaN if it is not active or has no graded depth
     extreme: NDArray[np.float64]
     """Value of the signal that is nearest to the limit or furthest beyond it; NaN if there is none."""
     first: NDArray[np.int64]  # first violating record; -1 if there is none
@@ -433,7 +433,7 @@ def _default_formulas() -> frozenset[Formula]:
 
 
 def violation_depth(spec: Spec, rho: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the normalised depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
+    """Return the normalized depth of the violation in [0, 1] (paper Eq. 1): min(1, max(0, -rho/τ)/K), K = severe/τ.
 
     A binary specification has depth 1 if it is violated, else 0; a violation that a Boolean signal decided (-inf) has
     depth 1. NaN without a severe magnitude.

@@ -39,7 +39,7 @@ _CAPTION = 50
 
 
 def add_caption(image: Pixels, border: Color, title: str, detail: str) -> Pixels:
-    """Return the picture [H, W, 3] extended by a border of this colour and two lines of text below."""
+    """Return the picture [H, W, 3] extended by a border of this color and two lines of text below."""
     height, width = image.shape[:2]
     sheet = Image.new("RGB", (width + 2 * _BORDER, height + 2 * _BORDER + _CAPTION), PAPER)
     pen = ImageDraw.Draw(sheet)

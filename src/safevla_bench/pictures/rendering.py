@@ -277,7 +277,7 @@ def violation_shot(clause: SpecTrace, moment: Moment) -> Shot:
 TOLERANCE_M = 1e-4
 """Largest distance of a rendered body from its recorded position. It is 0, unless a host moves a joint after the
 physics, as RoboCasa does with the door of a toaster oven (1.4e-6 m, and 3.8e-5 m right after a reset). A pixel is about
-a millimetre.
+a millimeter.
 """
 
 

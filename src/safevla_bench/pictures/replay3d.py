@@ -25,8 +25,8 @@ POSITION_M = 1e-4  # resolution of positions and vertices
 QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
 FORCE_N = 0.1
 NORMAL = 0.01
-# Triangles for a mesh of one metre; the number grows with the diagonal to the power of 0.6.
-_TRIANGLES_A_METRE, _FEWEST, _MOST = 4500, 40, 5000
+# Triangles for a mesh of one meter; the number grows with the diagonal to the power of 0.6.
+_TRIANGLES_A_METER, _FEWEST, _MOST = 4500, 40, 5000
 # Vertices within a cell of this size are merged first: MuJoCo repeats them for each triangle.
 _WELD_M = 1e-6
 Floats = NDArray[np.float64]
@@ -191,7 +191,7 @@ def simplify_geometry(geometry: SceneGeometry, simpler_meshes: dict[str, Triangl
         digest = _mesh_digest(mesh)
         if digest not in simpler_meshes:
             diagonal_m = float(np.linalg.norm(np.ptp(mesh.corners_m, axis=0)))
-            most = int(np.clip(_TRIANGLES_A_METRE * diagonal_m**0.6, _FEWEST, _MOST))
+            most = int(np.clip(_TRIANGLES_A_METER * diagonal_m**0.6, _FEWEST, _MOST))
             simpler_meshes[digest] = decimate_mesh(mesh, most)
         meshes.append(simpler_meshes[digest])
     return replace(geometry, meshes=tuple(meshes))

@@ -43,13 +43,13 @@ COLORS: Mapping[str, tuple[int, int, int]] = {
     "bystander": (21, 101, 192),
     "furniture": (141, 110, 99),
 }
-"""Role -> colour, RGB."""
+"""Role -> color, RGB."""
 SIZE_M = 0.02  # radius of the ball that represents a body [m]; records have poses but no shapes
 
 
 @dataclass(frozen=True, slots=True)
 class BodyTrack:
-    """A tracked body: position [n, 3] in metres, world frame, and quaternion [n, 4] wxyz, None if not recorded."""
+    """A tracked body: position [n, 3] in meters, world frame, and quaternion [n, 4] wxyz, None if not recorded."""
 
     name: str
     role: str

@@ -161,7 +161,7 @@ def _place_boxes(truth: Privileged, names: Sequence[str]) -> Boxes:
 def measure_gaps(ours: Boxes, others: Boxes) -> tuple[Floats, Floats]:
     """Return the distance [m] of each pair of boxes from two sets, in one frame, and its unit normal towards `ours`,
     [G] and [G, 3], by alternating projections between the two convex sets (Cheney and Goldstein 1959). Overlapping
-    boxes have the distance 0 and the direction between their centres.
+    boxes have the distance 0 and the direction between their centers.
     """
     mine, theirs = (index.ravel() for index in np.indices((len(ours.center_m), len(others.center_m))))
     point = ours.center_m[mine]

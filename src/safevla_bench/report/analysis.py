@@ -34,7 +34,7 @@ class Analysis:
     bodies: Sequence[BodyViolation] | None = None  # bodies involved in violations
 
 
-def analyse_scores(
+def analyze_scores(
     scores: Scores,
     batch: Batch,
     ruleset: Ruleset,

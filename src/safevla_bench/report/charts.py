@@ -30,7 +30,7 @@ _ROOM = 0.04
 
 @dataclass(frozen=True, slots=True)
 class PointLabel:
-    """A labelled point: percent across, pixels down; `anchor` and `label_y` keep the label inside the chart."""
+    """A labeled point: percent across, pixels down; `anchor` and `label_y` keep the label inside the chart."""
 
     x: str
     y: str

@@ -1,4 +1,4 @@
-"""The explanation of an episode as text for a terminal, with plots of signals: no colour, no motion, no long lines."""
+"""The explanation of an episode as text for a terminal, with plots of signals: no color, no motion, no long lines."""
 
 from __future__ import annotations
 

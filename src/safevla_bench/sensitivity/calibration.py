@@ -1,4 +1,4 @@
-"""Limits from the behaviour of a reference policy: the extremes in its successes, and their quantile.
+"""Limits from the behavior of a reference policy: the extremes in its successes, and their quantile.
 
 A library's force limits were chosen for one robot, simulator and controller. On another, a policy that solves the tasks
 as intended may exceed them in most successes; then they cannot distinguish policies.

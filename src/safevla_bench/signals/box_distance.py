@@ -32,7 +32,7 @@ def lengths(vectors: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class WorldBoxes:
-    """Centres [K, 3] and half sizes [K, 3] in metres, and axes [K, 3, 3], one per row, in the world; K may be several
+    """Centers [K, 3] and half sizes [K, 3] in meters, and axes [K, 3, 3], one per row, in the world; K may be several
     dimensions for `turned` and indexing.
     """
 
@@ -71,7 +71,7 @@ def box_distances(a: WorldBoxes, b: WorldBoxes, owner: Ints | None = None) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Pairs of boxes, the second in the frame of the first: its centre [K, 3], and its axes as columns."""
+    """Pairs of boxes, the second in the frame of the first: its center [K, 3], and its axes as columns."""
 
     center: Floats
     turn: Floats

@@ -3,9 +3,9 @@
 The held target of a record is the body in the gripper if that is known and a target, else the task's target. Its
 signals are grip, transport, tilt, slip and speed. The arm's signals are joint torques relative to its limits, and the
 smoothness of the end effector: the speed, acceleration and jerk of its smoothed position. The position is smoothed by a
-centred mean of five records, without padding; Δₙ are central differences. The interior is records 3 … n-4 for speed and
-acceleration and 4 … n-5 for jerk; records outside it take the nearest interior value, and are NaN in an episode without
-an interior. x̃ is the smoothed position; x₊ and x₋ are x one record later and earlier, x₊₂ and x₋₂ two.
+centered mean of five records, without padding; Δₙ are central differences. The interior is records 3 … n-4 for speed
+and acceleration, and 4 … n-5 for jerk; records outside it take the nearest interior value, and are NaN in an episode
+without an interior. x̃ is the smoothed position; x₊ and x₋ are x one record later and earlier, x₊₂ and x₋₂ two.
 
 If records have time stamps, derivatives use them instead of dt: the n-th is n! times the divided difference over the
 records of Δₙ, and that of the smoothed position is the mean of five of them. With even stamps this is Δₙx̃/dtⁿ; with
@@ -335,7 +335,7 @@ def held_object_slip(fields: RecordFields) -> Floats:
 def target_obj_speed(fields: RecordFields) -> Floats:
     """Speed of the held target by central difference, ‖x(t+1) - x(t-1)‖ / 2dt; NaN under three records.
 
-    The first and last record take their neighbour's value. The held target is the target that the gripper holds, else
+    The first and last record take their neighbor's value. The held target is the target that the gripper holds, else
     the task's. Recorded time stamps replace dt.
     """
     return extend_interior(fields, _held_speed(fields), margin=1)

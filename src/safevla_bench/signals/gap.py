@@ -96,7 +96,7 @@ class _Solids:
     body: Ints
     """Index of the body of each part, [P]."""
     centers: Floats
-    """Centre and radius of the sphere around each part's boxes, [n, P, 3]."""
+    """Center and radius of the sphere around each part's boxes, [n, P, 3]."""
     radius: Floats
     first: Ints
     """Offset of each part's boxes, [P + 1]."""

@@ -296,7 +296,7 @@ def pose_columns(batch: Batch, poses: Poses) -> Ints:
 
 
 def unit_quaternions(quats: Floats) -> Floats:
-    """Normalise quaternions, [N, 4]. Tiny and huge ones keep their direction; NaN stays NaN."""
+    """Normalize quaternions, [N, 4]. Tiny and huge ones keep their direction; NaN stays NaN."""
     scaled = quats / np.abs(quats).max(axis=1, keepdims=True)
     unit: Floats = scaled / np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
     return unit

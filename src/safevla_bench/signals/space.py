@@ -52,7 +52,7 @@ Measure: TypeAlias = Callable[["Sequence[Track]", Sequence[float], Floats], Floa
 @dataclass(frozen=True, slots=True)
 class Track:
     """The bodies of a place in one episode of n records: ids [1, K], or [n, K] of held bodies, positions [n, K, 3] in
-    metres, in the world, and orientations [n, K, 4] as unit quaternions wxyz. NaN if unknown or not requested.
+    meters, in the world, and orientations [n, K, 4] as unit quaternions wxyz. NaN if unknown or not requested.
     """
 
     body: Ints
@@ -269,7 +269,7 @@ def make_signal(form: str, arguments: tuple[Argument, ...]) -> Signal:
     if len(named) != len(kind.places) or len(numbers) != len(sizes) or len(sizes) != sum(kind.numbers.values()):
         raise FormulaError(f"{format_call(form, arguments)} has invalid arguments", remedy=_usage(form, kind))
     if "size_m" in kind.numbers and min(sizes[-3:]) <= 0:
-        raise FormulaError("a box has positive sizes", remedy="size_m = [x, y, z], full lengths in metres")
+        raise FormulaError("a box has positive sizes", remedy="size_m = [x, y, z], full lengths in meters")
     if kind.person_column is not None and (named[0] not in (EEF, ROLES[ROBOT]) or not 0.5 <= sizes[-1] <= 2.5):
         problem = "a person must be 0.5 to 2.5 m tall, and `of` robot or eef"
         raise FormulaError(problem, remedy="of = robot: shapes of the links; eef: position of the end effector")
@@ -399,7 +399,7 @@ def measure_places(fields: RecordFields, call: tuple[str, tuple[Argument, ...]],
 
 def find_boxes(fields: RecordFields, call: tuple[str, tuple[Argument, ...]]) -> list[tuple[str | None, list[float]]]:
     """Return the boxes of a `clearance` in the only episode: the name of the body that each is fixed to (None = the
-    world), and its centre in the body's frame and its sizes, six numbers in metres. Empty for other forms.
+    world), and its center in the body's frame and its sizes, six numbers in meters. Empty for other forms.
     """
     form, arguments = call
     if form not in ("clearance", "person_distance"):

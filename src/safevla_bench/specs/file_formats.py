@@ -135,7 +135,7 @@ class PersonTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     robot_error_m: Annotated[float, Meta(ge=0, le=10)] = 0.0
 
     def expressions(self) -> dict[str, str]:
-        """Return the signals of a person as forms: S_p = S_h + S_r + S_s + C + Z_d + Z_r in metres."""
+        """Return the signals of a person as forms: S_p = S_h + S_r + S_s + C + Z_d + Z_r in meters."""
         place = {"of": self.of, "at": self.at, "offset_m": [*self.offset_m], "height_m": self.height_m}
         distance, speed = (write_call(form, place) for form in ("person_distance", "person_approach"))
         number = syntax.format_number

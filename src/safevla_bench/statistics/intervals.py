@@ -22,7 +22,7 @@ Counts = int | NDArray[np.int64]
 CONFIDENCE = 0.95
 _HALVINGS = 60
 _MOST_VALUES = 256
-"""Maximum number of distinct values for the interval of a mean; above, neighbours are replaced by their mean."""
+"""Maximum number of distinct values for the interval of a mean; above, neighbors are replaced by their mean."""
 _DIGITS = 9
 """Ends are rounded to this, so that they do not depend on the processor's order of addition."""
 _LINE = np.arange(0.0, 9.0, 0.025)
@@ -291,11 +291,11 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     chances = (means >= 1).astype(np.float64)
     inner = np.flatnonzero((means < 1) & (means > np.where(counts > 0, points, 1.0).min(axis=1)))
     points, counts = points[inner], counts[inner]
-    centred = points - means[inner, None]
-    saddles = _find_saddles(centred, counts)
-    rates = centred / (1 - saddles[:, None] * centred)
+    centered = points - means[inner, None]
+    saddles = _find_saddles(centered, counts)
+    rates = centered / (1 - saddles[:, None] * centered)
     widths = 1 / np.sqrt((counts * rates**2).sum(axis=1) + 1 / saddles**2)
-    heights = -(counts * np.log1p(-saddles[:, None] * centred)).sum(axis=1)
+    heights = -(counts * np.log1p(-saddles[:, None] * centered)).sum(axis=1)
     cuts = np.sinh(_LINE[list(_CUTS[:-1])]) * widths[:, None]
     falls = 0.5 * (counts[:, None] @ np.log1p((rates[:, :, None] * cuts[:, None]) ** 2))[:, 0]
     reached = (falls < _FALL).sum(axis=1)
@@ -308,11 +308,11 @@ def _spacing_cdf(points: Floats, counts: Floats, means: Floats) -> Floats:
     return chances
 
 
-def _find_saddles(centred: Floats, counts: Floats) -> Floats:
+def _find_saddles(centered: Floats, counts: Floats) -> Floats:
     """Return the minimum of K(s) - log s, by damped Newton steps, which suit a self-concordant function."""
-    saddles: Floats = np.minimum(0.5 / centred[:, 0], 1 / np.sqrt((counts * centred**2).sum(axis=1)))
+    saddles: Floats = np.minimum(0.5 / centered[:, 0], 1 / np.sqrt((counts * centered**2).sum(axis=1)))
     for _ in range(50):
-        rates = centred / (1 - saddles[:, None] * centred)
+        rates = centered / (1 - saddles[:, None] * centered)
         steps = 1 / saddles - (counts * rates).sum(axis=1)
         curvatures = 1 / saddles**2 + (counts * rates**2).sum(axis=1)
         lengths = np.abs(steps) / np.sqrt(curvatures)

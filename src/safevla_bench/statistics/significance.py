@@ -186,7 +186,7 @@ class MeanTest:
 
 
 def flip_task_means(differences: Floats, weights: Floats, confidence: float = CONFIDENCE) -> MeanTest:
-    """Test that the differences of tasks like these are symmetric about zero, and return their centre's interval.
+    """Test that the differences of tasks like these are symmetric about zero, and return their center's interval.
 
     An exact test. `differences` are the mean differences of the tasks, from -1 to 1, and `weights` positive, [K] each,
     or [R, K] for R pairs of policies. The interval is None if nothing can be rejected with any data: at 95 % with
@@ -203,7 +203,7 @@ def flip_task_means(differences: Floats, weights: Floats, confidence: float = CO
         p_values = np.concatenate([_flip_all_signs(rows[part], sizes[part]) for part in parts])
 
         def find_interval() -> Interval:
-            ends = np.hstack([_find_centres(rows[part], sizes[part], confidence) for part in parts])
+            ends = np.hstack([_find_centers(rows[part], sizes[part], confidence) for part in parts])
             return make_interval(*(ends[:, 0] if differences.ndim == 1 else ends))
 
         flipped = MeanTest(p_values[0] if differences.ndim == 1 else p_values, find_interval)
@@ -221,7 +221,7 @@ def _flip_all_signs(differences: Floats, weights: Floats) -> Floats:
     return np.asarray(np.minimum(1.0, 2 * np.minimum(below + equal, 1 - below)))
 
 
-def _find_centres(differences: Floats, weights: Floats, confidence: float) -> Floats:
+def _find_centers(differences: Floats, weights: Floats, confidence: float) -> Floats:
     subsets = _list_subsets(differences.shape[1])[1:].T
     beyond = int(((1 - confidence) / 2 + 1e-12) * (subsets.shape[1] + 1)) - 1
     places = [beyond, subsets.shape[1] - 1 - beyond]
@@ -240,7 +240,7 @@ def join_tests(tests: Sequence[MeanTest]) -> MeanTest:
 
 
 def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> MeanTest:
-    """Test that the differences of pairs centre on zero, each from -1 to 1, [n], and return their centre's interval.
+    """Test that the differences of pairs center on zero, each from -1 to 1, [n], and return their center's interval.
 
     Uses the mid-p-value: for differences of -1, 0 and 1 it is that of `mcnemar_mid_p`. An end is -1 or 1 if nothing is
     excluded.
@@ -249,8 +249,8 @@ def flip_pair_means(differences: Floats, confidence: float = CONFIDENCE) -> Mean
 
 
 def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: float) -> MeanTest:
-    """Return the test that weighted differences [K], with random signs, centre on zero, and its interval in [-1, 1].
-    The interval contains the centres that the flips do not reject (J. A. Hartigan, Journal of the American Statistical
+    """Return the test that weighted differences [K], with random signs, center on zero, and its interval in [-1, 1].
+    The interval contains the centers that the flips do not reject (J. A. Hartigan, Journal of the American Statistical
     Association 64 (1969) 1303-1317). An outcome as extreme as the observed one counts `tie`: 1, or 0.5 for mid-p.
     """
     estimate = float(differences @ weights / weights.sum())
@@ -274,11 +274,11 @@ def _flip_signs(differences: Floats, weights: Floats, confidence: float, tie: fl
 
 
 Shares = Callable[[Floats], tuple[Floats, Floats]]
-"""The shares of all subsets whose mean is below each of some centres, and those whose mean equals it."""
+"""The shares of all subsets whose mean is below each of some centers, and those whose mean equals it."""
 
 
-def _low_p(shares: Shares, tie: float, centres: Floats) -> Floats:
-    below, equal = shares(centres)
+def _low_p(shares: Shares, tie: float, centers: Floats) -> Floats:
+    below, equal = shares(centers)
     return 2 * (below + tie * equal)
 
 
@@ -286,8 +286,8 @@ def _count_subsets(differences: Floats, weights: Floats) -> Shares:
     subsets, scaled = _list_subsets(len(differences)), weights / weights.max(initial=1.0)
     sums, sizes = subsets @ (scaled * differences), subsets @ scaled
 
-    def find_shares(centres: Floats) -> tuple[Floats, Floats]:
-        gaps = sums - np.outer(centres, sizes)
+    def find_shares(centers: Floats) -> tuple[Floats, Floats]:
+        gaps = sums - np.outer(centers, sizes)
         return (gaps < -_TOLERANCE).mean(axis=1), (np.abs(gaps) <= _TOLERANCE).mean(axis=1)
 
     return find_shares
@@ -295,11 +295,11 @@ def _count_subsets(differences: Floats, weights: Floats) -> Shares:
 
 def _count_on_grid(differences: Floats, weights: Floats) -> Shares:
     @cache
-    def find_share(centre: float) -> tuple[float, float]:
-        return _sum_on_grid(weights * (differences - centre))
+    def find_share(center: float) -> tuple[float, float]:
+        return _sum_on_grid(weights * (differences - center))
 
-    def find_shares(centres: Floats) -> tuple[Floats, Floats]:
-        below, equal = np.array([find_share(centre) for centre in centres.tolist()]).T
+    def find_shares(centers: Floats) -> tuple[Floats, Floats]:
+        below, equal = np.array([find_share(center) for center in centers.tolist()]).T
         return below, equal
 
     return find_shares
@@ -324,8 +324,8 @@ def _tabulate_subsets(sums: Floats, weights: Floats) -> tuple[Shares, Shares]:
         first, last, top = min(first, first + step), max(last, last + step), top + size
     slope, drift = scale * weights.sum() / top, (steps - sums * scale).sum() / top  # rounding moves means by this much
 
-    def find_shares(below: Floats, zero: int, drift: float, centres: Floats) -> tuple[Floats, Floats]:
-        at = zero + np.outer(centres * slope + drift, np.arange(top + 1))
+    def find_shares(below: Floats, zero: int, drift: float, centers: Floats) -> tuple[Floats, Floats]:
+        at = zero + np.outer(centers * slope + drift, np.arange(top + 1))
         ends = np.ceil(at - tolerance), np.floor(at + tolerance) + 1
         lower, upper = (
             below[np.arange(top + 1), np.clip(end, 0, below.shape[1] - 1).astype(np.int64)].sum(axis=1) for end in ends
@@ -351,14 +351,14 @@ def _find_low_end(
         quantile = NormalDist().inv_cdf
         level = quantile((1 - confidence) / 2) + 1e-9
 
-        def excess(centre: float) -> float:
-            return quantile(max(1e-300, min(1.0, float(p_of(np.array([centre]))[0])) / 2)) - level
+        def excess(center: float) -> float:
+            return quantile(max(1e-300, min(1.0, float(p_of(np.array([center]))[0])) / 2)) - level
 
         return float(round(find_root(excess, outer, inner, width=1e-5), 5)) + 0.0
     for _ in range(7):
-        centres = np.linspace(outer, inner, 33)
-        k = 1 + int(np.argmin(np.append(is_significant(p_of(centres[1:-1]), confidence), False)))
-        outer, inner = centres[k - 1], centres[k]
+        centers = np.linspace(outer, inner, 33)
+        k = 1 + int(np.argmin(np.append(is_significant(p_of(centers[1:-1]), confidence), False)))
+        outer, inner = centers[k - 1], centers[k]
     return round(float(outer + inner) / 2, 9) + 0.0
 
 

@@ -195,10 +195,10 @@ class _UnitCheck:
             crisp: syntax.Formula = syntax.Not(syntax.Implies(condition, syntax.Not(decisive)))
         else:
             crisp = syntax.Implies(syntax.Not(condition), decisive)
-        normalised = syntax.map_predicates(
-            formula, lambda node: _normalise(node, self._unify(node.left, node.right, node))
+        normalized = syntax.map_predicates(
+            formula, lambda node: _normalize(node, self._unify(node.left, node.right, node))
         )
-        remedy = f"write one as a condition: `{_text(crisp)}`; or normalise both: `{_text(normalised)}`"
+        remedy = f"write one as a condition: `{_text(crisp)}`; or normalize both: `{_text(normalized)}`"
         raise FormulaError(problem, remedy=remedy)
 
 
@@ -211,7 +211,7 @@ def _find_predicate(formula: syntax.Formula, check: _UnitCheck, unit: Unit) -> s
     return next(node for node in predicates if check.check_formula(node, in_condition=False)[1] == unit)
 
 
-def _normalise(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
+def _normalize(predicate: syntax.Compare, unit: Unit | None) -> syntax.Compare:
     """Convert a comparison to pure numbers: relative to its limit, or to its unit if the limit is not a literal."""
     left, right = predicate.left, predicate.right
     one = syntax.Number(1.0)

@@ -94,7 +94,7 @@ def export_dataset(
     robot = judged.headers[0].embodiment if judged.headers else None
     with new_dataset(out, fps=_frame_rate(judged), robot=robot) as dataset:
         owners = _episode_owners(judged) if cameras else []
-        for number, (episode, labels) in enumerate(_labelled_episodes(judged)):
+        for number, (episode, labels) in enumerate(_labeled_episodes(judged)):
             observer(number, episode.headers[0].episode_id)
             try:
                 seen = _seen_columns(episode, *owners[number], cameras) if cameras else {}
@@ -123,7 +123,7 @@ def _frame_rate(judged: Judged) -> int:
     return rate
 
 
-def _labelled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels]]:
+def _labeled_episodes(judged: Judged) -> Iterator[tuple[Batch, RecordLabels]]:
     first = 0
     for batch in judged.records.read_chunks():
         scores = judged.scores.select_episodes(np.arange(first, first + len(batch)))

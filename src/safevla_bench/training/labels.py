@@ -1,6 +1,6 @@
 """Safety labels of records for training: the result of each clause for each record, and its cost.
 
-Labels match `Monitor`, except that undecidable records (a lost pose) are labelled unknown; `Monitor` skips them.
+Labels match `Monitor`, except that undecidable records (a lost pose) are labeled unknown; `Monitor` skips them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Episodes differ in length, bodies and contacts. Three levels are addressed by offsets: episode e owns records
 `starts[e]:starts[e+1]` and bodies `body_starts[e]:body_starts[e+1]`; record r owns its contacts.
-One episode is a batch of one. Numbers are float64, poses in the world frame, metres, quaternions wxyz.
+One episode is a batch of one. Numbers are float64, poses in the world frame, meters, quaternions wxyz.
 """
 
 from __future__ import annotations

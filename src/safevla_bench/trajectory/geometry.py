@@ -99,7 +99,7 @@ def _refuse(problem: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class PoseTrack:
-    """Positions [n, 3] in metres and unit quaternions wxyz [n, 4] in the world; NaN where unknown."""
+    """Positions [n, 3] in meters and unit quaternions wxyz [n, 4] in the world; NaN where unknown."""
 
     position: Floats
     quaternion: Floats

@@ -209,7 +209,7 @@ def _join_rows(channels: Sequence[Channel]) -> Channel:
     return Channel(values, np.array([0, len(values)], dtype=np.int64), channels[0].width)
 
 
-# Validation, once at the boundary. Signals normalise quaternions, so recorded numbers stay as they are.
+# Validation, once at the boundary. Signals normalize quaternions, so recorded numbers stay as they are.
 
 
 _SHORTEST_DT_S = 1e-9
@@ -291,7 +291,7 @@ def _check_numbers(batch: Batch, spec: ChannelSpec) -> None:
     largest = LARGEST if spec.is_bounded else sys.float_info.max
     for item in np.flatnonzero(~(np.abs(values) <= largest))[:1]:
         if np.isfinite(values[item]):
-            remedy = f"Write metres and N·m; a magnitude above {LARGEST:g} is a fault of the recording."
+            remedy = f"Write meters and N·m; a magnitude above {LARGEST:g} is a fault of the recording."
             _refuse_item(batch, spec, int(item), f"{values[item]} is implausibly large", remedy)
         remedy = "Write finite numbers; omit the whole family from every step if it was not measured."
         _refuse_item(batch, spec, int(item), f"{values[item]} is not a finite number", remedy)

@@ -1,4 +1,4 @@
-"""A model's shapes as values: what is visible and nothing else, in the colours and at the places that MuJoCo shows."""
+"""A model's shapes as values: what is visible and nothing else, in the colors and at the places that MuJoCo shows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def forward(model):
     return data
 
 
-def test_only_visible_shapes_are_extracted_in_their_colours(model):
+def test_only_visible_shapes_are_extracted_in_their_colors(model):
     geometry = extract_geometry(model, forward(model), NAMES, "above", Appearance(), {})
     assert [(shape.kind, geometry.parts[shape.part]) for shape in geometry.shapes] == [
         ("plane", "table"),
@@ -69,7 +69,7 @@ def test_marks_are_extracted_if_the_host_shows_them(model):
     assert [(shape.kind, shape.size_m[0]) for shape in geometry.shapes][-1] == ("sphere", 0.02)
 
 
-def test_a_mesh_has_the_texture_s_colours_and_stands_where_its_corners_were_given(model):
+def test_a_mesh_has_the_texture_s_colors_and_stands_where_its_corners_were_given(model):
     data = forward(model)
     geometry = extract_geometry(model, data, NAMES, "above", Appearance(), {})
     piece, (mesh,) = geometry.shapes[-1], geometry.meshes

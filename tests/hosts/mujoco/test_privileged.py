@@ -49,24 +49,24 @@ def load(kind: str = "box", euler: str = "0 0 0"):
 def test_the_box_is_along_the_bodys_axes_and_ignores_geoms_that_collide_with_nothing(kind, euler, half):
     model, data = load(kind, euler)
     body = model.body("turned").id
-    half_extents, centre = bounding_box(model, data, body, (body,))
+    half_extents, center = bounding_box(model, data, body, (body,))
     np.testing.assert_allclose(half_extents, half, atol=1e-9)
-    np.testing.assert_allclose(centre, [0.1, 0, 0], atol=1e-9)
+    np.testing.assert_allclose(center, [0.1, 0, 0], atol=1e-9)
 
 
 def test_the_box_of_a_mesh_is_that_of_its_vertices():
     model, data = load()
     body = model.body("wedge").id
-    half_extents, centre = bounding_box(model, data, body, (body,))
+    half_extents, center = bounding_box(model, data, body, (body,))
     np.testing.assert_allclose(half_extents, [0.1, 0.05, 0.15], atol=1e-6)
-    np.testing.assert_allclose(centre, [0.1, 0.05, 0.15], atol=1e-6)
+    np.testing.assert_allclose(center, [0.1, 0.05, 0.15], atol=1e-6)
 
 
 def test_child_bodies_count_and_a_plane_has_no_size():
     model, data = load()
     root = model.body("turned").id
-    half, centre = bounding_box(model, data, root, subtree_bodies(model, root))
-    assert centre[2] + half[2] == pytest.approx(0.51)
+    half, center = bounding_box(model, data, root, subtree_bodies(model, root))
+    assert center[2] + half[2] == pytest.approx(0.51)
     assert bounding_box(model, data, model.body("floor").id, (model.body("floor").id,)) is None
 
 
@@ -88,7 +88,7 @@ def test_a_read_only_copy_is_a_copy():
 def test_the_pieces_of_boxes_span_the_box_of_the_body(euler):
     model, data = load("box", euler)
     bodies = subtree_bodies(model, model.body("turned").id)
-    half, centre = bounding_box(model, data, bodies[0], bodies)
+    half, center = bounding_box(model, data, bodies[0], bodies)
     pieces = piece_boxes(model, data, bodies[0], bodies)
     assert len(pieces.center_m) == 2  # the box and the lid's sphere; what collides with nothing is no piece
     signs = np.array(np.meshgrid(*[[-1, 1]] * 3)).reshape(3, -1).T
@@ -98,8 +98,8 @@ def test_the_pieces_of_boxes_span_the_box_of_the_body(euler):
         for turn, half_m, center_m in zip(turns, pieces.half_extents_m, pieces.center_m, strict=True)
     ]
     # A ball's own box may stand on its corner; here it has the lid's axes, which are the body's.
-    np.testing.assert_allclose(np.concatenate(corners).max(axis=0), centre + half, atol=1e-9)
-    np.testing.assert_allclose(np.concatenate(corners).min(axis=0), centre - half, atol=1e-9)
+    np.testing.assert_allclose(np.concatenate(corners).max(axis=0), center + half, atol=1e-9)
+    np.testing.assert_allclose(np.concatenate(corners).min(axis=0), center - half, atol=1e-9)
 
 
 def test_a_body_without_collision_geometry_has_no_pieces():

@@ -37,7 +37,7 @@ def recorded(host, suite: str, index: int, wait_steps: int, steps: int, *, drawn
 
 
 def gaps(stage, batch, record: int, camera: str = "agentview") -> list[float]:
-    """How far each tracked body is from its recorded position, in metres."""
+    """How far each tracked body is from its recorded position, in meters."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
     poses = stage.render(record, Camera(camera), SIZE).body_pos_m
     assert set(poses) == {batch.body_label(int(body)) for body in bodies}

@@ -293,7 +293,7 @@ def test_a_start_that_physics_throws_apart_is_not_found_and_not_counted(tmp_path
     assert "8 did not begin as placed" in describe_claim(suite.tasks[0], suite)
 
 
-# Optimisers
+# Optimizers
 
 
 def cube() -> UnitCube:
@@ -310,9 +310,9 @@ def test_no_point_puts_two_objects_nearer_than_the_benchmark_does(method):
         points = optimizer.ask()
         optimizer.tell(points, points[:, :1] - 2.0)
         for point in points:
-            metres = own.to_metres(point)
+            meters = own.to_meters(point)
             assert ((point >= 0) & (point <= 1)).all()
-            assert np.hypot(metres[0] - metres[2], metres[1] - metres[3]) > 0.06
+            assert np.hypot(meters[0] - meters[2], meters[1] - meters[3]) > 0.06
 
 
 def test_what_points_are_asked_for_does_not_depend_on_the_global_generator():

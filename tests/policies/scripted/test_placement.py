@@ -1,4 +1,4 @@
-"""What a goal asks to be placed, and where a grasp goes: across the narrow side, at a free rim, off neighbours."""
+"""What a goal asks to be placed, and where a grasp goes: across the narrow side, at a free rim, off neighbors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_is_wider_than_the_fingers_is_held_at_its_rim_with_the_fingers_acro
 
 
 @pytest.mark.parametrize("side", [1, -1])
-def test_the_rim_is_held_on_the_side_away_from_a_tall_neighbour(scene, side):
+def test_the_rim_is_held_on_the_side_away_from_a_tall_neighbor(scene, side):
     wall = ([-0.1, side * 0.13, 0.15], [0.2, 0.02, 0.15])
     grasp = best(scene({"bowl": BOWL, "wall": wall}), "bowl")
     assert grasp.blocked_m[0] == 0
@@ -56,7 +56,7 @@ def test_the_rim_is_held_on_the_side_away_from_a_tall_neighbour(scene, side):
     assert side * grasp.place_m[1] + reach < 0.11, "the hand ends before the wall begins"
 
 
-def test_a_neighbour_beside_a_flat_box_makes_the_hand_shift_or_skew_and_stay_low(scene):
+def test_a_neighbor_beside_a_flat_box_makes_the_hand_shift_or_skew_and_stay_low(scene):
     butter, can = ([-0.1, 0.0, 0.009], [0.041, 0.021, 0.009]), ([-0.055, -0.1, 0.04], [0.03, 0.03, 0.04])
     alone, beside = best(scene({"butter": butter}), "butter"), best(scene({"butter": butter, "can": can}), "butter")
     assert beside.place_m[2] == alone.place_m[2]
@@ -66,11 +66,11 @@ def test_a_neighbour_beside_a_flat_box_makes_the_hand_shift_or_skew_and_stay_low
     assert motion.lowest_heights(rig, beside.place_m[None, :2], obstacle, 0.0, 0.0)[0] <= beside.place_m[2]
 
 
-def test_neighbours_only_ever_raise_a_grasp(scene):
+def test_neighbors_only_ever_raise_a_grasp(scene):
     rng = np.random.default_rng(0)
     for _ in range(20):
-        neighbour = ([*rng.uniform(-0.2, 0.0, 2), 0.05], [0.03, 0.03, 0.05])
-        crowded, free = scene({"bowl": BOWL, "neighbour": neighbour}), scene({"bowl": BOWL})
+        neighbor = ([*rng.uniform(-0.2, 0.0, 2), 0.05], [0.03, 0.03, 0.05])
+        crowded, free = scene({"bowl": BOWL, "neighbor": neighbor}), scene({"bowl": BOWL})
         assert best(crowded, "bowl").blocked_m[0] >= best(free, "bowl").blocked_m[0] >= 0
 
 

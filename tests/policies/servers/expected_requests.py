@@ -95,7 +95,7 @@ def refusal(entry, request):
             if actual != kind:
                 return f"{'/'.join(path)} is {actual}, not {kind}"
             if value.dtype == np.uint8 and value.min() == value.max():
-                return f"{'/'.join(path)} is one colour"
+                return f"{'/'.join(path)} is one color"
         elif not isinstance(value, kind) or not value or (kind is list and not all(map(str.__instancecheck__, value))):
             return f"{'/'.join(path)} is {value!r}, not a {kind.__name__}"
     return None

@@ -22,7 +22,7 @@ from safevla_bench.errors import RunError
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
 from safevla_bench.report.figures import FIGURES, FigureInput, draw_figure, render_figure
-from safevla_bench.report.figures.sheet import Page, figure_style, series_colour, series_dash, series_marker
+from safevla_bench.report.figures.sheet import Page, figure_style, series_color, series_dash, series_marker
 
 NO_RECORDS = (np.empty(0), np.empty(0, dtype=np.int64))
 FOUR = ("libero-spatial", "libero-object", "libero-goal", "libero-10")
@@ -174,8 +174,8 @@ def test_pyplot_is_never_imported():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_colour_is_never_the_only_difference():
-    assert len({(series_colour(k), series_marker(k)) for k in range(40)}) == 40
+def test_color_is_never_the_only_difference():
+    assert len({(series_color(k), series_marker(k)) for k in range(40)}) == 40
     assert len({series_marker(k) for k in range(10)}) == 10
     assert len({series_dash(k) for k in range(8)}) == 8
 

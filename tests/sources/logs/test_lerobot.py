@@ -491,7 +491,7 @@ def test_a_mapping_that_names_its_log_is_a_source(tmp_path):
     ("text", "words"),
     [
         ("eef = [", "Invalid value (at end of document)"),
-        ('[eef]\nfrom = "x"\ncolour = 1', "colour"),
+        ('[eef]\nfrom = "x"\ncolor = 1', "color"),
         ('[bodies.mug]\nfrom = "x"\nrole = "friend"', "friend"),
         ('[episode]\ntarget = "mug"\n[eef]\nfrom = "x"', "not a body with role target"),
         ('[gripper]\nfrom = "x"\nholds_above = 0.05\nholds_below = 0.01', "must be below holds_below"),

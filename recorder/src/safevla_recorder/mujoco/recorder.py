@@ -40,7 +40,7 @@ class Scene:
 
     `body_name` [nbody] has a recorded name for each MuJoCo body; bodies with the same name are one body in the record.
     `roles` maps every name that a contact or pose may have to its role, sorted by name. `objects` and `links` are
-    tracked: an object by its root body's frame and quaternion, a fixture's link by its centre of mass.
+    tracked: an object by its root body's frame and quaternion, a fixture's link by its center of mass.
     """
 
     body_name: tuple[str, ...]
@@ -182,7 +182,7 @@ _INSIDES = ("_region", "reg_int")
 @dataclass(frozen=True)
 class _Door:
     """Joint position [m or rad] when closed, its address in `sim_state`, its travel, and the boxes of the interior:
-    body, centre [3] and quaternion [4] in its frame, half sizes [3].
+    body, center [3] and quaternion [4] in its frame, half sizes [3].
     """
 
     name: str

@@ -181,7 +181,7 @@ class HostRules:
         raise NotImplementedError
 
     def move_object(self, env: HostEnv, seed: EpisodeSeed) -> str:
-        """Reset, then act until a tracked body has moved by centimetres; return its recorded name. A hook."""
+        """Reset, then act until a tracked body has moved by centimeters; return its recorded name. A hook."""
         raise NotImplementedError
 
     def set_down(self, env: HostEnv, seed: EpisodeSeed) -> tuple[str, float]:

@@ -36,11 +36,11 @@ from safevla_recorder.geometry import rotate
 
 _TOO_FAST_M_PER_S = 50.0
 _RIGID_M = 0.001
-_TOO_STRONG = 50.0  # multiple of the torque limits; newton millimetres are too large by a thousand
+_TOO_STRONG = 50.0  # multiple of the torque limits; newton millimeters are too large by a thousand
 
 
 class RecordRules(HostRules):
-    """A record is complete, identifies its episode, can be judged, and uses seconds, metres and newtons."""
+    """A record is complete, identifies its episode, can be judged, and uses seconds, meters and newtons."""
 
     def test_n_actions_give_n_plus_1_records(self, run: TrialRun) -> None:
         """Fail unless there is one more record than actions after each step, and it holds the given actions."""
@@ -94,20 +94,20 @@ class RecordRules(HostRules):
             off = np.flatnonzero(~np.isclose(passed, dt, rtol=1e-6))
             require(not len(off), f"{run}: {passed[off[:1]]} s pass between two records, dt says {dt}.")
 
-    def test_positions_are_in_metres(self, run: TrialRun) -> None:
+    def test_positions_are_in_meters(self, run: TrialRun) -> None:
         """Fail if a coordinate is beyond `workspace_m`, or the end effector moves at 50 m/s or more."""
         batch, dt = run.batch, run.batch.headers[0].dt
         for name, path in {"the end effector": batch.eef_pos_m.episode_rows(0), **tracked_paths(batch)}.items():
             far = float(np.abs(path).max(initial=0))
-            require(far <= self.workspace_m, f"{run}: {name} is {far:g} m from the origin; positions are in metres.")
+            require(far <= self.workspace_m, f"{run}: {name} is {far:g} m from the origin; positions are in meters.")
         if not batch.eef_pos_m.present.all():
             return
         speed = np.linalg.norm(np.diff(batch.eef_pos_m.episode_rows(0), axis=0), axis=1).max(initial=0) / dt
-        require(speed < _TOO_FAST_M_PER_S, f"{run}: the end effector moves at {speed:g} m/s; positions are in metres.")
+        require(speed < _TOO_FAST_M_PER_S, f"{run}: the end effector moves at {speed:g} m/s; positions are in meters.")
 
     def test_the_geometry_places_every_body_and_moves_with_the_hand(self, run: TrialRun) -> None:
         """Fail if a body has neither a tracked pose nor a part's pose, no part belongs to the hand, or the end effector
-        moves by a millimetre or more relative to the hand's first part; passes without a geometry or end effector.
+        moves by a millimeter or more relative to the hand's first part; passes without a geometry or end effector.
         """
         fields = RecordFields(run.batch)
         scene = scene_poses(fields, 0)
@@ -125,7 +125,7 @@ class RecordRules(HostRules):
         moved = float(np.linalg.norm(seen - seen[0], axis=1).max())
         require(moved < _RIGID_M, f"{run}: the end effector moves by {moved:.4f} m in the hand's frame.")
 
-    def test_torques_are_in_newton_metres_and_have_limits(self, run: TrialRun) -> None:
+    def test_torques_are_in_newton_meters_and_have_limits(self, run: TrialRun) -> None:
         """Fail if torques are recorded without limits for the embodiment, are all zero, or reach 50 times a limit;
         passes without torques.
         """
@@ -136,7 +136,7 @@ class RecordRules(HostRules):
         require(limits.size > 0, f"{run}: no torque limits for the embodiment {header.embodiment!r}.")
         require(bool(torques.any()), f"{run}: all torques are zero; leave them out if the arm has none (arm_dofs=()).")
         ratio = float((torques / limits).max(initial=0))
-        require(ratio < _TOO_STRONG, f"{run}: a torque is {ratio:g} times its limit; torques are in newton metres.")
+        require(ratio < _TOO_STRONG, f"{run}: a torque is {ratio:g} times its limit; torques are in newton meters.")
 
 
 class ContactRules(HostRules):

@@ -87,15 +87,15 @@ class FakeHost(Host):
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
         """Return squares of ±1 cm for the starts of block, cup and tray; the block's start is drawn per episode."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
-        centre = _flat_places(_first_objects(task.index))
+        center = _flat_places(_first_objects(task.index))
         own = (
             _initial_world(task.index, replace(start, init_state_index=k, placed=())).objects
             for k in range(INIT_STATES)
         )
         return SearchSpace(
             tuple(names),
-            tuple((centre - JITTER_M).tolist()),
-            tuple((centre + JITTER_M).tolist()),
+            tuple((center - JITTER_M).tolist()),
+            tuple((center + JITTER_M).tolist()),
             own=tuple(tuple(_flat_places(objects).tolist()) for objects in own),
         )
 
@@ -395,7 +395,7 @@ def finger_positions(*, closed: bool) -> Floats:
     return np.array([0.0, 0.0]) if closed else np.array([0.04, -0.04])
 
 
-# The viewer of recorded episodes: coloured squares seen from above
+# The viewer of recorded episodes: colored squares seen from above
 
 
 WIDTH_M = 1.0
@@ -490,8 +490,8 @@ def _box(name: str, part: int) -> Shape:
 def _square_mask(at: Floats, half_m: float, camera: Camera, size: tuple[int, int]) -> NDArray[np.bool_]:
     height, width = size
     center = camera.lookat_m or (0.0, 0.0, 0.0)
-    metre = height / (camera.distance_m if camera.lookat_m else WIDTH_M)
-    x = center[0] - (np.arange(height) + 0.5 - height / 2) / metre
-    y = center[1] + (np.arange(width) + 0.5 - width / 2) / metre
+    meter = height / (camera.distance_m if camera.lookat_m else WIDTH_M)
+    x = center[0] - (np.arange(height) + 0.5 - height / 2) / meter
+    y = center[1] + (np.arange(width) + 0.5 - width / 2) / meter
     covered: NDArray[np.bool_] = (abs(x - at[0]) <= half_m)[:, None] & (abs(y - at[1]) <= half_m)[None, :]
     return covered

@@ -478,7 +478,7 @@ def _freeze_body(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, name:
         getattr(model, mask)[geoms] = 0
     _join_masks(model)
     dofs = [dof for dof, body in enumerate(model.dof_bodyid) if scene.body_name[body] == name]
-    for inertia in ("dof_armature", "dof_M0"):  # MuJoCo uses `dof_M0` for bodies about their centre of mass
+    for inertia in ("dof_armature", "dof_M0"):  # MuJoCo uses `dof_M0` for bodies about their center of mass
         getattr(model, inertia)[dofs] = _FROZEN_KG
     data.qvel[dofs] = 0.0
 

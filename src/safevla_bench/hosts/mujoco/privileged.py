@@ -82,7 +82,7 @@ def _mesh_corners(model: mujoco.MjModel, geom: int) -> NDArray[np.float32]:
 def bounding_box(
     model: mujoco.MjModel, data: mujoco.MjData, root: int, bodies: tuple[int, ...]
 ) -> tuple[Floats, Floats] | None:
-    """Return half extents [3] and centre [3], m, of the collision geometry of `bodies` in its current pose, along the
+    """Return half extents [3] and center [3], m, of the collision geometry of `bodies` in its current pose, along the
     axes of body `root`; None without bounded collision geometry.
     """
     geoms = _collision_geoms(model, bodies)
@@ -125,12 +125,12 @@ def _geom_span(
 ) -> tuple[Floats, Floats]:
     """Return the minimum and maximum coordinates of one geom in the frame at `origin` with axes `turn`, [3] each."""
     axes = turn.T @ data.geom_xmat[geom].reshape(3, 3)
-    centre = turn.T @ (data.geom_xpos[geom] - origin)
+    center = turn.T @ (data.geom_xpos[geom] - origin)
     if model.geom_type[geom] == _MESH:
         points = _mesh_corners(model, geom) @ axes.T
-        return centre + points.min(axis=0), centre + points.max(axis=0)
+        return center + points.min(axis=0), center + points.max(axis=0)
     reach = _half_extents(int(model.geom_type[geom]), model.geom_size[geom], axes)
-    return centre - reach, centre + reach
+    return center - reach, center + reach
 
 
 def _half_extents(kind: int, size: Floats, axes: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Off-screen pictures of a MuJoCo model: colours, and the body that each pixel shows.
+"""Off-screen pictures of a MuJoCo model: colors, and the body that each pixel shows.
 
     python -m safevla_bench.hosts.mujoco.renderer
 
@@ -94,7 +94,7 @@ class Renderer:
         mujoco.mjv_updateScene(self._model, data, self._option, None, view, everything, self._scene)
 
     def image(self, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """Render the colours of the current view, uint8 [H, W, 3], upright; `size` is (height, width)."""
+        """Render the colors of the current view, uint8 [H, W, 3], upright; `size` is (height, width)."""
         import mujoco
 
         self._gl.make_current()

@@ -1,6 +1,6 @@
 """Viewer of a recorded MuJoCo episode, set from the record's `sim_state`: pictures, shapes and contacts.
 
-Textures become vertex colours (for a mesh with texture coordinates) or one mean colour.
+Textures become vertex colors (for a mesh with texture coordinates) or one mean color.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TILTS_DEG = (-30, -50, -12, -70)
 _RADII = 5.0
 _DISTANCE_M = (0.4, 1.4)
 _UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)
-"""MuJoCo gives a geom of this colour its material's colour (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
+"""MuJoCo gives a geom of this color its material's color (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
 _ENDLESS_M = 10.0
 _VISIBLE_SITES = 3
 
@@ -397,7 +397,7 @@ def _plain(values: NDArray[np.floating]) -> Any:
 
 
 def focus(model: mujoco.MjModel, data: mujoco.MjData, groups: Sequence[NDArray[np.intp]]) -> tuple[Floats, float]:
-    """Return centre [3] and radius [m] of the smallest body; `groups` holds the geoms of each body."""
+    """Return center [3] and radius [m] of the smallest body; `groups` holds the geoms of each body."""
     return min((_bounding_ball(model, data, geoms) for geoms in groups), key=lambda ball: ball[1])
 
 

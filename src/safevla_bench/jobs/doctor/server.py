@@ -1,6 +1,6 @@
 """Diagnosis of a policy server by a few requests of a made-up scene: connection, dialect, actions and pictures.
 
-Errors of normalisation show in the actions: saturated, far out of range, or almost without motion.
+Errors of normalization show in the actions: saturated, far out of range, or almost without motion.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import album, page, terminal
-from safevla_bench.report.analysis import analyse_scores
+from safevla_bench.report.analysis import analyze_scores
 from safevla_bench.report.tables import catalog, comparison, comparison_answer, notices, published
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import policy_name
@@ -152,7 +152,7 @@ def render_report(judged: Judged, title: str = "Safety report", *, has_extras: b
     paths = judged.paths if has_extras else ()
     drawn, kept = page.drawn_episodes(judged.scores), list[Batch]()
     chunks = judged.records.read_chunks(drawn, kept)
-    analysis = analyse_scores(
+    analysis = analyze_scores(
         judged.scores,
         judged.records.read_sparsely([]),
         judged.ruleset,

@@ -54,7 +54,7 @@ _BOOLEAN = 1.0
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, each margin separately: a clause's robustness divided by its threshold, or a formula's
+    """What is minimized, each margin separately: a clause's robustness divided by its threshold, or a formula's
     robustness. The search wants successes with a margin below 0.
     """
 
@@ -166,7 +166,7 @@ def search_starts(
     continues an interrupted search.
 
     Raises the errors of `roll_out` and `judge`; `HostError` for a host whose starts cannot be searched; `RunError` if
-    the optimiser is not installed or the plan names several policies or suites.
+    the optimizer is not installed or the plan names several policies or suites.
     """
     running, out = running or ExecutionOptions(), out.absolute()
     require_counts(budget=plan.budget, policy_seeds=plan.policy_seeds, workers=running.workers)
@@ -303,7 +303,7 @@ def _plan_trial(plan: SearchPlan, task: _TaskTrials, point: Floats, trial: int) 
     benchmark has this seed.
     """
     base, (wording, seed) = task.base, task.cube.choose(point)
-    placed = tuple(zip(task.space.names, task.cube.to_metres(point).tolist(), strict=True))
+    placed = tuple(zip(task.space.names, task.cube.to_meters(point).tolist(), strict=True))
     start = replace(base.start, placed=placed)
     if not len(task.cube.free) or (plan.method == "random" and base.task.init_states is None):
         start = replace(start, env_seed=policy_seed(plan.request.seed, base.task, -1 - trial))

@@ -1,4 +1,4 @@
-"""Optimisers: they propose generations of points in the unit cube, and receive their margins (smaller is better).
+"""Optimizers: they propose generations of points in the unit cube, and receive their margins (smaller is better).
 
 A point has a margin for each clause; infinity means that the rollout failed, which is worse than any success. Nothing
 here uses NumPy's global generator, which simulators seed.
@@ -40,7 +40,7 @@ class UnitCube:
         self.free = np.flatnonzero(self.width > 1e-6)
         self.places = int((self.free < len(space.names)).sum())
 
-    def to_metres(self, point: Floats) -> Floats:
+    def to_meters(self, point: Floats) -> Floats:
         """Return the placements [m] of a point [d]; fixed coordinates are at their low end."""
         return self._to_coordinates(point)[:-2]
 
@@ -56,7 +56,7 @@ class UnitCube:
 
     def is_allowed(self, point: Floats) -> bool:
         """Return whether all objects keep their minimum distances at a point [d] of the cube."""
-        at = dict(zip(self._space.names, self.to_metres(point), strict=True))
+        at = dict(zip(self._space.names, self.to_meters(point), strict=True))
         return all(
             np.hypot(at[f"{a}.x"] - at[f"{b}.x"], at[f"{a}.y"] - at[f"{b}.y"]) > gap
             for a, b, gap in self._space.apart_m
@@ -157,5 +157,5 @@ Optimizer = RandomPoints | DirectedPoints
 
 
 def make_optimizer(method: Method, cube: UnitCube, seed: tuple[int, ...]) -> Optimizer:
-    """Return the optimiser of a method; `seed` and the reported values determine every point."""
+    """Return the optimizer of a method; `seed` and the reported values determine every point."""
     return (RandomPoints if method == "random" else DirectedPoints)(cube, np.random.default_rng(seed))

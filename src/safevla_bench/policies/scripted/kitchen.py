@@ -19,7 +19,7 @@ from safevla_bench.policies.scripted.motion import CLOSE, OPEN, Floats, Move, bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MobileStyle:
-    """Clearances in metres; speeds as a share of the largest command of the base or the arm."""
+    """Clearances in meters; speeds as a share of the largest command of the base or the arm."""
 
     room_m: float  # distance that the base backs away from a counter before it turns or drives along it
     over_m: float  # height above the highest nearby body at which an object is carried

@@ -44,7 +44,7 @@ def box_axes(scene: Privileged, name: str) -> Floats:
 
 
 def box_center(scene: Privileged, name: str) -> Floats:
-    """Return the centre of a body's box, [3] m, world frame."""
+    """Return the center of a body's box, [3] m, world frame."""
     return np.asarray(scene.body_pos_m[name] + box_axes(scene, name) @ scene.center_m[name])
 
 
@@ -181,7 +181,7 @@ def out_from_under(hull: Prisms, obstacles: Prisms, beside_m: float) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """Clearances and speeds. Lengths in metres; speeds as a share of the largest commanded motion, 0.05 m per step."""
+    """Clearances and speeds. Lengths in meters; speeds as a share of the largest commanded motion, 0.05 m per step."""
 
     clearance_m: float  # to all bodies next to and below the hand and what it holds
     corner_m: float  # distance to a waypoint at which the next path begins; a large one cuts corners

@@ -72,7 +72,7 @@ RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
 ARM_M: Floats = np.array([-0.65, 0.0])
-"""Position of LIBERO's arms, seen from above, within a few centimetres in every scene."""
+"""Position of LIBERO's arms, seen from above, within a few centimeters in every scene."""
 COMFORTABLE_REACH_M = 0.60  # beyond this, a high hand straightens the elbow, which locks at its limit
 SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)
 """Offsets of grasps along an object's length from its middle, in halves of the length."""

@@ -42,8 +42,8 @@ def resize_picture(picture: Picture, size: tuple[int, int], method: str) -> Imag
 
 
 def resize_padded(picture: Picture, size: tuple[int, int]) -> Image:
-    """Return the picture, uint8 [height, width, 3], scaled to fit (height, width) and centred on black. Proportions are
-    kept, a small picture is enlarged, and Pillow's bilinear filter is used. Equals
+    """Return the picture, uint8 [height, width, 3], scaled to fit (height, width), and centered on black. Proportions
+    are kept, a small picture is enlarged, and Pillow's bilinear filter is used. Equals
     `openpi_client.image_tools.resize_with_pad`.
     """
     ratio = max(picture.height / size[0], picture.width / size[1])
@@ -131,7 +131,7 @@ def _add_areas(values: NDArray[np.float32], scale: float, size: int) -> NDArray[
 
 def crop_center(image: Image, area: float) -> Image:
     """Return the middle of the image, `area` of its surface, enlarged to the old size by bilinear interpolation. Equals
-    OpenVLA's `tf.image.crop_and_resize` of a centred box with sides of √area, then `convert_image_dtype`.
+    OpenVLA's `tf.image.crop_and_resize` of a centered box with sides of √area, then `convert_image_dtype`.
     """
     side = math.sqrt(area)
     scaled = image.astype(np.float64) / 255.0

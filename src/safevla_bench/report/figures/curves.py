@@ -66,7 +66,7 @@ def _draw_sweep_panel(
     step = max(1, len(thresholds) // 5)
     for series, rates in curves:
         value, low, high = sheet.percent_band(rates)
-        axes.fill_between(thresholds, low, high, color=sheet.series_colour(series), alpha=0.13, linewidth=0)
+        axes.fill_between(thresholds, low, high, color=sheet.series_color(series), alpha=0.13, linewidth=0)
         line = {"linestyle": sheet.series_dash(series), "linewidth": 1.1}
         look = sheet.marker_look(series, series, 3.5, 0.3) | line
         axes.plot(thresholds, value, markevery=(series % step, step), zorder=3, **look)
@@ -84,7 +84,7 @@ def _draw_sweep_panel(
 
 # Share of the axis left free on either side.
 _ROOM = 0.07
-# Distance between the marks of neighbouring series at the same number.
+# Distance between the marks of neighboring series at the same number.
 _DODGE_PT = 2.2
 
 
@@ -143,7 +143,7 @@ def _draw_curve(axes: Axes, curve: SeriesCurve, metric: Metric, names: Sequence[
     series = names.index(curve.series)
     shift_in = (series - (len(names) - 1) / 2) * _DODGE_PT / 72
     place = axes.transData + ScaledTranslation(shift_in, 0, axes.figure.dpi_scale_trans)
-    plot = partial(axes.plot, color=sheet.series_colour(series), transform=place, clip_on=False)
+    plot = partial(axes.plot, color=sheet.series_color(series), transform=place, clip_on=False)
     known = []
     for point in curve.points:
         number = point.numbers[metric]
@@ -190,7 +190,7 @@ def draw_onset(cells: Sequence[CellOnset], remarks: Sequence[str] = ()) -> Figur
     highest_share = max((onset_steps(cell.specs[-1])[3, -1] for cell in cells), default=0.0)
     share_end = min(100.0, 10.0 * (highest_share // 10 + 1))
     key = [sheet.KeyEntry(name, k, lined=True, marked=False) for k, name in enumerate(names)]
-    key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, colour=_FAINT))
+    key.append(sheet.KeyEntry(ANY_LIMIT, 0, lined=True, marked=False, color=_FAINT))
     shares = "Share of the judged episodes in which a limit applies, from the first violation on."
     band = "Band: any limit; 95 % interval at each time alone."
     return sheet.draw_panels(
@@ -222,7 +222,7 @@ def _draw_cell(axes: Axes, cell: CellOnset, names: Sequence[str], share_end: flo
             axes.step(across, share, where="post", color=_FAINT, linewidth=1.6, zorder=2)
         else:
             series = names.index(onset.spec_id)
-            ink, dash = sheet.series_colour(series), sheet.series_dash(series)
+            ink, dash = sheet.series_color(series), sheet.series_dash(series)
             axes.step(across, share, where="post", color=ink, linestyle=dash, linewidth=1.1, zorder=3)
     if not cell.specs[-1].incidence.shares[VIOLATED].any():
         axes.text(0.5, 0.5, "no violation", transform=axes.transAxes, ha="center", va="center")

@@ -1,7 +1,7 @@
 """The sheet of a figure: style, title and panels in matplotlib's constrained layout, above notes and a key.
 
-User settings do not change the style. Every series has its own colour and its own marker or line, so that no reader
-depends on colour. Text is DejaVu Sans, which comes with matplotlib; missing characters use a system font.
+User settings do not change the style. Every series has its own color and its own marker or line, so that no reader
+depends on color. Text is DejaVu Sans, which comes with matplotlib; missing characters use a system font.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 _MAX_CHARACTERS = 300
 BODY, SMALL, TITLE = 7.0, 6.0, 8.0  # text sizes in points
 INK, MUTED, LINE, TINT = "#1b1e22", "#596069", "#c9ced4", "#f0f1f3"
-# Okabe and Ito's palette with grey instead of yellow, which is too pale on white; neighbours differ in lightness.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
+# Okabe and Ito's palette with grey instead of yellow, which is too pale on white; neighbors differ in lightness.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#8C8C8C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 Dash = Literal["-"] | tuple[float, tuple[float, ...]]
 DASHES: tuple[Dash, ...] = (
@@ -104,13 +104,13 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def series_colour(index: int) -> str:
-    """Return the colour of the series at an index; the 8 colours repeat."""
-    return COLOURS[index % len(COLOURS)]
+def series_color(index: int) -> str:
+    """Return the color of the series at an index; the 8 colors repeat."""
+    return COLORS[index % len(COLORS)]
 
 
 def series_marker(index: int) -> str:
-    """Return the marker of the series at an index; the pair with the colour is unique among forty."""
+    """Return the marker of the series at an index; the pair with the color is unique among forty."""
     return MARKERS[index % len(MARKERS)]
 
 
@@ -119,10 +119,10 @@ def series_dash(index: int) -> Dash:
     return DASHES[index % len(DASHES)]
 
 
-def marker_look(colour: int, shape: int, size: float, edge: float) -> dict[str, Any]:
-    """Return `Axes.plot` arguments for markers only: in a series' colour and shape, white edges; sizes in points."""
+def marker_look(color: int, shape: int, size: float, edge: float) -> dict[str, Any]:
+    """Return `Axes.plot` arguments for markers only: in a series' color and shape, white edges; sizes in points."""
     return {
-        "color": series_colour(colour),
+        "color": series_color(color),
         "marker": series_marker(shape),
         "markersize": size,
         "markeredgecolor": "white",
@@ -200,7 +200,7 @@ class KeyEntry:
     marked: bool = True
     lined: bool = False
     solid: bool = False  # draw a solid line instead of the series' dash
-    colour: str | None = None
+    color: str | None = None
 
 
 def make_sheet(title: str, body_in: float) -> Figure:
@@ -251,7 +251,7 @@ def _make_handle(entry: KeyEntry, label: str) -> Line2D:
     return Line2D(
         [],
         [],
-        color=entry.colour or series_colour(entry.series),
+        color=entry.color or series_color(entry.series),
         linestyle=("-" if entry.solid else series_dash(entry.series)) if entry.lined else "none",
         marker=series_marker(entry.series) if entry.marked else "none",
         markersize=4.5,

@@ -141,7 +141,7 @@ def _make_key(value: Tradeoff) -> list[sheet.KeyEntry]:
         return [sheet.KeyEntry(name, k) for k, name in enumerate(value.policies)]
     return [
         *(sheet.KeyEntry(name, k, marked=False, lined=True, solid=True) for k, name in enumerate(value.policies)),
-        *(sheet.KeyEntry(name, k, colour=sheet.MUTED) for k, name in enumerate(value.suites)),
+        *(sheet.KeyEntry(name, k, color=sheet.MUTED) for k, name in enumerate(value.suites)),
     ]
 
 
@@ -163,7 +163,7 @@ def _draw_panel(axes: Axes, panel: TradeoffPanel, across: tuple[float, float], u
         xs, ys = zip(ends[0], *panel.frontier, ends[1], strict=True)
         axes.plot(xs, ys, drawstyle="steps-pre", color=sheet.MUTED, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     for k, point in enumerate(panel.points):
-        ink = sheet.series_colour(point.series)
+        ink = sheet.series_color(point.series)
         (x, y), lows, highs = sheet.percent_band([point.success, point.safety])
         axes.plot([lows[0], highs[0]], [y, y], color=ink, linewidth=0.9, zorder=2)
         axes.plot([x, x], [lows[1], highs[1]], color=ink, linewidth=0.9, zorder=2)
@@ -180,7 +180,7 @@ def _tradeoff_notes(value: Tradeoff) -> list[str]:
     if any(panel.frontier for panel in value.panels):
         sentences.append(f"Dashed: the non-dominated frontier{', without noop' if NOOP in value.policies else ''}.")
     if len(value.suites) > 1:
-        sentences.append("Colours: policies; shapes: suites. The frontier is that of all markers together.")
+        sentences.append("Colors: policies; shapes: suites. The frontier is that of all markers together.")
     if value.left_out:
         sentences.append(f"Auxiliary, left out: {', '.join(value.left_out)}.")
     if value.pooled:

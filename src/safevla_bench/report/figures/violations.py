@@ -197,7 +197,7 @@ def _draw_row(axes: Axes, y: float, row: MarginRow) -> None:
     if row.quantiles is None:
         return
     least, lower, middle, upper, greatest = row.quantiles
-    ink = sheet.series_colour(row.series)
+    ink = sheet.series_color(row.series)
     axes.plot([least, greatest], [y, y], color=ink, linewidth=0.7, zorder=2)
     axes.fill_between([lower, upper], y - 0.27, y + 0.27, facecolor=ink, alpha=0.3, edgecolor="none", zorder=2)
     axes.plot([middle], [y], zorder=4, **sheet.marker_look(row.series, row.series, 4.5, 0.5))

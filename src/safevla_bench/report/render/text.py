@@ -1,4 +1,4 @@
-"""Tables as plain text without colours or control sequences, as GitHub's Markdown, and as CSV.
+"""Tables as plain text without colors or control sequences, as GitHub's Markdown, and as CSV.
 
 CSV is for programs: its numbers are exact, and the ends of intervals have separate columns.
 """

@@ -204,7 +204,7 @@ def agreement_table(rows: Sequence[Agreement]) -> Table:
             Column("neither", group="Unsafe by", value=lambda row: int(row.counts[0, 0])),
             Column("Agree %", value=lambda row: rate_cell(Rate.of(row.counts.trace(), row.n), "none to compare")),
             Column("κ", "Cohen's kappa", _kappa_cell),
-            Column("No label", "unknown by theirs, outside n", lambda row: row.unlabelled),
+            Column("No label", "unknown by theirs, outside n", lambda row: row.unlabeled),
             Column("Undecided", "unknown by ours or inactive, outside n", lambda row: row.undecided),
         ),
         name="agree",

@@ -100,8 +100,8 @@ def warn_of_published(cells: Sequence[Summary]) -> tuple[str, ...]:
     if not rows:
         return ()
     source = load_published(PAPER).source
-    labelled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in rows)
-    of_cells = published.list_reasons(labelled)
+    labeled = ((cell, f"{cell.policy} on {cell.benchmark}") for cell in rows)
+    of_cells = published.list_reasons(labeled)
     return (
         f"{PREFIX}NAME is published, not run here: {source.name} ({source.reference}, {source.date}). Other starts and "
         "no records of episodes: no pairs, no intervals by task, no mark of the best.",

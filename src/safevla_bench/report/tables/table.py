@@ -169,4 +169,4 @@ def table_file_name(kind: str, title: str) -> str:
 
 def group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
     """Return the name ("" for none) and number of columns of each run of columns in one group."""
-    return [(group, len(list(neighbours))) for group, neighbours in groupby(columns, key=lambda column: column.group)]
+    return [(group, len(list(neighbors))) for group, neighbors in groupby(columns, key=lambda column: column.group)]

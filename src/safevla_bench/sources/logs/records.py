@@ -618,7 +618,7 @@ def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Serie
         if distance_m > _FAR_M:
             yield (
                 file,
-                f'[{name}] is {distance_m:.0f} m from the origin; is it in millimetres? If so, write unit = "mm"',
+                f'[{name}] is {distance_m:.0f} m from the origin; is it in millimeters? If so, write unit = "mm"',
             )
         runs = np.diff(np.flatnonzero((np.diff(values, axis=0) != 0).any(axis=1)))
         if len(runs) > _FEW_RUNS and np.median(runs) >= 2:

@@ -155,7 +155,7 @@
     // The scene
 
     buildScene() {
-      THREE.ColorManagement.enabled = false; // colours are those of the simulator, which shows them as they are
+      THREE.ColorManagement.enabled = false; // colors are those of the simulator, which shows them as they are
       this.canvas = document.createElement("canvas");
       this.renderer = new THREE.WebGLRenderer({ canvas: this.canvas, antialias: true });
       this.renderer.outputColorSpace = THREE.LinearSRGBColorSpace;
