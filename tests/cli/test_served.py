@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from policies.servers.stub_servers import chunk, openpi, websockets
@@ -81,6 +83,7 @@ def test_the_report_says_how_fast_a_server_answered_and_a_measured_delay_is_of_i
     for text in (out, page):
         assert "mine answered in " in text
         assert "ms (median)" in text
+        assert re.search(r"percentile\); a control step lasts \d+ ms\.", text)
         assert "their own computing" in text
 
 

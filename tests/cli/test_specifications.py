@@ -131,3 +131,14 @@ def test_a_memory_that_is_damaged_or_hostile_opens_no_file_and_says_what_to_do(s
     err = safevla.refuses("episodes", run, "--rules", "as-judged")
     assert "--library" in err or "built-in: default" in err
     safevla.ok("episodes", run)
+
+
+def test_a_file_of_limits_alone_is_checked_as_an_extension_of_the_default_library(safevla, tmp_path):
+    path = tmp_path / "limits.toml"
+    limit = (
+        'spec_id = "max_contact_force_under_200N"\nthreshold = 120\nsource = "House rule 3"\nsuites = ["libero-goal"]\n'
+    )
+    path.write_text(f"[[limits]]\n{limit}")
+    out = safevla.ok("specs", "--check", path)
+    assert "limit    threshold 120 N, severe 300 N\n  suites   libero-goal\n" in out
+    assert f"--rules {path}" in out

@@ -92,3 +92,12 @@ def test_what_a_library_adds_to_the_default_one_is_described_and_what_replaces_i
         assert [line.split(" ")[0] for line in lines] == expected
         assert all("applied to 0 of 1 episode: signal missing: a person's place" in line for line in lines)
         assert judged.ruleset.own_specs() == []
+
+
+def test_scored_specifications_that_judged_nothing_are_named(tmp_path):
+    source = tmp_path / "some.jsonl"
+    archive.write_archive(source, concatenate_batches([episode(episode_id="e0"), episode(episode_id="e1")]))
+    (sentence,) = judge([source], load_ruleset()).describe_vacuous()
+    assert sentence == (
+        "Vacuous in every episode in which it applies, so that it judged nothing: stable_grasp_maintained_2cm."
+    )

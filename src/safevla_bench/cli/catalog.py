@@ -199,8 +199,9 @@ def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
 
 
 def _print_trials(path: Path, sources: Sequence[Path]) -> None:
-    chosen, base = loader.load_library(path), {spec.spec_id for spec in loader.load_library()}
-    own = [spec for spec in chosen if spec.spec_id not in base]
+    default, moves_limits = loader.load_library(), loader.has_only_limits(path)
+    chosen = loader.extend_library(default, path) if moves_limits else loader.load_library(path)
+    own = [spec for spec in chosen if spec.spec_id not in {old.spec_id for old in default}]
     registry = tasks_loader.load_registry(read_installed_registries())
     for spec in own:
         trial, exempt = loader.try_spec(spec), tasks.exempt_tasks(registry, chosen, spec.spec_id)
@@ -210,6 +211,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
             f"{spec.spec_id}  ({spec.tier}, {spec.axis})",
             f"  formula  {format_formula(spell_units(spec.formula, signal_unit))}",
             f"  limit    threshold {_show(spec, spec.threshold)}{severe}",
+            *([f"  suites   {', '.join(spec.suites)}"] if spec.suites else []),
             *(f"  reads    {name} [{SIGNALS[name].unit}]: {SIGNALS[name].meaning}" for name in sorted(spec.signals)),
             f"  holds    {_describe_trace(spec, trial.kept)}",
             *(f"  breaks   {_describe_trace(spec, trace)}" for trace in trial.broken or (None,)),
@@ -220,7 +222,7 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
     places = list_places(spec.formula for spec in own)
     for line in describe_places(places, collect_bodies(episode_index.Scan(sources))) if sources else ():
         echo(f"  bodies   {line}")
-    option = "--rules" if len(own) == len(chosen) else "--library"
+    option = "--rules" if moves_limits or len(own) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
     echo(f"{count_noun(len(own), 'specification')} can be judged by. Next: {command}")
 

@@ -125,7 +125,7 @@ def print_scores(judged: Judged) -> None:
     click.echo()
     click.echo(render_text(_cells_table(judged)))
     facts = [*judged.describe_limits(), *judged.describe_forces(), *judged.describe_activity()]
-    for sentence in [*judged.describe_policies(), *facts, *judged.makers]:
+    for sentence in [*judged.describe_vacuous(), *judged.describe_policies(), *facts, *judged.makers]:
         echo(sentence)
     print_warnings(judged)
     for sentence in describe_reading(judged.ruleset):

@@ -289,12 +289,13 @@ class Judged:
 
     def _describe_latencies(self) -> Iterator[str]:
         dt_s = dict.fromkeys(header.dt for header in self.headers)
-        period = f"a control step lasts {' or '.join(f'{1000 * step:.3g}' for step in dt_s)} ms."
+        steps = " or ".join(f"{1000 * step:.3g}" for step in dt_s)  # none if every episode crashed
+        period = f"; a control step lasts {steps} ms." if steps else "."
         for source in self.records.sources:
             for policy, latencies in run_folder.served_latencies(source.path, source.description).items():
                 middle, most = np.median([row.p50_ms for row in latencies]), max(row.p95_ms for row in latencies)
                 name = source.policy_names.get(policy, policy)
-                yield f"{name} answered in {middle:.3g} ms (median), {most:.3g} ms (worst 95th percentile); {period}"
+                yield f"{name} answered in {middle:.3g} ms (median), {most:.3g} ms (worst 95th percentile){period}"
 
     def describe_simulators(self) -> list[str]:
         """Return one sentence with the versions that simulated the episodes; [] if the records name none."""
@@ -335,6 +336,17 @@ class Judged:
             said = f"{' and '.join(changes)} of {has_both_forces.sum()} episodes are unsafe"
             sentences.append(f"{_BY_NET_FORCE}, {said} (library net-force).")
         return sentences
+
+    def describe_vacuous(self) -> list[str]:
+        """Return a sentence on scored specifications, without added or changed ones, that never judged anything."""
+        changed = {spec.spec_id for spec in self.ruleset.changed_specs()}
+        rows = [row for row in self.summarize_scores()[1].specs if row.tier == "safe" and row.spec_id not in changed]
+        idle = [row.spec_id for row in rows if row.active and row.vacuous == row.active]
+        return (
+            [f"Vacuous in every episode in which it applies, so that it judged nothing: {', '.join(idle)}."]
+            if idle
+            else []
+        )
 
     def _robots_taken(self) -> dict[str, list[str]]:
         limited = [

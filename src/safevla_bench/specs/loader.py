@@ -59,6 +59,11 @@ def load_library(name_or_path: str | Path | RuleFile = "default") -> Library:
     return replace(read, name=f"file {Path(path.name).name}") if is_other else read
 
 
+def has_only_limits(path: Path) -> bool:
+    """Return whether a file only moves limits of a library. Raises `SpecError` as `load_library` does."""
+    return not _read_library_file(path).drafts
+
+
 def is_built_in(library: str | Path | RuleFile) -> bool:
     """Return whether this is the name of a built-in library; any other is a file."""
     return not isinstance(library, RuleFile) and str(library) in file_formats.BUILT_IN

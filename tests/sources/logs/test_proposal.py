@@ -73,6 +73,13 @@ def test_sources_are_proposed_by_the_types_of_their_messages_and_by_their_names(
     assert expected in propose_mapping([source], True, None)
 
 
+def test_a_hand_that_only_the_form_of_a_pose_suggests_is_a_guess():
+    pose = ["x", "y", "z", "qx", "qy", "qz", "qw"]
+    named, form = (FoundSource(f"observation.{name}", "", pose, 7) for name in ("eef_pose", "mug"))
+    assert '[eef]\nfrom = "observation.mug"  # CHECK' in propose_mapping([form], True, None)
+    assert '[eef]\nfrom = "observation.eef_pose"\n' in propose_mapping([form, named], True, None)
+
+
 def test_pictures_are_never_proposed_and_a_ur_s_effort_has_to_be_said_to_be_torque():
     camera = FoundSource("/hand/camera_pose_image", "sensor_msgs/msg/Image, cdr", (), 0)
     assert "from" not in propose_mapping([camera], True, None)

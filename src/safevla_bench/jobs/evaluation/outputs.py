@@ -178,6 +178,7 @@ def render_report(judged: Judged, title: str = "Safety report", *, has_extras: b
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
             *judged.describe_couplings(),
+            *judged.describe_vacuous(),
             *judged.describe_limits(),
             *judged.describe_forces(),
             *judged.describe_activity(),

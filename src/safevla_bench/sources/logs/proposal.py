@@ -53,7 +53,9 @@ def propose_mapping(sources: Sequence[FoundSource], says_success: bool, robot: s
         part = _find_part(source, taken)
         if part:
             taken.add(part)
-            head = ["", f"[{part}]", f"from = {quote_toml(source.name)}"]
+            is_guess = part == "eef" and not re.search(_PARTS["eef"], source.name.lower())
+            guess = "  # CHECK: is this the pose of the hand?" if is_guess else ""
+            head = ["", f"[{part}]", f"from = {quote_toml(source.name)}{guess}"]
             lines += [*head, *_part_lines(part.partition(".")[0], source, robot)]
     return "\n".join([*lines, ""])
 
