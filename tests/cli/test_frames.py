@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from safevla_bench import archive, cli, hosts
-from safevla_bench.errors import RunError
+from safevla_bench.errors import HostError, RunError
 from safevla_bench.hosts import make_host
 from safevla_bench.hosts.fake.host import FakeStage
 from safevla_bench.interface.environment import HostSupport
@@ -184,6 +184,22 @@ def test_an_episode_that_turns_out_not_to_be_shown_as_recorded_leaves_no_file(ru
         render(run, FrameStyle())
     assert len(pictures) == 2
     assert files_of(run) == set()
+
+
+def test_a_machine_that_cannot_render_still_gets_the_replay_in_3d_and_keeps_earlier_pictures(safevla, run, monkeypatch):
+    safevla.ok("frames", run, "--episode", ":1")
+    stills = files_of(run)
+
+    def refuse(*_):
+        raise HostError("no picture can be rendered: there is no Vulkan device")
+
+    monkeypatch.setattr(FakeStage, "render", refuse)
+    code, out, err = safevla("frames", run, "--episode", ":1", "--3d")
+    assert code == 0, err
+    assert "no Vulkan device" in err
+    assert {name for name in files_of(run) - stills if name.endswith("replay3d.json")}
+    assert stills < files_of(run)
+    safevla.refuses("frames", run, "--episode", ":1")
 
 
 def test_frames_of_other_episodes_stay_and_files_that_no_longer_hold_go(safevla, run, tight):

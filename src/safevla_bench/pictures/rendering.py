@@ -86,7 +86,7 @@ def render_frames(
     for done, index in enumerate(episodes):
         observer(done, run.batch.headers[index].episode_id)
         try:
-            rendered = _render_episode(run, index, style, meshes)
+            rendered = _render_episode(run, index, style, meshes, on_skip)
         except (HostError, RunError) as error:
             error.with_place(Place(episode=run.batch.headers[index].episode_id))
             skipped += 1
@@ -107,10 +107,10 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     for frame, content in rendered:
         write_atomically(own_path(run.folder, FRAMES, frame.file), content)
     places = {header.key: k for k, header in enumerate(run.batch.headers)}
-    former, lasting = read_frames(run.folder), []
+    former, lasting, kinds = read_frames(run.folder), [], {frame.kind for frame in frames}
     for frame in former:
         place = places.get((frame.policy, frame.episode_id))
-        is_anew = frame.kind not in _WHOLE_EPISODE or frame.kind in {new.kind for new in frames}
+        is_anew = frame.kind in kinds or (frame.kind not in _WHOLE_EPISODE and not kinds <= _WHOLE_EPISODE)
         if place is not None and not (place == index and is_anew):
             lasting.append(frame)
     indexed = sorted(
@@ -126,17 +126,25 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
 
 
 def _render_episode(
-    run: RecordedRun, index: int, style: FrameStyle, meshes: dict[str, TriangleMesh]
+    run: RecordedRun,
+    index: int,
+    style: FrameStyle,
+    meshes: dict[str, TriangleMesh],
+    on_skip: Callable[[SafevlaError], None],
 ) -> list[_Rendered]:
     record = select_episodes(run.batch, [index])
     explanation = explain_episode(run.scores, run.batch, run.ruleset, index)
     shots = select_shots(explanation)
     with closing(open_stage(run.folder, run.host, record)) as stage:
         renderer = _EpisodeRenderer(record, stage, style.size)
-        frames = [renderer.render_still(shot, k) for k, shot in enumerate(shots)]
-        whole = Shot("video", 0, "Whole episode", shots[-1].title)
-        if style.video:
-            frames.append(renderer.render_video(explanation, whole))
+        whole, frames = Shot("video", 0, "Whole episode", shots[-1].title), list[_Rendered]()
+        try:
+            frames += [renderer.render_still(shot, k) for k, shot in enumerate(shots)]
+            frames += [renderer.render_video(explanation, whole)] if style.video else []
+        except HostError as error:
+            if not style.replay3d:  # it needs no renderer
+                raise
+            on_skip(error.with_place(Place(episode=record.headers[0].episode_id)))
         if style.replay3d:
             shot = replace(whole, kind="replay3d", title="Whole episode in 3-D")
             content, camera = build_replay3d(stage, record, meshes), stage.aim(0, (), style.size)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hosts.hand import Hand
+from hosts.vulkan import MISSING, needs_vulkan
 from safevla_bench.hosts import drawn_reset_seed
 from safevla_bench.hosts.conformance import HostConformance
 from safevla_bench.hosts.conformance.base import Trial
@@ -45,11 +46,18 @@ class TestManiskill(Hand, HostConformance):
         Trial("maniskill", 5, roles={"box_with_hole_0": "furniture"}),
         Trial("maniskill", 6, targets=frozenset({"cube", "peg"})),
     )
-    other_wants = (Wants(privileged=True, extra=("joint_pos", "joint_vel")),)
+    other_wants = (
+        Wants(privileged=True, extra=("joint_pos", "joint_vel")),
+        *(() if MISSING else (Wants(cameras=("base_camera",), image_size=(96, 128)),)),
+    )
     state_begins_with_time = False
 
+    @needs_vulkan
+    def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run):
+        super().test_a_recorded_episode_can_be_looked_at_as_it_was(run)
+
     def bare(self, task, seed, actions):
-        env = host.make_env(task.name)
+        env = host.make_env(task.name, "pd_ee_delta_pose")
         host.start(env, drawn_reset_seed(seed))
         for _ in range(seed.wait_steps):
             env.step(np.array(task.still, dtype=np.float32))

@@ -85,6 +85,18 @@ def test_a_renderer_that_crashes_hangs_fails_or_draws_nothing_is_an_error(monkey
     assert graphics_by_check(quick=False)["rendering"] == ("error", "no end within 300 s")
 
 
+def test_without_a_device_for_sapien_there_is_a_warning_because_states_need_none(monkeypatch):
+    run = lambda code, out, err: lambda *_, **__: subprocess.CompletedProcess([], code, out, err)  # noqa: E731
+    error = "safevla_bench.errors.HostError: no picture can be rendered: there is no Vulkan device"
+    monkeypatch.setattr(machine.subprocess, "run", run(1, "", error))
+    found = machine.check_vulkan()
+    assert (found.level, "lavapipe" in found.remedy) == ("warning", True)
+    assert "no Vulkan device" in found.found
+    frame = '{"renderer": "llvmpipe", "darkest": 0, "brightest": 1}'
+    monkeypatch.setattr(machine.subprocess, "run", run(0, frame, ""))
+    assert (machine.check_vulkan().level, machine.check_vulkan().found) == ("ok", "a frame by llvmpipe")
+
+
 @pytest.mark.libero
 def test_a_real_frame_is_rendered_by_a_named_renderer(monkeypatch):
     pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")

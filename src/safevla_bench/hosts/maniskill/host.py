@@ -1,64 +1,93 @@
-"""ManiSkill 3, recorded: table-top tasks of a Panda in SAPIEN, on PhysX's CPU solver.
+"""ManiSkill 3, recorded: tasks of arms in SAPIEN, on PhysX's CPU solver.
 
-Nothing is rendered, so Vulkan is not needed: SAPIEN makes materials only on a rendering device, so stand-ins replace
-them while a scene is built. PhysX reports the normal forces of contacts but no friction (docs/howto/maniskill.md).
+Policies that want no pictures need no Vulkan (`graphics`). PhysX reports the normal forces of contacts but no friction
+(docs/howto/maniskill.md).
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import resources
-from typing import Any
-from unittest import mock
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.errors import HostError
 from safevla_bench.hosts import RecordedEnv, check_start, check_wants, drawn_reset_seed, read_versions, require_known
+from safevla_bench.hosts.maniskill import graphics
+from safevla_bench.hosts.maniskill.viewer import ManiskillStage, StagedScene, read_shapes, to_pose
 from safevla_bench.hosts.mujoco.graphics import importing
+from safevla_bench.hosts.mujoco.viewer import episode_seed
 from safevla_bench.interface.environment import Host, HostSupport
-from safevla_bench.interface.policy import Action, Observation, Wants, check_action
+from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import load_registry
-from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Part, multiply, rotate
+from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Part, rotate
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
 
 SUITE = "maniskill"
-CONTROLS = {
-    "pd_ee_delta_pose": ("position [3], rotation [3], gripper", 7),
-    "pd_ee_delta_pos": ("position [3], gripper", 4),
-    "pd_joint_delta_pos": ("joints [7], gripper", 8),
-}
-"""ManiSkill's control modes that this host supports, the default first, with the parts of an action and their sizes."""
-TORQUE_LIMIT_NM = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)
-"""Torque limits of the Panda's joints, base first, from ManiSkill's URDF; its drives would allow 100 N·m each."""
-_ARM = len(TORQUE_LIMIT_NM)
 _AXIS_TORQUE = 3
 """Index of the torque about the joint's axis in SAPIEN's wrench (force [3], torque [3]), in a frame with x along it."""
 _RESTING_M_S = 0.05
 _INSTALL = "make maniskill   (in a checkout: it makes ManiSkill's own environment, .venv-maniskill)"
 STATE, START = "state", "start"
 _READINGS = ("joint_pos", "joint_vel")
-_building = threading.Lock()
-"""Held while SAPIEN's materials are replaced, so that environments in threads take turns."""
+
+
+class Robot(msgspec.Struct, frozen=True, kw_only=True):
+    """An arm: `embodiment` is its name in records, `hand` the link whose pose is the end effector's, `fingers` are
+    parts of the names of its finger links. `controls` maps each supported control mode of ManiSkill, the default first,
+    to the parts of an action and their number. Torque limits [N·m], base first; None = those of the embodiment.
+    """
+
+    embodiment: str
+    joints: int
+    hand: str
+    fingers: tuple[str, str]
+    cameras: tuple[str, ...]
+    controls: Mapping[str, tuple[str, int]]
+    torque_limit_nm: tuple[float, ...] | None = None
+
+
+PANDA = Robot(
+    embodiment="Panda",
+    joints=7,
+    hand="panda_hand_tcp",
+    fingers=("leftfinger", "rightfinger"),
+    cameras=("base_camera",),
+    controls={
+        "pd_ee_delta_pose": ("position [3], rotation [3], gripper", 7),
+        "pd_ee_delta_pos": ("position [3], gripper", 4),
+        "pd_joint_delta_pos": ("joints [7], gripper", 8),
+    },
+    torque_limit_nm=(87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),  # ManiSkill's URDF; its drives would allow 100 each
+)
+ROBOTS: Mapping[str, Robot] = {
+    "panda": PANDA,
+    "panda_wristcam": msgspec.structs.replace(
+        PANDA, embodiment="PandaWristCam", cameras=(*PANDA.cameras, "hand_camera")
+    ),
+}
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The bodies that a task's success requires to be moved, a held tool last, the conjuncts of success by their names
-    in the result of `evaluate`, `not NAME` if it must be false, and ManiSkill's limit in steps.
+    in the result of `evaluate`, `not NAME` if it must be false, ManiSkill's limit in steps, and the robots that
+    ManiSkill made the task for, its default first.
     """
 
     targets: tuple[str, ...]
     subgoals: tuple[str, ...] = ()
     horizon: int = 50
+    robots: tuple[str, ...] = ("panda",)
 
 
 TASKS: Mapping[str, TaskFacts] = msgspec.toml.decode(
@@ -67,14 +96,23 @@ TASKS: Mapping[str, TaskFacts] = msgspec.toml.decode(
 
 
 class ManiskillHost(Host):
-    """The host `maniskill`; everything but its suites and tasks needs the extra `maniskill`."""
+    """The host `maniskill`; everything but its suites and tasks needs the extra `maniskill`.
+
+    `control` is a control mode, by default the robot's first. `robot` selects the tasks that ManiSkill made for it, by
+    default those of any Panda, each with ManiSkill's default.
+    """
 
     name = "maniskill"
-    supports = HostSupport(readings=_READINGS, privileged_readings=(STATE, START))
+    supports = HostSupport(cameras=PANDA.cameras, readings=_READINGS, privileged_readings=(STATE, START), pictures=True)
 
-    def __init__(self, control: str = next(iter(CONTROLS))) -> None:
-        require_known("the host maniskill", "control", control, CONTROLS)
-        self._control = control
+    def __init__(self, control: str = "", robot: str = "") -> None:
+        if robot:
+            require_known("the host maniskill", "robot", robot, ROBOTS)
+            self.supports = replace(self.supports, cameras=ROBOTS[robot].cameras)
+        self._robots = (robot,) if robot else ("panda", "panda_wristcam")
+        controls = ROBOTS[self._robots[0]].controls
+        self._control = control or next(iter(controls))
+        require_known("the host maniskill", "control", self._control, controls)
 
     def suites(self) -> tuple[str, ...]:
         return (SUITE,)
@@ -82,15 +120,36 @@ class ManiskillHost(Host):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         require_known("ManiSkill", "suite", suite, self.suites())
         told, still = load_registry().tasks, still_action(self._control)
+        chosen = [name for name, facts in TASKS.items() if {*facts.robots} & {*self._robots}]
         return tuple(
-            Task(SUITE, name, index, name, told[SUITE, name].instruction or name, still, horizon=rules.horizon)
-            for index, (name, rules) in enumerate(TASKS.items())
+            Task(SUITE, name, index, name, told[SUITE, name].instruction or name, still, horizon=TASKS[name].horizon)
+            for index, name in enumerate(chosen)
         )
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
-        """Return a new environment of one task; raise `HostError` for a camera, or for a policy that gives poses."""
+        """Return a new environment of one task; raise `HostError` for a policy that gives poses, and for cameras that
+        the robot or this machine cannot have.
+        """
         check_wants(wants, self.supports, "ManiSkill")
-        return ManiskillEnv(task, wants, self.versions(), self._control)
+        if wants.cameras:
+            graphics.render_device()
+        robot = next(name for name in task_facts(task.name).robots if name in self._robots)
+        return ManiskillEnv(task, wants, self.versions(), self._control, robot)
+
+    def stage(self, task: Task, episode: Batch) -> ManiskillStage:
+        """Return a stage for a recorded episode, a batch of one with its `sim_state`. Without a rendering device it
+        describes shapes and poses only. Raises `HostError` if the record lacks states or its start.
+        """
+        try:
+            cameras = (self.supports.cameras[0],) if graphics.render_device() else ()
+        except HostError:
+            cameras = ()
+        env = self.make(task, Wants(cameras=cameras))
+        try:
+            return env.open_stage(episode)
+        except BaseException:
+            env.close()
+            raise
 
     def versions(self) -> dict[str, str]:
         return read_versions(("mani-skill", "sapien", "torch", "numpy", "safevla-bench"), "ManiSkill", _INSTALL)
@@ -105,14 +164,14 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
     `extra["start"]` [2]: the seed of ManiSkill's reset and the number of settling steps after it.
     """
 
-    embodiment = "Panda"
-    torque_limit_nm = TORQUE_LIMIT_NM
-
-    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str) -> None:
-        self._meaning, size = CONTROLS[control]
+    def __init__(self, task: Task, wants: Wants, versions: dict[str, str], control: str, robot: str) -> None:
+        self._robot = ROBOTS[robot]
+        self.embodiment, self.torque_limit_nm = self._robot.embodiment, self._robot.torque_limit_nm
+        self._meaning, size = self._robot.controls[control]
         super().__init__(task, wants, versions, size)
-        self._targets = task_targets(task.name)
-        self._env = make_env(task.name, control)
+        self._targets, self._renders_next = task_facts(task.name).targets, True
+        self._env = make_env(task.name, control, robot, renders=bool(wants.cameras))
+        graphics.set_cameras(self._env, wants.cameras, wants.image_size)
         self._identity = read_identity(type(self._env), None, "mani_skill", "envs")
         self.dt_s = float(self._env.control_timestep)
 
@@ -121,17 +180,17 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         one settling step is made, because PhysX reports contacts only after a step.
         """
         check_start(self.task, seed, ManiskillHost.supports)
-        self._recorder, self._seed = None, seed
-        env = self._env
-        start(env, drawn_reset_seed(seed))
-        parts, hand, self._pieces = read_parts(env)
-        scene = replace(read_scene(env, self._targets), parts=parts, hand=hand)
+        self._recorder, self._seed, self._renders_next = None, seed, True
+        env, robot = self._env, self._robot
+        start(env, drawn_reset_seed(seed), renders=bool(self._wants.cameras))
+        parts, hand, self._pieces = read_parts(env, robot)
+        scene, arm = replace(read_scene(env, robot, self._targets), parts=parts, hand=hand), arm_links(env, robot)
         self._bodies = dynamic_bodies(env)
         still = np.array(seed.wait_action or self.task.still)
         self._settled = self._settle(still, max(1, seed.wait_steps), seed.rest_steps)
         recorder = EpisodeRecorder(scene)
-        recorder.begin(read_contacts(env, scene), torques_nm=read_torques(env), **self._read_poses())
-        hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques(env)))
+        recorder.begin(read_contacts(env, scene), torques_nm=read_torques(env, arm), **self._read_poses())
+        hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques(env, arm)))
         self._recorder = recorder
         return self._observe()
 
@@ -159,7 +218,19 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return the coordinates of the current `sim_state`: those of actors, then of the robot's joints, arm first."""
-        return state_coordinates(self._env)
+        return state_coordinates(self._env, self._robot)
+
+    def render_next(self, wanted: bool) -> None:
+        self._renders_next = wanted
+
+    def open_stage(self, episode: Batch) -> ManiskillStage:
+        """Return a stage, which owns this environment, for a recorded episode: a batch of one with its `sim_state`."""
+        self.reset(episode_seed(episode))
+        env, robot = self._env, self._robot
+        arm = tuple(articulation(env).links[place].entity.name for place in arm_links(env, robot))
+        roles = read_scene(env, robot, self._targets).roles
+        scene = StagedScene(env, solid_bodies(env), roles, tuple(self._bodies), arm, robot.cameras)
+        return ManiskillStage(scene, episode, self.close)
 
     def close(self) -> None:
         self._recorder = None
@@ -174,18 +245,24 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         return {**read, "subgoals": holds or None}
 
     def _read_hand(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return to_pose(self._env.agent.tcp._objs[0].entity.pose)
+        return to_pose(self._env.agent.robot.links_map[self._robot.hand]._objs[0].entity.pose)
 
     def _observe(self) -> Observation:
-        joints, wanted = robot(self._env), self._wants
-        own = {"joint_pos": joints.qpos[:_ARM], "joint_vel": joints.qvel[:_ARM]}
+        joints, wanted, arm = articulation(self._env), self._wants, self._robot.joints
+        own = {"joint_pos": joints.qpos[:arm], "joint_vel": joints.qvel[:arm]}
         extra = {name: values.astype(np.float64) for name, values in own.items() if name in wanted.extra}
         if wanted.privileged:
             extra[STATE] = self._obs[0].numpy().astype(np.float64)
             extra[START] = np.array([drawn_reset_seed(self._seed), self._settled], dtype=np.float64)
         place, turn = self._read_hand()
-        fingers = joints.qpos[_ARM:].astype(np.float64)
-        return Observation(self.task.instruction, place, turn, fingers, extra=extra)
+        fingers = joints.qpos[arm:].astype(np.float64)
+        renders, self._renders_next = self._renders_next, True
+        images = graphics.take_pictures(self._env, wanted.cameras) if renders else UnrenderedImages(wanted.cameras)
+        return Observation(self.task.instruction, place, turn, fingers, images, extra=extra)
+
+    def _read_simulation(self) -> dict[str, object]:
+        device = {"render_device": graphics.render_device()} if self._wants.cameras else {}
+        return super()._read_simulation() | device
 
 
 # Objects of ManiSkill and SAPIEN
@@ -193,13 +270,14 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
 
 def still_action(control: str) -> tuple[float, ...]:
     """Return a control mode's action that moves nothing and opens the gripper."""
-    return (*[0.0] * (CONTROLS[control][1] - 1), 1.0)
+    size = next(robot.controls[control][1] for robot in ROBOTS.values() if control in robot.controls)
+    return (*[0.0] * (size - 1), 1.0)
 
 
-def task_targets(name: str) -> tuple[str, ...]:
-    """Return the bodies that a task's success requires to be moved; raise `HostError` for an unknown name."""
+def task_facts(name: str) -> TaskFacts:
+    """Return a task's row of the table; raise `HostError` for an unknown name."""
     require_known("the host maniskill", "task", name, TASKS)
-    return TASKS[name].targets
+    return TASKS[name]
 
 
 def import_maniskill() -> Mapping[str, Any]:
@@ -214,45 +292,30 @@ def import_maniskill() -> Mapping[str, Any]:
     return found
 
 
-def make_env(name: str, control: str = next(iter(CONTROLS))) -> Any:
-    """Return ManiSkill's environment of a task, without rendering and without a limit on its steps."""
+def make_env(name: str, control: str, robot: str = "", *, renders: bool = False) -> Any:
+    """Return ManiSkill's environment of a task, by default with its default robot, without a limit on its steps."""
     task = import_maniskill()[name]
-    options = {"sim_backend": "physx_cpu", "render_backend": "none", "obs_mode": "state", "reward_mode": "none"}
-    with without_visuals():
-        return task.make(control_mode=control, **options)
+    options = {"robot_uids": robot} if robot else {}
+    backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # without a GPU, the CPU
+    with graphics.building(renders=renders):
+        return task.make(control_mode=control, obs_mode="state", reward_mode="none", **backends, **options)
 
 
-def start(env: Any, seed: int) -> None:
+def start(env: Any, seed: int, *, renders: bool = False) -> None:
     """Build a new scene, so that nothing of an earlier episode remains in the solver, and draw the start."""
-    with without_visuals():
+    with graphics.building(renders=renders):
         env.reset(seed=seed, options={"reconfigure": True})
 
 
-class _NoVisual:
-    """A stand-in for a material or texture, which is never rendered."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
-@contextmanager
-def without_visuals() -> Iterator[None]:
-    """Let SAPIEN build scenes without a rendering device; `render_backend="none"` still makes materials."""
-    import sapien.render
-    import sapien.wrapper.urdf_loader
-
-    with _building, ExitStack() as patches:
-        for module in (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader):
-            for name in ("RenderMaterial", "RenderTexture2D"):
-                patches.enter_context(mock.patch.object(module, name, _NoVisual))
-        yield
-
-
-def robot(env: Any) -> Any:
+def articulation(env: Any) -> Any:
     """Return SAPIEN's articulation of the robot."""
     return env.agent.robot._objs[0]
+
+
+def arm_links(env: Any, robot: Robot) -> list[int]:
+    """Return the indices of the links that the arm's joints move, base first, in SAPIEN's order of links."""
+    links = [link.entity.name for link in articulation(env).links]
+    return [links.index(joint.child_link.entity.name) for joint in articulation(env).active_joints[: robot.joints]]
 
 
 def dynamic_bodies(env: Any) -> dict[str, Any]:
@@ -261,19 +324,24 @@ def dynamic_bodies(env: Any) -> dict[str, Any]:
     return {name: actor._bodies[0] for name, actor in moving.items()}
 
 
-def read_scene(env: Any, targets: tuple[str, ...]) -> SceneMap:
+def solid_bodies(env: Any) -> dict[str, Any]:
+    """Return SAPIEN's bodies with collision shapes by recorded name: links by their own, then actors by ManiSkill's."""
+    links = {link.entity.name: link for link in articulation(env).links}
+    actors = {name: actor._bodies[0] for name, actor in env.scene.actors.items()}
+    return {name: body for name, body in (links | actors).items() if body.collision_shapes}
+
+
+def read_scene(env: Any, robot: Robot, targets: tuple[str, ...]) -> SceneMap:
     """Return names and roles: links have their own names, actors ManiSkill's. Bodies without collision shapes, such as
     goal markers, are left out. Shapes of one entity form one body.
     """
-    links = {link.entity.name: link for link in robot(env).links if link.collision_shapes}
-    solid = {name: actor._bodies[0] for name, actor in env.scene.actors.items() if actor._bodies[0].collision_shapes}
-    moving = dynamic_bodies(env)
-    roles = dict.fromkeys(links, "robot")
+    solid, moving = solid_bodies(env), dynamic_bodies(env)
+    links = {name: body for name, body in solid.items() if name not in env.scene.actors}
+    roles = dict.fromkeys(solid, "furniture") | dict.fromkeys(links, "robot")
     roles |= {name: "target" if name in targets else "bystander" for name in moving}
-    roles |= {name: "furniture" for name in solid if name not in moving}
-    fingers = [[body.entity.per_scene_id for name, body in links.items() if side in name] for side in _FINGERS]
+    fingers = [[body.entity.per_scene_id for name, body in links.items() if side in name] for side in robot.fingers]
     return SceneMap(
-        shapes={body.entity.per_scene_id: name for name, body in (links | solid).items()},
+        shapes={body.entity.per_scene_id: name for name, body in solid.items()},
         roles=roles,
         substep_s=float(env.sim_timestep),
         fingers=(fingers[0], fingers[1]),
@@ -282,19 +350,16 @@ def read_scene(env: Any, targets: tuple[str, ...]) -> SceneMap:
     )
 
 
-_FINGERS = ("leftfinger", "rightfinger")
-
-
-def read_parts(env: Any) -> tuple[list[Part], list[int], list[Any]]:
+def read_parts(env: Any, robot: Robot) -> tuple[list[Part], list[int], list[Any]]:
     """Return the robot's links and the solid actors as parts, the indices of hand and fingers, and SAPIEN's bodies."""
-    links = sorted(robot(env).links, key=lambda link: len(_ancestors(link)))
+    links = sorted(articulation(env).links, key=lambda link: len(_ancestors(link)))
     places = {link.entity.name: place for place, link in enumerate(links)}
     parts = []
     for link in links:
         name = link.entity.name if link.collision_shapes else ""
         parent = places[link.parent.entity.name] if link.parent else WORLD
         parts.append(Part(name, parent, _joint_motion(link), *read_shapes(link)))
-    fingers = [link for link in links if any(side in link.entity.name for side in _FINGERS)]
+    fingers = [link for link in links if any(side in link.entity.name for side in robot.fingers)]
     hand = {places[link.entity.name] for finger in fingers for link in (finger, finger.parent) if link}
     for name, actor in env.scene.actors.items():
         body = actor._bodies[0]
@@ -325,38 +390,6 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
     return (along,) if is_plain and is_centered and joint.type.startswith("revolute") else ALL_MOTION
 
 
-_PLANE_TURN = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])
-"""SAPIEN's planes face x, ours face z."""
-
-
-def read_shapes(body: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a box around each collision shape in the body's frame, [K, 10], and its planes, [L, 7]."""
-    boxes, planes = [np.empty((0, 10))], [np.empty((0, 7))]
-    for shape in body.collision_shapes:
-        kind = type(shape).__name__.removeprefix("PhysxCollisionShape")
-        place, turn = to_pose(shape.local_pose)
-        if kind == "Plane":
-            planes.append(np.concatenate([place, multiply(turn, _PLANE_TURN)])[None])
-            continue
-        if hasattr(shape, "vertices"):
-            corners = np.asarray(shape.vertices, dtype=np.float64) * shape.scale
-            low, high = corners.min(axis=0), corners.max(axis=0)
-        else:
-            high = _half_size(kind, shape)
-            low = -high
-        center = place + rotate(turn, (low + high) / 2.0)
-        boxes.append(np.concatenate([center, turn, (high - low) / 2.0])[None])
-    return np.concatenate(boxes), np.concatenate(planes)
-
-
-def _half_size(kind: str, shape: Any) -> NDArray[np.float64]:
-    if kind == "Box":
-        return np.asarray(shape.half_size, dtype=np.float64)
-    radius = float(shape.radius)
-    length = {"Sphere": radius, "Capsule": radius + getattr(shape, "half_length", 0.0)}
-    return np.array([length.get(kind, getattr(shape, "half_length", radius)), radius, radius], dtype=np.float64)
-
-
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
     """Yield the contact points that carry force, with the normal force on the second body in the world frame [N], [3].
 
@@ -369,10 +402,10 @@ def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
                 yield first, second, -point.impulse.astype(np.float64) / scene.substep_s
 
 
-def read_torques(env: Any) -> NDArray[np.float64]:
-    """Return the torques of the arm's drives in the last physics step, base first [N·m], [7]."""
-    wrenches: NDArray[np.float32] = robot(env).get_link_incoming_joint_forces()
-    return wrenches[1 : _ARM + 1, _AXIS_TORQUE].astype(np.float64)
+def read_torques(env: Any, links: list[int]) -> NDArray[np.float64]:
+    """Return the torques of the arm's drives in the last physics step [N·m], one for each of `arm_links`."""
+    wrenches: NDArray[np.float32] = articulation(env).get_link_incoming_joint_forces()
+    return wrenches[links, _AXIS_TORQUE].astype(np.float64)
 
 
 def read_state(env: Any) -> NDArray[np.float64]:
@@ -383,20 +416,15 @@ def read_state(env: Any) -> NDArray[np.float64]:
     return state
 
 
-def state_coordinates(env: Any) -> tuple[Coordinate, ...]:
+def state_coordinates(env: Any, robot: Robot) -> tuple[Coordinate, ...]:
     """Return which numbers of `read_state` are positions and rotations."""
     told, first = list[Coordinate](), 0
     for kind in ("actors", "articulations"):
         for name, values in env.get_state_dict()[kind].items():
             told += [Coordinate(name, "position", first, 3), Coordinate(name, "rotation", first + 3, 4)]
             first += values.shape[-1]
-    joints = [joint.name for joint in robot(env).active_joints]
+    joints = [joint.name for joint in articulation(env).active_joints]
     place = first - 2 * len(joints)
-    told += [Coordinate(name, "rotation", place + k, 1) for k, name in enumerate(joints[:_ARM])]
-    return *told, *(Coordinate(name, "position", place + _ARM + k, 1) for k, name in enumerate(joints[_ARM:]))
-
-
-def to_pose(pose: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return position [3] in m and unit quaternion wxyz [4] of a SAPIEN pose, which has single precision."""
-    turn = pose.q.astype(np.float64)
-    return pose.p.astype(np.float64), turn / np.linalg.norm(turn)
+    kinds: list[Literal["position", "rotation"]] = ["rotation"] * robot.joints
+    kinds += ["position"] * (len(joints) - robot.joints)
+    return *told, *(Coordinate(name, kinds[k], place + k, 1) for k, name in enumerate(joints))

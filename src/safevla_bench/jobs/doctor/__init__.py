@@ -44,6 +44,8 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     simulated = [name for name in installed_hosts(versions) if host in (None, name)]
     if "mujoco" in versions:
         yield from machine.check_graphics(quick=quick)
+    if "sapien" in versions and not quick:
+        yield machine.check_vulkan()
     if not quick:
         is_foreign = host is not None and host not in tested_versions().hosts and host != _TEST_HOST
         yield from map(machine.check_episode, [host] if host is not None and is_foreign else simulated)

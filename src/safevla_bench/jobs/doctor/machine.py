@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError, find_exception
+from safevla_bench.hosts.maniskill.graphics import REMEDY as VULKAN_REMEDY
 from safevla_bench.hosts.mujoco.environment import FAST
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.environment import HostEnv
@@ -87,14 +88,26 @@ def check_graphics(*, quick: bool) -> Iterator[Diagnosis]:
         yield _check_rendering(backend or "egl")
 
 
+def check_vulkan() -> Diagnosis:
+    """Diagnose a frame by SAPIEN: a warning if there is none, because only policies that want images need it."""
+    found = _check_frame("rendering by SAPIEN", "safevla_bench.hosts.maniskill.graphics", VULKAN_REMEDY)
+    return replace(found, level="warning") if found.level == "error" else found
+
+
 def _check_rendering(backend: str) -> Diagnosis:
-    environment = {"MUJOCO_GL": backend}
-    frame = _run_probe("rendering", _RENDERING_REMEDY, "safevla_bench.hosts.mujoco.renderer", environment=environment)
+    found = _check_frame(
+        "rendering", "safevla_bench.hosts.mujoco.renderer", _RENDERING_REMEDY, environment={"MUJOCO_GL": backend}
+    )
+    return found if found.remedy else replace(found, found=f"{found.found}, backend {backend}")
+
+
+def _check_frame(check: str, module: str, remedy: str, *, environment: Mapping[str, str] = NO_ARGUMENTS) -> Diagnosis:
+    frame = _run_probe(check, remedy, module, environment=environment)
     if isinstance(frame, Diagnosis):
         return frame
     if frame["darkest"] == frame["brightest"]:
-        return failed_check("rendering", f"the frame is blank (by {frame['renderer']})", _RENDERING_REMEDY)
-    return passed_check("rendering", f"a frame by {frame['renderer']}, backend {backend}")
+        return failed_check(check, f"the frame is blank (by {frame['renderer']})", remedy)
+    return passed_check(check, f"a frame by {frame['renderer']}")
 
 
 _RENDERING_REMEDY = (

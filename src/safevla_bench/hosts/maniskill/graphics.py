@@ -1,0 +1,171 @@
+"""Pictures of ManiSkill's scenes, which SAPIEN renders by Vulkan on a GPU, or by Mesa's lavapipe on a CPU.
+
+    python -m safevla_bench.hosts.maniskill.graphics
+
+renders one frame and prints the result as JSON. It may crash, so run it in a separate process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from safevla_bench.errors import HostError
+
+REMEDY = (
+    "On a CPU install Mesa's lavapipe, 24.3 or newer, on an NVIDIA GPU its Vulkan driver: docs/howto/maniskill.md; "
+    "policies that want no images run nonetheless"
+)
+_TEXTURES = "rgb+segmentation"  # a digital twin puts a photograph behind what the segmentation leaves out
+_building = threading.Lock()
+"""Held while a scene is built, because `building` may replace SAPIEN's materials."""
+
+
+class _NoVisual:
+    """Replaces a material or texture, which nothing shows."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+@contextmanager
+def building(*, renders: bool) -> Iterator[None]:
+    """Let SAPIEN build scenes, without a rendering device unless the scene `renders`: `render_backend="none"` still
+    makes materials. Threads take turns.
+    """
+    import sapien.render
+    import sapien.wrapper.urdf_loader
+
+    with _building, ExitStack() as patches:
+        for module in () if renders else (sapien.render, sapien.pysapien.render, sapien.wrapper.urdf_loader):
+            for name in ("RenderMaterial", "RenderTexture2D"):
+                patches.enter_context(mock.patch.object(module, name, _NoVisual))
+        yield
+
+
+def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None:
+    """Let the next scenes of ManiSkill's environment have these cameras in a size (height, width). The view stays the
+    same: another shape of a picture with an intrinsic matrix is stretched.
+    """
+    height, width = size
+    changes: dict[str, dict[str, Any]] = {name: {"width": width, "height": height} for name in cameras}
+    for name, change in changes.items():
+        own = env._sensor_configs[name]
+        if own.intrinsic is not None:
+            change["intrinsic"] = np.asarray(own.intrinsic) * [[width / own.width], [height / own.height], [1.0]]
+    env._custom_sensor_configs = changes
+
+
+def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:
+    """Return what ManiSkill's cameras see, uint8 [H, W, 3], upright. The simulation is not affected."""
+    if not cameras:
+        return {}
+    from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+
+    for name in env._sensors.keys() - set(cameras):
+        del env._sensors[name]  # the scene has the same dictionary, and renders all in it
+    with mock.patch.multiple(env, _obs_mode=_TEXTURES, obs_mode_struct=parse_obs_mode_to_struct(_TEXTURES)):
+        seen = env._get_obs_sensor_data()
+    return {name: np.array(seen[name]["rgb"][0].cpu(), dtype=np.uint8) for name in cameras}
+
+
+@cache
+def render_device() -> str:
+    """Return the device by which SAPIEN renders, with its driver if known, such as `llvmpipe (LLVM 15.0.6, 256
+    bits), Mesa 25.0.7 (LLVM 15.0.6)`. Raises `HostError`, which names the devices that SAPIEN refuses, if it has none.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SAPIEN warns that Vulkan is missing
+        import sapien.render
+    known = vulkan_devices()
+    try:
+        summary = sapien.render.get_device_summary()
+    except RuntimeError as error:
+        listed = ", ".join(f"{name}, {driver}" for name, driver in known.items())
+        found = f"SAPIEN refuses {listed}" if known else "there is no Vulkan device"
+        raise HostError(f"no picture can be rendered: {found}", remedy=REMEDY) from error
+    name = next(iter(re.findall(r"GPU: (.*)\n\s*Supported: 1", summary)), summary.strip())
+    return f"{name}, {known[name]}" if name in known else name
+
+
+class _Properties(ctypes.Structure):
+    """VkPhysicalDeviceProperties2 of Vulkan 1.1: the header, and a part of the 824 bytes of properties."""
+
+    _fields_ = (
+        ("kind", ctypes.c_uint64),
+        ("next", ctypes.c_void_p),
+        ("numbers", ctypes.c_uint32 * 5),
+        ("name", ctypes.c_char * 256),
+        ("rest", ctypes.c_byte * 1024),
+    )
+
+
+class _Driver(ctypes.Structure):
+    """VkPhysicalDeviceDriverProperties of Vulkan 1.2."""
+
+    _fields_ = (
+        ("kind", ctypes.c_uint64),
+        ("next", ctypes.c_void_p),
+        ("number", ctypes.c_uint32),
+        ("name", ctypes.c_char * 256),
+        ("version", ctypes.c_char * 256),
+        ("rest", ctypes.c_byte * 64),
+    )
+
+
+def vulkan_devices() -> dict[str, str]:
+    """Return the name of each Vulkan device and its driver, such as `Mesa 25.0.7 (LLVM 15.0.6)`; {} without Vulkan."""
+    library = None
+    for path in filter(None, ("libvulkan.so.1", os.environ.get("SAPIEN_VULKAN_LIBRARY_PATH"))):
+        with suppress(OSError):
+            library = library or ctypes.CDLL(path)
+    # VkApplicationInfo, which asks for Vulkan 1.2, in VkInstanceCreateInfo without layers and extensions.
+    application = (ctypes.c_uint64 * 6)(0, 0, 0, 0, 0, (1 << 22 | 2 << 12) << 32)
+    request = (ctypes.c_uint64 * 8)(1, 0, 0, ctypes.addressof(application))
+    instance, count = ctypes.c_void_p(), ctypes.c_uint32()
+    if library is None or library.vkCreateInstance(request, None, ctypes.byref(instance)):
+        return {}
+    library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
+    handles, devices = (ctypes.c_void_p * count.value)(), {}
+    library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
+    for handle in handles:
+        driver = _Driver(kind=1000196000)
+        device = _Properties(kind=1000059001, next=ctypes.addressof(driver))
+        library.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(handle), ctypes.byref(device))
+        devices[device.name.decode("utf-8", "replace")] = driver.version.decode("utf-8", "replace")
+    library.vkDestroyInstance(instance, None)
+    return devices
+
+
+def main() -> None:
+    """Render a white ball on black, 64 x 64; print the device and the darkest and brightest value as JSON."""
+    name = render_device()
+    import sapien
+
+    scene = sapien.Scene()
+    scene.add_directional_light([1.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+    scene.create_actor_builder().add_sphere_visual(radius=0.3).build_static("ball")
+    camera = scene.add_camera("seen", 64, 64, 1.0, 0.01, 10.0)
+    camera.entity.set_pose(sapien.Pose([-2.0, 0.0, 0.0]))
+    scene.update_render()
+    camera.take_picture()
+    image = camera.get_picture("Color")[..., :3]
+    print(json.dumps({"renderer": name, "darkest": float(image.min()), "brightest": float(image.max())}))
+
+
+if __name__ == "__main__":
+    main()
