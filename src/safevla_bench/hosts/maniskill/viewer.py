@@ -103,7 +103,9 @@ class ManiskillStage(stage.Stage):
         shapes = tuple(self._read_shapes(meshes))
         camera = stage.Camera(self._scene.cameras[0])
         place_m, turn, fovy_rad = self._camera_pose(camera)
-        view = stage.Viewpoint(camera.name, _plain(place_m), _plain(multiply(turn, _TO_OPENGL)), np.degrees(fovy_rad))
+        view = stage.Viewpoint(
+            camera.name, _plain(place_m), _plain(multiply(turn, _TO_OPENGL)), float(np.degrees(fovy_rad))
+        )
         return stage.SceneGeometry(tuple(self._scene.bodies), {}, shapes, tuple(meshes), view)
 
     def pose(self, record: int) -> stage.ScenePose:
