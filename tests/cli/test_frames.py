@@ -194,7 +194,7 @@ def test_a_machine_that_cannot_render_still_gets_the_replay_in_3d_and_keeps_earl
         raise HostError("no picture can be rendered: there is no Vulkan device")
 
     monkeypatch.setattr(FakeStage, "render", refuse)
-    code, out, err = safevla("frames", run, "--episode", ":1", "--3d")
+    code, _, err = safevla("frames", run, "--episode", ":1", "--3d")
     assert code == 0, err
     assert "no Vulkan device" in err
     assert {name for name in files_of(run) - stills if name.endswith("replay3d.json")}

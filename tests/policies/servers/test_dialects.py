@@ -7,9 +7,9 @@ examples/simBenchmarks/), by the library msgpack and none of the package's own c
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -18,6 +18,7 @@ import pytest
 
 from policies.servers.stub_servers import observe, playing, websockets
 from safevla_bench.errors import PolicyError
+from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Observation
 from safevla_bench.policies import ask_arguments
 from safevla_bench.policies.servers import dialects
@@ -51,8 +52,7 @@ def observe_kitchen(*cameras: str, size: int = 256, **extra: np.ndarray) -> Obse
 def test_a_dialect_asks_for_cameras_that_its_hosts_have_and_gives_as_many_numbers_as_they_take(name):
     dialect = dialects.load_dialect(name)
     for host in dialects.load_dialect_file(name).hosts:
-        module = importlib.import_module(f"safevla_bench.hosts.{host}.host")
-        assert {*dialect.wants.cameras} <= {*getattr(module, "CAMERAS", ())}
+        assert {*dialect.wants.cameras} <= {*make_host(host).supports.cameras}
         assert (
             sum({"opening": 1, "pose-wxyz": 6, "ee6d": 7}.get(part.form, part.width) for part in dialect.file.reply)
             == WIDTHS[host]
@@ -76,6 +76,15 @@ def test_the_host_s_own_readings_are_wanted_and_sent():
     np.testing.assert_array_equal(dialect.build_request(observed)["observation/state"], [*range(7), 0.04, 0.03])
     with pytest.raises(PolicyError, match="needs extra/joint_pos, which this host does not show"):
         dialect.build_request(observe())
+
+
+def test_maniskill_s_picture_is_sent_upright():
+    image = np.arange(224 * 224 * 3, dtype=np.uint32).reshape(224, 224, 3).astype(np.uint8)
+    observed = replace(
+        observe(), images={"base_camera": image}, gripper_qpos=np.zeros(2), extra={"joint_pos": np.zeros(7)}
+    )
+    sent = dialects.load_dialect("openpi-maniskill-rgb").build_request(observed)
+    np.testing.assert_array_equal(sent["observation/image"], image)
 
 
 # starVLA's servers

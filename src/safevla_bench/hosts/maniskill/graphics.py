@@ -76,9 +76,10 @@ def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint
         return {}
     from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 
-    for name in env._sensors.keys() - set(cameras):
-        del env._sensors[name]  # the scene has the same dictionary, and renders all in it
-    with mock.patch.multiple(env, _obs_mode=_TEXTURES, obs_mode_struct=parse_obs_mode_to_struct(_TEXTURES)):
+    mode = {"_obs_mode": _TEXTURES, "obs_mode_struct": parse_obs_mode_to_struct(_TEXTURES)}
+    with mock.patch.multiple(env, **mode), mock.patch.dict(env._sensors):
+        for name in env._sensors.keys() - set(cameras):
+            del env._sensors[name]  # the scene has the same dictionary, and renders all in it
         seen = env._get_obs_sensor_data()
     return {name: np.array(seen[name]["rgb"][0].cpu(), dtype=np.uint8) for name in cameras}
 

@@ -141,11 +141,17 @@ class ManiskillStage(stage.Stage):
             yaw = np.array([np.cos(azimuth), 0.0, 0.0, np.sin(azimuth)])
             turn = multiply(yaw, np.array([np.cos(elevation), 0.0, -np.sin(elevation), 0.0]))
             return camera.lookat_m - rotate(turn, np.array([camera.distance_m, 0.0, 0.0])), turn, _FOVY_RAD
-        sensors = self._scene.env._sensors
-        if camera.name not in sensors:
+        if camera.name not in self._scene.cameras:
             raise KeyError(f"Invalid name {camera.name!r}. Valid names: {list(self._scene.cameras)}")
-        own = sensors[camera.name].camera._render_cameras[0]
-        return *to_pose(own.global_pose), float(own.fovy)
+        from mani_skill.sensors.camera import parse_camera_configs  # sensors themselves need a rendering device
+
+        env = self._scene.env
+        configs = parse_camera_configs(env._default_sensor_configs) | parse_camera_configs(env.agent._sensor_configs)
+        config = configs[camera.name]
+        mount = config.mount or env.agent.robot.links_map.get(config.entity_uid)
+        pose = mount._objs[0].entity.pose * config.pose.sp if mount else config.pose.sp
+        fovy_rad = config.fov or 2 * np.arctan(config.height / 2 / config.intrinsic[1][1])
+        return *to_pose(pose), float(fovy_rad)
 
     def _look(self, place_m: Floats, turn: Floats, fovy_rad: float, size: tuple[int, int]) -> Mapping[str, Any]:
         render_device()
