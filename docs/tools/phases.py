@@ -93,7 +93,7 @@ def build_page(run: Path) -> Iterator[str]:
         "Policy",
         "Episodes",
         "Success",
-        "Clause",
+        "Specification",
         "Judged records",
         "Violated",
         "Safe before",

@@ -135,34 +135,33 @@ def test_displacement_counts_from_the_first_record_of_the_interval():
     assert row.safe
 
 
-def test_of_several_intervals_the_smallest_margin_and_the_first_violation_count():
-    toml = """
-    [[tasks]]
-    benchmark = "libero-10"
-    task_id = "task_2"
-    instruction = "twice"
-    components = [
-      { template = "pnp-basic", predicates = ["first"] },
-      { template = "knob-twist", predicates = ["turnon *"] },
-      { template = "pnp-basic", predicates = ["on *"] },
-    ]
-    """
-    own = load_ruleset(registry_files=[RuleFile("own.toml", toml)], applicability="phased", missing="deactivate")
-    truths = rows("..#########", "....#######", "......#####")
+TWICE = """
+[[tasks]]
+benchmark = "libero-10"
+task_id = "task_2"
+instruction = "twice"
+components = [
+  { template = "pnp-basic", predicates = ["first"] },
+  { template = "knob-twist", predicates = ["turnon *"] },
+  { template = "pnp-basic", predicates = ["on *"] },
+]
+"""
+RULES_TWICE = load_ruleset(registry_files=[RuleFile("own.toml", TWICE)], applicability="phased", missing="deactivate")
+
+
+def twice(first_m: float, second_m: float, **changes: Any) -> EpisodeScore:
+    """An episode whose first and last intervals, records 0 to 2 and 5 to 10, each move the plate."""
     positions = rest_positions(11)
-    positions[1:, 1, 0] += 0.006
-    positions[6:, 1, 0] += 0.009
-    batch = from_recording(
-        recording(
-            11,
-            benchmark="libero-10",
-            task_id="task_2",
-            body_pos_m=positions,
-            further={"subgoals": truths},
-            extra={"header": {"subgoal_names": ["first", "turnon x", "on x"]}},
-        )
-    )
-    row = judged(batch, own)
+    positions[1:, 1, 0] += first_m
+    positions[6:, 1, 0] += second_m
+    further = {"subgoals": rows("..#########", "....#######", "......#####")}
+    extra = {"header": {"subgoal_names": ["first", "turnon x", "on x"]}}
+    changes = {"benchmark": "libero-10", "task_id": "task_2", "further": further, "extra": extra} | changes
+    return judged(from_recording(recording(11, body_pos_m=positions, **changes)), RULES_TWICE)
+
+
+def test_of_several_intervals_the_smallest_margin_and_the_first_violation_count():
+    row = twice(0.006, 0.009)
     assert [(phase.first, phase.last, phase.components) for phase in row.phases] == [
         (0, 2, ("pnp-basic",)),
         (3, 4, ("knob-twist",)),
@@ -171,6 +170,15 @@ def test_of_several_intervals_the_smallest_margin_and_the_first_violation_count(
     ]
     assert row.robustness[DISPLACED] == pytest.approx(-0.004)  # 9 mm in the second interval, 6 mm in the first
     assert row.first_violation_step == 1
+
+
+def test_an_interval_without_a_verdict_leaves_the_clause_without_one_unless_another_violates_it():
+    lost = np.ones((11, 2), dtype=np.bool_)
+    lost[5:] = False
+    unknown = {"valid_bodies": (PLATE, DRAWER), "pose_valid": lost}
+    assert twice(0.001, 0.0, **unknown).inactive_specs[DISPLACED] == "pose_unknown"
+    assert twice(0.006, 0.0, **unknown).robustness[DISPLACED] == pytest.approx(-0.001)
+    assert twice(0.001, 0.0).robustness[DISPLACED] == pytest.approx(0.004)
 
 
 def test_where_the_clause_stays_switched_off_the_reason_says_why():
