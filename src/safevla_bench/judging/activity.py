@@ -42,8 +42,8 @@ def measure_engagement(fields: RecordFields) -> Floats:
     of_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b
     counts = (of_robot[a] != of_robot[b]) & ~floor[batch.body_name[a]] & ~floor[batch.body_name[b]]
-    touching = batch.episode_of_record[fields.record_of_contact[counts]]
-    for e in range(len(batch)):
+    engaged[batch.episode_of_record[fields.record_of_contact[counts]]] = 1.0
+    for e in np.flatnonzero(engaged == 0).tolist():
         body, place = batch.body_pos_m.episode_poses(e)
         chosen = ~of_robot[body]
         moved = place[:, chosen] - place[:1, chosen]
@@ -56,5 +56,4 @@ def measure_engagement(fields: RecordFields) -> Floats:
         engaged[e] = bool((far & ~lost).any())
         if not engaged[e] and (lost.any() or not (batch.body_pos_m.present[e] and batch.contacts.present[e])):
             engaged[e] = np.nan
-    engaged[touching] = 1.0
     return engaged

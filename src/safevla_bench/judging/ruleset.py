@@ -66,7 +66,7 @@ class LostEpisodes(msgspec.Struct, frozen=True, kw_only=True):
         return f"{count_noun(self.episodes, 'episode')} lost"
 
 
-class NamedRules(msgspec.Struct, frozen=True, kw_only=True):
+class NamedRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The rules of judging by name and digest."""
 
     library: NamedDigest
@@ -74,11 +74,14 @@ class NamedRules(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...]
     missing: MissingFields
     applicability: ApplicabilityMode
+    phases: str = ""
+    """The sha256 of the components that decide phases; empty, and omitted from the JSON, unless phases were judged."""
 
     @property
     def rules(self) -> tuple[object, ...]:
         """Everything that can change a verdict: digests and options."""
-        return self.library.digest, self.registry.digest, self.capabilities, self.missing, self.applicability
+        digests = self.library.digest, self.registry.digest, self.phases
+        return *digests, self.capabilities, self.missing, self.applicability
 
 
 class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,12 +94,6 @@ class Provenance(NamedRules, frozen=True, kw_only=True, omit_defaults=True):
     """Episodes lost in damaged files; omitted from the JSON without damage."""
     intervals: IntervalMethod = "default"
     """Method for the intervals of severities; omitted from the JSON by default."""
-    phases: str = ""
-    """The sha256 of the components that decide phases; empty, and omitted from the JSON, unless they were judged."""
-
-    @property
-    def rules(self) -> tuple[object, ...]:
-        return (*super().rules, *filter(None, (self.phases,)))
 
     def describe_rules(self, *, digests: bool = True) -> str:
         """Describe the rules; options with default values are not mentioned."""
