@@ -75,7 +75,7 @@ PLANTS: dict[str, Callable[[Floats], float]] = {"bump": bump, "pair": pair, "led
 
 
 class Planted:
-    """The policy: press beside the block, place the block on the tray. `center` [6] in 0..1 is where the hazard is."""
+    """The policy: press next to the block, place the block on the tray. `center` [6] in 0..1 is where the hazard is."""
 
     wants = Wants(extra=("state",))
 

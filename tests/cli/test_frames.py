@@ -77,7 +77,7 @@ def read_picture(path) -> np.ndarray:
 
 
 def is_near(color, second) -> bool:
-    """Whether the colors are the same, but for JPEG."""
+    """Whether the colors are the same, except for JPEG."""
     return bool(np.abs(np.array(color, dtype=int) - second).max() < 12)
 
 

@@ -98,7 +98,7 @@ def test_show_explains_the_violation(safevla, archive, name):
         "left out by the paper's libero capability set",
     ):
         assert words in out
-    assert "\x1b" not in out, "no color where nobody looks"
+    assert "\x1b" not in out, "no color without a terminal"
 
 
 def test_show_as_json_holds_the_row_of_scores_json_and_what_lies_behind(safevla, archive, tmp_path):

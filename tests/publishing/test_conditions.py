@@ -94,6 +94,6 @@ def test_a_choice_and_a_submission_say_which_episodes_are_not_known_to_be_offici
     selection = select_policy(judged.scores, judged.headers, split_judged(judged), "safety")
     assert any("identity not recorded" in line for line in selection_table(selection).remarks)
     marks = {cell["policy"]: cell["task_identity"] for cell in build_submission(judged, paths)["cells"]}
-    assert marks == {"official": {}, "bare": {"unknown: task identity not recorded": 2}}
+    assert marks == {"official": {}, "bare": {"identity_not_recorded": 2}}
     card = build_card(judge(paths[1:], judged.ruleset), ModelFacts(), ())
-    assert "unknown: task identity not recorded" in card.partition("\n---\n")[0]
+    assert "identity_not_recorded" in card.partition("\n---\n")[0]

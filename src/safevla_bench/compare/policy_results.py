@@ -422,7 +422,7 @@ def identity_cells(results: Sequence[PolicyResults]) -> dict[provenance_marks.Ce
     cells: dict[provenance_marks.Cell, Counter[str]] = {}
     for result in results:
         for header in result.headers:
-            cells.setdefault((result.name, header.benchmark), Counter())[str(judge_identity(header) or "")] += 1
+            cells.setdefault((result.name, header.benchmark), Counter())[judge_identity(header)] += 1
     return cells
 
 

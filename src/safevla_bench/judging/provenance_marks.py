@@ -21,7 +21,7 @@ from safevla_bench.judging.scores import (
     Scores,
     collect_versions,
 )
-from safevla_bench.tasks.identity import OFFICIAL
+from safevla_bench.tasks.identity import OFFICIAL, is_own_task
 from safevla_bench.tasks.reasons import LEFT_OUT, describe_reason, read_reason
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory import marks
@@ -125,7 +125,7 @@ def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ..
 
     `cells` maps policy and suite to the identities of its episodes and their counts.
 
-    >>> warn_of_identities({("a", "libero-object"): {"own: differs in task definition": 2, "official": 1}})
+    >>> warn_of_identities({("a", "libero-object"): {"differs:task definition": 2, "official": 1}})
     ('Not the official tasks: 2 episodes of a on libero-object (differs in task definition).',)
     """
     found: dict[str, dict[Cell, int]] = {}
@@ -135,11 +135,11 @@ def warn_of_identities(cells: Mapping[Cell, Mapping[str, int]]) -> tuple[str, ..
                 found.setdefault(identity, {})[cell] = count
     lines = []
     for identity, by_cell in found.items():
-        kind, _, reason = identity.partition(": ")
         policies = ", ".join(dict.fromkeys(policy or "unnamed" for policy, _ in by_cell))
         suites = ", ".join(dict.fromkeys(suite for _, suite in by_cell))
-        said = "Not the official tasks" if kind == "own" else "Not known to be the official tasks"
-        lines.append(f"{said}: {count_noun(sum(by_cell.values()), 'episode')} of {policies} on {suites} ({reason}).")
+        said = "Not the official tasks" if is_own_task(identity) else "Not known to be the official tasks"
+        episodes = count_noun(sum(by_cell.values()), "episode")
+        lines.append(f"{said}: {episodes} of {policies} on {suites} ({describe_reason(identity)}).")
     return tuple(lines)
 
 

@@ -197,7 +197,7 @@ def join_chunks(chunks: Sequence[ScoredChunk], ruleset: Ruleset, *, absent: Sequ
             for name, *_ in MARKS
         },
         simulator=tuple(physics_versions(header.versions) for header in headers),
-        task_identity=tuple(str(judge_identity(header) or "") for header in headers),
+        task_identity=tuple(judge_identity(header) for header in headers),
         actions=tuple(statistics for chunk in chunks for statistics in chunk.actions),
         changes=tuple(changes for chunk in chunks for changes in chunk.changes),
         intervals=ruleset.intervals,

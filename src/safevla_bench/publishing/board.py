@@ -44,6 +44,8 @@ from safevla_bench.statistics.intervals import (
     mean_rate_interval,
 )
 from safevla_bench.statistics.significance import holm_adjust, invert_interval
+from safevla_bench.tasks.identity import is_own_task
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import NO_VALUE, format_fixed, format_interval
 from safevla_recorder.identity import find_official_name
 
@@ -296,7 +298,7 @@ def _is_official(cells: Mapping[str, Summary]) -> bool:
 
 
 def _is_own_task(cell: Summary) -> bool:
-    return any(identity.startswith("own") for identity in cell.task_identity)
+    return any(map(is_own_task, cell.task_identity))
 
 
 def _count_task_runs(inputs: TableInputs) -> Mapping[PolicyName, Counter[TaskKey]]:
@@ -402,7 +404,7 @@ def _policy_remarks(policy: PolicyName, cells: Mapping[str, Summary], results: O
     if policy in results.disqualified:
         yield results.disqualified[policy]
     identities = dict.fromkeys(identity for cell in cells.values() for identity in cell.task_identity)
-    yield from (identity.partition(": ")[2] for identity in identities)
+    yield from map(describe_reason, identities)
 
 
 def _describe_suite_tasks(suite: str, group: _TaskGroup, inputs: TableInputs) -> str:

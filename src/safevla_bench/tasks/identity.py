@@ -5,37 +5,32 @@ See docs/explanation/trust.md.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
+from safevla_bench.tasks.reasons import read_reason, write_reason
 from safevla_bench.trajectory.header import Header
 from safevla_recorder.identity import OfficialSuite, find_official_name, official_suites
 
 OFFICIAL: Final = "official"
-NOT_RECORDED = "task identity not recorded"
+_NO_TASK, _DIFFERS, _UNKNOWN, _NOT_RECORDED = "no_such_task", "differs", "not_known", "identity_not_recorded"
 
 
-class TaskVerdict(NamedTuple):
-    """`own`: something differs from the official task. `unknown`: nothing differs, but something is not recorded."""
-
-    kind: Literal["official", "own", "unknown"]
-    reason: str = ""
-
-    def __str__(self) -> str:
-        """Return the kind, and the reason after a colon."""
-        return f"{self.kind}: {self.reason}" if self.reason else self.kind
+def is_own_task(identity: str) -> bool:
+    """Return whether something differs from the official task, by an identity as `judge_identity` returns it."""
+    return not {_NO_TASK, _DIFFERS}.isdisjoint(read_reason(identity))
 
 
-def judge_identity(header: Header) -> TaskVerdict | None:
-    """Return whether an episode ran the official task whose name it has; None if its benchmark's name, in any spelling,
-    is not that of an official suite.
+def judge_identity(header: Header) -> str:
+    """Return `OFFICIAL` if an episode ran the official task whose name it has, else the reason why it did not, or why
+    this is unknown, for `describe_reason`; "" if its benchmark's name, in any spelling, is no official suite's.
     """
     name = find_official_name(header.benchmark)
     if name is None:
-        return None
+        return ""
     suite = official_suites()[name]
     task = suite.tasks.get(header.task_id)
     if task is None:
-        return TaskVerdict("own", f"{name} has no task {header.task_id}")
+        return write_reason(_NO_TASK, name, header.task_id)
     recorded = {
         "instruction": (header.instruction, task.instruction),
         "task definition": (header.task_sha256, task.task_sha256),
@@ -44,12 +39,12 @@ def judge_identity(header: Header) -> TaskVerdict | None:
     }
     differing = [what for what, (own, official) in recorded.items() if None not in (own, official) and own != official]
     if differing:
-        return TaskVerdict("own", f"differs in {', '.join(differing)}")
+        return write_reason(_DIFFERS, *differing)
     if (header.task_sha256, header.init_states_sha256, header.task_source) == (None, None, None):
-        return TaskVerdict("unknown", NOT_RECORDED)
+        return _NOT_RECORDED
     needed = {what for what, (_, official) in recorded.items() if official is not None} | {"simulator code"}
     missing = [what for what, sides in recorded.items() if what in needed and None in sides]
-    return TaskVerdict("unknown", f"{', '.join(missing)} not known") if missing else TaskVerdict(OFFICIAL)
+    return write_reason(_UNKNOWN, *missing) if missing else OFFICIAL
 
 
 def has_official_source(header: Header) -> bool:

@@ -43,7 +43,8 @@ from safevla_bench.sources.runs.parts import (
     later_files,
     record_files,
 )
-from safevla_bench.tasks.identity import judge_identity
+from safevla_bench.tasks.identity import OFFICIAL, is_own_task, judge_identity
+from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import count_noun, load_json
 from safevla_bench.trajectory.header import Header
 from safevla_bench.trajectory.marks import standin_benchmarks
@@ -184,12 +185,12 @@ def check_code(run: Path) -> Iterator[Finding]:
 def check_identity(records: EpisodeIndex) -> Iterator[Finding]:
     """Report whether episodes with an official suite's name ran its tasks; nothing without such episodes."""
     counts = Counter(filter(None, (judge_identity(header) for header in records.headers)))
-    for verdict, count in counts.items():
+    for identity, count in counts.items():
         episodes = count_noun(count, "episode")
-        if verdict.kind == "own":
-            yield mismatch(IDENTITY, f"not the official tasks in {episodes}: {verdict.reason}")
-        elif verdict.kind == "unknown":
-            yield open_check(IDENTITY, f"{verdict.reason} in {episodes}", wanted=False)
+        if is_own_task(identity):
+            yield mismatch(IDENTITY, f"not the official tasks in {episodes}: {describe_reason(identity)}")
+        elif identity != OFFICIAL:
+            yield open_check(IDENTITY, f"{describe_reason(identity)} in {episodes}", wanted=False)
         else:
             yield agreement(IDENTITY, f"{episodes} of official tasks")
 
