@@ -102,6 +102,7 @@ def adapt(hello, *, dialect="vla-eval-libero", chosen=False):
         ({"action_spec": {"position": {"format": "absolute_xyz"}}}, "vla-eval-libero", "absolute positions"),
         (greeting(send_state=True), "openvla-libero", "send_state"),
         (greeting(send_wrist_image=True), "openvla-libero", "send_wrist_image"),
+        (greeting(control_mode="arm_pd_ee_target_base_pose"), "vla-eval-libero", "control mode arm_pd_ee_target"),
     ],
 )
 def test_what_it_cannot_do_is_refused_whoever_chose_it(hello, dialect, words, chosen):

@@ -148,6 +148,9 @@ def check_requirements(
     unmet = {
         "asks for send_state, which is not sent": params.get("send_state") and not shows_state,
         "asks for send_wrist_image, which is not sent": params.get("send_wrist_image") and not shows_wrist,
+        f"asks for the control mode {str(params.get('control_mode'))[:60]}, which only SimplerEnv has": (
+            "control_mode" in params
+        ),
         "describes absolute positions, and does not ask for absolute_action": (
             position == "absolute_xyz" and not dialect.wants.absolute
         ),
