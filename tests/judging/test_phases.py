@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from builders import DRAWER, HAND, PLATE, ROLES, contacts, recording, rest_posit
 from judging import oracle
 from judging.comparison import DEFAULT, REGISTRY, Comparison, read
 from judging.random_records import make
+from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.episode import explain_episode
@@ -223,6 +225,22 @@ def test_a_contact_of_the_arm_with_furniture_counts_in_its_phases_if_the_host_me
     hit = composite("........#", "...######", contacts=forces, task=("libero-10", "task_9"), names=names)
     row = judged(hit, full)
     assert (row.robustness[arm], row.first_violation_step) == (-50.0, 2)
+
+
+def test_results_of_this_reading_stand_beside_no_others(safevla, tmp_path):
+    write_archive(tmp_path / "swept.jsonl", SWEPT)
+    asked = ["--set", "applicability=phased", "--set", "missing=deactivate"]
+    for command in (
+        ["export", tmp_path / "swept.jsonl", "--format", "submission", "--out", tmp_path / "x.json"],
+        ["tables", tmp_path / "swept.jsonl", "--published"],
+        ["compare", tmp_path / "swept.jsonl", "paper:pi0.5"],
+    ):
+        assert "not with --set applicability=phased" in safevla.refuses(*command, *asked)
+    scored = safevla.ok("score", tmp_path / "swept.jsonl", *asked, "--out", tmp_path / "out")
+    assert "phase by phase" in scored
+    document = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert document["judged_by"]["phases"] == PHASED.registry.phases_digest
+    assert pq.read_table(tmp_path / "out" / "scores.parquet")["phases"][0].as_py()[0]["components"] == ["knob-twist"]
 
 
 SWEPT = composite("...######", ".......##", {5: 0.008})

@@ -21,6 +21,7 @@ from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, table_material
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.ruleset import NOT_PHASED
 from safevla_bench.pictures.viewers import Timeline, build_timeline, encode_mcap, encode_rrd
 from safevla_bench.publishing import result_files, submission, tracking
 from safevla_bench.report import episode_list, render
@@ -72,6 +73,8 @@ def tables_command(
     asked = tuple(part.strip() for text in which for part in text.split(","))
     names = () if asked == ("all",) else asked or _DEFAULT
     is_short = out is None and form == "text" and bool(sources.paths) and not asked
+    if published:
+        sources.ruleset.require_whole(NOT_PHASED, "Leave out --published.")
     judged, material = _load_material(sources, names, digests=not is_short)
     roster = Roster(
         _parse_training(training), material.roster.privileged, auxiliary, paper_policies() if published else {}

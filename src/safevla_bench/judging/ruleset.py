@@ -34,6 +34,9 @@ ApplicabilityMode = Literal["on", "off", "phased"]
 _DIGEST_LETTERS = 12
 
 
+NOT_PHASED = "the paper's results are not judged phase by phase"
+
+
 class NamedDigest(msgspec.Struct, frozen=True):
     """The name of a library or registry, and the sha256 of its content."""
 

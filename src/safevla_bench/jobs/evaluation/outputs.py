@@ -21,7 +21,7 @@ from safevla_bench.jobs.evaluation.stopping_rule import STOPPED_EARLY, was_stopp
 from safevla_bench.judging import provenance_marks, registration
 from safevla_bench.judging.judged import INTERRUPTED, Judged, describe_maker
 from safevla_bench.judging.metrics import measure_baseline
-from safevla_bench.judging.ruleset import Ruleset, RulesetRecipe
+from safevla_bench.judging.ruleset import NOT_PHASED, Ruleset, RulesetRecipe
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report import album, page, terminal
@@ -250,7 +250,7 @@ def compare_with_paper(judged: Judged, name: str, policies: Collection[str] = ()
     """Return the rates of one policy next to those that the paper prints for `paper:NAME`. Without `policies` the
     sources must hold one. Raises the errors of `compare_published`, and `RunError` for several policies or phases.
     """
-    judged.ruleset.require_whole("the paper's results are not judged phase by phase", "Compare without it.")
+    judged.ruleset.require_whole(NOT_PHASED, "Compare without it.")
     inputs = table_material(judged)
     names = list(dict.fromkeys(map(policy_name, inputs.cells)))
     chosen = [policy for policy in names if not policies or policy in policies]
