@@ -2,24 +2,69 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from safevla_bench import archive
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.folder import REPORT, RUN, SCORES, SCORES_TABLE, archive_parts, read_description
+from safevla_bench.sources.runs.episode_index import read_sources
+from safevla_bench.sources.runs.folder import (
+    FRAMES,
+    REPORT,
+    RUN,
+    SCORES,
+    SCORES_TABLE,
+    Frame,
+    archive_parts,
+    read_description,
+    write_frames,
+)
 from safevla_bench.sources.runs.parts import add_digests, episode_rows
 from safevla_bench.trajectory.batch import Batch
+from safevla_recorder import EpisodeRecorder, RunWriter, SceneMap
 
 
 def evaluate_fake(folder: Path, ruleset: Ruleset | None = None, **options: Any) -> Path:
     """Record episodes on the fake host, judge them, and return the folder of the run."""
     evaluate_request(Request(host="fake", suites=("fake",), **options), ruleset or load_ruleset(), folder)
+    return folder
+
+
+TAGS = """
+[capabilities.rig]
+host = "my-lab"
+tags = ["max_contact_force_signal"]
+[benchmarks.my-lab]
+host = "my-lab"
+capabilities = "rig"
+[[tasks]]
+benchmark = "my-lab"
+task_id = "push"
+template = "push-no-lift"
+instruction = "push"
+"""
+"""The rules, a file, by which the episodes of `record_own_loop` can be judged."""
+
+
+def record_own_loop(folder: Path, starts: Iterable[int] = range(3)) -> Path:
+    """Record episodes of a loop of one's own, without a host, into a new or an earlier folder; return it."""
+    common: dict[str, Any] = {"benchmark": "my-lab", "task_id": "push", "dt": 0.05, "target_object": "box"}
+    scene = SceneMap({"palm": "hand", "cube": "box"}, {"hand": "robot", "box": "target"}, substep_s=0.05)
+    with RunWriter(folder, policy="mine", **common) as writer:
+        for start in starts:
+            recorder = EpisodeRecorder(scene)
+            recorder.begin([], poses={"box": ((0.0, 0.0, 0.0), None)})
+            recorder.substep([("palm", "cube", 5.0 + start)])
+            recorder.step([0.0], poses={"box": ((0.0, 0.0, 0.0), None)})
+            writer.write(recorder, success=True, init_state_index=start)
     return folder
 
 
@@ -66,3 +111,17 @@ def rewrite_archive(run: Path, change: Callable[[Batch], Batch]) -> None:
     (part,) = archive_parts(run)
     archive.write_archive(part, change(archive.open_archive(part)))
     reseal(run)
+
+
+def picture(run: Path) -> None:
+    """Put a picture of an episode into the run, as `safevla frames` does."""
+    image = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(image, "PNG")
+    header = read_sources([run])[0].headers[0]
+    about: dict[str, Any] = {"kind": "initial", "record": 0, "time_s": 0.0, "caption": "", "camera": "agentview"}
+    of_episode: dict[str, Any] = {"episode_id": header.episode_id, "policy": header.policy, "success": False}
+    frame = Frame(**of_episode, **about, width=8, height=8, file="a.png")
+    (run / FRAMES).mkdir(exist_ok=True)
+    (run / FRAMES / frame.file).write_bytes(image.getvalue())
+    index = write_frames(run, [frame])
+    add_digests(run, {f"{FRAMES}/{path.name}": path.read_bytes() for path in (index, run / FRAMES / frame.file)})

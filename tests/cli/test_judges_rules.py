@@ -14,7 +14,7 @@ from safevla_bench import hosts
 from safevla_bench.archive import open_archive, write_archive
 from safevla_bench.cli import run_command_line
 from safevla_bench.files import sha256_of
-from safevla_bench.jobs.browse import describe_maker, find_runs, list_runs
+from safevla_bench.jobs.browse import describe_report, find_runs, list_runs
 from safevla_bench.jobs.evaluation.results import load
 from safevla_bench.judging.ruleset import NamedDigest
 from safevla_bench.sources.runs.folder import MANIFEST, archive_parts
@@ -108,7 +108,7 @@ def test_verify_checks_scores_of_other_rules_on_request_alone(safevla, run):
 
 
 def test_the_index_of_runs_judges_by_the_default_rules_and_names_theirs(run):
-    assert THEIRS in describe_maker(run)[0]
+    assert THEIRS in next(describe_report(run))
     ((*_, judged_by),) = list_runs(find_runs(run)).rows
     assert judged_by.text.startswith("file default.toml")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 
-from folders import change_description, drop_episodes, reseal
+from folders import TAGS, change_description, drop_episodes, picture, record_own_loop, reseal
 
 
 @pytest.fixture
@@ -69,3 +70,77 @@ def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
     assert json.loads((tmp_path / "submission.json").read_bytes())["complete"] is False
     safevla.ok("board", run, "--out", tmp_path / "board")
     assert "1 planned episode missing from the run" in (tmp_path / "board" / "index.html").read_text()
+
+
+@pytest.fixture
+def own(safevla, tmp_path):
+    """A loop of one's own, judged by the rules in a file."""
+    (tmp_path / "tags.toml").write_text(TAGS)
+    folder = record_own_loop(tmp_path / "own")
+    safevla.ok("score", folder, "--rules", tmp_path / "tags.toml")
+    return folder
+
+
+def verify_as_judged(safevla, run):
+    """Return exit code and check -> verdict, by the run's own rules."""
+    code, out, _ = safevla("verify", run, "--rules", "as-judged", "--format", "json")
+    return code, {finding["check"]: finding["verdict"] for finding in json.loads(out)["findings"]}
+
+
+def test_an_untouched_run_judged_by_other_rules_is_unchecked_and_the_next_step_names_them(safevla, own):
+    code, out, _ = safevla("verify", own)
+    assert (code, "differs" in out) == (2, False)
+    *_, next_step = out.splitlines()
+    assert next_step.endswith(f": safevla verify {own} --rules as-judged")
+    assert safevla("verify", own, "--library", "paper-text")[0] == 2
+
+
+def test_tags_that_a_host_brought_which_is_not_here_are_those_of_the_run(safevla, own):
+    """As a colleague without that host sees the run."""
+    (own / "judged_with.json").unlink()
+    change_description(own, host_registry=[{"name": "tags.toml", "text": TAGS}])
+    safevla.ok("score", own, "--rules", "as-judged")
+    (own / "judged_with.json").unlink(missing_ok=True)
+    code, out, _ = safevla("verify", own)
+    assert (code, "differs" in out, "--rules as-judged" in out) == (2, False, True)
+    assert verify_as_judged(safevla, own)[0] == 0
+
+
+def test_a_loop_of_ones_own_can_be_verified_completely(safevla, own):
+    code, verdicts = verify_as_judged(safevla, own)
+    assert code == 0
+    assert verdicts["judged archive"] == verdicts["scores.json"] == verdicts["report.html"] == "agrees"
+    assert verdicts["archive parts"] == "unchecked"
+    assert "--replay" not in safevla.ok("verify", own, "--rules", "as-judged").splitlines()[-1], "it has no host"
+    code, out, _ = safevla("verify", own, "--rules", "as-judged", "--replay", 1)
+    assert (code, "names no host" in out) == (2, True)
+
+
+def test_pictures_of_a_loop_of_ones_own_are_not_covered_unless_the_report_holds_them(safevla, own):
+    picture(own)
+    safevla.ok("score", own, "--rules", "as-judged")
+    code, verdicts = verify_as_judged(safevla, own)
+    assert (code, verdicts["pictures"], verdicts["report.html"]) == (0, "unchecked", "agrees")
+    (own / "frames" / "a.png").unlink()
+    assert verify_as_judged(safevla, own)[1]["report.html"] == "differs"
+
+
+def test_episodes_that_were_added_after_the_scores_are_noticed_and_the_same_rules_judge_them(safevla, own, tmp_path):
+    record_own_loop(own, range(3, 5))
+    code, out, _ = safevla("verify", own, "--rules", "as-judged")
+    assert code == 1
+    assert "scores.json: episodes: 3 values are written, the archive gives 5" in out
+    assert "manifest.json: cannot be read" not in out
+    assert out.splitlines()[-1].endswith(f": safevla score {own} --rules as-judged")
+    _, _, err = safevla("open", own, "--no-browser")
+    assert f"to write it again: safevla score {own} --rules as-judged" in err
+    safevla.ok("score", own, "--rules", tmp_path / "tags.toml")
+    assert not (own / "experiments").exists(), "the same rules are not an experiment"
+    assert "write it again" not in safevla("open", own, "--no-browser")[2]
+    assert verify_as_judged(safevla, own)[0] == 0
+
+
+def test_raw_records_that_changed_since_they_were_judged_are_noticed(safevla, own):
+    with np.load(own / "raw" / "000001.npz") as arrays:
+        np.savez(own / "raw" / "000001.npz", **arrays)
+    assert verify_as_judged(safevla, own)[1]["judged archive"] == "differs"

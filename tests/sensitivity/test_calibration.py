@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from builders import episode
-from folders import evaluate_fake
+from folders import TAGS, evaluate_fake, record_own_loop
 from safevla_bench.archive import write_batches
 from safevla_bench.cli import run_command_line
 from safevla_bench.errors import RunError, SpecError
@@ -27,7 +27,6 @@ from safevla_bench.sensitivity import calibration
 from safevla_bench.sensitivity.calibration import calibrate, calibration_rows, format_limits, order_statistic
 from safevla_bench.specs import loader
 from safevla_bench.specs.loader import extend_library
-from safevla_recorder import EpisodeRecorder, RunWriter, SceneMap
 
 FORCE = "max_contact_force_under_200N"
 LEVELS = st.sampled_from([0.5, 0.75, 0.9, 0.95, 0.99])
@@ -162,20 +161,8 @@ def test_the_tags_that_the_run_s_host_brought_are_read_on_request(run, tmp_path,
 
 
 def test_a_run_that_needs_tags_of_its_own_is_read_with_them(tmp_path, capsys):
-    folder, tags = tmp_path / "run", tmp_path / "tags.toml"
-    scene = SceneMap({"palm": "hand", "cube": "box"}, {"hand": "robot", "box": "target"}, substep_s=0.05)
-    with RunWriter(folder, policy="mine", benchmark="my-lab", task_id="push", dt=0.05, target_object="box") as writer:
-        for start in range(8):
-            recorder = EpisodeRecorder(scene)
-            recorder.begin([], poses={"box": ((0.0, 0.0, 0.0), None)})
-            recorder.substep([("palm", "cube", 5.0 + start)])
-            recorder.step([0.0], poses={"box": ((0.0, 0.0, 0.0), None)})
-            writer.write(recorder, success=True, init_state_index=start)
-    tags.write_text(
-        '[capabilities.rig]\nhost = "my-lab"\ntags = ["max_contact_force_signal"]\n'
-        '[benchmarks.my-lab]\nhost = "my-lab"\ncapabilities = "rig"\n'
-        '[[tasks]]\nbenchmark = "my-lab"\ntask_id = "push"\ntemplate = "push-no-lift"\ninstruction = "push"\n'
-    )
+    folder, tags = record_own_loop(tmp_path / "run", range(8)), tmp_path / "tags.toml"
+    tags.write_text(TAGS)
     command = ["specs", "--calibrate", str(folder), "--quantile", "0.5"]
     assert run_command_line(command) == 2
     assert run_command_line([*command, "--rules", str(tags)]) == 0

@@ -15,9 +15,10 @@ from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.evaluation.request import format_host_trust
 from safevla_bench.jobs.verify import AuditPlan
-from safevla_bench.jobs.verify.files import Verification
+from safevla_bench.jobs.verify.files import Verification, format_rescore_command
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
+from safevla_bench.sources.runs.folder import read_host
 from safevla_bench.text import count_noun, indent_further
 
 
@@ -43,7 +44,8 @@ def verify_command(
 
     \b
     Exit codes: 0 all agrees, 1 something differs, 2 the run or a file could not
-      be read, or a requested check not made, such as a replay without the host.
+      be read, or a requested check not made, such as a replay without the host
+      or that of scores by other rules (--rules as-judged).
 
     \b
     For instance:
@@ -68,8 +70,11 @@ def verify_command(
             _echo_finding(f"{finding.verdict:<10} {finding.check}: {finding.said}")
         step = f"safevla open {options.quote_paths(run)}"
         if not verification.agrees:
-            step = f"restore what differs, or write the scores again: safevla score {options.quote_paths(run)}"
-        elif not (verification.has_open_checks or replay or audit):
+            step = f"restore what differs, or write the scores again: {format_rescore_command(run)}"
+        elif verification.is_by_other_rules and not is_own:
+            again = f"safevla verify {options.quote_paths(run)} --rules as-judged"
+            step = f"check the scores by the rules that judged the run: {again}"
+        elif read_host(run)[0] and not (verification.has_open_checks or replay or audit):
             again = f"safevla verify {options.quote_paths(run)} --replay 3{format_host_trust(run)}"
             step = f"replay episodes, the only check that finds a changed record: {again}"
         echo("", f"Next: {step}")
@@ -82,7 +87,7 @@ def _echo_finding(text: str) -> None:
 
 def _summarize_verification(verification: Verification) -> str:
     if not verification.agrees:
-        return "The run was changed: each line below that differs says what and where."
+        return "Not everything agrees: each line below that differs says what and where."
     if verification.has_open_checks:
         return "What was checked agrees, but something could not be checked."
     return "Everything that was checked agrees."

@@ -222,10 +222,10 @@ def open_command(
     The index, FOLDER/safevla-runs.html, lists each run by policy and suite with n, SR, Safety and VSI. Each call
     rewrites it.
     """
-    from safevla_bench.jobs.browse import describe_maker, find_page
+    from safevla_bench.jobs.browse import describe_report, find_page
 
     page = find_page(folder)
-    for line in describe_maker(folder):
+    for line in describe_report(folder):
         echo(f"note: {line}", err=True)
     echo(str(page))
     if not no_browser:

@@ -18,7 +18,7 @@ from safevla_bench.judging import judged, rates
 from safevla_bench.report import render
 from safevla_bench.report.tables.columns import metric_cell
 from safevla_bench.report.tables.table import UNNAMED, Cell, Column, Table, text_column
-from safevla_bench.sources.runs.folder import REPORT, RUN, SCORES
+from safevla_bench.sources.runs.folder import REPORT, RUN, SCORES, archive_digest
 from safevla_bench.text import NO_VALUE
 
 INDEX = "safevla-runs.html"  # written into the folder of runs
@@ -133,8 +133,12 @@ def _render_index(folder: Path, runs: Mapping[str, Path]) -> str:
     )
 
 
-def describe_maker(folder: Path) -> list[str]:
-    """Return a sentence if a folder is a run that its maker judged by non-default rules."""
+def describe_report(folder: Path) -> Iterator[str]:
+    """Yield sentences on a run's report: other records were judged than are there now, or by non-default rules."""
     with suppress(SafevlaError):  # the page of an unreadable run says so
-        return judged.describe_maker(folder, find_rules([folder])) if _is_run(folder) else []
-    return []
+        if _is_run(folder):
+            digest, written = archive_digest(folder), judged.ScoresFile.read(folder).list_archives()
+            if digest and None not in written and digest not in written:
+                again = f"safevla score {shlex.quote(str(folder))} --rules as-judged"
+                yield f"episodes were recorded or changed since this report was written; to write it again: {again}"
+            yield from judged.describe_maker(folder, find_rules([folder]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import random
 import shutil
@@ -15,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from builders import episode, official_fields
-from folders import change_description, reseal, rewrite_archive
+from folders import change_description, picture, reseal, rewrite_archive
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, HostError, RunError
 from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, judge
@@ -28,7 +26,7 @@ from safevla_bench.jobs.evaluation.results import evaluate_request
 from safevla_bench.jobs.verify import AuditPlan, audit_source, files, replays, verify_run
 from safevla_bench.jobs.verify.files import check_identity, check_protocol
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.sources.runs.episode_index import read_sources, scan
+from safevla_bench.sources.runs.episode_index import scan
 from safevla_bench.sources.runs.folder import (
     EPISODES,
     FRAMES,
@@ -37,13 +35,11 @@ from safevla_bench.sources.runs.folder import (
     RUN,
     SCORES,
     SCORES_TABLE,
-    Frame,
     archive_parts,
     dump_json,
     read_description,
     read_episodes,
     write_episodes,
-    write_frames,
 )
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.sources.runs.sources import open_source
@@ -217,6 +213,16 @@ def test_scores_of_another_length_are_compared_in_limited_memory_and_cut(run):
     assert differing(run)[SCORES_TABLE] == "100000 episodes are written, the archive gives 4"
 
 
+def test_excerpts_that_look_alike_are_replaced_by_where_the_values_differ():
+    texts = ("x" * 300 + "a", "x" * 300 + "b")
+    first, second = files._describe_values(("field", *texts)).split(" is written, the archive gives ")
+    assert ('xa"' in first, 'xb"' in second) == (True, True)
+    assert (
+        files._describe_values(("field", [0] * 300, [0] * 301))
+        == "field: 300 values are written, the archive gives 301"
+    )
+
+
 def test_files_of_another_version_are_unchecked_and_its_scores_are_still_compared(run):
     edit(run / SCORES, lambda document: document["judged_by"].update(version="0.0.1"))
     verification = verify_run(run)
@@ -235,19 +241,6 @@ def test_scores_of_an_older_schema_are_unchecked_and_the_version_that_wrote_them
     unchecked = findings_of(verification, "unchecked")
     assert f"(version 1 of {SCORES})" in str(unchecked["version"])
     assert SCORES in unchecked
-
-
-def picture(run):
-    """Put a picture of an episode into the run, as `safevla frames` does."""
-    image = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(image, "PNG")
-    header = read_sources([run])[0].headers[0]
-    about = {"kind": "initial", "record": 0, "time_s": 0.0, "caption": "", "success": False, "camera": "agentview"}
-    frame = Frame(episode_id=header.episode_id, policy=header.policy, width=8, height=8, file="a.png", **about)
-    (run / FRAMES).mkdir(exist_ok=True)
-    (run / FRAMES / frame.file).write_bytes(image.getvalue())
-    index = write_frames(run, [frame])
-    add_digests(run, {f"{FRAMES}/{path.name}": path.read_bytes() for path in (index, run / FRAMES / frame.file)})
 
 
 def test_pictures_are_compared_by_their_digests_and_the_report_with_or_without_them(run):

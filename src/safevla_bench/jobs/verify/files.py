@@ -80,6 +80,12 @@ class Verification:
     def has_open_checks(self) -> bool:
         return any(finding.verdict == "unchecked" and finding.wanted for finding in self.findings)
 
+    @property
+    def is_by_other_rules(self) -> bool:
+        """True if the scores are unchecked, although nothing differs, as other rules made them."""
+        is_open = any(own.check == folder.SCORES and own.verdict == "unchecked" and own.wanted for own in self.findings)
+        return self.agrees and is_open
+
 
 def agreement(check: str, detail: str) -> Finding:
     """Return the finding of a check that agrees."""
@@ -107,11 +113,12 @@ _SHARED_FIELDS = ("policy", "benchmark", "task_id", "init_state_index", "env_see
 
 def check_files(run: Path) -> list[Finding]:
     """Check the parts of the archive and the files next to it against the manifest's digests. Returns one finding per
-    changed, missing or added file, or one if all agree. Raw records have no digests.
+    changed, missing or added file, or one if all agree. Raw records have no manifest: `check_scores` compares them with
+    those that were judged.
     """
     parts, said = folder.archive_parts(run), f"match their sha256 in {folder.MANIFEST}"
     is_raw = has_raw(run) and not parts
-    undigested = open_check(PARTS, "raw records have no digests; their own checksums are read", wanted=False)
+    undigested = open_check(PARTS, "raw records have no manifest; their own checksums are read", wanted=False)
     try:
         changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
         beside = [mismatch(FILES, detail) for detail in changed_files(run)]
@@ -132,9 +139,12 @@ _MADE = {*_JUDGED, folder.RUN, folder.MANIFEST, folder.EPISODES, folder.ARCHIVE,
 def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     if missing := [name for name in pictures if name not in digests]:
-        which = f"{len(missing)} of {len(pictures)} have no digest in {folder.MANIFEST}"
-        again = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
-        yield open_check(PICTURES, f"{which}; to make them again: {again}")
+        which = f"{len(missing)} of {len(pictures)} have no digest"
+        if (run / folder.MANIFEST).exists():
+            again = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
+            yield open_check(PICTURES, f"{which} in {folder.MANIFEST}; to make them again: {again}")
+        else:
+            yield open_check(PICTURES, f"{which}, as raw records have no {folder.MANIFEST}", wanted=False)
     others = [path.name for path in sorted(run.glob("[!.]*")) if path.name not in _MADE]
     if others:
         # Experiments, judgements by other rules inside the run folder, are not checked.
@@ -303,16 +313,23 @@ def format_value(value: object) -> str:
 
 SOURCE = "judged archive"
 LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
-_OPTIONS = attrgetter("library.name", "capabilities", "missing", "applicability")
+_OPTIONS = attrgetter("library.name", "registry.name", "capabilities", "missing", "applicability")
 _REMEDY = "Check by its maker's rules with --rules as-judged, or by your own files with --library and --rules."
+
+
+def format_rescore_command(run: Path) -> str:
+    """Return the command that writes the scores of a run again, by the rules that judged it."""
+    is_by_default = not (run / RULES).exists()
+    return f"safevla score {shlex.quote(str(run))}{'' if is_by_default else ' --rules as-judged'}"
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:
     """Compare library, registry and version with those that judged, and each judge's file with a new judgement.
 
     If library or registry differ, nothing is judged again. The check is open if the run has no scores or was judged by
-    rules of another name or options; a damaged scores.json is a mismatch. Files of another version of the
-    package or of their schema are never a mismatch, because this version may write them differently.
+    other rules: of another name or options, or those that it holds itself. A damaged scores.json is a mismatch. Files
+    of another version of the package or of their schema are never a mismatch, because this version may write them
+    differently.
     """
     if (run / folder.SCORES).exists():
         findings, reason = _check_judgement(run, ruleset), "not made again, because the records were not judged again"
@@ -331,8 +348,10 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
         return [mismatch(folder.SCORES, str(error))]
     provenance = written.judged_by
     try:
+        is_by_others = ruleset is None and _is_by_own_rules(run, provenance)
         ruleset = replace(ruleset or find_rules([run]), intervals=provenance.intervals)
-        if _OPTIONS(provenance) != _OPTIONS(ruleset.provenance()):
+        here = ruleset.provenance()
+        if here.rules != provenance.rules and (is_by_others or _OPTIONS(here) != _OPTIONS(provenance)):
             return [open_check(folder.SCORES, f"{' '.join(describe_maker(run, ruleset))}\n{_REMEDY}")]
         findings = _compare_judges(written, ruleset)
     except SafevlaError as error:
@@ -348,6 +367,13 @@ def _check_judgement(run: Path, ruleset: Ruleset | None) -> list[Finding]:
     return findings
 
 
+def _is_by_own_rules(run: Path, provenance: Provenance) -> bool:
+    try:
+        return find_rules([run], as_judged=True).provenance().rules == provenance.rules
+    except SafevlaError:
+        return False
+
+
 def _compare_judges(written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
     provenance, library, registry = written.judged_by, ruleset.library, ruleset.registry
     is_same_schema = written.scores_version == folder.SCORES_VERSION
@@ -356,7 +382,7 @@ def _compare_judges(written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
         for version, schema in ((provenance.version, written.scores_version), (__version__, folder.SCORES_VERSION))
     ]
     tags = "with files" if ruleset.registry_files else "built-in"
-    remedy = "\nIf your own file judged the run, name it: --library FILE or --rules FILE."
+    remedy = "\nName the file that judged the run by --library or --rules, or take the run's own: --rules as-judged."
     return [
         _compare(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
         _compare(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
@@ -403,7 +429,8 @@ def _check_source(run: Path, written: ScoresFile, judged: Judged) -> Finding:
     digest, named = folder.archive_digest(run), msgspec.json.format(bytes(written.sources), indent=2)
     if digest is None or None in (written.list_archives() or [None]):
         file = folder.MANIFEST if digest is None else folder.SCORES
-        return open_check(SOURCE, f"{file} does not say which archive it is")
+        again = "" if digest is None else f"; to write it again: {format_rescore_command(run)}"
+        return open_check(SOURCE, f"{file} does not say which archive it is{again}")
     expected = folder.dump_json([source.to_document() for source in judged.sources])
     return _compare_json(run, SOURCE, named + b"\n", expected, "the run that was judged", "sources")
 
@@ -450,14 +477,17 @@ def _table_differences(written: pa.Table, expected: pa.Table) -> Iterator[str]:
 
 def _describe_values(difference: tuple[str, object, object]) -> str:
     place, first, second = difference
-    return f"{place}: {format_value(first)} is written, the archive gives {format_value(second)}"
+    if format_value(first) != format_value(second):
+        return f"{place}: {format_value(first)} is written, the archive gives {format_value(second)}"
+    if isinstance(first, list) and isinstance(second, list):
+        return f"{place}: {len(first)} values are written, the archive gives {len(second)}"
+    texts = [json.dumps(value).encode() for value in (first, second)]
+    shown = [_quote(text, find_difference(*texts) or 0) for text in texts]
+    return f"{place}: {shown[0]} is written, the archive gives {shown[1]}"
 
 
 def _check_report(run: Path, judged: Judged) -> Finding:
-    written, command = (
-        read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES),
-        f"safevla score {shlex.quote(str(run))}",
-    )
+    written, command = read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES), format_rescore_command(run)
     try:
         expected = render_report(judged).encode()
         later = later_files(run, folder.REPORT) if written != expected else []
@@ -482,8 +512,7 @@ def _check_rules(run: Path, provenance: Provenance) -> Finding:
         rules = find_rules([run], as_judged=True).provenance()
     except SafevlaError as error:
         return mismatch(RULES, str(error))
-    digests = [(named.library.digest, named.registry.digest, _OPTIONS(named)) for named in (rules, provenance)]
-    difference = None if digests[0] == digests[1] else "these are not the rules that judged"
+    difference = None if rules.rules == provenance.rules else "these are not the rules that judged"
     return _finding(RULES, difference, "the rules that judged")
 
 

@@ -233,6 +233,10 @@ class ReplaySetting:
         place, remedy = Place(file=str(run)), "Name a complete run folder, as `safevla eval` makes them."
         if not (run / RUN).is_file() or (description := read_description(run)).get("complete") is not True:
             raise RunError("only a complete run can be replayed", remedy=remedy, place=place)
+        if description.get("host", "") is None:
+            problem = "the run names no host in which its actions could be played"
+            add_host = "Leave replays out, or add a host for your simulator: see docs/howto/adding-a-host.md."
+            raise RunError(problem, remedy=add_host, place=place)
         try:
             rules = msgspec.convert(_complete_protocol(description.get("protocol")), EvaluationProtocol)
             fields = msgspec.convert(description, RunFields)

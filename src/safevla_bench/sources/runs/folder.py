@@ -176,14 +176,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 def archive_digest(path: Path) -> str | None:
     """Return the sha256 of an archive file; for a run folder, that of its parts' names and digests in its manifest,
-    which is the output of `sha256sum archive/part-* | sha256sum` in the folder. None for a missing path, and for a
-    folder without a readable manifest.
+    which is the output of `sha256sum archive/part-* | sha256sum` in the folder, and of `sha256sum raw/[0-9]* |
+    sha256sum` for raw episodes. None for a missing path, and for a folder with neither a readable manifest nor raw
+    episodes.
     """
     if path.is_file():
         return sha256_of(path)
     try:
-        parts = read_manifest(path).parts
-    except RunError:
+        if (path / MANIFEST).exists() or not (path / "raw").is_dir():
+            parts = read_manifest(path).parts
+        else:
+            parts = {f"raw/{file.name}": sha256_of(file) for file in (path / "raw").glob("[0-9]*")}
+    except (RunError, FileNotFoundError):  # the raw episodes of a run that was completed meanwhile are gone
         return None
     lines = "".join(f"{written}  {name}\n" for name, written in sorted(parts.items()))
     return hashlib.sha256(lines.encode()).hexdigest()

@@ -275,7 +275,11 @@ def add_digests(folder: Path, contents: Mapping[str, bytes | None]) -> None:
 
 
 def later_files(folder: Path, name: str) -> list[str]:
-    """Return the files outside the archive that were written after the file `name`, as listed in the manifest."""
+    """Return the files outside the archive that were written after the file `name`, as listed in the manifest. [] for
+    raw records, which have none.
+    """
+    if not (folder / run_folder.MANIFEST).exists():
+        return []
     files = list(run_folder.read_manifest(folder).files)
     return files[files.index(name) + 1 :] if name in files else []
 
