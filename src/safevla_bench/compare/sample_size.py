@@ -195,7 +195,7 @@ def paired_power(n: int, difference: float, discordant: float, confidence: float
     spread = 9 * sqrt(n * discordant * (1 - discordant)) + 9
     low, high = max(0, int(n * discordant - spread)), min(n, int(n * discordant + spread))
     many: NDArray[np.int64] = np.arange(low, high + 1)
-    # The largest significant minority among that many; -1 = none.
+    # The largest count of the rarer outcome that is significant among that many pairs; -1 = none.
     fewest = np.ceil(np.nan_to_num(bdtrik((1 - confidence) / 2, many, 0.5)))
     mid_p = 2 * bdtr(fewest, many, 0.5) - binomial_pmf(fewest.astype(np.int64), many, 0.5)
     fewest = np.where(mid_p <= 1 - confidence + 1e-12, fewest, fewest - 1)

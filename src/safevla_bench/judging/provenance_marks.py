@@ -333,7 +333,7 @@ class AuditMark:
     differing: tuple[str, ...] = ()  # a sentence for each episode whose replay differs from its record
     unreplayed: tuple[str, ...] = ()
     """Reasons why episodes could not be replayed, a sentence each; one for all if none could be drawn."""
-    uncompared: tuple[str, ...] = ()  # channels and fields that no replay was compared in
+    uncompared: tuple[str, ...] = ()  # channels and fields that were compared in no replay
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "unchecked"]:

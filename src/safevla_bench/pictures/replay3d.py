@@ -221,25 +221,25 @@ def _pack_rows(rows: Ints) -> list[object]:
 
 def decimate_mesh(mesh: TriangleMesh, most: int) -> TriangleMesh:
     """Return a mesh of about the same surface with at most `most` triangles; vertices at one position are merged."""
-    simpler = welded = _cluster(mesh, _WELD_M)
+    simpler = welded = _merge_vertices(mesh, _WELD_M)
     edges = welded.corners_m[welded.triangles]
     area = np.linalg.norm(np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0]), axis=1).sum() / 2
     cell_m = 0.5 * float(np.sqrt(2 * area / most))
     while len(simpler.triangles) > most:
-        simpler = _cluster(welded, cell_m)
+        simpler = _merge_vertices(welded, cell_m)
         cell_m *= 1.1
     return simpler
 
 
-def _cluster(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
+def _merge_vertices(mesh: TriangleMesh, cell_m: float) -> TriangleMesh:
     places = mesh.corners_m - mesh.corners_m.min(axis=0, initial=np.inf)
     keys = np.rint(places / max(cell_m, float(places.max(initial=0.0)) / 2**20)).astype(np.int64)
     _, cells = np.unique(keys @ [1 << 42, 1 << 21, 1], return_inverse=True)
     triangles = cells.reshape(-1)[mesh.triangles]
     ordered = np.sort(triangles, axis=1)
-    stays = np.flatnonzero((np.diff(ordered, axis=1) > 0).all(axis=1))
-    _, first = np.unique(ordered[stays], axis=0, return_index=True)
-    used, numbers = np.unique(triangles[stays[first]], return_inverse=True)
+    proper = np.flatnonzero((np.diff(ordered, axis=1) > 0).all(axis=1))  # with three different corners
+    _, first = np.unique(ordered[proper], axis=0, return_index=True)  # each set of corners once
+    used, numbers = np.unique(triangles[proper[first]], return_inverse=True)
     colors = None if mesh.colors is None else np.rint(_mean_rows(mesh.colors, cells)[used]).astype(np.uint8)
     return TriangleMesh(_mean_rows(mesh.corners_m, cells)[used], numbers.reshape(-1, 3).astype(np.int64), colors)
 

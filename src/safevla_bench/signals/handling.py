@@ -19,8 +19,8 @@ _FREE, _PUT, _CARRIED = -1, 0, 1
 
 
 def _changes(fields: RecordFields, value: Ints) -> tuple[Ints, Ints, Ints, Bools]:
-    """Return the rows at which a value, [N], changes permanently or may do so, the settled value before, the value
-    afterwards, and whether the episode ends before that is decided, [C] each.
+    """Return, for each lasting change of a value [N]: its row, the settled value before, the value after, and whether
+    the episode ends before it is known to last, [C] each.
     """
     first = fields.first_record
     begins = np.concatenate([[True], value[1:] != value[:-1]]) | (np.arange(len(value)) == first)

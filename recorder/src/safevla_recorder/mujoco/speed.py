@@ -186,7 +186,7 @@ class ForwardDynamics:
         self._mujoco, self._simulation = mujoco, simulation
         self._model, self._data = simulation.model._model, simulation.data._data
         self._may_trust = self._is_trusted = self._is_computed = False
-        self._time_s = 0.0  # of the last full call
+        self._time_s = 0.0  # simulated time of the last full call
         wrappers: dict[str, Callable[..., object]] = {"forward": self._forward, "step": self._step}
         wrappers.update({name: self._step_half for name in _HALVES if hasattr(simulation, name)})
         self._hooks = [wrap_method(simulation, name, wrapper) for name, wrapper in wrappers.items()]

@@ -175,11 +175,11 @@ class MujocoStage(stage.Stage):
         eye.look(self._data, camera)
         return self._locate_bodies(eye, bodies, _SKETCH)
 
-    def _locate_bodies(self, eye: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
-        place = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry is for -1, no body
+    def _locate_bodies(self, renderer: Renderer, bodies: Sequence[str], size: tuple[int, int]) -> NDArray[np.uint8]:
+        numbers = np.zeros(self._model.nbody + 1, dtype=np.uint8)  # the last entry is for -1, no body
         for number, name in enumerate(bodies, start=1):
-            place[self._visible_body_ids(name)] = number
-        return place[eye.bodies(size)]
+            numbers[self._visible_body_ids(name)] = number
+        return numbers[renderer.bodies(size)]
 
     def _body_ids(self, name: str) -> list[int]:
         bodies = [body for body, other in enumerate(self._scene.body_name) if other == name]

@@ -40,7 +40,7 @@ from safevla_recorder.mujoco.recorder import (
 
 SUITE = "robosuite"
 STILL = (*[0.0] * 6, -1.0)
-_INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or make robocasa, whose robosuite this is"
+_INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or use that of `make robocasa`"
 _DISTRIBUTIONS = ("praxis-robosuite", "robosuite")
 _VERSION = "1.5."
 _OPENS = "open"

@@ -50,7 +50,7 @@ def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool =
     except UnknownTaskError as error:
         extended = ruleset.with_host_registry(read_installed_registries())
         if extended is ruleset:
-            raise _explain_unknown(error, sources) from None
+            raise _mention_run_tags(error, sources) from None
         return judge(paths, extended, skip_invalid=skip_invalid)
     records.require_valid(skip_invalid=skip_invalid)
     _require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
@@ -86,7 +86,7 @@ def _describe_makers(records: EpisodeIndex, scores: Scores, ruleset: Ruleset) ->
             yield from describe_maker(source.path, ruleset, safety)
 
 
-def _explain_unknown(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
+def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> UnknownTaskError:
     if not any(_read_brought(path) for path in paths):
         return error
     tags = "its run contains its maker's tags: install its host, or use them with --rules as-judged"

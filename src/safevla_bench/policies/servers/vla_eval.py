@@ -66,18 +66,18 @@ class VlaEvalModel(openpi.WebsocketModel):
 
     def _greet(self) -> None:
         self._seq = 0
-        said = {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL}
-        greeting = self._receive_answer(self._send_message("hello", said), "hello")
+        hello = {"harness_version": f"safevla-bench {__version__}", "protocol_version": PROTOCOL}
+        greeting = self._receive_answer(self._send_message("hello", hello), "hello")
         self.greeting = sanitize_greeting(greeting, self.key)
         params = _submap(greeting, "observation_params")
-        spoken = adapt_dialect(self._own_dialect, params)
-        check_requirements(params, _submap(greeting, "action_spec"), spoken, chosen=self._is_chosen)
-        if self._connected and spoken.wants != self.wants:
+        dialect = adapt_dialect(self._own_dialect, params)
+        check_requirements(params, _submap(greeting, "action_spec"), dialect, chosen=self._is_chosen)
+        if self._connected and dialect.wants != self.wants:
             problem = f"the server {self.address} requests other observations than when the run began"
             raise PolicyError(problem, remedy="It was restarted with another model: resume the run.")
-        self.dialect, self.wants = spoken, spoken.wants
-        wish = params.get("env_seed")
-        self.env_seed = wish if type(wish) is int and 0 <= wish < 2**32 else None
+        self.dialect, self.wants = dialect, dialect.wants
+        seed = params.get("env_seed")
+        self.env_seed = seed if type(seed) is int and 0 <= seed < 2**32 else None
 
     def query(self, observation: Observation) -> Reply:
         seq = self._send_message("observation", self.dialect.build_request(observation))

@@ -23,7 +23,7 @@ _COLUMN_WIDTH = 50
 _TEXT_WIDTH = 40
 # Lines of rows and notes that a page holds, below a caption and a head.
 _PAGE_LINES = 36
-# Parts that wait for a page at a time; older versions of LaTeX have room for 18.
+# Maximum number of table parts that wait for a page; older versions of LaTeX have room for 18.
 _WAITING_PARTS = 8
 _SHRINK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}"
 

@@ -207,7 +207,9 @@ def _find_rotation(
 
 
 def _find_kuka(names: Sequence[str]) -> list[int]:
-    """Return the indices of a, b and c if exactly one number has each as its last word, and none d; [] otherwise."""
+    """Return the indices of the numbers whose names end in the words a, b and c, if there is one of each and none for
+    d; else [].
+    """
     last = ["".join(_split_words(name)[-1:]) for name in names]
     counts = [last.count(axis) for axis in "abcd"]
     return [last.index(axis) for axis in "abc"] if counts == [1, 1, 1, 0] else []
