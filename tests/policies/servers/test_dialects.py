@@ -158,6 +158,7 @@ def test_starvla_s_server_is_asked_for_a_kitchen_byte_by_byte_as_its_own_client_
     actions[0, :, 11] = 1.0
     with starvla(actions, requests, "starvla-robocasa", unnorm_key="panda") as policy:
         rows = [policy.act(observe_kitchen("robot0_agentview_left")) for _ in range(9)]
+        assert ask_arguments(f"openpi:{policy.url}", {"dialect": "starvla-robocasa"}) == {}, "its client takes eight"
     assert [request["sha256"] for request in requests] == [STARVLA["robocasa"]] * 2, "asked again after eight actions"
     assert [row[6] for row in rows] == [-1.0] * 8 + [-1.0], "below one half opens"
     assert {row[11] for row in rows} == {1.0}

@@ -188,7 +188,8 @@ class OpenpiModel(WebsocketModel):
             self._connect()
         self.close()
         served, chunk = _parse_served(self.greeting), self.greeting.get("action_chunk_size")
-        asked = {"replan": str(chunk)} if isinstance(chunk, int) else {}
+        is_asked = isinstance(chunk, int) and self.dialect.inference.replan == "server"
+        asked = {"replan": str(chunk)} if is_asked else {}
         return served.arguments(self.dialect) if served else asked
 
     def query(self, observation: Observation) -> Reply:
