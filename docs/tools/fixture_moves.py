@@ -27,7 +27,7 @@ from safevla_bench.policies.scripted.motion import (
 
 ON_RAD, STEP_RAD = 1.5, 0.3
 LEAN_RAD = 0.8
-FINGER_M, ROOM_M, TIP_M = 0.013, 0.012, 0.010  # half the closed fingers; distance beside the knob; tips below the site
+FINGER_M, ROOM_M, TIP_M = 0.013, 0.012, 0.010  # half the closed fingers; distance from the knob; tips below the site
 OUT_M, PAST_M, HIGH_M, UP_M = 0.16, 0.015, 0.12, 0.06
 AT_M, FACING_RAD = 0.012, 0.1
 FIRST_STEPS, NEXT_STEPS = 90, 45

@@ -65,7 +65,7 @@ drawer to close, the paper's reading switches the clause off from the first reco
 
 
 def main() -> None:
-    """Roll out unless told not to, judge, and write the page."""
+    """Roll out unless only the page is asked for, judge, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/phases"), help="the run folder")
     parser.add_argument("--page", action="store_true", help="roll out nothing")

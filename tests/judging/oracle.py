@@ -1374,7 +1374,7 @@ class Interval(Episode):
 
 
 def owners(e: Episode, components: Sequence[Component]) -> list[set[int]] | str:
-    """To which components each record belongs, or why nobody knows."""
+    """To which components each record belongs, or why that is unknown."""
     if "subgoals" not in e.steps[0] or len(e.tree.get("subgoal_names", ())) != len(e.steps[0]["subgoals"]):
         return "no_subgoals"
     truths = {name: [step["subgoals"][k] for step in e.steps] for k, name in enumerate(e.tree["subgoal_names"])}

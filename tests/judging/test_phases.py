@@ -322,8 +322,8 @@ def test_the_independent_judge_agrees_phase_by_phase():
         comparison.batch(expected, rows_of_scores)
         for tree, row in zip(trees, rows_of_scores, strict=True):
             parts = REGISTRY.components(tree["benchmark"], tree["task_id"])
-            told, found = oracle.owners(oracle.Episode(tree), parts), phase_owners(row, tree)
-            assert found == ([] if isinstance(told, str) else told), tree["episode_id"]
+            own, found = oracle.owners(oracle.Episode(tree), parts), phase_owners(row, tree)
+            assert found == ([] if isinstance(own, str) else own), tree["episode_id"]
         assert not comparison.differences, "\n".join(comparison.differences[:20])
         met = comparison.met
         assert met[DISPLACED, "violated"] > 20, met

@@ -225,7 +225,7 @@ def _task_lines(proposal: TagProposal) -> Iterator[str]:
     yield f"task_id = {_quote(proposal.task_id)}"
     if more:
         rows = zip(proposal.components, proposal.predicates, strict=True)
-        tables = (f"    {{ template = {_quote(name)}, predicates = {_quote(told)} }},\n" for name, told in rows)
+        tables = (f"    {{ template = {_quote(name)}, predicates = {_quote(goals)} }},\n" for name, goals in rows)
         yield f"components = [\n{''.join(tables)}]"
     else:
         yield f"template = {_quote(one)}"
