@@ -312,7 +312,7 @@ def format_value(value: object) -> str:
 
 
 SOURCE = "judged archive"
-LIBRARY, REGISTRY, VERSION = "library", "registry", "version"
+LIBRARY, REGISTRY, PHASES, VERSION = "library", "registry", "phases", "version"
 _OPTIONS = attrgetter("library.name", "registry.name", "capabilities", "missing", "applicability")
 _REMEDY = "Check by its maker's rules with --rules as-judged, or by your own files with --library and --rules."
 
@@ -376,6 +376,7 @@ def _is_by_own_rules(run: Path, provenance: Provenance) -> bool:
 
 def _compare_judges(written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
     provenance, library, registry = written.judged_by, ruleset.library, ruleset.registry
+    phases = ruleset.provenance().phases
     is_same_schema = written.scores_version == folder.SCORES_VERSION
     versions = [
         version if is_same_schema else f"{version} (version {schema} of {folder.SCORES})"
@@ -386,6 +387,7 @@ def _compare_judges(written: ScoresFile, ruleset: Ruleset) -> list[Finding]:
     return [
         _compare(LIBRARY, f"{library.name}, digest", provenance.library.digest, library.digest, remedy),
         _compare(REGISTRY, f"{tags}, digest", provenance.registry.digest, registry.digest, remedy),
+        *([_compare(PHASES, "components, digest", provenance.phases, phases, remedy)] if provenance.phases else []),
         _compare(VERSION, "safevla-bench", *versions),
     ]
 
