@@ -154,7 +154,7 @@ def write_call_files() -> None:
     assert run_command_line(["eval", *PLAN, "--policy", "noop", "--out", "run"]) == 0
     assert run_command_line(["eval", *PLAN, "--policy", "noop", "--dry-run", "--freeze", "r.json"]) == 0
     (policy,) = read_description(Path("run"))["policies"]
-    change_description(Path("run"), policies=[{**policy, **call}])
+    change_description(Path("run"), policies=[{**policy, **call}], complete=False)  # of a finished run nothing is made
     frozen = read_registration(Path("r.json"))
     Path("r.json").write_bytes(
         msgspec.structs.replace(frozen, policies=(RegisteredPolicy(policy="noop", **call),)).encode()
@@ -245,7 +245,7 @@ FILES = f"the task files at {TASKS}"
 @pytest.fixture
 def run(folder):
     """A run whose run.json names task files; its host takes no path, so that a trusted one is refused by the host."""
-    change_description(Path("run"), suites=[TASKS], policies=[{"policy": "noop", "arguments": {}}])
+    change_description(Path("run"), suites=[TASKS], policies=[{"policy": "noop", "arguments": {}}], complete=True)
     return "run"
 
 
@@ -265,6 +265,7 @@ def run(folder):
     ],
 )
 def test_task_files_that_a_run_names_are_used_only_with_trust(run, safevla, command):
+    change_description(Path(run), complete=command[0] != "eval")
     _, out, err = safevla(*command)
     assert FILES in out + err
     assert f"repeat `safevla {command[0]}` with --trust run/run.json" in " ".join((out + err).split())

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from folders import contents
+from folders import contents, record_own_loop
 from safevla_bench import policies
 from safevla_bench.cli.rollout import estimate_table
 from safevla_bench.hosts.fake import host
@@ -288,3 +288,26 @@ def test_a_policy_that_changes_the_folder_of_the_process_does_not_move_the_run(
     assert "run\n" in out
     assert (tmp_path / "run" / "run.json").exists()
     assert not list((tmp_path / "away").iterdir())
+
+
+def test_a_finished_run_is_judged_again_without_its_code_and_that_is_proposed_first(safevla, tmp_path, monkeypatch):
+    """Nothing of what run.json names is made: neither host nor policy, which may be a server that is gone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("class Policy:\n    def act(self, observation): return [0.0] * 7\n")
+    plan = [*FAKE, "--task", "0", "--episodes", 1, "--policy", "python:mine:Policy"]
+    safevla.ok("eval", *plan, "--out", "run")
+    message = safevla.refuses("eval", *plan, "--out", "run")
+    assert message.index("--resume") < message.index("another --out")
+    (tmp_path / "mine.py").unlink()
+    before = contents(tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()
+    safevla.ok("eval", "--resume", "--out", "run")
+    safevla.ok("eval", "--resume", "--retry-crashed", "--record-only", "--out", "run")
+    assert contents(tmp_path / "run") == before
+    changed = safevla.refuses("eval", "--resume", "--out", "run", "--max-steps", 5)
+    assert "names code or files without permission" in changed
+
+
+def test_a_run_of_ones_own_script_is_not_proposed_to_be_continued(safevla, tmp_path):
+    message = safevla.refuses("eval", *FAKE, "--policy", "noop", "--out", record_own_loop(tmp_path / "run"))
+    assert ("script of your own" in message, "--resume" in message) == (True, False)

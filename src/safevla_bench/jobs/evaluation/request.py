@@ -27,12 +27,11 @@ from safevla_bench.rollout import plan
 from safevla_bench.rollout.found import read_suite
 from safevla_bench.rollout.plan import Episodes, Shard
 from safevla_bench.rollout.ray import RayCluster
-from safevla_bench.sources.runs.folder import RUN, PlanStretch, read_description, read_host
+from safevla_bench.sources.runs.folder import RUN, PlanStretch, is_own_loop, read_description, read_host
 from safevla_bench.sources.runs.parts import JSONL, PARQUET
 from safevla_bench.sources.runs.writer import format_resume_command
 from safevla_bench.text import spell_suite
 from safevla_bench.trajectory.marks import SEARCHED
-from safevla_recorder.folder import OWN_LOOP
 
 UNCOUPLED = Coupling()
 
@@ -142,10 +141,9 @@ class Request:
         Volatile facts are left out, except the servers. The request is not trusted: see `named_by`.
         """
         description, place = read_description(run), Place(file=str(run / RUN))
-        protocol = description.get("protocol")
-        is_own_loop = isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
-        if is_own_loop or description.get("episodes") == SEARCHED:
-            maker = "a script of your own (safevla_recorder)" if is_own_loop else "a search"
+        is_script = is_own_loop(description)
+        if is_script or description.get("episodes") == SEARCHED:
+            maker = "a script of your own (safevla_recorder)" if is_script else "a search"
             remedy = "Run its command again, or judge what is there: safevla score."
             raise RunError(f"{maker} made this run, and only it can continue the run", remedy=remedy, place=place)
         try:

@@ -24,7 +24,7 @@ from safevla_bench.jobs.evaluation.request import (
     RequestedPolicy,
     select_tasks,
 )
-from safevla_bench.jobs.evaluation.rollouts import roll_out
+from safevla_bench.jobs.evaluation.rollouts import has_nothing_to_run, roll_out
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.metrics import Summary, cells
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
@@ -307,10 +307,11 @@ def evaluate_request(
     task without tags is an error before the rollout, unless the rules are an ablation.
     """
     out = out.absolute()  # a policy may change the working directory
-    require_trust(request.named_by, request.list_calls())
-    if not ruleset.is_ablation:
-        for task in select_tasks(request.make_host(), request):
-            ruleset.tags(task.benchmark, task.task_id)
+    if not has_nothing_to_run(request, out, running):
+        require_trust(request.named_by, request.list_calls())
+        if not ruleset.is_ablation:
+            for task in select_tasks(request.make_host(), request):
+                ruleset.tags(task.benchmark, task.task_id)
     roll_out(request, out, observer, running)
     judged = judge([out], ruleset)
     write_outputs(judged, out)

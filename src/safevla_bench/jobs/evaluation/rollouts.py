@@ -33,7 +33,7 @@ from safevla_bench.rollout.episode import NOT_RUN, SAME_CRASHES, CrashSeries, Ep
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.rollout.ray import run_actors
 from safevla_bench.rollout.scheduler import ProcessPool, run_pool
-from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats, recorded_code
+from safevla_bench.sources.runs.folder import RUN, EpisodeRow, Repeats, read_description, recorded_code
 from safevla_bench.sources.runs.parts import RawEpisode, episode_rows
 from safevla_bench.sources.runs.writer import RunFolderWriter
 from safevla_bench.text import get_logger, redact_secrets
@@ -56,6 +56,9 @@ def roll_out(
     """
     require_counts(workers=running.workers)
     out = out.absolute()  # a policy may change the working directory
+    if has_nothing_to_run(request, out, running):
+        with RunFolderWriter(out, read_description(out), resume=True):  # removes what a killed process has left
+            return episode_rows(out)
     if running.resume and (out / RUN).exists():
         asked = {policy.name: policy.asked for policy in Request.from_run(out).roster}
         kept = [replace(policy, asked=asked.get(policy.name, {})) for policy in request.roster]
@@ -77,6 +80,18 @@ def roll_out(
         remedy = f"Correct the cause, then continue: {request.format_resume_command(out, '--retry-crashed')}"
         _run_pending(writer, prepared, running, observer, remedy)
     return episode_rows(out)
+
+
+def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
+    """Return whether a run that is to be resumed is finished, so that no code is needed that its run.json names."""
+    if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
+        return False
+    if running.retry_crashed and any(row.outcome == "crashed" for row in episode_rows(out)):
+        return False
+    recorded, asked = (
+        replace(each, named_by=None, ruleset=None, volatile={}, servers=()) for each in (Request.from_run(out), request)
+    )
+    return recorded == asked
 
 
 def _run_pending(

@@ -24,6 +24,7 @@ from safevla_bench.memory import limit_memory
 from safevla_bench.text import escape_json, escape_surrogates, get_logger, load_json, map_texts
 from safevla_bench.trajectory.header import SCHEMA_VERSION
 from safevla_recorder.episode import EpisodeRow as EpisodeRow
+from safevla_recorder.folder import OWN_LOOP
 from safevla_recorder.identity import UNKNOWN, is_other_code
 
 _log = get_logger(__name__)
@@ -208,6 +209,12 @@ def read_description(folder: Path) -> dict[str, object]:
         if not isinstance(loaded, dict):
             raise ValueError("it is not a JSON object")
     return loaded
+
+
+def is_own_loop(description: Mapping[str, object]) -> bool:
+    """Return whether a run.json is that of a user's script with the recorder, which alone can continue the run."""
+    protocol = description.get("protocol")
+    return isinstance(protocol, Mapping) and protocol.get("name") == OWN_LOOP
 
 
 def policy_rows(description: Mapping[str, object]) -> list[Mapping[str, Any]]:

@@ -34,6 +34,7 @@ from safevla_bench.sources.runs.folder import (
     Repeats,
     archive_parts,
     dump_json,
+    is_own_loop,
     read_description,
     read_facts,
     recorded_code,
@@ -193,14 +194,17 @@ class RunFolderWriter:
 def _require_continuable(folder: Path, description: Mapping[str, object], continuation: str) -> None:
     place = Place(file=str(folder))
     existing = read_description(folder)
+    if continuation and is_own_loop(existing):
+        remedy = "Choose another --out, or remove it first."
+        raise RunError("the folder holds a run of a script of your own", remedy=remedy, place=place)
     if continuation and existing.get("complete") is False:
         remedy = f"Choose another --out, or continue it: {continuation}"
         done, planned = parts.count_progress(folder)
         problem = f"the folder holds an unfinished run, {done} of {planned} episodes done"
         raise RunError(problem, remedy=remedy, place=place)
     if continuation:
-        remedy = "Choose another --out, or remove it first."
-        raise RunError("the folder is not empty: it holds a run", remedy=remedy, place=place)
+        remedy = f"Judge it again: {continuation}; or choose another --out, or remove it first."
+        raise RunError("the folder is not empty: it holds a complete run", remedy=remedy, place=place)
     differing = list(
         list_differences(_repeatable_fields(existing), _repeatable_fields(json.loads(dump_json(description))))
     )
