@@ -29,6 +29,8 @@ from safevla_bench.text import (
     is_visible,
     learn_secret,
     load_json,
+    wrap_line,
+    wrap_text,
 )
 
 
@@ -150,3 +152,35 @@ def test_log_messages_hold_no_control_and_no_secret(caplog):
     learn_secret("hunter2-long")
     get_logger("safevla_bench.test").warning("%s: %s", "\x1b[31mframe\u2800", "hunter2-long")
     assert caplog.messages == ["\\x1b[31mframe\\u2800: ***"]
+
+
+# Lines of a terminal
+
+
+def test_a_line_is_wrapped_between_words_and_a_command_stays_whole(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    step = "Next: what each number means, and more: safevla tables runs/a --which all --format md"
+    assert wrap_text(step).split("\n") == [
+        "Next: what each number means, and more:",
+        "safevla tables runs/a --which all --format md",
+    ]
+    assert wrap_text("  some words that are wrapped by `safevla eval --until`, indented").split("\n") == [
+        "  some words that are wrapped by",
+        "  `safevla eval --until`, indented",
+    ]
+
+
+def test_nothing_is_wrapped_off_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert wrap_text("many words " * 20) == "many words " * 20
+
+
+@given(st.text("ab `safevl\u304a", max_size=60), st.integers(1, 30))
+def test_wrapping_loses_no_word(line, width):
+    assert "".join("".join(wrap_line(line, width)).split()) == "".join(line.split())
+
+
+@pytest.mark.parametrize("part", ["a", " ", "`", "` ", "safevla a", "(safevla "])
+def test_a_line_of_any_length_is_wrapped_in_linear_time(part):
+    assert wrap_line("x" + part * 60_000, 20)

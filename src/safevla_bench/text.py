@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -267,6 +269,53 @@ def list_counts(counts: Mapping[str, int], longest: int = 3) -> str:
     named = [f"{count} of {thing}" for thing, count in counts.items()]
     more = [f"and {len(named) - longest} more"] if len(named) > longest else []
     return ", ".join([*named[:longest], *more])
+
+
+# Lines of a terminal
+
+
+def terminal_width() -> int:
+    """Return COLUMNS or the terminal's width in characters; a million in a pipe or a file: nothing is wrapped there."""
+    return shutil.get_terminal_size((10**6, 24)).columns
+
+
+_WORDS = re.compile(r"(?:`[^`]*`|(?<![^\s(])(?:safevla [a-z]|pip install ).*|[\S\xa0])+[^\S\xa0]*|\s+")
+
+
+def split_words(line: str) -> list[str]:
+    """Return the words of a line with the spaces after them. One word is also a number with its unit, what is between
+    backticks, a command from `safevla` or `pip install` to the end of the line, and a run of spaces.
+    """
+    return _WORDS.findall(line)
+
+
+def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = split_words) -> list[str]:
+    """Return the line in pieces of at most `width` terminal cells, broken between words; a wider word stays whole.
+
+    A line that fits is unchanged; in a broken one, spaces at the ends of pieces and blank pieces are dropped.
+    """
+    from rich.cells import cell_len
+
+    if cell_len(line) <= width:
+        return [line]
+    pieces = [""]
+    for word in split(line):
+        if cell_len((pieces[-1] + word).rstrip()) <= width:
+            pieces[-1] += word
+        else:
+            pieces.append(word)
+    return [piece.rstrip() for piece in pieces if piece.strip()]
+
+
+def wrap_text(text: str) -> str:
+    """Return the text; on a terminal each line is wrapped at its width, and continued with the same indentation."""
+    if not sys.stdout.isatty():
+        return text
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        lines += [indent + piece for piece in wrap_line(line[len(indent) :], terminal_width() - len(indent))]
+    return "\n".join(lines)
 
 
 # Tables for notebooks

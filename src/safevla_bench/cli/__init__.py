@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 
 from safevla_bench.cli import completion
 from safevla_bench.errors import SafevlaError
-from safevla_bench.text import break_log_commands, escape_controls, redact_secrets
+from safevla_bench.text import break_log_commands, escape_controls, redact_secrets, wrap_text
 from safevla_bench.version import __version__
 
 # Exit codes of every command.
@@ -262,5 +262,8 @@ def _discard_stdout() -> None:
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines, on stderr if `err`, with secrets removed and with control characters and line ends escaped."""
-    click.echo("\n".join(escape_controls(redact_secrets(line)) for line in lines), err=err)
+    """Print lines, on stderr if `err`, with secrets removed and with control characters and line ends escaped.
+
+    On a terminal they are wrapped at its width.
+    """
+    click.echo(wrap_text("\n".join(escape_controls(redact_secrets(line)) for line in lines)), err=err)

@@ -100,7 +100,7 @@ def specs_command(
         echo(f"{scored} of {len(rows)} specifications are scored (tier safe); the others are in no score.", "")
         names = ("spec_id", "tier", "axis", "stl", "threshold", "severe", "unit")
         options.print_columns(names, [["—" if row[name] is None else str(row[name]) for name in names] for row in rows])
-        click.echo(f"\nNext: explain one: safevla specs --explain {rows[0]['spec_id']}")
+        echo("", f"Next: explain one: safevla specs --explain {rows[0]['spec_id']}")
 
 
 def _print_calibrations(
@@ -187,7 +187,7 @@ def _print_suites(rows: Sequence[tasks.TaskListing], extra: str) -> None:
     suites: dict[str, list[tasks.TaskListing]] = {}
     for row in rows:
         suites.setdefault(row["benchmark"], []).append(row)
-    click.echo(f"{len(rows)} tasks of {len(suites)} suites have tags, which decide which specifications apply.\n")
+    echo(f"{len(rows)} tasks of {len(suites)} suites have tags, which decide which specifications apply.", "")
     means = [sum(len(row["active_specs"]) for row in of_suite) / len(of_suite) for of_suite in suites.values()]
     cells = zip(suites, map(len, suites.values()), means, strict=True)
     head = ("suite", "tasks", "scored specifications per task")
@@ -309,7 +309,7 @@ def protocols_command(
         for name, value, source in zip(names, row["values"], row["sources"], strict=True):
             echo(f"  {name:<{width}}  {_format_value(value)}" + (f"  [{source}]" if source else ""))
     if not shown:
-        click.echo("They have the same values.")
+        echo("They have the same values.")
 
 
 def _protocol_rows(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -351,7 +351,7 @@ def _show_entries(names: tuple[str, ...], form: str) -> None:
         ]
         options.print_columns(("entry", "policy", "training", "suites", "asked as", "protocol"), rows)
         what = "an entry's checkpoints, its server's command and what is unknown"
-        click.echo(f"\nNext: {what}: safevla protocols --entries {shown[0].name}")
+        echo("", f"Next: {what}: safevla protocols --entries {shown[0].name}")
 
 
 def _print_entry(entry: entries.PaperEntry) -> None:
@@ -386,12 +386,12 @@ def _list_names(form: str) -> None:
         )
         return
     every_dialect = [(name, file.transport, _format_hosts(file), file.about) for name, file in files.items()]
-    click.echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.\n")
+    echo(f"{len(every_protocol)} evaluation protocols, and {len(every_dialect)} dialects to ask servers in.", "")
     options.print_columns(("protocol", "what it is"), every_protocol)
     click.echo()
     options.print_columns(("dialect", "asked over", "hosts", "what it is"), every_dialect)
-    click.echo("\nHosts without a remark are those on which the server's project evaluates.")
-    click.echo("\nNext: where two differ (one name shows all of it): safevla protocols openpi openvla")
+    echo("", "Hosts without a remark are those on which the server's project evaluates.")
+    echo("", "Next: where two differ (one name shows all of it): safevla protocols openpi openvla")
 
 
 def _format_hosts(file: dialects.DialectFile) -> str:

@@ -149,9 +149,9 @@ def doctor_command(
         steps = ("the command after eval",) * 2 if server else ("safevla eval --help", "safevla demo")
         tally = ", ".join(count_noun(counts[level], level) for level in ("error", "warning") if counts[level])
         if counts["error"]:
-            click.echo(f"\n{tally}. Fix the errors, then check again.")
+            echo("", f"{tally}. Fix the errors, then check again.")
         else:
-            click.echo(f"\nNo error, {tally}. Next: {steps[1]}" if tally else f"\nAll is well. Next: {steps[0]}")
+            echo("", f"No error, {tally}. Next: {steps[1]}" if tally else f"All is well. Next: {steps[0]}")
     context.exit(USER_ERROR if counts["error"] else OK)
 
 
@@ -183,10 +183,10 @@ def serve_command(
     server = serve.start_server(served, bind, port, key)
     host, chosen = server.socket.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    click.echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
-    click.echo(f"{count_noun(copies, 'episode')} at a time; further connections wait (--copies).")
-    click.echo(f"To check it: safevla doctor --server openpi:ws://{host}:{chosen}")
-    click.echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
+    echo(f"Serving {name} on ws://{host}:{chosen} (GET /healthz says OK). Ctrl-C ends it.")
+    echo(f"{count_noun(copies, 'episode')} at a time; further connections wait (--copies).")
+    echo(f"To check it: safevla doctor --server openpi:ws://{host}:{chosen}")
+    echo(f"Next: safevla eval --policy openpi:ws://{host}:{chosen} ...")
     if key is None and bind not in _OWN:
         click.echo(f"Anyone who can reach {bind} may use it: set a key in {endpoint.KEY}.", err=True)
     try:

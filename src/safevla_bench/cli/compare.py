@@ -97,7 +97,7 @@ def compare_command(
         report = _compare_sources(sources, policies, how, pairing, full=full)
     report.print(form)
     if form == "text" and not full and report.hint:
-        click.echo(report.hint)
+        echo(report.hint)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
     plan = sample_size.plan_sample_size(
         options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
     )
-    options.print_json(plan) if form == "json" else click.echo(plan.to_text())
+    options.print_json(plan) if form == "json" else echo(*plan.to_text().split("\n"))
 
 
 def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:
@@ -250,9 +250,9 @@ def sensitivity_command(
     ]:
         echo(sentence)
     if not full:
-        click.echo(f"Next: --full shows every {report.hint}")
+        echo(f"Next: --full shows every {report.hint}")
     if physics:
-        click.echo(f"Next: a page with the marks: {sources.format_command('score')}")
+        echo(f"Next: a page with the marks: {sources.format_command('score')}")
 
 
 def _vary_physics(judged: Judged, episodes: int | None, workers: int, *, full: bool) -> _Report:

@@ -112,7 +112,7 @@ def figures_command(
         echo(*describe_series(compared), "")
     print_warnings(judged)
     rules.print_missing(judged)
-    click.echo("Next: --style title=no and width=INCHES fit them to a paper; --which NAMES chooses.")
+    echo("Next: --style title=no and width=INCHES fit them to a paper; --which NAMES chooses.")
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def episodes_command(
         click.echo(render_text(table), nl=False)
         rules.print_missing(judged)
         if len(shown) > len(table.rows):
-            click.echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
+            echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
         if shown:
             worst = episode_list.sort_episodes(shown[:most], "vsi")[0].position
             echo(f"Next: {sources.format_command('show', worst)}")
@@ -201,7 +201,7 @@ def _ask_formula(formula: str, sources: rules.JudgedSources, form: str) -> None:
         return
     click.echo(render_text(episode_tables.answer_table(parsed, answers)), nl=False)
     for phrase in records.left_out.describe_kinds():
-        click.echo(f"{phrase[0].upper()}{phrase[1:]}.")
+        echo(f"{phrase[0].upper()}{phrase[1:]}.")
     if any(answer.verdict == "undefined" for answer in answers):
         for line in describe_unmatched(list_places([parsed]), collect_bodies(records.read_chunks())):
             echo(line)

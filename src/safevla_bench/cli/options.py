@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from math import isnan
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +29,6 @@ from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.sources.runs.policy_names import NamedSource
 from safevla_bench.sources.runs.sources import open_source
-from safevla_bench.text import escape_controls
 
 if TYPE_CHECKING:
     from safevla_bench.jobs.evaluation.request import Request
@@ -346,8 +346,9 @@ def print_json(document: object) -> None:
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text below their headings, in columns as wide as their widest text."""
-    lines = [[escape_controls(text) for text in row] for row in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+    """Print rows of text below their headings, as a table."""
+    from safevla_bench.report.render.text import render_text
+    from safevla_bench.report.tables.table import tabulate, text_column
+
+    columns = [text_column(name, itemgetter(k)) for k, name in enumerate(head)]
+    click.echo(render_text(tabulate("", rows, columns)).lstrip("\n"), nl=False)

@@ -112,7 +112,7 @@ def _report_run(run_command: RunCommand, rows: Sequence[folder.EpisodeRow]) -> N
             click.echo(f"\n{render_text(table)}")
     if request.stop_on_violation:
         counted = count_noun(sum(row.outcome == "stopped" for row in rows), "episode")
-        click.echo(f"{counted} stopped at the first violation: unsafe, and not known whether any would have succeeded.")
+        echo(f"{counted} stopped at the first violation: unsafe, and not known whether any would have succeeded.")
     if sentence := stopping_rule.describe_decision(folder.read_description(run_command.out)):
         echo(sentence)
     _report_servers(run_command)

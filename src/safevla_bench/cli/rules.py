@@ -219,13 +219,13 @@ def _find_own_rules(sources: Sequence[Path]) -> Ruleset | None:
 def print_missing(judged: Judged) -> None:
     """Print which parts of the sources were not judged, and how runs depart from their registrations; else nothing."""
     if judged.interrupted_run_count:
-        click.echo(INTERRUPTED)
+        echo(INTERRUPTED)
     if was_stopped_early(judged):
-        click.echo(STOPPED_EARLY)
+        echo(STOPPED_EARLY)
     for sentence in judged.describe_registrations():
         echo(sentence)
     if judged.left_out:
-        click.echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
+        echo(f"{'; '.join(judged.left_out.describe_kinds())}. The report lists what.")
 
 
 @options.command("help")

@@ -102,9 +102,9 @@ def _print_results(files: Sequence[Path], form: str) -> None:
     if form == "json":
         click.echo(render_json(rates), nl=False)
         return
-    click.echo("Successes alone: Safety, SBU and VSI were not recorded, and nothing can be judged.\n")
+    echo("Successes alone: Safety, SBU and VSI were not recorded, and nothing can be judged.", "")
     click.echo("\n".join(render_text(table) for table in rates))
-    click.echo("Next: to have safety judged, record the rollouts: safevla eval --help")
+    echo("Next: to have safety judged, record the rollouts: safevla eval --help")
 
 
 # Number of added or changed specifications to print, one per line.
@@ -130,7 +130,7 @@ def print_scores(judged: Judged) -> None:
         echo(sentence)
     print_warnings(judged)
     for sentence in describe_reading(judged.ruleset):
-        click.echo(sentence)
+        echo(sentence)
     rules.print_missing(judged)
 
 
@@ -164,12 +164,12 @@ def demo_command(
     judged = judge([path], load_ruleset())
     write_outputs(judged, out)
     print_scores(judged)
-    click.echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
-    click.echo("The episodes were chosen to show every kind of outcome, not to measure a policy.\n")
+    echo("These are recorded rollouts of two scripted policies on real LIBERO; nothing was simulated now.")
+    echo("The episodes were chosen to show every kind of outcome, not to measure a policy.", "")
     echo(f"Records: {path}", f"Report:  {out / REPORT}")
     source, folder = options.quote_paths(path), options.quote_paths(path.parent)
     worst = max(judged.scores.episodes(), key=lambda episode: (episode.sbu is True, episode.vsi or 0.0))
-    click.echo(f"Next:\n  safevla open {folder}\n  safevla episodes {source} --unsafe --sort vsi")
+    echo("Next:", f"  safevla open {folder}", f"  safevla episodes {source} --unsafe --sort vsi")
     click.echo(f"  safevla show {source} {options.quote_paths(worst.episode_id)}")
 
 

@@ -303,7 +303,7 @@ def board_command(
     for policy, mark in marks:
         echo(f"{policy or UNNAMED}: {mark.badge}", *(f"  {line}" for line in mark.differing))
     if audit:
-        click.echo(f"Audited with --audit {audit.count}:{audit.seed}, which repeats the choice of episodes.")
-    click.echo("Next: put the folder on any web server, or add runs and write it again.")
+        echo(f"Audited with --audit {audit.count}:{audit.seed}, which repeats the choice of episodes.")
+    echo("Next: put the folder on any web server, or add runs and write it again.")
     verdicts = {mark.verdict for _, mark in marks}
     context.exit(GATE_FAILED if "differs" in verdicts else USER_ERROR if "unchecked" in verdicts else OK)

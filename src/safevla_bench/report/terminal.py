@@ -13,11 +13,11 @@ from safevla_bench.explain.trace import Bools, Floats, TraceChart
 from safevla_bench.judging import provenance_marks
 from safevla_bench.judging.scores import EpisodeScore
 from safevla_bench.report.episode_list import ListedEpisode, describe_ending
-from safevla_bench.report.render.text import render_text, wrap_line
+from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables.episodes import format_cause, format_margin, kept_clause_table, unjudged_table
 from safevla_bench.report.tables.table import UNNAMED
 from safevla_bench.tasks.reasons import describe_reason
-from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant
+from safevla_bench.text import NO_VALUE, escape_controls, format_fixed, format_significant, wrap_line
 
 # Width of the names of facts, in columns.
 _LABEL = 14
@@ -112,14 +112,7 @@ def _format_moment(chart: TraceChart, moment: Moment) -> str:
 
 
 def _wrap_words(line: str, width: int) -> list[str]:
-    lines: list[str] = []
-    for word in escape_controls(line).split(" "):
-        together = f"{lines[-1]} {word}" if lines else word
-        if lines and cell_len(together) <= width:
-            lines[-1] = together
-        else:
-            lines += wrap_line(word, width)
-    return lines
+    return wrap_line(escape_controls(line), width)
 
 
 def format_lost_episode(row: ListedEpisode) -> str:

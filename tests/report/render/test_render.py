@@ -167,14 +167,18 @@ def test_text_marks_the_best_and_puts_groups_above():
     assert lines[3].split() == ["Name", "Value", "%", "n"]
 
 
-def test_text_wraps_long_headings_of_numbers_below_their_group():
-    name = "a_very_long_specification_name_200N"
-    table = Table(
-        "t", (Column("x", numeric=False), Column(name, group="One two three four")), ((Cell("a"), Cell("1", 1)),)
+def test_text_wraps_long_headings_of_numbers_between_words():
+    columns = (
+        Column("x", numeric=False),
+        Column("p in a_long_specification_name", group="One two three four five six"),
     )
-    lines = render_text(table, 200).splitlines()
-    assert max(map(len, lines)) < 20
-    assert "".join(line[3:].strip() for line in lines[4:8]).startswith("a_very_long_")
+    lines = render_text(Table("t", columns, ((Cell("a"), Cell("1", 1)),)), 200).splitlines()
+    assert [line[1:].strip() for line in lines[2:6]] == [
+        "One two three four five",
+        "six",
+        "p in",
+        "a_long_specification_name",
+    ]
 
 
 @pytest.mark.parametrize("form", ["text", "md", "tex", "html"])
@@ -231,11 +235,34 @@ def test_columns_are_aligned_and_numbers_stand_at_the_right():
     assert all(line[end - 1] != " " and line[end : end + 1] in ("", " ") for line in [head, *rows] for end in ends[2:])
 
 
-def test_long_names_are_wrapped_and_numbers_are_not_cut():
-    printed = render_text(headline_of("openpi:" + "checkpoint-" * 20, "x" * 200), width=120)
-    assert max(cell_len(line) for line in printed.splitlines()[2:8]) <= 120
-    assert "50.0" in printed
-    assert printed.replace("\n", "").replace(" ", "").count("x") >= 200 - 5
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+def test_a_table_too_wide_becomes_several_that_repeat_the_columns_naming_the_rows(width):
+    """Names and numbers are never split: split names could not be copied, and split numbers would be wrong."""
+    ids = [f"libero-object/task_{k}/ep_000" for k in range(3)]
+    columns = (Column("#", numeric=False), Column("Episode", numeric=False), *(Column(f"m_{k}") for k in range(9)))
+    rows = tuple(
+        (Cell(f":{n}"), Cell(name), *[Cell(f"{k}5.00")] * 9) for n, (k, name) in enumerate(zip("123", ids, strict=True))
+    )
+    parts = render_text(Table("t", columns, rows), width).split("\n\n")[1:]
+    assert all(re.findall(r"^:\d", part, re.M) == [":0", ":1", ":2"] for part in parts)
+    assert all(name in parts[0] for name in ids)
+    assert max(cell_len(line) for part in parts for line in part.splitlines()) <= max(width, 3 + len(ids[0]))
+    assert re.findall(r"m_\d", "".join(parts)) == [f"m_{k}" for k in range(9)]
+    assert "".join(parts).count("15.00") == 9
+
+
+def test_rows_that_only_two_columns_tell_apart_are_named_by_both_in_each_part():
+    columns = (Column("Policy", numeric=False), Column("Suite", numeric=False), Column("A"), Column("B"))
+    rows = tuple((Cell("p"), Cell(suite), Cell("1" * 14), Cell("2" * 14)) for suite in ("s", "t"))
+    printed = render_text(Table("t", columns, rows), 28)
+    assert len(re.findall(r"^p +[st]", printed, re.M)) == 4
+
+
+def test_only_texts_of_several_words_are_wrapped():
+    row = (Cell("a-name-of-twenty-two-c"), Cell("a sentence of more words than fit in this line"))
+    printed = render_text(Table("t", (Column("x", numeric=False), Column("y", numeric=False)), (row,)), 50)
+    assert "a-name-of-twenty-two-c" in printed
+    assert max(map(len, printed.splitlines())) <= 50
 
 
 def test_a_narrow_terminal_cuts_nothing():

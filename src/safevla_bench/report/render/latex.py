@@ -10,13 +10,13 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from math import ceil
 
-from safevla_bench.report.render.text import wrap_line
 from safevla_bench.report.tables.columns import drop_empty_columns
 from safevla_bench.report.tables.table import Cell, Column, Table, group_spans
-from safevla_bench.text import escape_controls
+from safevla_bench.text import escape_controls, wrap_line
 
 # Maximum line length of a heading above numbers, in characters.
 _HEAD_WIDTH = 14
+_NAME_PARTS = re.compile(r".*?(?:[:/_-]|\s+|$)").findall  # a heading is also broken within a name
 # Number of characters in a column of a page without much shrinking.
 _COLUMN_WIDTH = 50
 # Maximum length of a text cell on one line, in characters; columns with longer ones are wrapped.
@@ -133,7 +133,7 @@ def _column_head(column: Column) -> str:
 
 
 def _head_lines(column: Column) -> list[str]:
-    return wrap_line(escape_controls(column.name), _HEAD_WIDTH) if column.numeric else [column.name]
+    return wrap_line(escape_controls(column.name), _HEAD_WIDTH, _NAME_PARTS) if column.numeric else [column.name]
 
 
 def _latex_cell(cell: Cell) -> str:

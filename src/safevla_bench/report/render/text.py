@@ -8,59 +8,72 @@ from __future__ import annotations
 import csv as _csv
 import io
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from math import isnan
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 
 from safevla_bench.report.tables.table import Cell, Column, Table
-from safevla_bench.text import NO_VALUE, escape_controls
+from safevla_bench.text import NO_VALUE, escape_controls, split_words, terminal_width, wrap_line, wrap_text
 
-_GAPS = (2, 1)  # characters between columns; the narrower if names would be wrapped
-_NARROWEST = 13
+_GAPS = (2, 1)  # characters between columns; the narrower if texts would be wrapped
+_HEAD_WIDTH = 13  # characters; longer headings of numbers are wrapped
 
 
 def render_text(table: Table, width: int | None = None) -> str:
     """Return the table in aligned columns, details below their values.
 
-    `width`: width in characters; by default the terminal's; in a pipe or a file nothing is wrapped. Texts are
-    wrapped to fit, down to 13 characters, those of the first column last. Numbers are never cut, so a table of many
-    numbers may be wider.
+    `width`: width in characters; by default the terminal's; in a pipe or a file nothing is wrapped. Where a table is
+    too wide, texts are wrapped between words, and what is still too wide becomes several tables, one below the other,
+    each with the first text columns that tell the rows apart. Names and numbers are never split, so that a line may be
+    wider if they are.
     """
     marks = _name_marks([table])
-    head, *rows = _format_rows(table, marks, width)
     cells = [cell for row in table.rows for cell in (_mark_name(row[0], marks), *row[1:])]
     gaps = "\n" if any(len(_cell_lines(cell)) > 1 for cell in cells) else ""
-    notes = (*_mark_notes(marks), *table.footnotes)
-    lines = [escape_controls(table.title), "", head, *(row + gaps for row in rows)]
-    return "\n".join([*lines, *([] if gaps else [""]), *(escape_controls(note) for note in notes)]).rstrip() + "\n"
+    parts = [[head, *(row + gaps for row in rows)] for head, *rows in _format_parts(table, marks, width)]
+    notes = [wrap_text(escape_controls(note)) for note in (*_mark_notes(marks), *table.footnotes)]
+    lines = [
+        wrap_text(escape_controls(table.title)),
+        "",
+        *(line for part in parts for line in (*part, *([] if gaps else [""]))),
+    ]
+    return "\n".join([*lines, *notes]).rstrip() + "\n"
 
 
 def render_summary(tables: Sequence[Table]) -> str:
     """Return the tables in compact form, without their notes; marks and remarks are in a list below."""
     marks = _name_marks(tables)
-    bodies = ["\n".join([escape_controls(table.title), *_format_rows(table, marks), ""]) for table in tables]
+    bodies = [
+        "\n".join(
+            [
+                wrap_text(escape_controls(table.title)),
+                *(line for part in _format_parts(table, marks) for line in (*part, "")),
+            ]
+        )
+        for table in tables
+    ]
     remarks = dict.fromkeys(remark for table in tables for remark in table.remarks)
     cells = [cell for table in tables for row in table.rows for cell in row]
     interval = ["Below each value its 95 % interval."] if any(cell.interval and cell.below for cell in cells) else []
     ends = [*(f"{note}." for note in _mark_notes(marks)), *interval, *remarks]
-    return "\n".join([*bodies, *(f"- {escape_controls(line)}" for line in ends)]) + "\n"
+    return "\n".join([*bodies, *(wrap_text(f"- {escape_controls(line)}") for line in ends)]) + "\n"
 
 
-# Line length in a pipe or a file, unless COLUMNS sets another.
-_UNBOUNDED = 10**6
-
-
-def _format_rows(table: Table, marks: Mapping[str, str], width: int | None = None) -> list[str]:
-    bound = shutil.get_terminal_size((_UNBOUNDED, 24)).columns if width is None else width
+def _format_parts(table: Table, marks: Mapping[str, str], width: int | None = None) -> Iterator[list[str]]:
+    """Yield the heading and the rows of each table into which the columns are divided."""
+    bound = terminal_width() if width is None else width
     grid = [[_cell_lines(_mark_name(row[0], marks)), *map(_cell_lines, row[1:])] for row in table.rows]
     heads = _column_heads(table.columns)
-    widths, gap = _column_widths(table.columns, [heads, *grid], bound)
-    head, *body = [_format_row(row, table.columns, widths, gap) for row in [_align_heads(heads, widths), *grid]]
-    return [head + "\n" + gap.join("-" * width for width in widths), *body]
+    natural, least = _column_widths(table.columns, heads, grid)
+    for chosen in _divide_columns(table.columns, grid, least, bound):
+        columns = [table.columns[k] for k in chosen]
+        widths, gap = _fit_widths([natural[k] for k in chosen], [least[k] for k in chosen], bound)
+        shown = [_align_heads([heads[k] for k in chosen], widths), *([row[k] for k in chosen] for row in grid)]
+        head, *body = [_format_row(row, columns, widths, gap) for row in shown]
+        yield [head + "\n" + gap.join("-" * width for width in widths), *body]
 
 
 _MARKS = "°§¶"
@@ -106,24 +119,48 @@ def _cell_lines(cell: Cell) -> list[str]:
 
 
 def _column_widths(
-    columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], bound: int
-) -> tuple[list[int], str]:
-    natural = [max(cell_len(line) for row in rows for line in row[k]) for k in range(len(columns))]
-    for k in [k for k, column in enumerate(columns) if column.numeric]:
-        values = max((cell_len(line) for row in rows[1:] for line in row[k]), default=0)
-        natural[k] = min(natural[k], max(values, _NARROWEST))
-    names = [k for k, column in enumerate(columns) if not column.numeric]
-    between = len(natural) - 1
-    others = [k for k in names if k]  # narrowed before the first column, which names the row
-    least = sum(min(width, _NARROWEST) if k in others else width for k, width in enumerate(natural))
-    gap = next((gap for size in (sum(natural), least) for gap in _GAPS if size + gap * between <= bound), _GAPS[0])
-    for columns_to_narrow in (others, names):
-        while sum(natural) + gap * between > bound:
-            widest = max(columns_to_narrow, key=lambda k: natural[k], default=None)
-            if widest is None or natural[widest] <= _NARROWEST:
-                break
-            natural[widest] -= 1
-    return natural, " " * gap
+    columns: Sequence[Column], heads: Sequence[Sequence[str]], rows: Sequence[Sequence[Sequence[str]]]
+) -> tuple[list[int], list[int]]:
+    """Return each column's width without wrapping, and the least without splitting a word or a number."""
+    natural, least = [], []
+    for k, column in enumerate(columns):
+        values = [line for row in rows for line in row[k]]
+        texts, whole = (heads[k], values) if column.numeric else ([*heads[k], *values], [])
+        words = [word.rstrip() for line in texts for word in split_words(line)]
+        longest = max(map(cell_len, texts))
+        least.append(max(map(cell_len, ("", *words, *whole))))
+        natural.append(max(least[k], min(longest, _HEAD_WIDTH)) if column.numeric else longest)
+    return natural, least
+
+
+def _divide_columns(
+    columns: Sequence[Column], rows: Sequence[Sequence[Sequence[str]]], least: Sequence[int], bound: int
+) -> Iterator[list[int]]:
+    texts = [k for k, column in enumerate(columns) if not column.numeric]
+    keys = (texts[:count] for count in range(1, len(texts) + 1))
+    key = next(
+        (key for key in keys if len({str([row[k] for k in key]) for row in rows}) == len(rows)), texts[:1] or [0]
+    )
+    while len(key) > 1 and 2 * sum(least[k] + 1 for k in key) > bound:
+        key.pop()
+    part = [*key]
+    for k in sorted({*range(len(columns))} - {*key}):
+        if len(part) > len(key) and sum(least[c] + 1 for c in part) + least[k] > bound:
+            yield sorted(part)
+            part = [*key]
+        part.append(k)
+    yield sorted(part)
+
+
+def _fit_widths(natural: Sequence[int], least: Sequence[int], bound: int) -> tuple[list[int], str]:
+    widths, between = [*natural], len(natural) - 1
+    gap = next((gap for size in (sum(natural), sum(least)) for gap in _GAPS if size + gap * between <= bound), _GAPS[1])
+    while sum(widths) + gap * between > bound:
+        wider = [k for k, width in enumerate(widths) if width > least[k]]
+        if not wider:
+            break
+        widths[max(wider, key=widths.__getitem__)] -= 1
+    return widths, " " * gap
 
 
 def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], gap: str) -> str:
@@ -138,26 +175,6 @@ def _format_row(row: Sequence[Sequence[str]], columns: Sequence[Column], widths:
             padded.append(fill + part if column.numeric else part + fill)
         lines.append(gap.join(padded).rstrip())
     return "\n".join(lines)
-
-
-def wrap_line(line: str, width: int) -> list[str]:
-    """Return the line in pieces of at most `width` terminal cells, broken after a space.
-
-    A word that is wider is broken after one of `:/_-`, or anywhere. A line that fits is unchanged; in a broken one,
-    spaces at the ends of pieces and blank pieces are dropped.
-    """
-    if cell_len(line) <= width:
-        return [line]
-    pieces = [""]
-    for word in re.split(r"(?<=\s)(?!\s)", line):  # a run of spaces is one word; otherwise the time is quadratic
-        is_whole = cell_len(word.rstrip()) <= width
-        for part in [word] if is_whole else re.split(r"(?<=[:/_-])", word):
-            extended = pieces[-1] + part
-            if cell_len(extended.rstrip()) <= width:
-                pieces[-1] = extended
-            else:
-                pieces += chop_cells(part, width)
-    return [part.rstrip() for part in pieces if part.strip()]
 
 
 def render_markdown(table: Table) -> str:
