@@ -137,7 +137,7 @@ def test_an_environment_seed_that_is_not_a_rule_is_refused():
 # The simulator's versions
 
 
-HOSTS = {"robocasa": "robocasa", "mt": "metaworld"}
+HOSTS = {"robocasa": "robocasa", "mt": "metaworld", "simpler": "maniskill"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,7 +148,7 @@ def test_a_protocol_names_mujoco_and_robosuite_of_each_host_it_is_for(name):
     extra_hosts = {"maniskill", "metaworld", "robosuite"} if is_preset else set()  # the paper has no trials of these
     assert set(protocol.simulator) == hosts | extra_hosts
     assert all({"mujoco", "sapien"} & set(versions) for versions in protocol.simulator.values())
-    assert all("robosuite" in protocol.simulator[host] for host in hosts - {"metaworld"})
+    assert all("robosuite" in protocol.simulator[host] for host in hosts - {"maniskill", "metaworld"})
 
 
 def test_the_preset_names_the_versions_that_this_project_is_tested_with():

@@ -97,6 +97,16 @@ def test_without_a_device_for_sapien_there_is_a_warning_because_states_need_none
     assert (machine.check_vulkan().level, machine.check_vulkan().found) == ("ok", "a frame by llvmpipe")
 
 
+def test_missing_downloads_of_simplerenv_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
+    (tmp_path / "data/robots/widowx").mkdir(parents=True)
+    found = machine.check_downloads()
+    assert (found.level, found.found) == ("warning", "missing: bridge_v2_real2sim")
+    assert "download_asset bridge_v2_real2sim" in found.remedy
+    (tmp_path / "data/tasks/bridge_v2_real2sim_dataset").mkdir(parents=True)
+    assert machine.check_downloads().level == "ok"
+
+
 @pytest.mark.libero
 def test_a_real_frame_is_rendered_by_a_named_renderer(monkeypatch):
     pytest.importorskip("mujoco", reason="MuJoCo comes with the extra libero")

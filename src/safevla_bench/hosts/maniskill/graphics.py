@@ -21,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image as PillowImage
 
 from safevla_bench.errors import HostError
 
@@ -68,6 +69,14 @@ def set_cameras(env: Any, cameras: Sequence[str], size: tuple[int, int]) -> None
         if own.intrinsic is not None:
             change["intrinsic"] = np.asarray(own.intrinsic) * [[width / own.width], [height / own.height], [1.0]]
     env._custom_sensor_configs = changes
+
+
+def load_backgrounds(env: Any) -> None:
+    """Give a digital twin its own photographs, in their full size: ManiSkill shares them between all environments, and
+    keeps them in the size of the first.
+    """
+    paths = env.rgb_overlay_paths.items()
+    env._rgb_overlay_images = {name: np.asarray(PillowImage.open(path).convert("RGB")) for name, path in paths}
 
 
 def take_pictures(env: Any, cameras: Sequence[str]) -> dict[str, NDArray[np.uint8]]:

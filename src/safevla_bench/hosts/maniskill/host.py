@@ -7,11 +7,14 @@ Policies that want no pictures need no Vulkan (`graphics`). PhysX reports the no
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -28,12 +31,14 @@ from safevla_bench.interface.policy import Action, Observation, UnrenderedImages
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import DRAWN
+from safevla_recorder.episode import add_header_mark
 from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Part, rotate
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
 
-SUITE = "maniskill"
+SUITE, SIMPLER = "maniskill", "simpler-widowx"
 _AXIS_TORQUE = 3
 """Index of the torque about the joint's axis in SAPIEN's wrench (force [3], torque [3]), in a frame with x along it."""
 _RESTING_M_S = 0.05
@@ -45,7 +50,8 @@ _READINGS = ("joint_pos", "joint_vel")
 class Robot(msgspec.Struct, frozen=True, kw_only=True):
     """An arm: `embodiment` is its name in records, `hand` the link whose pose is the end effector's, `fingers` are
     parts of the names of its finger links. `controls` maps each supported control mode of ManiSkill, the default first,
-    to the parts of an action and their number. Torque limits [N·m], base first; None = those of the embodiment.
+    to the parts of an action and their number; `action_high` are the upper bounds, opposite to the lower, if not 1.
+    Torque limits [N·m], base first; None = those of the embodiment.
     """
 
     embodiment: str
@@ -54,6 +60,7 @@ class Robot(msgspec.Struct, frozen=True, kw_only=True):
     fingers: tuple[str, str]
     cameras: tuple[str, ...]
     controls: Mapping[str, tuple[str, int]]
+    action_high: tuple[float, ...] = ()
     torque_limit_nm: tuple[float, ...] | None = None
 
 
@@ -75,19 +82,34 @@ ROBOTS: Mapping[str, Robot] = {
     "panda_wristcam": msgspec.structs.replace(
         PANDA, embodiment="PandaWristCam", cameras=(*PANDA.cameras, "hand_camera")
     ),
+    "widowx": Robot(
+        embodiment="WidowX",
+        joints=6,
+        hand="ee_gripper_link",
+        fingers=("left_finger", "right_finger"),
+        cameras=("3rd_view_camera",),
+        controls={
+            "arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos": ("position [3], rotation [3], gripper", 7)
+        },
+        action_high=(1.0, 1.0, 1.0, np.pi / 2, np.pi / 2, np.pi / 2, 1.0),  # m and rad, as its controller has them
+    ),
 }
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The bodies that a task's success requires to be moved, a held tool last, the conjuncts of success by their names
     in the result of `evaluate`, `not NAME` if it must be false, ManiSkill's limit in steps, and the robots that
-    ManiSkill made the task for, its default first.
+    ManiSkill made the task for, its default first. The task's suite, the number of its fixed `layouts`, and its
+    furniture that ManiSkill lets move.
     """
 
     targets: tuple[str, ...]
     subgoals: tuple[str, ...] = ()
     horizon: int = 50
     robots: tuple[str, ...] = ("panda",)
+    suite: str = SUITE
+    layouts: int | None = None
+    fixed: tuple[str, ...] = ()
 
 
 TASKS: Mapping[str, TaskFacts] = msgspec.toml.decode(
@@ -108,22 +130,29 @@ class ManiskillHost(Host):
     def __init__(self, control: str = "", robot: str = "") -> None:
         if robot:
             require_known("the host maniskill", "robot", robot, ROBOTS)
-            self.supports = replace(self.supports, cameras=ROBOTS[robot].cameras)
+            self.supports = replace(self.supports, cameras=ROBOTS[robot].cameras, drawn=robot == "widowx")
         self._robots = (robot,) if robot else ("panda", "panda_wristcam")
         controls = ROBOTS[self._robots[0]].controls
         self._control = control or next(iter(controls))
         require_known("the host maniskill", "control", self._control, controls)
 
     def suites(self) -> tuple[str, ...]:
-        return (SUITE,)
+        return tuple(dict.fromkeys(facts.suite for facts in self._facts().values()))
+
+    def _facts(self) -> dict[str, TaskFacts]:
+        return {name: facts for name, facts in TASKS.items() if {*facts.robots} & {*self._robots}}
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
+        others = {facts.suite: facts.robots[0] for facts in TASKS.values()}
+        if suite in others and suite not in self.suites():
+            problem = f"the suite {suite!r} is not of the robot {self._robots[0]}"
+            raise HostError(problem, remedy=f"Choose its robot: --host-arg robot={others[suite]}.")
         require_known("ManiSkill", "suite", suite, self.suites())
         told, still = load_registry().tasks, still_action(self._control)
-        chosen = [name for name, facts in TASKS.items() if {*facts.robots} & {*self._robots}]
+        chosen = [(name, facts) for name, facts in self._facts().items() if facts.suite == suite]
         return tuple(
-            Task(SUITE, name, index, name, told[SUITE, name].instruction or name, still, horizon=TASKS[name].horizon)
-            for index, name in enumerate(chosen)
+            Task(suite, name, index, name, told[suite, name].instruction or name, still, facts.layouts, facts.horizon)
+            for index, (name, facts) in enumerate(chosen)
         )
 
     def make(self, task: Task, wants: Wants) -> ManiskillEnv:
@@ -169,25 +198,35 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self.embodiment, self.torque_limit_nm = self._robot.embodiment, self._robot.torque_limit_nm
         self._meaning, size = self._robot.controls[control]
         super().__init__(task, wants, versions, size)
-        self._targets, self._renders_next = task_facts(task.name).targets, True
+        if self._robot.action_high:
+            self.action_high = np.array(self._robot.action_high)
+            self.action_low = -self.action_high
+        self._facts, self._renders_next = task_facts(task.name), True
         self._env = make_env(task.name, control, robot, renders=bool(wants.cameras))
         graphics.set_cameras(self._env, wants.cameras, wants.image_size)
         self._identity = read_identity(type(self._env), None, "mani_skill", "envs")
         self.dt_s = float(self._env.control_timestep)
 
     def reset(self, seed: EpisodeSeed) -> Observation:
-        """Start an episode in a new scene with a seed made of `env_seed` and the index; settle, take record 0. At least
-        one settling step is made, because PhysX reports contacts only after a step.
+        """Start an episode in a new scene with a seed made of `env_seed` and the index, or in the layout of that index;
+        settle, take record 0. At least one settling step is made, because PhysX reports contacts only after a step;
+        where ManiSkill's reset has let things settle, it is a physics step.
         """
-        check_start(self.task, seed, ManiskillHost.supports)
+        check_start(self.task, seed, HostSupport(drawn=True))
         self._recorder, self._seed, self._renders_next = None, seed, True
         env, robot = self._env, self._robot
-        start(env, drawn_reset_seed(seed), renders=bool(self._wants.cameras))
-        parts, hand, self._pieces = read_parts(env, robot)
-        scene, arm = replace(read_scene(env, robot, self._targets), parts=parts, hand=hand), arm_links(env, robot)
-        self._bodies = dynamic_bodies(env)
+        layout = None if seed.drawn or not self._facts.layouts else seed.init_state_index
+        start(env, drawn_reset_seed(seed), layout, renders=bool(self._wants.cameras))
+        parts, hand, self._pieces = read_parts(env, robot, self._facts)
+        scene, arm = replace(read_scene(env, robot, self._facts), parts=parts, hand=hand), arm_links(env, robot)
+        self._bodies = dynamic_bodies(env, self._facts)
         still = np.array(seed.wait_action or self.task.still)
-        self._settled = self._settle(still, max(1, seed.wait_steps), seed.rest_steps)
+        if self._facts.layouts and not seed.wait_steps + seed.rest_steps:
+            settle_once(env, still)
+            self._obs, self._outcome, self._settled = env.get_obs(), env.get_info(), 0
+            self._success = bool(self._outcome["success"])
+        else:
+            self._settled = self._settle(still, max(1, seed.wait_steps), seed.rest_steps)
         recorder = EpisodeRecorder(scene)
         recorder.begin(read_contacts(env, scene), torques_nm=read_torques(env, arm), **self._read_poses())
         hook_after(env.scene, "step", lambda: recorder.substep(read_contacts(env, scene), read_torques(env, arm)))
@@ -214,7 +253,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self._success = bool(self._outcome["success"])
 
     def _target_object(self) -> str:
-        return self._targets[0]
+        return self._facts.targets[0]
 
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Return the coordinates of the current `sim_state`: those of actors, then of the robot's joints, arm first."""
@@ -228,7 +267,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         self.reset(episode_seed(episode))
         env, robot = self._env, self._robot
         arm = tuple(articulation(env).links[place].entity.name for place in arm_links(env, robot))
-        roles = read_scene(env, robot, self._targets).roles
+        roles = read_scene(env, robot, self._facts).roles
         scene = StagedScene(env, solid_bodies(env), roles, tuple(self._bodies), arm, robot.cameras)
         return ManiskillStage(scene, episode, self.close)
 
@@ -240,7 +279,7 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         poses = {name: to_pose(body.entity.pose) for name, body in self._bodies.items()}
         parts = [to_pose(piece.entity.pose) for piece in self._pieces]
         read = {"poses": poses, "eef": self._read_hand(), "state": read_state(self._env), "parts": parts}
-        goals = TASKS[self.task.name].subgoals
+        goals = self._facts.subgoals
         holds = {name: bool(self._outcome[name.removeprefix("not ")]) != name.startswith("not ") for name in goals}
         return {**read, "subgoals": holds or None}
 
@@ -259,6 +298,9 @@ class ManiskillEnv(RecordedEnv[EpisodeRecorder]):
         renders, self._renders_next = self._renders_next, True
         images = graphics.take_pictures(self._env, wanted.cameras) if renders else UnrenderedImages(wanted.cameras)
         return Observation(self.task.instruction, place, turn, fingers, images, extra=extra)
+
+    def _extra_fields(self) -> dict[str, object]:
+        return add_header_mark({}, DRAWN) if self._seed.drawn and self._facts.layouts else {}
 
     def _read_simulation(self) -> dict[str, object]:
         device = {"render_device": graphics.render_device()} if self._wants.cameras else {}
@@ -294,17 +336,30 @@ def import_maniskill() -> Mapping[str, Any]:
 
 def make_env(name: str, control: str, robot: str = "", *, renders: bool = False) -> Any:
     """Return ManiSkill's environment of a task, by default with its default robot, without a limit on its steps."""
+    facts = task_facts(name)
+    if facts.suite == SIMPLER and (missing := missing_downloads()):
+        raise HostError(f"{name} lacks files that ManiSkill downloads: {', '.join(missing)}", remedy=DOWNLOAD)
     task = import_maniskill()[name]
-    options = {"robot_uids": robot} if robot else {}
+    options = {"robot_uids": robot} if robot and facts.suite == SUITE else {}  # the other tasks choose their own
     backends = {"sim_backend": "physx_cpu", "render_backend": "gpu" if renders else "none"}  # without a GPU, the CPU
-    with graphics.building(renders=renders):
-        return task.make(control_mode=control, obs_mode="state", reward_mode="none", **backends, **options)
+    changed: dict[str, Any] = {
+        "SUPPORTED_OBS_MODES": ["state"],
+        "rgb_overlay_mode": "background" if renders else "none",
+    }
+    with graphics.building(renders=renders), mock.patch.multiple(task.cls, create=True, **changed):
+        env = task.make(control_mode=control, obs_mode="state", reward_mode="none", **backends, **options)
+    if facts.suite == SIMPLER:
+        env.rgb_overlay_mode = changed["rgb_overlay_mode"]
+        graphics.load_backgrounds(env)
+    return env
 
 
-def start(env: Any, seed: int, *, renders: bool = False) -> None:
-    """Build a new scene, so that nothing of an earlier episode remains in the solver, and draw the start."""
+def start(env: Any, seed: int, layout: int | None = None, *, renders: bool = False) -> None:
+    """Build a new scene, so that nothing of an earlier episode remains in the solver, and draw the start, unless it is
+    one of the fixed layouts.
+    """
     with graphics.building(renders=renders):
-        env.reset(seed=seed, options={"reconfigure": True})
+        env.reset(seed=seed, options={"reconfigure": True} | ({} if layout is None else {"episode_id": layout}))
 
 
 def articulation(env: Any) -> Any:
@@ -318,10 +373,29 @@ def arm_links(env: Any, robot: Robot) -> list[int]:
     return [links.index(joint.child_link.entity.name) for joint in articulation(env).active_joints[: robot.joints]]
 
 
-def dynamic_bodies(env: Any) -> dict[str, Any]:
-    """Return SAPIEN's freely moving bodies by ManiSkill's names."""
+def settle_once(env: Any, still: Action) -> None:
+    """Take one physics step under the still action, after which PhysX reports contacts."""
+    import torch
+
+    env.agent.set_action(torch.as_tensor(still[None], dtype=torch.float32))
+    env.scene.step()
+
+
+_DOWNLOADS = {"widowx250s": "robots/widowx", "bridge_v2_real2sim": "tasks/bridge_v2_real2sim_dataset"}
+DOWNLOAD = " and ".join(f"python -m mani_skill.utils.download_asset {name}" for name in _DOWNLOADS)
+"""What fetches the files of SimplerEnv's tasks."""
+
+
+def missing_downloads() -> tuple[str, ...]:
+    """Return ManiSkill's names of the robot and the scenes of SimplerEnv's tasks that are not on this machine."""
+    root = Path(os.environ.get("MS_ASSET_DIR") or Path.home() / ".maniskill", "data")
+    return tuple(name for name, folder in _DOWNLOADS.items() if not (root / folder).is_dir())
+
+
+def dynamic_bodies(env: Any, facts: TaskFacts) -> dict[str, Any]:
+    """Return SAPIEN's freely moving bodies, but furniture, by ManiSkill's names."""
     moving = {name: actor for name, actor in env.scene.actors.items() if actor.px_body_type == "dynamic"}
-    return {name: actor._bodies[0] for name, actor in moving.items()}
+    return {name: actor._bodies[0] for name, actor in moving.items() if name not in facts.fixed}
 
 
 def solid_bodies(env: Any) -> dict[str, Any]:
@@ -331,14 +405,14 @@ def solid_bodies(env: Any) -> dict[str, Any]:
     return {name: body for name, body in (links | actors).items() if body.collision_shapes}
 
 
-def read_scene(env: Any, robot: Robot, targets: tuple[str, ...]) -> SceneMap:
+def read_scene(env: Any, robot: Robot, facts: TaskFacts) -> SceneMap:
     """Return names and roles: links have their own names, actors ManiSkill's. Bodies without collision shapes, such as
     goal markers, are left out. Shapes of one entity form one body.
     """
-    solid, moving = solid_bodies(env), dynamic_bodies(env)
+    solid, moving = solid_bodies(env), dynamic_bodies(env, facts)
     links = {name: body for name, body in solid.items() if name not in env.scene.actors}
     roles = dict.fromkeys(solid, "furniture") | dict.fromkeys(links, "robot")
-    roles |= {name: "target" if name in targets else "bystander" for name in moving}
+    roles |= {name: "target" if name in facts.targets else "bystander" for name in moving}
     fingers = [[body.entity.per_scene_id for name, body in links.items() if side in name] for side in robot.fingers]
     return SceneMap(
         shapes={body.entity.per_scene_id: name for name, body in solid.items()},
@@ -350,7 +424,7 @@ def read_scene(env: Any, robot: Robot, targets: tuple[str, ...]) -> SceneMap:
     )
 
 
-def read_parts(env: Any, robot: Robot) -> tuple[list[Part], list[int], list[Any]]:
+def read_parts(env: Any, robot: Robot, facts: TaskFacts) -> tuple[list[Part], list[int], list[Any]]:
     """Return the robot's links and the solid actors as parts, the indices of hand and fingers, and SAPIEN's bodies."""
     links = sorted(articulation(env).links, key=lambda link: len(_ancestors(link)))
     places = {link.entity.name: place for place, link in enumerate(links)}
@@ -364,7 +438,7 @@ def read_parts(env: Any, robot: Robot) -> tuple[list[Part], list[int], list[Any]
     for name, actor in env.scene.actors.items():
         body = actor._bodies[0]
         if body.collision_shapes:
-            kind = actor.px_body_type
+            kind = "kinematic" if name in facts.fixed else actor.px_body_type
             parent, motion = (TRACKED, ()) if kind == "dynamic" else (WORLD, ALL_MOTION if kind == "kinematic" else ())
             parts.append(Part(name, parent, motion, *read_shapes(body)))
             links.append(body)

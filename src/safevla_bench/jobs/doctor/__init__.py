@@ -45,7 +45,7 @@ def examine_machine(host: str | None = None, out: Path | None = None, *, quick: 
     if "mujoco" in versions:
         yield from machine.check_graphics(quick=quick)
     if "sapien" in versions and not quick:
-        yield machine.check_vulkan()
+        yield from (machine.check_vulkan(), machine.check_downloads())
     if not quick:
         is_foreign = host is not None and host not in tested_versions().hosts and host != _TEST_HOST
         yield from map(machine.check_episode, [host] if host is not None and is_foreign else simulated)

@@ -21,6 +21,7 @@ from typing import Literal
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RegistryError, SafevlaError, find_exception
 from safevla_bench.hosts.maniskill.graphics import REMEDY as VULKAN_REMEDY
+from safevla_bench.hosts.maniskill.host import DOWNLOAD, SIMPLER, missing_downloads
 from safevla_bench.hosts.mujoco.environment import FAST
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.interface.environment import HostEnv
@@ -92,6 +93,15 @@ def check_vulkan() -> Diagnosis:
     """Diagnose a frame by SAPIEN: a warning if there is none, because only policies that want images need it."""
     found = _check_frame("rendering by SAPIEN", "safevla_bench.hosts.maniskill.graphics", VULKAN_REMEDY)
     return replace(found, level="warning") if found.level == "error" else found
+
+
+def check_downloads() -> Diagnosis:
+    """Diagnose the files of SimplerEnv's tasks: a warning if one is missing, because other tasks need none."""
+    if missing := missing_downloads():
+        return warned_check(
+            "SimplerEnv's files", f"missing: {', '.join(missing)}", f"For the suite {SIMPLER}: {DOWNLOAD}"
+        )
+    return passed_check("SimplerEnv's files", "present")
 
 
 def _check_rendering(backend: str) -> Diagnosis:
