@@ -375,9 +375,9 @@ def arm_links(env: Any, robot: Robot) -> list[int]:
 
 def settle_once(env: Any, still: Action) -> None:
     """Take one physics step under the still action, after which PhysX reports contacts."""
-    import torch
+    from mani_skill.utils import common
 
-    env.agent.set_action(torch.as_tensor(still[None], dtype=torch.float32))
+    env.agent.set_action(common.to_tensor(still[None].astype(np.float32)))
     env.scene.step()
 
 
