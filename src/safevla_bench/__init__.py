@@ -22,7 +22,6 @@ from safevla_bench.version import __version__
 
 if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_bench.archive import append_episodes as append_episodes
-    from safevla_bench.archive import open_archive as open_archive
     from safevla_bench.archive.record_schema import record_schema as record_schema
     from safevla_bench.errors import SafevlaError as SafevlaError
     from safevla_bench.explain.exposure import measure_exposure as measure_exposure
@@ -45,6 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_bench.judging.scores import EpisodeScore as EpisodeScore
     from safevla_bench.judging.scores import Scores as Scores
     from safevla_bench.judging.scoring import score as score
+    from safevla_bench.sources.runs.episode_index import open_archive as open_archive
     from safevla_bench.specs.loader import load_library as load_library
     from safevla_bench.specs.spec import Library as Library
     from safevla_bench.specs.spec import Spec as Spec
@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_recorder import record_until_closed as record_until_closed
 
 _HOMES = {
-    "safevla_bench.archive": ("append_episodes", "open_archive"),
+    "safevla_bench.archive": ("append_episodes",),
     "safevla_bench.archive.record_schema": ("record_schema",),
     "safevla_bench.errors": ("SafevlaError",),
     "safevla_bench.jobs.evaluation.judgement": ("judge",),
@@ -71,6 +71,7 @@ _HOMES = {
     "safevla_bench.judging.ruleset": ("Ruleset", "load_ruleset"),
     "safevla_bench.judging.scores": ("EpisodeScore", "Scores"),
     "safevla_bench.judging.scoring": ("score",),
+    "safevla_bench.sources.runs.episode_index": ("open_archive",),
     "safevla_bench.specs.loader": ("load_library",),
     "safevla_bench.specs.spec": ("Library", "Spec"),
     "safevla_bench.stl.parser": ("parse_formula",),

@@ -34,6 +34,20 @@ def test_a_page_fits_is_styled_fetches_nothing_and_its_links_lead_somewhere(brow
     assert browser.complaints() == []
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_bars_have_a_legend_and_an_axis_and_markers_at_the_ends_are_whole(browser, folder, width):
+    browser.open(folder / "index.html", width=width)
+    box = "{ const b = e.getBoundingClientRect(); return [b.left, b.right]; }"
+    boxes = f"[...document.querySelectorAll(%r)].map(e => {box})"
+    ends = browser.run(boxes % "#runs thead .picture .ends > span")
+    bars = browser.run(boxes % "#runs .b-strip .b-grid")
+    markers, region = browser.run(boxes % "#runs .b-strip circle"), browser.run(boxes % "#runs .scroll")[0]
+    assert all(region[0] <= left and right <= region[1] for left, right in markers)
+    assert abs(ends[0][0] - bars[0][0]) < 2, "0 is where the grid begins"
+    assert abs(ends[1][1] - bars[4][1]) < 2, "100 % is where it ends"
+    assert browser.run("document.querySelector('#runs thead .key').getBoundingClientRect().width") > 20
+
+
 def test_a_hostile_name_is_there_as_text(browser, folder):
     browser.open(folder / "index.html")
     assert "onerror=alert(1)>" in browser.run("document.body.textContent")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from builders import episode, official_fields
+from folders import TAGS, record_own_loop
 from report.test_page import Checked
 from safevla_bench import archive
 from safevla_bench.compare.decisions import select_policy
 from safevla_bench.jobs.evaluation.judgement import judge, split_judged
 from safevla_bench.jobs.evaluation.outputs import build_board
 from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.publishing.conditions import read_conditions
 from safevla_bench.publishing.result_files import ModelFacts, build_card
 from safevla_bench.publishing.submission import build_submission
 from safevla_bench.report.tables.comparison_answer import selection_table
@@ -80,6 +83,24 @@ def test_a_policy_with_other_starts_has_no_rank_and_its_row_says_so(tmp_path, st
 def test_other_conditions_have_another_table(tmp_path, changes):
     tables = ranks(write_policy(tmp_path, "a", **PROOF), write_policy(tmp_path, "b", **PROOF, **changes))
     assert [[rank for rank, _ in table] for table in tables] == [["1"], ["1"]]
+
+
+@pytest.mark.parametrize(("waited", "printed"), [([], "unknown"), ([10], "10"), ([5, 10], "10 and 5")])
+def test_still_steps_of_a_loop_of_one_s_own_are_printed_as_numbers(tmp_path, waited, printed):
+    (tmp_path / "tags.toml").write_text(TAGS)
+    rules = load_ruleset(registry_files=[tmp_path / "tags.toml"], missing="deactivate")
+    described = json.loads((record_own_loop(tmp_path / "run") / "run.json").read_text())
+    described["protocol"]["wait_steps"] = waited
+    (tmp_path / "run" / "run.json").write_text(json.dumps(described))
+    (conditions,) = read_conditions(judge([tmp_path / "run"], rules)).values()
+    assert conditions.wait_steps == printed
+
+
+def test_versions_and_judge_are_stated_and_are_no_warnings(tmp_path):
+    page = build_board([write_policy(tmp_path, "a")], load_ruleset(missing="deactivate"), reports=False)["index.html"]
+    own = page.partition('id="runs"')[2].partition("</section>")[0]
+    assert re.search('<p class="note">Judged by', own)
+    assert not re.search('<p class="flag">(Simulated with|Judged by)', own)
 
 
 def test_suites_that_are_not_official_need_no_planned_starts(tmp_path):

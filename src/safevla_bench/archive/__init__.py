@@ -37,7 +37,7 @@ def detect_suffix(path: Path) -> str:
         if path.name.endswith(suffix):
             return suffix
     if path.is_dir():
-        remedy = "Read a run folder with `safevla_bench.load`, or `safevla score` in a shell."
+        remedy = "Read a run folder with `safevla_bench.open_archive`, or `safevla score` in a shell."
         raise RecordError("a folder, not an archive", remedy=remedy, place=Place(file=str(path)))
     if path.suffix in (".hdf5", ".h5"):
         command = f"safevla eval --policy {shlex.quote(f'replay:{path}')} --out DIR"

@@ -265,8 +265,12 @@ class Judged:
     def describe_couplings(self) -> list[str]:
         """Return a sentence for names that look alike, for filters and delays, and for servers' latency and repeats."""
         couplings = [sentence for source in self.sources for sentence in source.describe_couplings()]
-        timing = [*self._describe_latencies(), *self._describe_repeats()]
-        return [*self.describe_lookalikes(), *dict.fromkeys(couplings), *timing]
+        return [
+            *self.describe_lookalikes(),
+            *dict.fromkeys(couplings),
+            *self.describe_latencies(),
+            *self.describe_repeats(),
+        ]
 
     def describe_lookalikes(self) -> list[str]:
         """Return a sentence for each group of policies, suites or tasks with names that look the same."""
@@ -277,7 +281,8 @@ class Judged:
         }
         return [sentence for what, own in names.items() for sentence in describe_lookalikes(what, sorted(own))]
 
-    def _describe_repeats(self) -> Iterator[str]:
+    def describe_repeats(self, *, changed: bool = True) -> Iterator[str]:
+        """Yield a sentence for each policy server that was asked again; without `changed`, if it answered the same."""
         for source in self.records.sources:
             served = run_folder.read_facts(source.path).repeated_answers if "policies" in source.description else {}
             for policy, repeats in served.items():
@@ -285,9 +290,11 @@ class Judged:
                     source.policy_names.get(policy, policy),
                     f" {run_folder.BY_CHANCE}" if repeats.other else "",
                 )
-                yield f"{name}: {repeats.describe()}, of a made-up scene, after the run.{effect}"
+                if changed or not repeats.other:
+                    yield f"{name}: {repeats.describe()}, of a made-up scene, after the run.{effect}"
 
-    def _describe_latencies(self) -> Iterator[str]:
+    def describe_latencies(self) -> Iterator[str]:
+        """Yield a sentence for each policy server: how long it took to answer, and how long a control step lasts."""
         dt_s = dict.fromkeys(header.dt for header in self.headers)
         steps = " or ".join(f"{1000 * step:.3g}" for step in dt_s)  # none if every episode crashed
         period = f"; a control step lasts {steps} ms." if steps else "."

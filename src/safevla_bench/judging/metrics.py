@@ -109,7 +109,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     rates: dict[str, Rate]
     """sr, safety, sbu, p_unsafe_given_success with counts and intervals; engaged and safety_given_engaged if known."""
     means: dict[str, Mean]
-    """vsi, vsi_given_unsafe, rho_min, peak_contact_force_n with intervals; progress if known."""
+    """vsi, vsi_given_unsafe, rho_min (a mean over different units), peak_contact_force_n with intervals; progress if
+    known."""
     axes: dict[str, Rate]
     """Share of episodes that violate any active specification of the axis (Figure 2)."""
     specs: list[SpecSummary]

@@ -369,7 +369,8 @@ class Scores:
 
     @cached_property
     def rho_min(self) -> Floats:
-        """Smallest raw robustness over active specifications of the safe tier, regardless of their units, [E].
+        """Smallest raw robustness over active specifications of the safe tier, [E]. Their units differ (N, m, deg, 1),
+        so that only its sign compares episodes.
 
         NaN without a verdict, and if a violation has no robustness, since the smallest is then unknown.
         """
@@ -512,7 +513,7 @@ class Scores:
         `no_verdict` (why safety is unknown), `vsi`, `rho_min`, `worst_spec`, `first_violation_step`,
         `first_violation_spec`, `standin_assets`; and for each specification `rho.ID`, `depth.ID` and `state.ID`
         (`active`, `vacuous`, `inactive`). Undefined values are missing (NaN, NA or None), never zero; a violation
-        decided by a Boolean signal has a depth but no rho.
+        decided by a Boolean signal has a depth but no rho. `rho_min` is the smallest number over different units.
 
         >>> import safevla_bench as sb
         >>> batch = sb.open_archive("tests/cases/appendix_b.json")

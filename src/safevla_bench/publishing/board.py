@@ -123,13 +123,15 @@ def render_site(results: OwnResults | None = None) -> dict[str, str]:
     Raises `RunError` if a policy has results on the same tasks under two suite names.
     """
     sheet = read_template("page.css") + read_template("board/board.css")
+    inputs = results.inputs if results else None
     values = {
         "generator": GENERATOR,
         "policy": content_security_policy(sheet),
         "style": Markup(sheet),  # our own files, not foreign text
         "fixed": format_fixed,
         "runs": own_ranked_tables(results) if results else [],
-        "remarks": results.inputs.remarks if results else (),
+        "warnings": [remark for remark in inputs.remarks if remark not in inputs.facts] if inputs else (),
+        "facts": [remark for remark in inputs.remarks if remark in inputs.facts] if inputs else (),
         "publications": published_sections(),
     }
     templates = {INDEX: "board/index.html", METHOD: "board/method.html"}

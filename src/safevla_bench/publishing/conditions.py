@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,15 +53,15 @@ def read_conditions(judged: Judged) -> dict[tuple[PolicyName, str], Conditions]:
             found[policy, (alias and alias.same_tasks_as) or suite] = Conditions(
                 horizon=_list_values({header.horizon for header in headers}),
                 env_seed=_list_values(seeds) if len(seeds) == 1 else str(protocol.get("env_seed", "of each episode")),
-                wait_steps="unknown" if settled is None else str(settled),
+                wait_steps=_list_values({*settled} if isinstance(settled, list) else {settled}),
                 protocol=str(protocol.get("name", "not recorded")),
                 rules=_encode({name: value for name, value in protocol.items() if name not in _NO_RULES}),
             )
     return found
 
 
-def _list_values(values: set[int | None]) -> str:
-    return " and ".join(sorted("unknown" if value is None else str(value) for value in values))
+def _list_values(values: set[Any]) -> str:
+    return " and ".join(sorted("unknown" if value is None else str(value) for value in values)) or "unknown"
 
 
 def _encode(value: object) -> str:

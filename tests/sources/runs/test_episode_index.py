@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import episode, same_bits
+from folders import record_own_loop
 from safevla_bench import archive
 from safevla_bench.errors import CollectedError, RunError, SafevlaError, SignalError, UnknownTaskError
 from safevla_bench.jobs.evaluation.judgement import judge
@@ -74,6 +75,17 @@ def test_what_is_raised_of_chunks_is_what_is_raised_of_the_whole(places, lacking
 
 def tolerate(chunks):
     return score_chunks(chunks, load_ruleset(missing="deactivate"))
+
+
+def test_any_source_is_opened_as_one_batch(tmp_path):
+    """`open_archive` reads the folder of a loop, which has raw files and no archive, as it reads a file."""
+    run = record_own_loop(tmp_path / "run")
+    assert not (run / "archive").exists()
+    assert same_bits(episode_index.open_archive(run), read_sources([run])[0])
+    assert same_bits(episode_index.open_archive(DEMO), demo())
+    for path in (tmp_path / "none.parquet", tmp_path):
+        with pytest.raises(SafevlaError):
+            episode_index.open_archive(path)
 
 
 def test_no_chunk_has_scores_of_no_episode():

@@ -68,6 +68,7 @@ _RARE = ("unknown_records", "diverged_replay", "progress", "progress_max", "phas
 
 def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInputs:
     """Return the inputs of tables: scores, records, rules and remarks."""
+    simulators, judge = judged.describe_simulators(), judged.provenance.to_sentence(digests=digests)
     return catalog.TableInputs(
         scores=judged.scores,
         ruleset=judged.ruleset,
@@ -81,11 +82,12 @@ def table_material(judged: Judged, *, digests: bool = True) -> catalog.TableInpu
             *provenance_marks.warn_of_records(judged.scores),
             *judged.describe_policies(),
             *judged.describe_limits(),
-            *judged.describe_simulators(),
+            *simulators,
             *judged.describe_registrations(),
             *judged.makers,
-            judged.provenance.to_sentence(digests=digests),
+            judge,
         ],
+        facts={*judged.describe_latencies(), *judged.describe_repeats(changed=False), *simulators, judge},
     )
 
 

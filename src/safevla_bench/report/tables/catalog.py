@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -53,7 +53,8 @@ class TableInputs:
     roster: Roster = field(default_factory=Roster)
     records: EpisodeIndex | None = None
     """Records of the episodes, read again by tables that need them; None = not available."""
-    remarks: Sequence[str] = ()  # warnings that every table repeats, such as an interrupted run
+    remarks: Sequence[str] = ()  # what every table repeats, such as that a run was interrupted
+    facts: Collection[str] = ()  # those of the remarks that warn of nothing: versions, latency
 
     @property
     def registry(self) -> Registry:

@@ -15,9 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench import archive
 from safevla_bench.archive.record_schema import Budget
 from safevla_bench.errors import CollectedError, DamageError, Place, RecordError, RunError
 from safevla_bench.memory import limit_memory
+from safevla_bench.sources.logs import find_log
 from safevla_bench.sources.runs.folder import AbsentEpisode, archive_parts
 from safevla_bench.sources.runs.sources import LeftOut, RecordSource, open_sources, remedy_for
 from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, concatenate_batches, select_episodes
@@ -253,6 +255,20 @@ def read_sources(paths: Sequence[Path]) -> tuple[Batch | None, EpisodeIndex]:
         reading = Scan(paths)
         batches = list(reading)
         return concatenate_batches(batches) if batches else None, reading.index()
+
+
+def open_archive(path: str | Path) -> Batch:
+    """Return all episodes of one archive file, run folder or log as one batch. Raises `RunError` for what has none,
+    `RecordError` or `CollectedError` for bad episodes.
+    """
+    place = Path(path)
+    if not place.is_dir() and find_log(place) is None:
+        return archive.open_archive(place)
+    batch, index = read_sources([place])
+    index.require_valid()
+    if batch is None:
+        raise RunError("there are no episodes", remedy="Record some: safevla eval.", place=Place(file=str(path)))
+    return batch
 
 
 def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
