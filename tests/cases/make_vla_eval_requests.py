@@ -8,11 +8,13 @@ of its own:
 """
 
 import json
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 from vla_eval.benchmarks.libero.benchmark import LIBEROBenchmark
 from vla_eval.benchmarks.robocasa365.benchmark import STATE_KEYS, VIDEO_KEYS, RoboCasa365Benchmark
+from vla_eval.benchmarks.simpler.benchmark import SimplerEnvBenchmark
 from vla_eval.protocol.messages import Message, MessageType, pack_message
 from vla_eval.protocol.numpy_codec import set_image_format
 from vla_eval.rotation import quat_to_matrix
@@ -70,8 +72,12 @@ sizes = (3, 4, 2, 3, 4)
 states = {key: np.linspace(-1, 1, size).astype(np.float32) for key, size in zip(STATE_KEYS, sizes, strict=True)}
 spoken = {"annotation.human.task_description": "put it there"}
 whole = RoboCasa365Benchmark().make_obs({**kitchen, **states, **spoken}, TASK)
-print(
-    json.dumps(
-        {"asked": ASKED, "quaternions_xyzw": QUATERNIONS_XYZW, "libero": cases, "robocasa": pack(whole)}, indent=1
-    )
-)
+utils = ModuleType("simpler_env.utils.env.observation_utils")
+utils.get_image_from_maniskill2_obs_dict = lambda env, obs: obs["image"]["3rd_view_camera"]["rgb"]  # as SimplerEnv's
+sys.modules |= dict.fromkeys(("simpler_env", "simpler_env.utils", "simpler_env.utils.env", utils.__name__), utils)
+widowx = SimplerEnvBenchmark(task_name="widowx_carrot_on_plate")
+widowx._task_description = "put carrot on plate"
+picture = np.random.default_rng(0).integers(0, 256, (480, 640, 3), dtype=np.uint8)
+simpler = widowx.make_obs({"image": {"3rd_view_camera": {"rgb": picture}}}, TASK)
+made = {"libero": cases, "robocasa": pack(whole), "simpler": pack(simpler)}
+print(json.dumps({"asked": ASKED, "quaternions_xyzw": QUATERNIONS_XYZW, **made}, indent=1))

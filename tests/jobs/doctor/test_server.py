@@ -183,6 +183,16 @@ def test_the_dialect_that_a_server_takes_is_found():
     assert chosen["eval"].found.count("dialect=") == 1
 
 
+def test_a_server_of_simplerenv_is_asked_for_its_task_and_the_command_names_the_robot():
+    request = {"examples": list, "do_sample": bool, "use_ddim": bool, "num_ddim_steps": int, "unnorm_key": str}
+    replies = {"data": {"actions": np.full((1, 16, 7), 0.1, np.float32)}}
+    with websockets(openpi(lambda sent, number: replies, request)) as peer:
+        findings = look(f"openpi:{peer.url}", arguments={"dialect": "starvla-simplerenv"})
+    assert "--host maniskill --host-arg robot=widowx --suite simpler-widowx" in findings["eval"].found
+    assert findings["chunk"].found == "16 actions a reply, 1 executed"
+    assert findings["pictures"].found.startswith("orientation not checked")
+
+
 def test_a_served_policy_is_asked_as_it_wants_and_the_command_needs_no_argument_for_it():
     class Still:
         wants = Wants(cameras=("agentview",), image_size=(64, 64))

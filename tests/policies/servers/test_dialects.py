@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from policies.servers.stub_servers import observe, playing, websockets
+from policies.servers.stub_servers import TASK, observe, playing, websockets
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
 from safevla_bench.interface.policy import Observation
@@ -52,7 +52,8 @@ def observe_kitchen(*cameras: str, size: int = 256, **extra: np.ndarray) -> Obse
 def test_a_dialect_asks_for_cameras_that_its_hosts_have_and_gives_as_many_numbers_as_they_take(name):
     dialect = dialects.load_dialect(name)
     for host in dialects.load_dialect_file(name).hosts:
-        assert {*dialect.wants.cameras} <= {*make_host(host).supports.cameras}
+        robot = {"robot": "widowx"} if "simplerenv" in name else {}
+        assert {*dialect.wants.cameras} <= {*make_host(host, robot).supports.cameras}
         assert (
             sum({"opening": 1, "pose-wxyz": 6, "ee6d": 7}.get(part.form, part.width) for part in dialect.file.reply)
             == WIDTHS[host]
@@ -121,7 +122,8 @@ def starvla(actions: object, requests: list[dict], dialect: str, env: str = "sta
             if isinstance(actions, str):
                 connection.send(pack({"status": "error", "ok": False, **head, "error": {"message": actions}}))
             else:
-                connection.send(pack({"status": "ok", "ok": True, **head, "data": {"actions": actions}}))
+                rows = actions if isinstance(actions, np.ndarray) else next(actions)
+                connection.send(pack({"status": "ok", "ok": True, **head, "data": {"actions": rows}}))
 
     with websockets(handle) as server, playing("openpi", server.url, dialect=dialect, **arguments) as policy:
         policy.url = server.url
@@ -162,6 +164,19 @@ def test_starvla_s_server_is_asked_for_a_kitchen_byte_by_byte_as_its_own_client_
     assert [request["sha256"] for request in requests] == [STARVLA["robocasa"]] * 2, "asked again after eight actions"
     assert [row[6] for row in rows] == [-1.0] * 8 + [-1.0], "below one half opens"
     assert {row[11] for row in rows} == {1.0}
+
+
+def test_starvla_s_server_is_asked_in_every_step_of_simplerenv_and_its_last_seven_replies_are_averaged():
+    """As starVLA's own client, which computes in single precision (tests/cases/make_starvla_requests.py)."""
+    requests, image = [], np.random.default_rng(0).integers(0, 256, (480, 640, 3), dtype=np.uint8)
+    replies = [np.random.default_rng(k).uniform(-1, 1, (1, 16, 7)).astype(np.float32) for k in range(10)]
+    with starvla(iter(replies * 2), requests, "starvla-simplerenv") as policy:
+        for _ in range(2):
+            policy.reset(TASK, 0)
+            actions = [policy.act(observe(images={"3rd_view_camera": image})) for _ in replies]
+            np.testing.assert_allclose(actions, STARVLA["simpler"]["actions"], atol=1e-6)
+    assert {request["sha256"] for request in requests} == {STARVLA["simpler"]["frame"]}
+    assert len(requests) == 20
 
 
 # RoboCasa's robot in other projects' hands, written from their sources that the dialects name

@@ -165,6 +165,21 @@ def test_a_request_is_the_harness_s_own_for_what_the_server_asks(server, number)
     same({key: sent[key] for key in harness}, harness)
 
 
+def test_a_request_of_simplerenv_is_the_harness_s_own_byte_by_byte_and_states_are_refused():
+    dialect = adapt(greeting(success_mode="truncation", max_episode_steps=120), dialect="vla-eval-simplerenv")
+    picture = np.random.default_rng(0).integers(0, 256, (480, 640, 3), dtype=np.uint8)
+    observed = observe(images={"3rd_view_camera": picture}, instruction="put carrot on plate")
+    payload = summary(dialect.build_request(observed))
+    frame = VLA_EVAL.pack({"type": "observation", "payload": payload, "seq": 1, "timestamp": 1.0})
+    assert frame.hex() == REQUESTS["simpler"]
+    grips = [dialect.read_actions({"actions": [0.0] * 6 + [grip]})[0, 6] for grip in (0.5, 0.51)]
+    assert grips == [-1.0, 1.0]
+    with pytest.raises(PolicyError, match="asks for send_state, which is not sent"):
+        adapt(greeting(send_state=True), dialect="vla-eval-simplerenv")
+    task = Task("simpler-widowx", "any", 0, "any", "put carrot on plate", (0.0,) * 7)
+    assert describe_task(task) == {"name": "widowx_carrot_on_plate", "task_name": "widowx_carrot_on_plate"}
+
+
 def test_a_request_of_a_kitchen_is_the_harness_s_own():
     harness = VLA_EVAL.unpack(bytes.fromhex(REQUESTS["robocasa"]))["payload"]
     dialect = adapt(greeting("binary_close_01"), dialect="vla-eval-robocasa")

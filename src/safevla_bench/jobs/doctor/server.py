@@ -42,6 +42,7 @@ _TASKS = {
     "metaworld": Task("mt50", "push-v3", 40, "push-v3", "Push the puck to a goal", (0.0, 0.0, 0.0, -1.0)),
     "maniskill": Task("maniskill", "PickCube-v1", 0, "PickCube-v1", "pick up the cube", _STILL),
 }
+_WIDOWX = Task("simpler-widowx", "PutCarrotOnPlateInScene-v1", 1, "carrot", "put carrot on plate", _STILL)
 _MEND = "Check the statistics by which the server scales its actions, and the dialect: safevla protocols."
 
 
@@ -87,7 +88,7 @@ def examine_server(
     for name in _candidate_dialects(kind, arguments, host):
         policy_arguments = {**arguments, **({} if name == kind.dialect else {"dialect": name})}
         try:
-            answer = _ask(server, policy_arguments, host or _host(name))
+            answer = _ask(server, policy_arguments, host or _host(name), _example_task(host or _host(name), name))
         except ServerLostError as error:
             yield failed_check("server", error.problem, error.remedy or "Start it again.")
             return
@@ -118,8 +119,13 @@ def _host(dialect: str) -> str:
     return next(iter(dialects.load_dialect_file(dialect).hosts))
 
 
-def _ask(spec: str, arguments: dict[str, str], host: str) -> ServerAnswer:
-    asked, task = ask_arguments(spec, arguments), _TASKS[host]
+def _example_task(host: str, dialect: str) -> Task:
+    is_widowx = _WIDOWX.benchmark in load_protocol(dialects.load_dialect_file(dialect).release).trials
+    return _WIDOWX if is_widowx else _TASKS[host]
+
+
+def _ask(spec: str, arguments: dict[str, str], host: str, task: Task) -> ServerAnswer:
+    asked = ask_arguments(spec, arguments)
     with closing(cast("servers.ChunkedPolicy", make_policy(spec, {**asked, **arguments}))) as policy:
         model = policy.model
         model.connect(task)
@@ -208,14 +214,16 @@ def _format_statistics(actions: Numbers) -> str:
 def _format_eval(spec: str, answer: ServerAnswer, host: str) -> str:
     count = len(answer.actions)
     shorter = {"replan": str(count)} if answer.replan is not None and answer.replan > count else {}
-    words = ["safevla", "eval", "--host", host, "--suite", _TASKS[host].benchmark, "--policy", spec]
+    task = _example_task(host, answer.model.dialect.name)
+    robot = ["--host-arg", "robot=widowx"] if task is _WIDOWX else []
+    words = ["safevla", "eval", "--host", host, *robot, "--suite", task.benchmark, "--policy", spec]
     for key, value in {**answer.arguments, **shorter}.items():
         words += ["--policy-arg", f"{key}={value}"]
     return shlex.join([*words, "--out", f"runs/{spec.partition(':')[0]}"])
 
 
 def _estimate_eval(answer: ServerAnswer, host: str) -> str:
-    task, rules = _TASKS[host], load_protocol()
+    task, rules = _example_task(host, answer.model.dialect.name), load_protocol()
     count, trials = len(list(load_registry().list_entries(task.benchmark))), rules.suite_trials(task.benchmark)
     if trials is None:
         return f"with --episodes N: the protocol {rules.name} does not say how many {task.benchmark} has"

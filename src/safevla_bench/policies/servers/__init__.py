@@ -19,7 +19,7 @@ from safevla_bench.errors import InvalidActionError, PolicyError, ReplyError, Se
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
-from safevla_bench.policies.servers import dialects
+from safevla_bench.policies.servers import dialects, transforms
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_endpoint
 from safevla_bench.sources.runs.folder import Repeats
@@ -137,6 +137,7 @@ class ChunkedPolicy(ChunkQueue):
         self.clip = model.dialect.inference.clip
         self.calls_s: list[float] = []
         self.model, self._replan = model, replan
+        self._replies = deque[list[NDArray[np.float64]]](maxlen=model.dialect.file.ensemble or 1)
 
     @property
     def greeting(self) -> Greeting:
@@ -156,6 +157,7 @@ class ChunkedPolicy(ChunkQueue):
     def reset(self, task: Task, seed: int) -> None:
         self.left.clear()
         self.calls_s = []
+        self._replies.clear()
         self.model.begin(task, seed)
         self.wants = self.model.wants
 
@@ -177,7 +179,7 @@ class ChunkedPolicy(ChunkQueue):
     def _infer_chunk(self, observation: Observation) -> NDArray[np.float64]:
         start = time.perf_counter()
         try:
-            chunk = self.model.infer(observation)
+            chunk = self._average_replies(observation) if self.dialect.file.ensemble else self.model.infer(observation)
         except ReplyError as error:
             if self.model.has_answered:
                 raise
@@ -192,6 +194,12 @@ class ChunkedPolicy(ChunkQueue):
             raise kind(problem, remedy=f"Pass --policy-arg replan={len(chunk)} or fewer.")
         self.model.has_answered = True
         return chunk[: self._replan]
+
+    def _average_replies(self, observation: Observation) -> NDArray[np.float64]:
+        """Return the next action, [1, A], converted from the mean of the last replies' predictions of it."""
+        self._replies.append(self.model.dialect.read_rows(self.model.query(observation)))
+        parts = [transforms.average_predictions(of_part) for of_part in zip(*self._replies, strict=True)]
+        return self.model.dialect.convert_rows(parts)
 
 
 def parse_replan(text: str | None, default: int | None) -> int | None:

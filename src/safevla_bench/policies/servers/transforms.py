@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -231,6 +231,15 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
 }
 
 
+SIMPLER_TASKS: Mapping[str, str] = {
+    "put the spoon on the towel": "widowx_spoon_on_towel",
+    "put carrot on plate": "widowx_carrot_on_plate",
+    "stack the green block on the yellow block": "widowx_stack_cube",
+    "put eggplant into yellow basket": "widowx_put_eggplant_in_basket",
+}
+"""Instruction of a task of SimplerEnv's WidowX -> its name there: simpler_env/__init__.py at 4ab7178."""
+
+
 # States
 
 
@@ -313,6 +322,35 @@ def read_poses(rows: Floats) -> Floats:
     return np.column_stack([rows[:, :3], [to_axis_angle(_shortest_quaternion(quat)) for quat in quats]])
 
 
+def read_euler(rows: Floats) -> Floats:
+    """Return actions [H, 7] (position, axis-angle in rad, gripper) for rows with turns about the fixed axes x, y and z.
+    Equals `transforms3d.euler.euler2axangle`, the axis times the angle, which is from 0 to 2π.
+    """
+    cosines, sines = np.cos(rows[:, 3:6] / 2), np.sin(rows[:, 3:6] / 2)
+    turns = []
+    for cosine, sine in zip(cosines, sines, strict=True):
+        about_x, about_y, about_z = (np.insert(sine[k] * np.eye(3)[k], 0, cosine[k]) for k in range(3))
+        quat = _multiply_quaternions(_multiply_quaternions(about_z, about_y), about_x)
+        turns.append(to_axis_angle(quat / np.linalg.norm(quat)))
+    return np.column_stack([rows[:, :3], turns, rows[:, 6:]])
+
+
+ENSEMBLE_ALPHA = 0.1
+
+
+def average_predictions(replies: Sequence[Floats]) -> Floats:
+    """Return the mean, [1, A], of what the last replies [H, A], oldest first, predict for the current step. Those like
+    the newest weigh more: e to the power of 0.1 times the cosine. Equals `AdaptiveEnsembler.ensemble_action` of starVLA
+    0ed0aad examples/simBenchmarks/SimplerEnv/eval_files/adaptive_ensemble.py.
+    """
+    ages = range(len(replies) - 1, -1, -1)
+    rows = np.array([reply[age] for age, reply in zip(ages, replies, strict=True) if age < len(reply)])
+    sizes = np.linalg.norm(rows, axis=1)
+    weights = np.exp(ENSEMBLE_ALPHA * (rows @ rows[-1]) / (sizes * sizes[-1] + 1e-7))
+    mean: Floats = (weights / weights.sum()) @ rows
+    return mean[np.newaxis]
+
+
 def _normalize(rows: Floats) -> Floats:
     unit: Floats = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
     return unit
@@ -322,6 +360,7 @@ FORMS: Mapping[str, Callable[[Floats], Floats]] = {
     "raw": lambda rows: rows,
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
+    "euler": read_euler,
     "opening": lambda rows: 1 - rows,  # of a gripper; the action's column is how far it is closed
     "base-first": lambda rows: np.roll(rows, -5, axis=1),  # RoboCasa's data sets: base and its mode, then the arm
 }

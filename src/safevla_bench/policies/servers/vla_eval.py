@@ -23,6 +23,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import KINDS, client_factory, codecs, openpi
 from safevla_bench.policies.servers.dialects import Dialect, Reply
 from safevla_bench.policies.servers.endpoint import Endpoint, sanitize_greeting, stray_error
+from safevla_bench.policies.servers.transforms import SIMPLER_TASKS
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
@@ -113,10 +114,13 @@ class VlaEvalModel(openpi.WebsocketModel):
 
 def describe_task(task: Task) -> dict[str, object]:
     """Return a task as the harness's benchmarks name it; servers choose by the suite, as `chunk_size_map` does. The
-    keys are `name`, `suite` and `task_id`; for RoboCasa-365 without `task_id`, and its suite is always `atomic_seen`.
+    keys are `name`, `suite` and `task_id`; for RoboCasa-365 without `task_id`, and its suite is always `atomic_seen`;
+    for SimplerEnv `name` and `task_name`.
     """
     if task.benchmark.startswith("robocasa-365"):
         return {"name": task.name, "suite": "atomic_seen"}
+    if task.instruction in SIMPLER_TASKS:
+        return dict.fromkeys(("name", "task_name"), SIMPLER_TASKS[task.instruction])
     return {"name": task.instruction, "suite": task.benchmark.replace("-", "_"), "task_id": task.index}
 
 

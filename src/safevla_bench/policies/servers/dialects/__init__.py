@@ -36,7 +36,7 @@ class RequestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: tuple[str | int, ...]  # keys of maps, and indices of lists: `["examples", 0, "image", 1]`
     camera: str | None = None
     state: tuple[str, ...] = ()  # in a dialect's file, `all` = the protocol's whole vector
-    text: Literal["instruction"] | None = None
+    text: Literal["instruction", "simpler-task"] | None = None  # the second is SimplerEnv's name of the task
     dtype: Literal["float32", "float64"] = "float64"
     axes: int = 0  # leading axes of length 1, for batch or time; a text is nested in as many lists
     asked: str | None = None  # the server's parameter that requests it; None = it is always sent
@@ -57,7 +57,7 @@ class ReplyArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: tuple[str, ...]
     width: int
-    form: Literal["raw", "ee6d", "pose-wxyz", "opening", "base-first"] = "raw"
+    form: Literal["raw", "ee6d", "pose-wxyz", "opening", "base-first", "euler"] = "raw"
     """How its rows become columns of the action: one of `transforms.FORMS`."""
 
     def read_rows(self, reply: Reply) -> NDArray[np.float64]:
@@ -97,6 +97,8 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sessions: bool = False
     absolute: bool = False  # whether actions are poses in the world frame instead of changes
     server_crops: bool = False
+    ensemble: int = 0
+    """How many of the last replies an action is averaged from, for servers that are asked in every step; 0 = one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +157,31 @@ class Dialect:
             row = row if field.form == "raw" else np.concatenate([np.sin(row), np.cos(row)])
             return row[(np.newaxis,) * field.axes]
         text: object = observation.instruction
+        if field.text == "simpler-task":
+            text = transforms.SIMPLER_TASKS.get(observation.instruction, observation.instruction)
         for _ in range(field.axes):
             text = [text]
         return text
 
     def read_actions(self, reply: Reply) -> NDArray[np.float64]:
         """Return the host's actions, [H, A] with H ≥ 1, possibly not finite; raise `ReplyError` for anything else."""
+        return self.convert_rows(self.read_rows(reply))
+
+    def read_rows(self, reply: Reply) -> list[NDArray[np.float64]]:
+        """Return each part of the reply as the server gave it, [H, width]; raise `ReplyError` for anything else."""
         try:
-            rows = [transforms.FORMS[part.form](part.read_rows(reply)) for part in self.file.reply]
+            rows = [part.read_rows(reply) for part in self.file.reply]
         except ReplyError as error:
             problem = f"{error.problem} ({self.name}); it holds {', '.join(describe_entries(reply)) or 'nothing'}"
             raise ReplyError(problem, remedy=_REMEDY) from None
         if len({len(row) for row in rows}) > 1:
             raise ReplyError(f"the parts of the reply differ in steps: {[*map(len, rows)]}", remedy=_REMEDY)
-        return transforms.convert_switches(np.concatenate(rows, axis=1), self.switches)
+        return rows
+
+    def convert_rows(self, rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the host's actions, [H, A], for the parts of a reply."""
+        parts = [transforms.FORMS[part.form](array) for part, array in zip(self.file.reply, rows, strict=True)]
+        return transforms.convert_switches(np.concatenate(parts, axis=1), self.switches)
 
 
 def describe_entries(message: Mapping[str, object]) -> list[str]:
@@ -325,6 +338,6 @@ def _describe_entry(field: RequestEntry) -> str:
     if field.state:
         form = "" if field.form == "raw" else f", {field.form}"
         return f"{' + '.join(field.state)} ({field.dtype}{axes}{form}){where}"
-    content = field.camera or ("instruction" if field.fixed is None else repr(field.fixed))
+    content = field.camera or (field.text if field.fixed is None else repr(field.fixed))
     flip = f", flip {field.flip}" if field.flip else ""
     return f"{content}{flip}{axes}{where}"
