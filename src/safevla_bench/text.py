@@ -57,6 +57,15 @@ def format_fixed(value: Fraction | float, digits: int) -> str:
     return f"{sign}{integer}.{part:0{digits}d}" if digits else f"{sign}{integer}"
 
 
+def join_lines(text: str) -> str:
+    r"""Return a text of several lines, such as an error with its remedy, as sentences on one line.
+
+    >>> join_lines("no such file\n  Name another.")
+    'no such file. Name another.'
+    """
+    return re.sub(r"([.:;]?)\n\s*", lambda end: f"{end[1] or '.'} ", text)
+
+
 def format_percent(count: int, n: int, digits: int = 1) -> str:
     """Return the proportion `count / n` in percent, without the percent sign; a dash if `n` is 0."""
     return format_fixed(Fraction(100 * count, n), digits) if n else NO_VALUE

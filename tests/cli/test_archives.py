@@ -102,3 +102,15 @@ def test_sources_without_episodes_are_an_error(convert, tmp_path):
     (tmp_path / "none.jsonl").write_bytes(b"{}\n")
     code, _, err = convert(tmp_path / "none.jsonl", tmp_path / "x.parquet", "--set", "invalid=skip")
     assert (code, "episodes to convert" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "cut.parquet", "none.jsonl"])
+@pytest.mark.parametrize("command", [["score", "--out", "out"], ["compare"], ["convert", "new.jsonl"]])
+def test_leaving_out_invalid_episodes_is_no_remedy_if_no_other_is_readable(
+    safevla, tmp_path, monkeypatch, name, command
+):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("PAR1" if name.startswith("cut") else "")
+    message = safevla.refuses(command[0], name, *command[1:])
+    assert ("invalid=skip" in message, "\n  " in message) == (False, True)
+    assert "\\n" not in safevla("validate", name)[2], "the remedy has its own line"

@@ -43,5 +43,8 @@ def test_an_audited_row_gets_its_badge_and_one_whose_records_differ_no_rank(safe
     index = (out / "index.html").read_text()
     assert "audit: 1 of 1 replayed differ from their records" in index
     assert "has no rank" in index
-    safevla.refuses("board", shipped, *options)
-    assert "not audited: nothing can be replayed here" in (out / "index.html").read_text()
+    code, printed, _ = safevla("board", shipped, *options)
+    assert code == 2
+    for text in (printed, (out / "index.html").read_text()):
+        assert "not audited: nothing can be replayed here" in text
+        assert "can be replayed. Name a complete run folder" in text, "the remedy is a sentence of the line"

@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 
 from safevla_bench.cli import completion
 from safevla_bench.errors import SafevlaError
-from safevla_bench.text import break_log_commands, escape_controls, redact_secrets, wrap_text
+from safevla_bench.text import break_log_commands, escape_controls, indent_further, redact_secrets, wrap_text
 from safevla_bench.version import __version__
 
 # Exit codes of every command.
@@ -253,7 +253,7 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
 
 
 def _refuse(message: str) -> int:
-    echo(*f"error: {message}".split("\n"), err=True)
+    echo_message(f"error: {message}", err=True)
     return USER_ERROR
 
 
@@ -267,3 +267,10 @@ def echo(*lines: str, err: bool = False) -> None:
     On a terminal they are wrapped at its width.
     """
     click.echo(wrap_text("\n".join(escape_controls(redact_secrets(line)) for line in lines)), err=err)
+
+
+def echo_message(text: str, margin: str = "", *, err: bool = False) -> None:
+    """Print a text of several lines, such as an error with its remedy; further lines are indented at least by the
+    margin, so that a name with a line end forges no line. Errors indent their own.
+    """
+    echo(*indent_further(text, margin).split("\n"), err=err)

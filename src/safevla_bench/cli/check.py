@@ -9,7 +9,18 @@ from pathlib import Path
 
 import click
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, options, progress, rules, run_options
+from safevla_bench.cli import (
+    GATE_FAILED,
+    OK,
+    USER_ERROR,
+    completion,
+    echo,
+    echo_message,
+    options,
+    progress,
+    rules,
+    run_options,
+)
 from safevla_bench.jobs import doctor, verify
 from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
@@ -19,7 +30,9 @@ from safevla_bench.jobs.verify.files import Verification, format_rescore_command
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
 from safevla_bench.sources.runs.folder import read_host
-from safevla_bench.text import count_noun, indent_further
+from safevla_bench.text import count_noun
+
+_MARGIN = " " * 11  # of the further lines of a finding
 
 
 @options.command("verify", starts_host=True)
@@ -67,7 +80,7 @@ def verify_command(
     else:
         echo(f"{_summarize_verification(verification)} {run}: {_count_verdicts(verification)}.", "")
         for finding in verification.findings:
-            _echo_finding(f"{finding.verdict:<10} {finding.check}: {finding.said}")
+            echo_message(f"{finding.verdict:<10} {finding.check}: {finding.said}", _MARGIN)
         step = f"safevla open {options.quote_paths(run)}"
         if not verification.agrees:
             step = f"restore what differs, or write the scores again: {format_rescore_command(run)}"
@@ -79,10 +92,6 @@ def verify_command(
             step = f"replay episodes, the only check that finds a changed record: {again}"
         echo("", f"Next: {step}")
     context.exit(GATE_FAILED if not verification.agrees else USER_ERROR if verification.has_open_checks else OK)
-
-
-def _echo_finding(text: str) -> None:
-    echo(*indent_further(text, " " * 11).split("\n"))
 
 
 def _summarize_verification(verification: Verification) -> str:
@@ -139,9 +148,9 @@ def doctor_command(
         for finding in alike:
             findings.append(finding)
             if form == "text":
-                _echo_finding(f"{finding.level:<8} {finding.check}: {finding.found}")
+                echo_message(f"{finding.level:<8} {finding.check}: {finding.found}", _MARGIN)
         if remedy and form == "text":
-            _echo_finding(f"{'':<8}   → {remedy}")
+            echo_message(f"{'':<8}   → {remedy}", _MARGIN)
     counts = Counter[str](finding.level for finding in findings)
     if form == "json":
         options.print_json({"ok": not counts["error"], "findings": [asdict(finding) for finding in findings]})

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from safevla_bench import hosts
-from safevla_bench.cli import completion, echo, options, rules
+from safevla_bench.cli import completion, echo, echo_message, options, rules
 from safevla_bench.cli.options import flag, option, quote_paths, repeatable
 from safevla_bench.cli.progress import show_frame_progress
 from safevla_bench.errors import Place, RunError, SafevlaError
@@ -297,7 +297,7 @@ def frames_command(
 
 def report_skipped(reason: SafevlaError) -> None:
     """Print on stderr why an episode is skipped."""
-    echo(f"left out: {reason}", err=True)
+    echo_message(f"left out: {reason}", err=True)
 
 
 def _make_host(run: Path) -> Host:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import click
 
-from safevla_bench.cli import CRASHED, OK, USER_ERROR, completion, echo, progress, rules, score
+from safevla_bench.cli import CRASHED, OK, USER_ERROR, completion, echo, echo_message, progress, rules, score
 from safevla_bench.cli.options import (
     FILE,
     POSITIVE,
@@ -44,7 +44,7 @@ from safevla_bench.rollout.found import FOLDER
 from safevla_bench.rollout.plan import RunEstimate
 from safevla_bench.rollout.ray import ADDRESS, HERE
 from safevla_bench.sources.runs import episode_index, folder, parts
-from safevla_bench.text import count_noun, format_significant, indent_further, redact_secrets
+from safevla_bench.text import count_noun, format_significant, redact_secrets
 
 _TRACKERS = click.Choice(list(tracking.TRACKERS))
 
@@ -142,7 +142,7 @@ def _observe_run(
 
 
 def _warn(text: str) -> None:
-    echo(f"warning: {text}", err=True)
+    echo_message(f"warning: {text}", "  ", err=True)
 
 
 def _print_notes(run_command: RunCommand) -> None:
@@ -209,7 +209,7 @@ def echo_failures(rows: Sequence[folder.EpisodeRow]) -> int:
         episodes.setdefault(shown, []).append(row)
     for shown, (first, *others) in list(episodes.items())[:3]:
         alike = f" (and {count_noun(len(others), 'other episode')})" if others else ""
-        echo(*indent_further(f"{first.outcome}: {first.episode_id}{alike}: {shown}").split("\n"), err=True)
+        echo_message(f"{first.outcome}: {first.episode_id}{alike}: {shown}", "  ", err=True)
     return len(rows)
 
 

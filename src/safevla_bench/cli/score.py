@@ -12,7 +12,7 @@ import click
 
 from safevla_bench import archive
 from safevla_bench.archive.record_schema import record_schema
-from safevla_bench.cli import OK, USER_ERROR, echo, options, progress, rules
+from safevla_bench.cli import OK, USER_ERROR, echo, echo_message, options, progress, rules
 from safevla_bench.errors import Place, RunError, UnknownTaskError
 from safevla_bench.explain.places import collect_bodies, describe_places, list_places
 from safevla_bench.files import own_path
@@ -198,7 +198,7 @@ def validate_command(
     has_problems = any(records.problems for records in checked.values())
     for source, records in checked.items():
         for problem in records.problems:
-            echo(f"error: {problem}", err=True)
+            echo_message(f"error: {problem}", err=True)
         left_out = LeftOut.from_problems(records.problems)
         is_lost = left_out.damaged or left_out.lost
         lost = f", {'at least ' if left_out.unknown else ''}{left_out.lost} lost" if is_lost else ""

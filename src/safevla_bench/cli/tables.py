@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import click
 import msgspec
 
-from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, options, rules
+from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, echo_message, options, rules
 from safevla_bench.cli.inspect import report_skipped
 from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_frame_progress, show_status
@@ -301,7 +301,9 @@ def board_command(
     echo(f"Board: {folder / INDEX}   (open it in a browser; {len(files)} pages)")
     marks = [(policy, mark) for marks in audits or () for policy, mark in marks.items()]
     for policy, mark in marks:
-        echo(f"{policy or UNNAMED}: {mark.badge}", *(f"  {line}" for line in mark.differing))
+        echo(f"{policy or UNNAMED}: {mark.badge}")
+        for line in mark.differing:
+            echo_message(f"  {line}", "    ")
     if audit:
         echo(f"Audited with --audit {audit.count}:{audit.seed}, which repeats the choice of episodes.")
     echo("Next: put the folder on any web server, or add runs and write it again.")

@@ -23,7 +23,7 @@ from safevla_bench.judging.scores import (
 )
 from safevla_bench.tasks.identity import OFFICIAL, is_own_task
 from safevla_bench.tasks.reasons import LEFT_OUT, describe_reason, read_reason
-from safevla_bench.text import count_noun
+from safevla_bench.text import count_noun, join_lines
 from safevla_bench.trajectory import marks
 from safevla_recorder.simulator_versions import PHYSICS, find_differences
 
@@ -349,7 +349,7 @@ class AuditMark:
         if self.verdict == "differs":
             return f"audit: {len(self.differing)} of {count} replayed differ from their records"
         if self.verdict == "unchecked":
-            return f"not audited: {next(iter(self.unreplayed), 'there is no record')}"
+            return f"not audited: {join_lines(next(iter(self.unreplayed), 'there is no record'))}"
         every = count == self.episodes
         sight = (
             "these are all"

@@ -190,7 +190,8 @@ def make(arg: str | None, policy: str | None = None, start: str | None = None) -
         readable = _read_run(path) if takes is None else takes
     except (RecordError, RunError, CollectedError) as error:
         remedy = "Fix it, or replay a copy without the damaged episodes: safevla convert --set invalid=skip."
-        raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=error.remedy or remedy) from error
+        own_remedy = remedy if error.remedy is None else error.remedy
+        raise PolicyError(f"replay:{arg} cannot be read: {error.problem}", remedy=own_remedy) from error
     chosen = [take for take in readable if policy in (None, take.policy)]
     if readable and not chosen:
         policies = ", ".join(dict.fromkeys(str(take.policy) for take in readable))

@@ -666,6 +666,13 @@ def test_two_instructions_never_share_a_task_and_every_script_keeps_its_letters(
     assert tasks["🙂"] == "task"
 
 
+def test_missing_tasks_are_named_as_in_version_3_and_leaving_episodes_out_is_no_remedy(tmp_path):
+    folder = write_mapped(tmp_path)
+    (folder / "meta" / "tasks.parquet").unlink()
+    assert problem(folder).startswith(f"{folder / 'meta' / 'tasks.parquet'}: cannot be read: No such file")
+    assert "invalid=skip" not in problem(folder)
+
+
 @pytest.mark.parametrize("name", ["data/chunk-000/file-000.parquet", "meta/info.json", "meta/tasks.parquet"])
 def test_a_git_lfs_pointer_says_what_it_is(tmp_path, name):
     folder = write_mapped(tmp_path)

@@ -140,7 +140,7 @@ def _find_undigested(run: Path, digests: Collection[str]) -> Iterator[Finding]:
     pictures = [f"{path.parent.name}/{path.name}" for path in run.glob(f"{folder.FRAMES}/[!.]*")]
     if missing := [name for name in pictures if name not in digests]:
         which = f"{len(missing)} of {len(pictures)} have no digest"
-        if (run / folder.MANIFEST).exists():
+        if (run / folder.MANIFEST).exists() or not has_raw(run):
             again = f"safevla frames {shlex.quote(str(run))}{format_host_trust(run)}"
             yield open_check(PICTURES, f"{which} in {folder.MANIFEST}; to make them again: {again}")
         else:

@@ -136,8 +136,8 @@ def read_instructions(folder: Path) -> dict[int, str]:
 
     Raises `RecordError`, which names the row, for a file that is missing or has another format.
     """
-    table = folder / "meta" / "tasks.parquet"
-    path = table if table.is_file() else folder / "meta" / "tasks.jsonl"
+    table, lines = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
+    path = lines if lines.is_file() and not table.is_file() else table
     instructions = {}
     with records.translated_errors(path, _DOWNLOAD):
         content = read_input(path)

@@ -63,7 +63,8 @@ def translated_errors(path: Path, remedy: str, *further: type[Exception]) -> Ite
     except RecordError as error:
         raise error.with_place(place) from None
     except (OSError, LookupError, TypeError, ValueError, RuntimeError, pa.ArrowException, *further) as error:
-        problem = f"cannot be read: {' '.join(str(error).split())[:400]}"
+        cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        problem = f"cannot be read: {' '.join(cause.split())[:400]}"
         raise RecordError(problem, remedy=remedy, place=place) from None
 
 

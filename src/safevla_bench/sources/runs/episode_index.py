@@ -108,7 +108,7 @@ class EpisodeIndex:
         episode that occurs twice in one source is one of the problems.
         """
         if self.problems and not skip_invalid:
-            raise CollectedError(self.problems, remedy=remedy_for(self.problems))
+            raise CollectedError(self.problems, remedy=remedy_for(self.problems, is_any_valid=bool(self.notes)))
         seen: dict[EpisodeKey, int] = {}
         for note in self.notes:
             policy, episode_id = note.header.key

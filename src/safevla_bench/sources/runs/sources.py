@@ -90,14 +90,15 @@ class LeftOut:
         return phrases
 
 
-def remedy_for(problems: Sequence[RecordError]) -> str:
-    """Return the remedy for invalid or lost episodes: to copy damaged files again, or to correct records."""
-    if any(isinstance(problem, DamageError) for problem in problems):
-        return (
-            "Copy the files again from their origin; or pass --set invalid=skip to use the readable episodes and count "
-            "the others."
-        )
-    return "Correct them, or pass --set invalid=skip to use the others and count these."
+def remedy_for(problems: Sequence[RecordError], *, is_any_valid: bool) -> str:
+    """Return the remedy for invalid or lost episodes: to copy damaged files again, or to correct records; to leave them
+    out if any other `is_any_valid`. "" if the problems say the remedy themselves.
+    """
+    is_damaged = any(isinstance(problem, DamageError) for problem in problems)
+    if not is_any_valid:
+        return "Copy the files again from their origin." if is_damaged else ""
+    first = "Copy the files again from their origin; or" if is_damaged else "Correct them, or"
+    return f"{first} pass --set invalid=skip to use the readable episodes and count the others."
 
 
 # Sources
