@@ -83,8 +83,12 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether a run that is to be resumed is finished, so that no code is needed that its run.json names."""
+    """Return whether a run that is to be resumed is finished, so that no code is needed that its run.json names. False
+    if rules watched its episodes, which have to be compared with these.
+    """
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:
+        return False
+    if request.stop_on_violation or request.until or any(policy.coupling.filter for policy in request.roster):
         return False
     if running.retry_crashed and any(row.outcome == "crashed" for row in episode_rows(out)):
         return False
