@@ -19,7 +19,7 @@ from safevla_bench.cli.options import flag, is_given, option, parsed, repeatable
 from safevla_bench.cli.rules import AS_JUDGED, JUDGE_OPTIONS, read_new_rules
 from safevla_bench.errors import Place, RunError
 from safevla_bench.files import decode_input, parse_toml
-from safevla_bench.hosts.protocols import PRESET
+from safevla_bench.hosts.protocols import PRESET, default_protocol
 from safevla_bench.jobs.evaluation.request import (
     ENTRY_OPTIONS,
     ExecutionOptions,
@@ -40,7 +40,7 @@ from safevla_bench.rollout.plan import PROTOCOL, RECORDED, Shard
 from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.sources.runs.folder import RUN
 from safevla_bench.specs.file_formats import BUILT_IN
-from safevla_bench.text import redact_secrets
+from safevla_bench.text import redact_secrets, spell_suite
 
 
 def _name_policy(text: str) -> RequestedPolicy:
@@ -307,7 +307,7 @@ def _new_request(context: click.Context, what: Mapping[str, Any], how: Mapping[s
             _raise_missing(context, name)
     if fields["episodes"] is None:
         fields["episodes"] = RECORDED if is_replay else PROTOCOL
-    fields["protocol"] = what["protocol"] or PRESET
+    fields["protocol"] = what["protocol"] or default_protocol(map(spell_suite, fields["suites"]))
     return Request(**fields, volatile=_volatile_facts())
 
 

@@ -134,6 +134,14 @@ def test_an_environment_seed_that_is_not_a_rule_is_refused():
         msgspec.convert({**values, "env_seed": "episode"}, protocols.EvaluationProtocol)
 
 
+def test_a_suite_whose_evaluator_ends_episodes_otherwise_has_its_own_default():
+    """SimplerEnv's looks at success in the last step; the preset's first success would be a higher rate."""
+    assert protocols.default_protocol(["simpler-widowx"]) == "simplerenv"
+    assert not protocols.load_protocol("simplerenv").stop_at_success
+    for suites in (["libero-goal"], ["simpler-widowx", "libero-goal"], []):
+        assert protocols.default_protocol(suites) == protocols.PRESET
+
+
 # The simulator's versions
 
 

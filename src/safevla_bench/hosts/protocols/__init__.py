@@ -7,7 +7,7 @@ A protocol defines how episodes start and end, and how a policy sees the scene a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -110,6 +110,8 @@ FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joi
 
 PRESET = "safevla-bench"
 RELEASE = "release"
+_OF_SUITES = {"simpler-widowx": "simplerenv"}
+"""Suites whose own evaluator ends an episode otherwise than the preset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,12 @@ def find_suite_value(values: Mapping[str, int], suite: str) -> int | None:
     """
     names = [suite[:k] for k in range(len(suite), 0, -1) if k == len(suite) or suite[k] == "-"]
     return next((values[name] for name in names if name in values), None)
+
+
+def default_protocol(suites: Iterable[str]) -> str:
+    """Return the name of the protocol if none is chosen: the suites' own, if all have the same, else the preset."""
+    chosen = {_OF_SUITES.get(suite, PRESET) for suite in suites}
+    return chosen.pop() if len(chosen) == 1 else PRESET
 
 
 def protocol_names() -> tuple[str, ...]:
