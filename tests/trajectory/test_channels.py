@@ -21,20 +21,20 @@ for name in ("CHANNELS", "NUMERIC", "ROWS"):
 """
 USE_THE_CHANNEL = """
 from pathlib import Path
-from safevla_recorder.episode import Recording
+from safevla_recorder.episode import EpisodeArrays
 from safevla_bench.archive import open_archive, write_archive
-from safevla_bench.archive.record_schema import schema
+from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.errors import RecordError
 from safevla_bench.trajectory.batch import batch_of_headers, concatenate_batches, select_episodes
-from safevla_bench.trajectory.single_episode import from_recording, join_records, records
+from safevla_bench.trajectory.single_episode import from_recording, iterate_records, join_records
 
 NAME = "joint_speed_rad_s"
-assert NAME in schema()["$defs"]["Step"]["properties"]
+assert NAME in record_schema()["$defs"]["Step"]["properties"]
 
 
 def episode(name, peak):
     header = dict(episode_id=name, benchmark="b", task_id="t", success=True, dt=0.05, target_object=None)
-    return from_recording(Recording(header, {"hand": "robot"}, 3, further={} if peak is None else {NAME: peak}))
+    return from_recording(EpisodeArrays(header, {"hand": "robot"}, 3, further={} if peak is None else {NAME: peak}))
 
 
 peak = np.arange(6.0).reshape(3, 2)
@@ -42,7 +42,7 @@ with_peak, without = episode("a", peak), episode("b", None)
 both = concatenate_batches([without, with_peak])
 assert both.channel(NAME).width.tolist() == [-1, 2]
 assert select_episodes(both, [1]).channel(NAME).episode_rows(0).tolist() == peak.tolist()
-assert join_records(list(records(with_peak))).channel(NAME).episode_rows(0).tolist() == peak.tolist()
+assert join_records(list(iterate_records(with_peak))).channel(NAME).episode_rows(0).tolist() == peak.tolist()
 assert batch_of_headers(both.headers, both.lengths).channel(NAME).width.tolist() == [-1, -1]
 for suffix in (".jsonl", ".npz", ".parquet"):
     path = Path(sys.argv[1]) / f"x{suffix}"
