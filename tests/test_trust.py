@@ -362,9 +362,9 @@ def test_the_command_that_goes_on_with_a_run_of_one_s_own_trusts_it(folder, caps
 def test_a_key_is_not_sent_to_a_server_that_a_file_names(monkeypatch):
     monkeypatch.delenv("SAFEVLA_API_KEY", raising=False)
     assert policies.describe_call("openpi:ws://far:8000") is None
-    assert "sent your key" in policies.describe_call("openpi:ws://far:8000", {"key_file": "/home/me/key"})
+    assert "receive your key" in policies.describe_call("openpi:ws://far:8000", {"key_file": "/home/me/key"})
     monkeypatch.setenv("SAFEVLA_API_KEY", "secret")
-    assert "sent your key" in policies.describe_call("openpi:ws://far:8000")
+    assert "receive your key" in policies.describe_call("openpi:ws://far:8000")
     assert policies.describe_call("scripted:careful") is None
 
 

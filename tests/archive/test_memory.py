@@ -63,7 +63,7 @@ def make_files(folder: Path, makers: Mapping[str, Callable[[Path], Path]]) -> di
 
 
 REFUSED = (
-    "cannot be read|not a regular file|not an archive|no such file|not a run folder|not a plain table|"
+    "cannot be read|not a regular file|not that of an archive|no such file|not a run folder|not a plain table|"
     "nothing can be decompressed|more than|more memory|array of no length"
 )
 
