@@ -4,6 +4,7 @@
 #   array=$(sbatch --parsable --array=1-8 --cpus-per-task=4 --time=4:00:00 --requeue examples/slurm.sh)
 #   sbatch --dependency=afterok:"$array" examples/slurm.sh
 #
+# Words after the script are options of `safevla eval`, such as --trust asked.toml; in the last step, of `safevla score`.
 # Any scheduler will do: set SLURM_ARRAY_TASK_ID to 1, 2, ... for the shards, leave it unset for the last step.
 # Two minutes before its time is up a job stops and queues itself again; one that was preempted or killed is submitted again
 # as it was. Either goes on where it stopped.
@@ -27,12 +28,12 @@ requeue() {
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
     # shellcheck disable=SC2086  # words of a command
     $SAFEVLA eval --record-only --resume --config "$CONFIG" --shard "$SLURM_ARRAY_TASK_ID/$SHARDS" \
-        --workers "${SLURM_CPUS_PER_TASK:-1}" --out "$OUT/shard-$SLURM_ARRAY_TASK_ID" &
+        --workers "${SLURM_CPUS_PER_TASK:-1}" --out "$OUT/shard-$SLURM_ARRAY_TASK_ID" "$@" &
     run=$!
     trap requeue USR1
     # Exit code 4: done, with crashed episodes, which are counted and in no rate. The last step is to follow all the same.
     wait "$run" || (($? == 4))
 else
     $SAFEVLA merge "$OUT"/shard-* --out "$OUT/merged"
-    $SAFEVLA score "$OUT/merged" --out "$OUT/merged"
+    $SAFEVLA score "$OUT/merged" --out "$OUT/merged" "$@"
 fi

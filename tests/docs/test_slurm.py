@@ -1,4 +1,4 @@
-"""examples/slurm.sh gives, shard after shard, what one run gives; here the array's number is set by hand."""
+"""The recipes for Slurm and Kubernetes give, shard after shard, what one run gives; their numbers are set by hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from folders import contents
 from safevla_bench import cli
@@ -32,9 +33,10 @@ def submitted(request, tmp_path):
     places = {"SHARDS": "2", "CONFIG": str(tmp_path / "asked.toml"), "OUT": str(tmp_path / "array")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-    def submit(**slurm: str) -> None:
+    def submit(*words: str, **slurm: str) -> None:
         environment = {**os.environ, **places, "PATH": path, **slurm}
-        subprocess.run(["bash", str(request.config.rootpath / "examples" / "slurm.sh")], env=environment, check=True)
+        script = str(request.config.rootpath / "examples" / "slurm.sh")
+        subprocess.run(["bash", script, *words], env=environment, check=True)
 
     return submit
 
@@ -42,10 +44,62 @@ def submitted(request, tmp_path):
 @pytest.mark.long
 def test_an_array_of_jobs_and_the_job_after_it_give_the_bytes_of_one_run(submitted, tmp_path):
     for number in ("2", "1", "1"):  # in any order, and once more as after a preemption
-        submitted(SLURM_ARRAY_TASK_ID=number)
-    submitted()
-    cli.run_command_line(["eval", "--config", str(tmp_path / "asked.toml"), "--out", str(tmp_path / "whole")])
+        submitted("--seed", "3", SLURM_ARRAY_TASK_ID=number)
+    for _ in range(2):  # once more, as after a preemption in the last step
+        submitted("--set", "missing=deactivate")
+    cli.run_command_line(
+        ["eval", "--config", str(tmp_path / "asked.toml"), "--seed", "3", "--out", str(tmp_path / "whole")]
+        + ["--set", "missing=deactivate"]
+    )
     assert contents(tmp_path / "array" / "merged") == contents(tmp_path / "whole")
+
+
+@pytest.fixture
+def start_pod(request, tmp_path):
+    """Starts the container of a Job, with the places of its volumes changed and `safevla` that of this Python."""
+    recipe = (request.config.rootpath / "examples" / "kubernetes.yaml").read_text()
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "eval.toml").write_text(CONFIG)
+    (tmp_path / "runs").mkdir()
+    jobs = {job["metadata"]["name"]: job["spec"] for job in yaml.safe_load_all(recipe)}
+
+    def start(name: str, **variables: str) -> subprocess.Popen[bytes]:
+        pod = jobs[name]["template"]["spec"]
+        (container,) = pod["containers"]
+        mounted = {volume["mountPath"] for volume in container["volumeMounts"]}
+        *words, script = container["command"]
+        for place in ("/runs", "/asked"):
+            assert place in mounted or place not in script
+            script = script.replace(place, f"{tmp_path}{place}")
+        own = {entry["name"]: entry["value"] for entry in container["env"]}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.Popen([*words, script], env={**os.environ, **own, "PATH": path, **variables})
+
+    return start
+
+
+@pytest.mark.long
+def test_the_jobs_of_kubernetes_give_the_bytes_of_one_run(start_pod, tmp_path):
+    for number in ("1", "0", "0"):
+        assert start_pod("shards", JOB_COMPLETION_INDEX=number, SHARDS="2").wait() == 0
+    for _ in range(2):
+        assert start_pod("merge").wait() == 0
+    whole = str(tmp_path / "whole")
+    cli.run_command_line(["eval", "--config", str(tmp_path / "asked" / "eval.toml"), "--out", whole])
+    assert contents(tmp_path / "runs" / "merged") == contents(tmp_path / "whole")
+
+
+def test_a_pod_that_is_evicted_passes_sigterm_on_and_waits_for_the_run(start_pod, tmp_path):
+    (tmp_path / "safevla").write_text(
+        "#!/bin/sh\ntrap 'touch ended; exit 143' TERM\ntouch began\nwhile :; do sleep 0.1; done\n"
+    )
+    (tmp_path / "safevla").chmod(0o755)
+    pod = start_pod("shards", JOB_COMPLETION_INDEX="0", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    while not (tmp_path / "runs" / "began").exists() and pod.poll() is None:
+        time.sleep(0.05)
+    pod.terminate()
+    assert pod.wait(timeout=50) == 143
+    assert (tmp_path / "runs" / "ended").exists()
 
 
 def test_a_job_whose_time_is_nearly_up_stops_its_run_and_queues_itself_again(request, tmp_path):

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -32,7 +33,7 @@ from safevla_bench.rollout import ray as actors
 from safevla_bench.rollout import scheduler
 from safevla_bench.rollout.ray import RayCluster
 from safevla_bench.rollout.scheduler import READY, WorkerParts, WorkerPolicy, WorkerSpec
-from safevla_bench.sources.runs.folder import read_description
+from safevla_bench.sources.runs.folder import read_description, read_facts
 from safevla_bench.sources.runs.parts import count_progress
 from scenes import Watcher, install_plugin
 
@@ -45,6 +46,8 @@ NODE = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
 
 _MODULE = '''
 """A policy that says where it is in one of its steps, and waits there until it may go on."""
+import importlib.util
+import json
 import os
 import random
 import signal
@@ -74,6 +77,9 @@ class Held:
         if self.steps == self.at and not (self.place / "go").exists():
             import ray
 
+            found = importlib.util.find_spec("brought") is not None
+            asked = {"variable": os.environ.get("HELD_ASKED"), "module": found}
+            (self.place / "asked").write_text(json.dumps(asked))
             note = self.place / f".{os.getpid()}"
             note.write_text(ray.get_runtime_context().get_node_id())
             note.rename(self.place / str(os.getpid()))
@@ -86,6 +92,8 @@ class Held:
 
 
 def make(arg, place=".", lethal="", at="3", pause_s="0"):
+    if "HELD_DIES" in os.environ:
+        os._exit(3)
     return Held(place, lethal, at, pause_s)
 '''
 
@@ -126,6 +134,12 @@ def local(tmp_path_factory):
 def on_ray(workers: int = 2, **changed) -> ExecutionOptions:
     resume = changed.pop("resume", False)
     return ExecutionOptions(workers=workers, cluster=RayCluster(**changed), resume=resume)
+
+
+def wait_until(condition) -> None:
+    until = time.monotonic() + 150
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 class Strikes(threading.Thread):
@@ -223,10 +237,19 @@ def test_a_node_with_other_code_of_the_same_version_is_refused_with_both_codes_o
     tmp_path, nodes, other, local, caplog
 ):
     (own,) = read_description(local)["code"]
+    others = tuple(node.node_id for node in nodes.worker_nodes - {other})
     with pytest.raises(SafevlaError, match="it has other versions") as raised:
-        roll_out(held_at(tmp_path / "never"), tmp_path / "run", running=on_ray(3))
+        roll_out(held_at(tmp_path / "never"), tmp_path / "run", running=on_ray(1, exclude=others))
     assert str(raised.value).count("safevla_bench ") == 2
     assert own in str(raised.value)
+
+    def wait_for_warning(pid: int, node: str) -> None:
+        wait_until(lambda: "without the node" in caplog.text)
+
+    request, go_on = held_at(tmp_path / "two"), Strikes(tmp_path / "two", 2, wait_for_warning)
+    rows = roll_out(request, tmp_path / "refused", running=on_ray(3))
+    go_on.join()
+    assert {row.code for row in rows} == {own}
     request, go_on = held_at(tmp_path / "held"), Strikes(tmp_path / "held", 3, lambda pid, node: None)
     rows = roll_out(request, tmp_path / "mixed", running=replace(on_ray(3), other_code=True))
     go_on.join()
@@ -234,6 +257,72 @@ def test_a_node_with_other_code_of_the_same_version_is_refused_with_both_codes_o
     assert len(codes) == 2
     assert {*read_description(tmp_path / "mixed")["code"]} == codes
     assert "ran with other code than this command's" in caplog.text
+
+
+# Nodes
+
+
+def test_actors_that_never_ran_on_a_dead_node_do_not_end_the_run(tmp_path, nodes):
+    dead = nodes.add_node(**{**NODE, "num_cpus": 3})
+    nodes.remove_node(dead, allow_graceful=False)
+    assert dead.node_id in [node["NodeID"] for node in ray.nodes() if node["Alive"]], "Ray has not noticed yet"
+
+    def wait_for_notice(pid: int, node: str) -> None:
+        wait_until(lambda: dead.node_id not in [node["NodeID"] for node in ray.nodes() if node["Alive"]])
+        time.sleep(3)  # until its actors, more than `STARTS`, have been reported
+
+    request, go_on = held_at(tmp_path / "held"), Strikes(tmp_path / "held", 1, wait_for_notice)
+    rows = roll_out(request, tmp_path / "run", running=on_ray(4))
+    go_on.join()
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+
+
+def test_a_node_on_which_actors_die_while_they_start_is_left_out_and_named(tmp_path, nodes, caplog, monkeypatch):
+    monkeypatch.setattr(scheduler, "STARTS", 1)  # Ray takes up to half a minute to report each death
+    bad = nodes.add_node(**NODE, node_name="bad", env_vars={"HELD_DIES": "1"})
+
+    def wait_for_warning(pid: int, node: str) -> None:
+        wait_until(lambda: "without the node" in caplog.text)
+
+    request, go_on = held_at(tmp_path / "held"), Strikes(tmp_path / "held", 2, wait_for_warning)
+    rows = roll_out(request, tmp_path / "run", running=on_ray(3))
+    go_on.join()
+    assert [row.outcome for row in rows] == ["timeout"] * 4
+    assert f"without the node {platform.node()} bad: ActorDiedError" in caplog.text
+    others = tuple(node.node_id for node in nodes.worker_nodes - {bad})
+    with pytest.raises(RunError, match="workers die while they start: ActorDiedError"):
+        roll_out(HELD, tmp_path / "none", running=on_ray(1, exclude=others))
+    assert not (tmp_path / "none").exists()
+    nodes.remove_node(bad)
+
+
+def test_a_node_that_is_excluded_runs_nothing_and_actors_have_the_variables_given(tmp_path, nodes, caplog):
+    first, *_ = sorted(node.node_id for node in nodes.worker_nodes)
+    env = {"HELD_ASKED": "yes"}
+    request = held_at(tmp_path / "held")
+    go_on = Strikes(tmp_path / "held", 1, lambda pid, node: (tmp_path / "node").write_text(node))
+    roll_out(request, tmp_path / "run", running=on_ray(2, exclude=(first, "nobody"), env=env))
+    go_on.join()
+    assert (tmp_path / "node").read_text() != first
+    assert "exclude=nobody: the Ray cluster has no such node" in caplog.text
+    ran_on = read_facts(tmp_path / "run").ran_on
+    assert len(ran_on) == 4
+    (place,) = {*ran_on.values()}
+    assert re.fullmatch(rf"{platform.node()}, process \d+", place)
+    assert json.loads((tmp_path / "held" / "asked").read_text()) == {"variable": "yes", "module": False}
+
+
+def test_steps_of_actors_are_reported(tmp_path, nodes):
+    request, watcher = held_at(tmp_path / "held", pause_s="0.7"), Watcher()
+    (tmp_path / "held" / "go").touch()
+    roll_out(replace(request, tasks=(0,), episodes=1), tmp_path / "run", watcher, on_ray(1))
+    assert watcher.stepped_at
+    assert all(0 < steps <= 6 for _, steps in watcher.stepped_at)
+
+
+def test_a_kill_for_want_of_memory_is_named_as_such():
+    error = ray.exceptions.OutOfMemoryError("Task was killed due to the node running low on memory.")
+    assert "memory of its node ran out" in actors._describe_death(error, ray)
 
 
 # What the user must mend
@@ -260,7 +349,7 @@ def test_a_node_with_other_versions_is_refused(on_a_node):
     assert "not 0.0" in str(failure)
     assert "mujoco None, not 9" in str(failure)
     versions = actors.name_installed(WorkerParts(cast).host)
-    assert actors.RayWorker(cast, 0, versions).prepare() == READY
+    assert actors.RayWorker(cast, 0, versions).prepare()[0] == READY
 
 
 def test_an_actor_knows_its_number_by_which_it_chooses_among_the_gpus_that_it_was_given(on_a_node):
@@ -286,38 +375,52 @@ def test_where_nobody_listens_the_error_comes_at_once(monkeypatch, address):
 
 
 def answer_once(server: socket.socket, reply: bytes) -> None:
-    with suppress(OSError), server.accept()[0] as connection:
-        connection.sendall(reply)
-        while connection.recv(100):
-            pass
+    server.settimeout(10)
+    with suppress(OSError):
+        while True:
+            with server.accept()[0] as connection:
+                connection.sendall(reply)
+                while connection.recv(100):
+                    pass
 
 
-@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_the_port_of_a_node_instead_of_the_head_is_refused(monkeypatch, nodes):
+    node = next(node for node in ray.nodes() if node["Alive"])
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with (
+        pytest.raises(RunError, match="is not the head of a Ray cluster: RpcError"),
+        actors.connect_ray(RayCluster(address=f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"), 1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\4\0\0\0\0\0"])
 def test_a_server_that_is_not_ray_is_refused_at_once(monkeypatch, reply):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(actors, "_CONNECT_S", 0.2)  # a server that keeps silent is waited for as long
+    monkeypatch.setattr(actors, "_ANSWER_S", 3.0)  # or as long, if it speaks HTTP/2
     with socket.create_server(("127.0.0.1", 0)) as server:
-        answer = threading.Thread(target=answer_once, args=(server, reply))
+        answer = threading.Thread(target=answer_once, args=(server, reply), daemon=True)
         answer.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with (
-            pytest.raises(RunError, match=r"cannot be used: (what listens there is not Ray|timed out)"),
+            pytest.raises(RunError, match=r"cannot be used: (what listens there (is not Ray|gave no)|timed out)"),
             actors.connect_ray(RayCluster(address=address), 1),
         ):
             pass
-        answer.join()
 
 
 # The command
 
 
-def command(*words: str) -> subprocess.Popen[str]:
+def command(*words: str, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "safevla_bench", *words],
         start_new_session=True,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        **options,
     )
 
 
@@ -329,12 +432,13 @@ def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_if_ev
     process = command("eval", "--record-only", *arguments, "--out", str(run))
     out, err = process.communicate()
     assert process.returncode == cli.CRASHED
-    assert out.splitlines()[-2:] == [f"Records: {run}", f"Next: safevla score {run}"]  # Ray prints the deaths before
+    assert out.splitlines() == [f"Records: {run}", f"Next: safevla score {run}"]
     note, *progress, count, again = err.splitlines()
     (crash,) = [line for line in progress if line.startswith("crashed: ")]
     assert note == "note: no ray:ADDRESS and no RAY_ADDRESS: Ray is started on this machine"
     assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, last after 0 ")
     assert count.startswith("1 episode crashed")
+    assert re.search(rf"\({platform.node()}, process \d+\)$", crash)
     assert again.strip().startswith("safevla eval --resume")
     assert "--record-only" in again
 
@@ -346,7 +450,10 @@ def test_ctrl_c_or_sigterm_keeps_what_is_done_and_the_command_that_goes_on_names
     (tmp_path / "held").mkdir()
     arguments = ["--host", "fake", "--suite", "fake", "--task", "0,1", "--max-steps", "6", "--policy", "noop"]
     arguments += ["--policy", "held", "--policy-arg", f"held:place={tmp_path / 'held'}"]
+    (tmp_path / "brought").mkdir()
+    (tmp_path / "brought" / "__init__.py").write_text("")
     here = ["--engine", f"ray:{nodes.address}", "--actor", "cpus=0.5", "--workers", "1"]
+    here += ["--actor", f"module={tmp_path / 'brought'}", "--actor", "env=HELD_ASKED:a:b"]
     process = command("eval", "--record-only", *arguments, *here, "--out", str(tmp_path / "run"))
     raw = tmp_path / "run" / "raw"  # a row there: the episode is done, and no longer on its way to the driver
     while len(list(raw.glob("*.json"))) < 2 or not list((tmp_path / "held").glob("[0-9]*")):
@@ -355,11 +462,24 @@ def test_ctrl_c_or_sigterm_keeps_what_is_done_and_the_command_that_goes_on_names
     os.killpg(process.pid, number)
     out, err = process.communicate()
     assert process.returncode == code
-    assert not out or "(raylet)" in out.splitlines()[0]  # on a busy machine Ray tells of heartbeats that it missed
+    assert not out
     assert f"--workers 1 --engine ray:{nodes.address} --actor cpus=0.5" in err
+    assert json.loads((tmp_path / "held" / "asked").read_text()) == {"variable": "a:b", "module": True}
     assert "2 of 4 episodes are done" in err
     assert "Traceback" not in err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["complete"] is False
+
+
+def test_a_directory_whose_path_is_too_long_for_ray_is_an_error_that_names_the_variable(tmp_path, held):
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    words = ["--host", "fake", "--suite", "fake", "--policy", "noop", "--engine", "ray", "--out", str(tmp_path / "run")]
+    process = command("eval", "--record-only", *words, env={**os.environ, "TMPDIR": str(place)})
+    _, err = process.communicate()
+    assert process.returncode == cli.USER_ERROR
+    assert "set RAY_TMPDIR to a directory with a short path" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_killed_head_costs_no_finished_episode_and_the_run_goes_on_elsewhere(tmp_path, monkeypatch):

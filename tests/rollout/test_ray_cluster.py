@@ -37,7 +37,7 @@ def test_ray_is_imported_only_if_it_is_asked_for():
 
 
 def nodes(*resources: dict[str, float]):
-    rows = [{"Alive": bool(node), "Resources": node} for node in resources]
+    rows = [{"Alive": bool(node), "Resources": node, "NodeID": str(k)} for k, node in enumerate(resources)]
     return SimpleNamespace(nodes=lambda: rows)
 
 

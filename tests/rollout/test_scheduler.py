@@ -73,6 +73,9 @@ class Stage:
         self.workers.append(Puppet(number))
         return self.workers[-1]
 
+    def tolerate_failed_start(self, worker, cause, *, is_final):
+        return False
+
     def receive_messages(self, workers):
         for number, worker in workers.items():
             if number in self.absent or not worker.messages:
@@ -123,6 +126,17 @@ def test_workers_that_die_before_they_can_begin_end_the_run_after_so_many_in_a_r
         list(run_pool(pool, EPISODES, 1))
     assert raised.value.remedy == "Mend the script."
     assert len(pool.workers) == scheduler.STARTS
+
+
+def test_a_worker_that_is_working_finishes_the_run_however_often_others_die_before_they_can_begin():
+    class OneWorks(Stage):
+        def start(self, number):
+            worker = super().start(number)
+            worker.messages = [None] if number else [READY]
+            return worker
+
+    pool = OneWorks()
+    assert len(list(run_pool(pool, EPISODES, 2))) == 9
 
 
 def test_what_a_worker_cannot_mend_ends_the_run_and_all_workers():

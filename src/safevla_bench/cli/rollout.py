@@ -25,7 +25,7 @@ from safevla_bench.cli.options import (
     repeatable,
 )
 from safevla_bench.cli.run_options import EXECUTION_OPTIONS, PLAN_OPTIONS, RUN_OPTIONS, RunCommand, make_request
-from safevla_bench.errors import ServerLostError, ServerRefusedError, find_exception
+from safevla_bench.errors import SafevlaError, ServerLostError, ServerRefusedError, find_exception
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation import preparation, results, rollouts, stopping_rule
 from safevla_bench.jobs.evaluation.request import ExecutionOptions, open_questions
@@ -179,11 +179,14 @@ def _print_plan(run_command: RunCommand) -> None:
 def _report_interruption(run_command: RunCommand) -> Iterator[None]:
     try:
         yield
-    except (KeyboardInterrupt, ServerLostError, ServerRefusedError) as error:
-        if (run_command.out / folder.RUN).exists():
+    except (KeyboardInterrupt, SafevlaError) as error:
+        is_told = isinstance(error, SafevlaError) and (
+            "--resume" in str(error) or error.place.file == str(run_command.out)  # of a folder that is in the way
+        )
+        if (run_command.out / folder.RUN).exists() and not is_told:
             done, planned = parts.count_progress(run_command.out)
             text = f"{done} of {planned} episodes are done and kept. Continue:\n  {run_command.resume_command}"
-            if not isinstance(error, KeyboardInterrupt):
+            if isinstance(error, (ServerLostError, ServerRefusedError)):
                 again = f"{run_command.resume_command} --retry-crashed"
                 text = f"{done} of {planned} episodes have ended. With a server there again:\n  {again}"
             click.echo(text, err=True)

@@ -108,7 +108,8 @@ EXECUTION_OPTIONS = {
     "engine": option("Processes of this machine, or a Ray cluster: ray:HOST:PORT of its head, ray:auto for this "
                      "machine's, ray for that of RAY_ADDRESS or one of this command.", "local|ray|ray:ADDRESS",
                      default="local"),
-    "actor": repeatable("Share of a node for each worker: cpus=1, gpus=0.", "NAME=VALUE"),
+    "actor": repeatable("Of each worker: cpus=1, gpus=0, its share of a node; exclude=NODE, a node not to use; "
+                        "env=NAME:VALUE, an environment variable; module=DIR, a package to copy.", "NAME=VALUE"),
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
@@ -120,6 +121,20 @@ EXECUTION_OPTIONS = {
 class _ActorShares(msgspec.Struct, frozen=True):
     cpus: float = 1.0
     gpus: float = 0.0
+
+
+def _parse_actor(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a `RayCluster` in the texts of --actor, of which those of lists may be repeated."""
+    lists: dict[str, list[str]] = {"exclude": [], "env": [], "module": []}
+    shares = []
+    for text in texts:
+        name, _, value = text.partition("=")
+        lists[name].append(value) if name in lists and value else shares.append(text)
+    variables = dict(text.partition(":")[::2] for text in lists["env"])
+    if wrong := next((text for text in lists["env"] if ":" not in text), None):
+        raise RunError(f"--actor env={wrong} is not a variable", remedy="Write --actor env=NAME:VALUE.")
+    numbers = msgspec.structs.asdict(options.parse_settings("--actor", shares, _ActorShares))
+    return {**numbers, "exclude": tuple(lists["exclude"]), "env": variables, "modules": tuple(lists["module"])}
 
 
 @dataclass(frozen=True)
@@ -157,10 +172,9 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         replays = [Path(path) for start, kind, path in makers if kind and not start]
         file = what.get("found") or next(iter(replays), None)  # a recording names suites and host arguments
     request = replace(request, named_by=_find_naming_file(context, what, file, request))
-    shares = msgspec.structs.asdict(options.parse_settings("--actor", how["actor"], _ActorShares))
     execution = ExecutionOptions(
         workers=how["workers"],
-        cluster=_requested_cluster(how["engine"], **shares),
+        cluster=_requested_cluster(how["engine"], **_parse_actor(how["actor"])),
         resume=how["resume"],
         retry_crashed=how["retry_crashed"],
         other_code=how["other_code"],

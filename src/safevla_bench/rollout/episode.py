@@ -235,7 +235,9 @@ def _label_record(batch: Batch, planned: PlannedEpisode, outcome: str, marks: Ma
 
 
 class Observer(Protocol):
-    """Watches a run without changing it. Workers report every twentieth step, actors of a Ray cluster none."""
+    """Watches a run without changing it. Workers report every twentieth step, actors of a Ray cluster at
+    most once a second.
+    """
 
     def started(self, episodes: Sequence[PlannedEpisode]) -> None:
         """Receive the episodes to run next, before any of them starts."""
@@ -245,6 +247,11 @@ class Observer(Protocol):
 
     def finished(self, outcome: EpisodeOutcome) -> None:
         """Receive the end of an episode, with its record if it has one."""
+
+
+def describe_process() -> str:
+    """Return the node and the number of this process."""
+    return f"{platform.node()}, process {os.getpid()}"
 
 
 NOT_RUN = "not run"  # outcome of an episode left for another attempt, without a row or record
@@ -323,7 +330,7 @@ class EnvRunner:
                 self.close()
         self._crashes.add_outcome(outcome)
         spent_s, code = time.perf_counter() - began_s, hosts.describe_code(self._host)
-        return replace(outcome, wall_s=spent_s, code=code, ran_on=f"{platform.node()}, process {os.getpid()}")
+        return replace(outcome, wall_s=spent_s, code=code, ran_on=describe_process())
 
     def close(self) -> None:
         """Close the environment, if there is one; the next episode makes a new one. Exceptions are only logged."""

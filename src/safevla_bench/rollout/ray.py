@@ -15,12 +15,17 @@ import platform
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 from safevla_bench import hosts
 from safevla_bench.errors import HostError, RunError, SafevlaError
@@ -28,10 +33,14 @@ from safevla_bench.interface.environment import Host
 from safevla_bench.plugins import install_command
 from safevla_bench.rollout import episode, plan, scheduler
 from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
+from safevla_bench.text import get_logger
 
+_log = get_logger(__name__)
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
 ADDRESS: Final = "RAY_ADDRESS"  # environment variable that names a cluster if no address is given
 HERE: Final = "local"
 _CONNECT_S = 5.0
+_ANSWER_S = 20.0  # importing Ray takes some of it
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # gRPC, and so Ray, replies with settings (type 4)
 _STORE_BYTES = 200 * 2**20
 """Object store of a cluster started here: records have some megabytes, and each actor sends one at a time."""
@@ -47,6 +56,12 @@ class RayCluster:
     """
     cpus: float = 1.0
     gpus: float = 0.0
+    exclude: tuple[str, ...] = ()
+    """Nodes to leave out: host names, Ray's node names, addresses or ids."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the actors."""
+    modules: tuple[str, ...] = ()
+    """Folders of Python modules or packages, here, that Ray copies to the actors."""
 
     def __post_init__(self) -> None:
         if not all(share >= 0 and (share <= 1 or share % 1 == 0) for share in (self.cpus, self.gpus)):
@@ -66,6 +81,8 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
     """
     ray = sys.modules.get("ray")
     if ray and ray.is_initialized():
+        if cluster.modules:
+            raise RunError("Ray is connected already, without --actor module=", remedy="Give them to ray.init.")
         yield ray
         return
     is_main, former = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
@@ -85,13 +102,31 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
             signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
 
 
-def require_room(ray: Any, cluster: RayCluster) -> None:
-    """Raise `RunError` if no living node has as many CPUs and GPUs in total as an actor reserves."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str] = NONE) -> None:
+    """Raise `RunError` if no living node has as many CPUs and GPUs in total as an actor reserves, nodes `left_out`
+    aside: id -> why, for the error.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
         return
     problem = f"no node of the Ray cluster has {cluster.cpus:g} CPUs and {cluster.gpus:g} GPUs for an actor"
+    problem = "\n".join([problem, *(f"  left out: {why}" for why in left_out.values())])
     raise RunError(problem, remedy="Lower --actor cpus= or gpus=, or add a node: ray start --address ...")
+
+
+def name_node(node: Mapping[str, Any]) -> str:
+    """Return a node of `ray.nodes()` by its host name, and by its name in Ray if that is another one."""
+    return " ".join(dict.fromkeys((node["NodeManagerHostname"], node["NodeName"])))
+
+
+def find_excluded(ray: Any, names: Sequence[str]) -> dict[str, str]:
+    """Return id -> why, of the nodes to leave out by request; log the names that no node has."""
+    keys = ("NodeManagerHostname", "NodeName", "NodeManagerAddress", "NodeID")
+    known = [(node, {node[key] for key in keys}) for node in ray.nodes()]
+    for name in names:
+        if not any(name in own for _, own in known):
+            _log.warning("--actor exclude=%s: the Ray cluster has no such node", name)
+    return {node["NodeID"]: f"{name_node(node)}: as asked" for node, own in known if own & {*names}}
 
 
 def _start_ray(cluster: RayCluster, slots: int) -> Any:
@@ -110,11 +145,32 @@ def _start_ray(cluster: RayCluster, slots: int) -> Any:
                     connection.sendall(_HTTP2)
                     if connection.recv(4)[3:] != b"\4":
                         raise OSError("what listens there is not Ray")
-        ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own)
+            probe = [sys.executable, "-c", _PROBE, place]
+            answered = subprocess.run(
+                probe, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+            )
+            if answered.returncode:
+                raise OSError(f"what listens there is not the head of a Ray cluster: {answered.stdout}")
+        modules = {"runtime_env": {"py_modules": list(cluster.modules)}} if cluster.modules else {}
+        ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **own, **modules)
+    except subprocess.TimeoutExpired:
+        problem = f"the Ray cluster {place} cannot be used: what listens there gave no answer in {_ANSWER_S:g} s"
+        raise RunError(problem, remedy=_REMEDY) from None
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RunError(f"the Ray cluster {place} cannot be used: {first}", remedy=_REMEDY) from None
+        remedy = _LONG_PATH if "AF_UNIX" in first else _REMEDY
+        raise RunError(f"the Ray cluster {place} cannot be used: {first}", remedy=remedy) from None
+    _silence_raylet()
     return ray
+
+
+def _silence_raylet() -> None:
+    """Log what Ray's daemons report, such as the death of an actor, instead of printing it among our output. What it
+    means for the run is reported by the pool.
+    """
+    worker = sys.modules["ray._private.worker"]
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda data, **_: _log.debug("%s", data.get("lines"))  # type: ignore[attr-defined]
 
 
 def _local_options(cpus: int) -> dict[str, Any]:
@@ -125,6 +181,19 @@ def _local_options(cpus: int) -> dict[str, Any]:
     return {"num_cpus": max(os.cpu_count() or 1, cpus), "include_dashboard": False, "object_store_memory": _STORE_BYTES}
 
 
+# Ray itself would try for minutes. The class is what `ray.init` asks first.
+_PROBE = """
+import sys
+from ray._raylet import GcsClient
+try:
+    GcsClient(address=sys.argv[1])
+except Exception as error:
+    print(f"{type(error).__name__}: {error}", end="")
+    sys.exit(1)
+"""
+_LONG_PATH = (
+    "The names of Ray's sockets would be too long: set RAY_TMPDIR to a directory with a short path, such as /tmp."
+)
 _REMEDY = (
     "Run the command on a node of the cluster, with --engine ray:HOST:PORT as printed by `ray start --head` (usually "
     "port 6379), or ray:auto, and with its authentication token if it has one (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)."
@@ -139,6 +208,7 @@ def run_actors(
     episodes: Sequence[plan.PlannedEpisode],
     count: int,
     cluster: RayCluster,
+    on_step: episode.StepCallback | None = None,
     *,
     other_code: bool = False,
 ) -> Generator[episode.EpisodeOutcome]:
@@ -148,20 +218,22 @@ def run_actors(
     """
     count = min(count, len(episodes))
     with connect_ray(cluster, count) as ray:
-        require_room(ray, cluster)
-        yield from scheduler.run_pool(_ActorPool(ray, spec, cluster, other_code=other_code), episodes, count)
+        pool = _ActorPool(ray, spec, cluster, other_code=other_code)
+        require_room(ray, cluster, pool.left_out)
+        yield from scheduler.run_pool(pool, episodes, count, on_step)
 
 
 class RayWorker:
     """The actor that runs episodes. It touches no file of the run."""
 
-    def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str]) -> None:
-        self._spec, self._number, self._versions = spec, number, versions
+    def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], run: str = "") -> None:
+        self._spec, self._number, self._versions, self._run = spec, number, versions, run
+        self._reported_s = 0.0
         self._parts: WorkerParts | None = None
 
-    def prepare(self) -> Message:
-        """Make host and policies, and reply that the worker is ready, or with a user error that names this node. Sets
-        this process's environment variables. Versions and code must be those of the command's machine.
+    def prepare(self) -> tuple[str, str] | SafevlaError:
+        """Make host and policies, and reply that the worker is ready, and where, or with a user error that names this
+        node. Sets this process's environment variables. Versions and code must be those of the command's machine.
         """
         os.environ.update(scheduler.worker_environment(self._number, os.environ))
         try:
@@ -174,15 +246,20 @@ class RayWorker:
                 raise HostError(problem, remedy=remedy)
         except SafevlaError as error:
             return _failed_here(error)
-        return scheduler.READY
+        return scheduler.READY, episode.describe_process()
 
     def run_planned(self, planned: plan.PlannedEpisode) -> Message:
         """Run an episode and reply with its outcome, or with an error that ends the run and names this node."""
         assert self._parts is not None
         try:
-            return self._parts.runner.run_planned(planned)
+            return self._parts.runner.run_planned(planned, partial(self._report_steps, planned.episode_id))
         except SafevlaError as error:
             return _failed_here(error)
+
+    def _report_steps(self, episode_id: str, steps: int) -> None:
+        if time.monotonic() - self._reported_s >= scheduler.LOOK_S:
+            self._reported_s = time.monotonic()
+            _use_store("put", f"{self._run}/{self._number}", f"{steps} {episode_id}".encode(), overwrite=True)
 
     def close(self) -> None:
         if self._parts:
@@ -192,6 +269,14 @@ class RayWorker:
 def name_installed(host: Host) -> dict[str, str]:
     """Return package -> version for all that records depend on, and as `code` what identifies their code."""
     return {**hosts.record_versions(host), "code": hosts.describe_code(host)}
+
+
+def _use_store(verb: str, key: str, *values: Any, **options: Any) -> Any:
+    """Put, get or delete a value in the store of Ray's head; None if that fails, since progress is not worth a run."""
+    with suppress(Exception):
+        store = importlib.import_module("ray.experimental.internal_kv")
+        return getattr(store, f"_internal_kv_{verb}")(key.encode(), *values, namespace=b"safevla", **options)
+    return None
 
 
 def _failed_here(error: SafevlaError) -> SafevlaError:
@@ -206,9 +291,11 @@ class ActorHandle:
         self._ray, self._handle = ray, handle
         self._is_ready = False
         self._cause = "it was ended"
+        self._place = self.episode_id = ""
         self.asked = handle.prepare.remote()
 
     def begin(self, planned: plan.PlannedEpisode) -> None:
+        self.episode_id = planned.episode_id
         self.asked = self._handle.run_planned.remote(planned)
 
     def dismiss(self) -> None:
@@ -224,48 +311,99 @@ class ActorHandle:
         if timeout_s and self._is_ready:
             self._ray.wait([self.asked], timeout=timeout_s)
         self._ray.kill(self._handle)
-        return self._cause
+        return f"{self._cause} ({self._place})" if self._place else self._cause
+
+    def find_node(self) -> str:
+        """Return the id of the node that Ray has chosen for the actor, alive or dead; "" if it has chosen none."""
+        with suppress(Exception):  # no public call says it without Ray's dashboard
+            return str(self._ray._private.state.actors(self._handle._actor_id.hex())["Address"]["NodeID"])
+        return ""
 
     def receive(self) -> Message | None:
         """Return the actor's reply to the last request, or None if the actor has died, is unreachable or raised an
         error; `end` then gives the reason.
         """
         try:
-            message: Message = self._ray.get(self.asked)
+            message = self._ray.get(self.asked)
         except self._ray.exceptions.RayError as error:
-            self._cause = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            self._cause = _describe_death(error, self._ray)
             return None
         self._is_ready = True
-        return message
+        if isinstance(message, tuple):
+            message, self._place = message
+        return cast("Message", message)
+
+
+def _describe_death(error: Exception, ray: Any) -> str:
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        return "the memory of its node ran out, so Ray killed it; let fewer actors share a node: --actor cpus="
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")]  # a tab: the actor's ids
+    return f"{type(error).__name__}: {' '.join(' '.join(lines).split())[:500]}"
 
 
 class _ActorPool:
     remedy = "Every node needs safevla-bench with the same extras as here; its messages are in Ray's logs on its node."
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster, *, other_code: bool) -> None:
-        self._ray, self._cluster = ray, cluster
+        self._ray, self._cluster, self._run = ray, cluster, secrets.token_hex(8)
         self._versions = name_installed(hosts.make_host(spec.host, spec.host_arguments))
         if other_code:
             del self._versions["code"]
+        self.left_out, self._looked_s = find_excluded(ray, cluster.exclude), 0.0
+        self._failed_starts: Counter[str] = Counter()
         self._spec = ray.put(spec)  # recorded actions may be large; each node fetches them once
+        variables = {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}
+        self._actors, self._options = (
+            ray.remote(RayWorker),
+            {
+                "num_cpus": cluster.cpus,
+                "num_gpus": cluster.gpus,
+                "max_restarts": 0,
+                "scheduling_strategy": "SPREAD",
+                "runtime_env": {"env_vars": {**variables, **cluster.env}},
+            },
+        )
         try:
-            self._actors = ray.remote(RayWorker).options(
-                num_cpus=cluster.cpus,
-                num_gpus=cluster.gpus,
-                max_restarts=0,
-                scheduling_strategy="SPREAD",
-                runtime_env={"env_vars": {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}},
-            )
+            self._actors.options(**self._options)
         except ValueError as error:
             raise RunError(f"--actor: {error}", remedy="Give whole numbers, or shares such as 0.25.") from None
 
     def start(self, number: int) -> ActorHandle:
-        return ActorHandle(self._ray, self._actors.remote(self._spec, number, self._versions))
+        selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
+        actors = self._actors.options(**self._options, label_selector=selector)
+        return ActorHandle(self._ray, actors.remote(self._spec, number, self._versions, self._run))
+
+    def tolerate_failed_start(self, worker: ActorHandle, cause: str, *, is_final: bool) -> bool:
+        """A node that is dead does not count. One that refuses, or on which `STARTS` actors in a row die before they
+        are ready, is left out, and named; that ends the run only if no other node has room.
+        """
+        living = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        node = worker.find_node()
+        if node not in living:
+            return bool(node)
+        self._failed_starts[node] += 1
+        if (is_final or self._failed_starts[node] >= scheduler.STARTS) and node not in self.left_out:
+            self.left_out[node] = f"{name_node(living[node])}: {cause}"
+            _log.warning("the run goes on without the node %s", self.left_out[node])
+        with suppress(RunError):
+            require_room(self._ray, self._cluster, self.left_out)
+            return True
+        return False
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
         by_asked = {worker.asked: number for number, worker in workers.items()}
         ready, _ = self._ray.wait(list(by_asked), num_returns=1, timeout=scheduler.LOOK_S)
         for asked in ready:
-            yield by_asked[asked], workers[by_asked[asked]].receive()
+            number = by_asked[asked]
+            message = workers[number].receive()
+            if message == scheduler.READY:
+                self._failed_starts.pop(workers[number].find_node(), None)
+            yield number, message
         if not ready:
-            require_room(self._ray, self._cluster)
+            require_room(self._ray, self._cluster, self.left_out)
+        if time.monotonic() - self._looked_s >= scheduler.LOOK_S:
+            self._looked_s = time.monotonic()
+            for number, worker in workers.items():
+                steps, _, name = (_use_store("get", f"{self._run}/{number}") or b"").decode().partition(" ")
+                if name and name == worker.episode_id and by_asked.get(worker.asked) == number:
+                    yield number, int(steps)

@@ -33,7 +33,7 @@ from safevla_bench.rollout.episode import EnvRunner, EpisodeOutcome, StepCallbac
 from safevla_bench.rollout.plan import EpisodeQueue, PlannedEpisode, Scene, scene_of
 
 RETRIES = 1  # how often an episode is restarted, in a new worker, after its worker died
-STARTS = 3  # how many workers in a row may die before they are ready
+STARTS = 3  # how many workers in a row may die before they are ready, on one node
 LOOK_S = 1.0  # time to wait for a message before checking that the workers are alive
 _CLOSE_S = 30.0
 
@@ -117,6 +117,11 @@ class WorkerPool(Protocol):
     def start(self, number: int) -> RemoteWorker:
         """Start a worker; it sends `READY` when it can take an episode."""
 
+    def tolerate_failed_start(self, worker: Any, cause: str, *, is_final: bool) -> bool:
+        """Return whether the run goes on although a worker has died, or refused (`is_final`), before it was ready. If
+        not, a refusal ends the run, and so do `STARTS` deaths in a row when no worker is left.
+        """
+
     def receive_messages(self, workers: Mapping[int, Any]) -> Iterator[tuple[int, Message | None]]:
         """Wait at most about a second and yield (worker number, message); the message is None if the worker has
         died.
@@ -130,6 +135,10 @@ class _BusyWorker:
     steps: int = 0  # in the current episode, as last reported
     scene: Scene | None = None
     waits: bool = False  # whether it is ready and idle
+
+    @property
+    def is_starting(self) -> bool:
+        return self.current is None and not self.waits
 
 
 def run_pool(
@@ -181,7 +190,12 @@ class _Crew:
         if message is None:
             return self._handle_death(number)
         if isinstance(message, SafevlaError):
-            raise message
+            busy = self.workers[number]
+            if not busy.is_starting or not self._pool.tolerate_failed_start(busy.worker, str(message), is_final=True):
+                raise message
+            self.dismiss(number)
+            self._start(number)
+            return None
         self.workers[number].current, self._startup_deaths = None, 0
         self._assign_next(number)
         return message if isinstance(message, EpisodeOutcome) else None
@@ -203,7 +217,11 @@ class _Crew:
             self._assign_next(number)
         for number in range(min(count, len(episodes))):
             if number not in self.workers:
-                self.workers[number] = _BusyWorker(self._pool.start(number))
+                self._start(number)
+
+    def _start(self, number: int) -> None:
+        if self._left:
+            self.workers[number] = _BusyWorker(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
         busy = self.workers[number]
@@ -219,10 +237,14 @@ class _Crew:
     def _handle_death(self, number: int) -> EpisodeOutcome | None:
         busy, finished = self.workers.pop(number), None
         cause = busy.worker.end(_CLOSE_S)
-        if busy.current is None:
-            self._startup_deaths += 1
+        if busy.is_starting:
+            self._startup_deaths += not self._pool.tolerate_failed_start(busy.worker, cause, is_final=False)
             if self._startup_deaths >= STARTS:
+                if self.workers:
+                    return None
                 raise RunError(f"workers die while they start: {cause}", remedy=self._pool.remedy)
+        elif busy.current is None:
+            pass  # it was idle
         elif self._deaths[busy.current.episode_id] < RETRIES:
             self._deaths[busy.current.episode_id] += 1
             self._left.put_back(busy.current)
@@ -231,8 +253,7 @@ class _Crew:
                 f"its worker died in each of {RETRIES + 1} attempts, last after {busy.steps} steps or more: {cause}"
             )
             finished = EpisodeOutcome(busy.current, "crashed", busy.steps, None, reason)
-        if self._left:
-            self.workers[number] = _BusyWorker(self._pool.start(number))
+        self._start(number)
         return finished
 
 
@@ -306,6 +327,9 @@ class ProcessPool:
 
     def start(self, number: int) -> WorkerProcess:
         return WorkerProcess(self._cast, worker_environment(number, os.environ))
+
+    def tolerate_failed_start(self, worker: WorkerProcess, cause: str, *, is_final: bool) -> bool:
+        return False
 
     def receive_messages(self, workers: Mapping[int, WorkerProcess]) -> Iterator[tuple[int, Message | None]]:
         by_connection = {worker.connection: number for number, worker in workers.items()}

@@ -266,7 +266,9 @@ def run_episodes(
         observer.started(pending)
     on_step = observer.stepped if observer else None
     if running.cluster:
-        engine = run_actors(prepared.cast, pending, running.workers, running.cluster, other_code=running.other_code)
+        engine = run_actors(
+            prepared.cast, pending, running.workers, running.cluster, on_step, other_code=running.other_code
+        )
     elif running.workers > 1:
         engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later)
     else:
