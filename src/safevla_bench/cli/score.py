@@ -250,15 +250,25 @@ def _read_valid_episodes(scan: episode_index.Scan, *, skip_invalid: bool) -> Ite
 
 @options.command("merge")
 def merge_command(
+    context: click.Context,
     shards: tuple[Path, ...] = options.argument("SHARD...", nargs=-1, required=True, type=options.FILE),
-    out: Path = options.out_option("The run folder to make.", "DIR", required=True),
+    out: Path | None = options.out_option("The run folder to make.", "DIR"),
+    status: bool = options.flag("List missing, unfinished and doubled shards, with the command for each."),
     other_code: bool = options.flag("Join shards of different code; run.json and rows say so."),
 ) -> None:
     """Join run folders made with --shard into one.
 
     The result has the same bytes as a single run of the whole plan, so the shards must belong to one plan, have been
     run by the same code and all be complete, each given once; errors say what is wrong. Their order does not matter.
+    A result that is there and equal stays as it is.
     """
+    if status:
+        states = list(writer.list_shard_states(shards, _format_continuation))
+        echo(*(line for state, command in states for line in (state, f"  {command}") if line.strip()))
+        echo(f"{count_noun(len(states), 'finding')}." if states else "Every shard is there and complete.")
+        context.exit(USER_ERROR if states else OK)
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
     rows = writer.merge_shards(shards, out, _format_continuation, other_code=other_code)
     crashed = sum(row.outcome == "crashed" for row in rows)
     left_out = f"; {crashed} crashed, in no rate" if crashed else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from itertools import permutations
@@ -17,9 +18,9 @@ from safevla_bench.jobs.evaluation.request import ExecutionOptions, Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.rollout.plan import Shard
 from safevla_bench.sources.runs import parts
-from safevla_bench.sources.runs.folder import read_description, read_facts
+from safevla_bench.sources.runs.folder import archive_parts, read_description, read_facts
 from safevla_bench.sources.runs.parts import episode_rows
-from safevla_bench.sources.runs.writer import RunFolderWriter, merge_shards
+from safevla_bench.sources.runs.writer import RunFolderWriter, list_shard_states, merge_shards
 from safevla_recorder import identity
 from scenes import Watcher
 
@@ -77,18 +78,25 @@ def test_what_each_shard_says_of_its_day_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "message"), [([], "none, but"), ([2], "2, but the plan has 1 to 3"), ([1, 2, 3, 2], "1, 2, 2, 3, but")]
+    ("numbers", "message"),
+    [
+        ([], "of 1 shards these are missing: 1"),
+        ([2], "of 3 shards these are missing: 1, 3"),
+        ([1, 2, 3, 2], "shard 2/3 is given twice: .*shard-2 and .*shard-2$"),
+        ([1, 1, 3], "shard 1/3 is given twice: .*\n  of 3 shards these are missing: 2"),
+    ],
 )
 def test_a_shard_that_is_missing_or_given_twice_is_named(shards, tmp_path, numbers, message):
-    with pytest.raises(RunError, match=f"these are the shards {message}"):
+    with pytest.raises(RunError) as raised:
         merge_shards([shards[number - 1] for number in numbers], tmp_path / "merged")
+    assert re.search(message, raised.value.problem)
     assert not (tmp_path / "merged").exists()
 
 
 def test_a_plan_of_any_number_of_shards_is_compared_without_a_list_of_them(shards, tmp_path):
     shard = shutil.copytree(shards[0], tmp_path / "shard")
     change_description(shard, shard={**read_description(shard)["shard"], "count": 10**18})
-    with pytest.raises(RunError, match=f"the plan has 1 to {10**18}"):
+    with pytest.raises(RunError, match=f"of {10**18} shards these are missing: 2, 3, 4, 5, 6, 7 and more"):
         merge_shards([shard], tmp_path / "merged")
 
 
@@ -197,6 +205,42 @@ def test_an_archive_with_too_few_records_leaves_nothing_behind(shards, tmp_path)
     with pytest.raises(RunError, match="1 records of"):
         merge_shards(shards, tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-1", "shard-2", "shard-3"]
+
+
+def test_a_result_that_is_there_stays_if_it_is_equal_and_intact_and_is_refused_otherwise(shards, tmp_path):
+    merge_shards(shards, tmp_path / "merged")
+    (tmp_path / "merged" / "scores.json").write_text("{}")
+    before = contents(tmp_path / "merged")
+    assert len(merge_shards(shards[::-1], tmp_path / "merged")) == 12
+    assert contents(tmp_path / "merged") == before
+    other = roll_shards(tmp_path / "other", 3, replace(REQUEST, seed=1))
+    with pytest.raises(RunError, match="is not what these shards make"):
+        merge_shards(other, tmp_path / "merged")
+    assert contents(tmp_path / "merged") == before
+    (part,) = archive_parts(tmp_path / "merged")
+    part.write_bytes(b"")
+    with pytest.raises(RunError, match="exists already"):
+        merge_shards(shards, tmp_path / "merged")
+
+
+def test_the_status_of_shards_lists_each_that_is_wanted_with_its_command(shards, tmp_path):
+    for number, shard in enumerate(shards, start=1):
+        said = f"safevla eval --shard {number}/3 --out runs/shard-{number} --record-only"
+        change_description(shard, volatile={"command": said})
+    assert list(list_shard_states(shards)) == []
+    twice = shutil.copytree(shards[0], tmp_path / "twice")
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(replace(REQUEST, shard=Shard(3, 3)), tmp_path / "begun", Watcher(stop_after=2))
+    (tmp_path / "stray").mkdir()
+    states = dict(list_shard_states([shards[0], tmp_path / "begun", twice, tmp_path / "stray"]))
+    assert states.pop(f"shard 3/3 in {tmp_path / 'begun'}: unfinished, 1 of 4 episodes done").startswith("safevla eval")
+    assert states.pop(f"shard 1/3 in {twice}: doubled, also in {shards[0]}: leave one out") == ""
+    command = "safevla eval --shard 2/3 --out runs/shard-2 --record-only"
+    assert states.pop("shard 2/3: missing") == command
+    ((stray, _),) = states.items()
+    assert stray.startswith(f"{tmp_path / 'stray'}: not a shard: ")
+    with pytest.raises(RunError, match="none of these is a shard"):
+        list(list_shard_states([tmp_path / "nowhere"]))
 
 
 OTHER = "safevla_bench 0123456789abcdef, safevla_recorder 0123456789abcdef"

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -37,6 +37,8 @@ from safevla_bench.sources.runs.folder import (
     is_own_loop,
     read_description,
     read_facts,
+    read_manifest,
+    read_volatile,
     recorded_code,
     require_same_code,
 )
@@ -279,13 +281,14 @@ def merge_shards(
     *,
     other_code: bool = False,
 ) -> list[EpisodeRow]:
-    """Merge complete shards, given in any order, into a new run folder; return the row of each episode, in plan order.
-    The folder appears complete or not at all. `format_continuation` returns the command that completes a shard, and
-    `other_code` allows shards of different code. Raises
-    `RunError` unless they are all the shards of one plan, each once and intact, `RecordError` for a record that cannot
-    be read, `FileError` if the folder cannot be written.
+    """Merge complete shards, given in any order, into a run folder; return the row of each episode, in plan order. The
+    folder appears complete or not at all; one that is there must be equal, and stays as it is. `format_continuation`
+    returns the command that completes a shard, and `other_code` allows shards of different code. Raises `RunError`
+    unless they are all the shards of one plan, each once and intact, `RecordError` for a record that cannot be read,
+    `FileError` if the folder cannot be written.
     """
-    if out.exists():
+    before = _own_digests(out)
+    if out.exists() and not before:
         _refuse_folder(out, "exists already", "Choose another --out, or remove it first.")
     read = [_read_shard(folder, format_continuation) for folder in folders]
     shards = sorted(read, key=lambda shard: shard.stretch.number)
@@ -301,10 +304,25 @@ def merge_shards(
             beside.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
             parts.write_run(beside, _merged_description(shards), rows, records)
-            beside.rename(out)
+            if not before:
+                beside.rename(out)
+            elif _own_digests(beside) != before:
+                problem = "exists already, and is not what these shards make"
+                _refuse_folder(out, problem, "Choose another --out, or remove it first.")
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return rows
+
+
+def _own_digests(folder: Path) -> dict[str, str]:
+    """Return the digests of archive, table and run.json of a complete and intact run; {} if it is none."""
+    try:
+        if read_description(folder).get("complete") is not True or any(parts.changed_parts(folder)):
+            return {}
+        manifest = read_manifest(folder)
+    except RunError:
+        return {}
+    return {**manifest.parts, **{name: digest for name, digest in manifest.files.items() if name in (EPISODES, RUN)}}
 
 
 def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Shard:
@@ -328,14 +346,74 @@ def _require_whole_plan(shards: Sequence[_Shard]) -> None:
         if differing:
             problem = f"its plan differs from that of {shards[0].folder}:\n  " + "\n  ".join(differing)
             _refuse_folder(shard.folder, problem, "Merge the shards of one plan, and run the other again.")
-    numbers, count = [shard.stretch.number for shard in shards], shards[0].stretch.count if shards else 1
-    if len(numbers) != count or numbers != [*range(1, count + 1)]:
-        problem = f"these are the shards {', '.join(map(str, numbers)) or 'none'}, but the plan has 1 to {count}"
-        raise RunError(problem, remedy="Name the run folders of all shards, each once.")
+    by_number: dict[int, list[Path]] = {}
+    for shard in shards:
+        by_number.setdefault(shard.stretch.number, []).append(shard.folder)
+    count = shards[0].stretch.count if shards else 1
+    problems = [
+        f"shard {number}/{count} is given twice: {' and '.join(map(str, folders))}"
+        for number, folders in by_number.items()
+        if len(folders) > 1
+    ]
+    if missing := list(islice(find_missing(by_number, count), _NAMED + 1)):
+        named = ", ".join(map(str, missing[:_NAMED])) + (" and more" if len(missing) > _NAMED else "")
+        problems.append(f"of {count} shards these are missing: {named}")
+    if problems:
+        remedy = "Name the run folders of all shards, each once; `safevla merge SHARD... --status` has the commands."
+        raise RunError("\n  ".join(problems), remedy=remedy)
     ends = [*(shard.stretch.first for shard in shards[1:]), shards[0].stretch.whole]
     for shard, end in zip(shards, ends, strict=True):
         if shard.stretch.first + len(shard.episodes) != end:
             _refuse_folder(shard.folder, f"its episodes do not end at {end}, where the next shard begins", _DAMAGED)
+
+
+_NAMED = 6  # missing shards to name
+
+
+def find_missing(numbers: Collection[int], count: int) -> Iterator[int]:
+    """Yield the numbers of shards, from 1 to `count`, that are not among `numbers`."""
+    return (number for number in range(1, count + 1) if number not in numbers)
+
+
+def list_shard_states(
+    folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
+) -> Iterator[tuple[str, str]]:
+    """Yield (state, command) for each shard that is unfinished, doubled or missing, and for each folder that is no
+    shard; "" as its command if there is none. Raises `RunError` if none is a shard.
+    """
+    known: dict[int, Path] = {}
+    whole, pattern = 0, ""
+    for folder in folders:
+        try:
+            description = read_description(folder)
+            stretch = msgspec.convert(description.get("shard"), PlanStretch)
+            done, planned = count_progress(folder)
+        except (RunError, msgspec.ValidationError) as error:
+            yield f"{folder}: not a shard: {error.problem if isinstance(error, RunError) else 'a whole run'}", ""
+            continue
+        whole, pattern = stretch.count, str(read_volatile(description).get("command", "")) or pattern
+        name = f"shard {stretch.number}/{stretch.count} in {folder}"
+        if other := known.get(stretch.number):
+            yield f"{name}: doubled, also in {other}: leave one out", ""
+        elif done < planned or description.get("complete") is not True:
+            yield f"{name}: unfinished, {done} of {planned} episodes done", format_continuation(folder)
+        known.setdefault(stretch.number, folder)
+    if not known:
+        raise RunError("none of these is a shard", remedy="Shards are made with --shard 1/8 and so on.")
+    for number in find_missing(known, whole):
+        yield f"shard {number}/{whole}: missing", _change_shard(pattern, number, whole)
+
+
+def _change_shard(command: str, number: int, count: int) -> str:
+    """Return a command of another shard for this one; its folder is renamed if its name ends with the number."""
+    words = shlex.split(command)
+    if not {"--shard", "--out"} <= {*words[:-1]}:
+        return f"its command, with --shard {number}/{count} and another --out"
+    words[words.index("--shard") + 1] = f"{number}/{count}"
+    out = words.index("--out") + 1
+    stem = words[out].rstrip("0123456789")
+    words[out] = f"{stem}{number}" if stem != words[out] else f"{stem}-{number}"
+    return shlex.join(words)
 
 
 def _merged_description(shards: Sequence[_Shard]) -> dict[str, object]:
