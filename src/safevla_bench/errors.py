@@ -17,6 +17,7 @@
     │   ├── ServerRefusedError a policy server that cannot be used: another key, kind or convention
     │   └── ServerLostError    a policy server that was lost while it was queried
     │       └── ServerUnreachableError   a policy server that cannot be reached at all
+    ├── TimeUpError            the end of the time that a run was given
     └── PluginError            an installed plug-in that fails to load
 
     CollectedError             several of the above at once, each listed
@@ -103,6 +104,10 @@ class ServerUnreachableError(ServerLostError):
 
 class PluginError(SafevlaError):
     """An installed plug-in that fails to load; names its distribution."""
+
+
+class TimeUpError(SafevlaError):
+    """The end of the time that a run was given; its finished episodes are kept, and it can be continued."""
 
 
 class CollectedError(SafevlaError):

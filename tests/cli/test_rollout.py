@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +51,23 @@ def test_an_interrupted_run_says_what_is_done_and_the_command_that_continues_it(
     safevla.ok(*command.split()[1:])
     safevla.ok("eval", *PLAN, "--library", "paper-text", "--out", tmp_path / "whole")
     assert contents(run) == contents(tmp_path / "whole")
+
+
+def test_a_run_whose_time_is_up_says_what_is_done_and_exits_with_a_code_of_its_own(safevla, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    monkeypatch.setattr(rollouts, "time", SimpleNamespace(monotonic=itertools.count(0, 1000).__next__))
+    code, _, err = safevla("eval", *PLAN, "--stop-after", "25m", "--out", run)
+    assert code == 5
+    assert "1 of 4 episodes are done and kept" in err
+    assert "the time of --stop-after is up; 3 episodes are left" in err
+    command = f"safevla eval --resume --out {run} --stop-after 25m"
+    assert command in err
+    monkeypatch.undo()
+    safevla.ok(*command.split()[1:])
+    safevla.ok("eval", *PLAN, "--out", tmp_path / "whole")
+    assert contents(run) == contents(tmp_path / "whole")
+    for text in ("3.5h", "0s", "50"):
+        assert "is not a time" in safevla.refuses("eval", *PLAN, "--stop-after", text, "--out", tmp_path / "no")
 
 
 @pytest.mark.parametrize("kind", ["new", "empty", "link", "dangling", "filled meanwhile"])

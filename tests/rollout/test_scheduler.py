@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -137,6 +138,18 @@ def test_a_worker_that_is_working_finishes_the_run_however_often_others_die_befo
 
     pool = OneWorks()
     assert len(list(run_pool(pool, EPISODES, 2))) == 9
+
+
+def test_after_the_given_time_no_episode_starts_and_the_running_ones_end(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    pool, ended = Stage(), []
+    for end in run_pool(pool, EPISODES, 2, ends_s=1.0):
+        ended.append(end)
+        now[0] = 1.0 if len(ended) == 3 else now[0]
+    assert 3 <= len(ended) <= 5
+    assert len(ended) == sum(pool.attempts.values())
+    assert all(worker.ended for worker in pool.workers)
 
 
 def test_what_a_worker_cannot_mend_ends_the_run_and_all_workers():

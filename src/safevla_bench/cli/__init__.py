@@ -19,12 +19,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from safevla_bench.cli import completion
-from safevla_bench.errors import SafevlaError
+from safevla_bench.errors import SafevlaError, TimeUpError
 from safevla_bench.text import break_log_commands, escape_controls, indent_further, redact_secrets, wrap_text
 from safevla_bench.version import __version__
 
 # Exit codes of every command.
-OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 130, 143
+OK, GATE_FAILED, USER_ERROR, UNDECIDED, CRASHED, TIME_UP, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
 # OS errors of a full or failing disk.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -86,7 +86,8 @@ Examples:
 
 \b
 Exit codes: 0 done, 1 a gate failed, 2 wrong input, 3 a gate is undecided,
-4 done with crashed episodes, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+4 done with crashed episodes, 5 stopped by --stop-after, 130 by Ctrl-C,
+143 by SIGTERM.
 """
 
 
@@ -218,6 +219,9 @@ def _run_arguments(arguments: Sequence[str] | None) -> int:
         command = error.ctx.command_path if error.ctx else "safevla"
         message = error.format_message().rstrip(".")
         return _refuse(f"{message[:1].lower()}{message[1:]}\n  `{command} --help` lists what it accepts.")
+    except TimeUpError as error:
+        echo(error.problem, err=True)
+        return TIME_UP
     except (click.ClickException, SafevlaError) as error:
         click.echo(getattr(error, "mapping", ""), nl=False)  # MappingNeededError: a template for the log's mapping
         return _refuse(str(error))

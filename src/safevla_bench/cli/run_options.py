@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,16 @@ def _parse_indices(text: str) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(indices))
 
 
+def _parse_duration(text: str) -> float:
+    """Return the seconds in a text such as `3h50m`, `90m` or `30s`."""
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    parts = found.groups(default="0") if found else ()
+    seconds = sum(int(part) * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    if not seconds:
+        raise RunError(f"--stop-after {text!r} is not a time", remedy="Write hours, minutes or seconds, as in 3h50m.")
+    return float(seconds)
+
+
 def _parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     if wrong := next((text for text in texts if not text.partition("=")[0] or "=" not in text), None):
         raise RunError(f"--host-arg {wrong!r} is not an argument", remedy="Write KEY=VALUE.")
@@ -113,6 +124,7 @@ EXECUTION_OPTIONS = {
     "record_only": flag("Record the episodes and do not judge them; `safevla score` does."),
     "resume": flag("Continue the run in DIR, or begin it if there is none. Options not given are as in that run."),
     "retry_crashed": flag("With --resume: run crashed episodes again."),
+    "stop_after": option("Start no episode after this time, let the running ones end, and exit with 5.", "3h50m"),
     "other_code": flag("Continue a run of other code, or use Ray nodes that have other code; run and rows say so."),
     "dry_run": flag("Print the episodes and an estimate of time and disk; run and write nothing."),
 }  # fmt: skip
@@ -177,6 +189,7 @@ def _parse_command(context: click.Context, values: Mapping[str, Any]) -> RunComm
         cluster=_requested_cluster(how["engine"], **_parse_actor(how["actor"])),
         resume=how["resume"],
         retry_crashed=how["retry_crashed"],
+        stop_after_s=_parse_duration(how["stop_after"]) if how["stop_after"] else None,
         other_code=how["other_code"],
     )
     registration = request.registration if is_given(context, "registered") else None
@@ -427,7 +440,7 @@ def parse_arguments(texts: Sequence[str], policies: Sequence[str]) -> dict[str, 
 
 def _format_resume_command(context: click.Context, out: Path, request: Request) -> str:
     words = ["safevla", str(context.info_name), "--resume", "--out", str(out)]
-    executing = {"actor", "engine", "workers", "other_code", "trackers", "registered", "record_only"}
+    executing = {"actor", "engine", "workers", "stop_after", "other_code", "trackers", "registered", "record_only"}
     words += options.list_given_words(context, executing | JUDGE_OPTIONS.keys())
     words += ["--trust", str(out / RUN)] if request.list_calls() else []
     return shlex.join(words)

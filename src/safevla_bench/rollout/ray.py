@@ -210,6 +210,7 @@ def run_actors(
     cluster: RayCluster,
     on_step: episode.StepCallback | None = None,
     *,
+    ends_s: float = math.inf,
     other_code: bool = False,
 ) -> Generator[episode.EpisodeOutcome]:
     """Run the episodes with `count` actors and yield each as it ends; actors with other code than this process are
@@ -220,7 +221,7 @@ def run_actors(
     with connect_ray(cluster, count) as ray:
         pool = _ActorPool(ray, spec, cluster, other_code=other_code)
         require_room(ray, cluster, pool.left_out)
-        yield from scheduler.run_pool(pool, episodes, count, on_step)
+        yield from scheduler.run_pool(pool, episodes, count, on_step, ends_s=ends_s)
 
 
 class RayWorker:

@@ -8,11 +8,13 @@ times. Local workers are new Python processes, not forks, which break a simulato
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,12 +149,14 @@ def run_pool(
     count: int,
     on_step: StepCallback | None = None,
     later: Iterable[Sequence[PlannedEpisode]] = (),
+    ends_s: float = math.inf,
 ) -> Generator[EpisodeOutcome]:
     """Run the episodes with at most `count` workers of a pool and yield each as it ends, in any order. The same workers
-    run each further batch of `later`, which is requested when all earlier ones have ended. Raises `RunError` if workers
-    die before they are ready, and any `SafevlaError` that stops a worker.
+    run each further batch of `later`, which is requested when all earlier ones have ended. None starts after `ends_s`
+    of `time.monotonic()`. Raises `RunError` if workers die before they are ready, and any `SafevlaError` that stops a
+    worker.
     """
-    crew = _Crew(pool, keeps=later != ())
+    crew = _Crew(pool, keeps=later != (), ends_s=ends_s)
     try:
         for batch in chain([episodes], later):
             crew.add_batch(batch, count)
@@ -173,8 +177,8 @@ def run_pool(
 
 
 class _Crew:
-    def __init__(self, pool: WorkerPool, *, keeps: bool) -> None:
-        self._pool, self._keeps = pool, keeps
+    def __init__(self, pool: WorkerPool, *, keeps: bool, ends_s: float) -> None:
+        self._pool, self._keeps, self._ends_s = pool, keeps, ends_s
         self._left = EpisodeQueue()
         self._deaths: Counter[str] = Counter()
         self._startup_deaths = 0
@@ -183,7 +187,12 @@ class _Crew:
 
     @property
     def is_working(self) -> bool:
+        self._stop_if_late()
         return bool(self._left) or any(busy.current for busy in self.workers.values())
+
+    def _stop_if_late(self) -> None:
+        if time.monotonic() >= self._ends_s:
+            self._left = EpisodeQueue()
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
         """Handle a worker's message (None = it died), and return the episode that has ended, if any."""
@@ -224,6 +233,7 @@ class _Crew:
             self.workers[number] = _BusyWorker(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
+        self._stop_if_late()
         busy = self.workers[number]
         others = [other.scene for other in self.workers.values() if other is not busy and other.scene]
         planned = self._left.take_next(busy.scene, others)

@@ -251,6 +251,8 @@ class ExecutionOptions:
     """Continue the run in the folder, if it holds one."""
     retry_crashed: bool = False
     """Run crashed episodes again when continuing."""
+    stop_after_s: float | None = None
+    """Start no episode after so many seconds, let the running ones end, and raise `TimeUpError` if any are left."""
     other_code: bool = False
     """Continue a run that other code began, and take episodes of actors with other code; run.json and rows say so."""
 

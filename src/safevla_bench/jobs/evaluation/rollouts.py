@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, takewhile
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from safevla_bench.errors import HostError, PolicyError, RunError, SafevlaError
+from safevla_bench.errors import HostError, PolicyError, RunError, SafevlaError, TimeUpError
 from safevla_bench.hosts.protocols import load_protocol
 from safevla_bench.jobs.evaluation.preparation import PreparedRun, placeholder_servers, prepare_run, require_counts
 from safevla_bench.jobs.evaluation.request import DEFAULT_EXECUTION, ExecutionOptions, Request, plan_fields
@@ -118,11 +120,13 @@ def _run_pending(
             tally.add_episode(planned, writer.read_record(place) if done[place].has_record else None)
     pending = [] if tally and tally.decision.is_decided else sorted(pending, key=attrgetter("round"))
     left_out: dict[tuple[str, str, str], EpisodeOutcome] = {}
+    ended = 0
     try:
         with closing(run_episodes(prepared, pending, running, observer)) as finished_episodes:
             watched = _watch_code(finished_episodes, recorded_code(prepared.description))
             watched = _watch_copies(_watch_failures(watched, len(pending), remedy))
             for end in _watch_first_episodes(watched, prepared, {episode.policy for episode in done.values()}):
+                ended += 1
                 if end.outcome == NOT_RUN:
                     left_out[end.planned.policy, end.planned.task.suite, end.planned.task.task_id] = end
                     continue
@@ -138,6 +142,8 @@ def _run_pending(
     if left_out:
         lines = [f"the rest of {'/'.join(place)} was not run: {end.reason}" for place, end in left_out.items()]
         raise HostError(redact_secrets("\n".join(lines)), remedy=remedy)
+    if ended < len(pending) and running.stop_after_s and not (tally and tally.decision.is_decided):
+        raise TimeUpError(f"the time of --stop-after is up; {len(pending) - ended} episodes are left")
     prepared.resources.close()  # some servers accept one connection, and this run holds it
     repeats = {} if running.cluster else _ask_servers_repeatedly(prepared)
     if tally is None:
@@ -265,15 +271,23 @@ def run_episodes(
     if observer and pending:
         observer.started(pending)
     on_step = observer.stepped if observer else None
+    ends_s = math.inf if running.stop_after_s is None else time.monotonic() + running.stop_after_s
     if running.cluster:
         engine = run_actors(
-            prepared.cast, pending, running.workers, running.cluster, on_step, other_code=running.other_code
+            prepared.cast,
+            pending,
+            running.workers,
+            running.cluster,
+            on_step,
+            ends_s=ends_s,
+            other_code=running.other_code,
         )
     elif running.workers > 1:
-        engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later)
+        engine = run_pool(ProcessPool(prepared.cast), pending, running.workers, on_step, later, ends_s)
     else:
         runner = prepared.cast.make_runner(prepared.host, prepared.policies)
-        engine = run_serially(runner, chain(pending, chain.from_iterable(later)), on_step)
+        planned = takewhile(lambda _: time.monotonic() < ends_s, chain(pending, chain.from_iterable(later)))
+        engine = run_serially(runner, planned, on_step)
     with closing(engine):
         for outcome in engine:
             if observer:
