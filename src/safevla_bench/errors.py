@@ -16,6 +16,7 @@
     │   ├── ReplyError         a policy server's reply that its dialect cannot read
     │   ├── ServerRefusedError a policy server that cannot be used: another key, kind or convention
     │   └── ServerLostError    a policy server that was lost while it was queried
+    │       ├── ServerSlowError          a policy server that answers too late
     │       └── ServerUnreachableError   a policy server that cannot be reached at all
     ├── TimeUpError            the end of the time that a run was given
     └── PluginError            an installed plug-in that fails to load
@@ -96,6 +97,10 @@ class ServerRefusedError(PolicyError):
 
 class ServerLostError(PolicyError):
     """A policy server that was lost while it was queried; the episode may be restarted."""
+
+
+class ServerSlowError(ServerLostError):
+    """A policy server whose answer did not come in time, over a connection that stands."""
 
 
 class ServerUnreachableError(ServerLostError):

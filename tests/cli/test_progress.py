@@ -15,6 +15,7 @@ from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer
 from safevla_bench.rollout.episode import EpisodeOutcome
+from safevla_bench.sources.runs.folder import Latency
 
 
 def scorer(applicability="on"):
@@ -37,7 +38,7 @@ TIPPED = tipped(benchmark="libero-spatial", task_id="task_0")
 )
 def test_the_bar_counts_what_the_scores_will(applicability, batch, counts):
     bar = RunProgressBar(Progress(), scorer(applicability))
-    bar.finished(SimpleNamespace(batch=batch, planned=SimpleNamespace(episode_id="e0")))
+    bar.finished(SimpleNamespace(batch=batch, latency=None, planned=SimpleNamespace(episode_id="e0")))
     assert tuple((sum(known), len(known)) for known in bar.rates.values()) == counts
 
 
@@ -62,8 +63,11 @@ def test_a_log_has_a_line_for_each_episode_with_outcome_verdict_and_seconds(caps
     batch = episode(outcome="success", success=True)
     lines.finished(EpisodeOutcome(planned, "success", 11, encode_npz(batch), wall_s=12.345))
     lines.finished(EpisodeOutcome(planned, "crashed", 3, None, "it fell over"))
+    took = Latency(calls=3, p50_ms=412.4, p95_ms=500.0, waiting_p50_ms=300.2)
+    lines.finished(EpisodeOutcome(planned, "crashed", 3, None, "it fell over", took))
     printed = capsys.readouterr()
-    start, judged, crashed = printed.err.splitlines()
+    start, judged, crashed, served = printed.err.splitlines()
+    assert served.endswith("(412 ms a request, 300 of them in queue and network)")
     assert printed.out == ""
     assert start == "10 episodes to run"
     assert judged.split() == ["[", "1/10]", "success", "safe", "12.3", "s", "mine/\\x1b[2Jep_000"]

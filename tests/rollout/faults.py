@@ -219,7 +219,7 @@ FAULTS = (
     Fault(
         "the policy's server hangs in an episode each time",
         "server-silent-always",
-        both(Ending(4, RETRY, ("lost the policy server in each of 3 attempts", "gave no answer for"), (1,))),
+        both(Ending(4, RETRY, ("the policy server was too slow in each of 3 attempts", "gave no answer for"), (1,))),
     ),
 )
 

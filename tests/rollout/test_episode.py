@@ -363,7 +363,12 @@ def test_calls_are_timed_each_and_a_policy_s_own_account_goes_first():
     assert 0 < outcome.latency.p50_ms <= outcome.latency.p95_ms
     chunked = Says(*[GOOD] * 6)
     chunked.calls_s = [0.010, 0.020]
-    assert run_episode(Counting(), chunked, PLANNED).latency.p50_ms == pytest.approx(15.0)
+    latency = run_episode(Counting(), chunked, PLANNED).latency
+    assert latency.p50_ms == pytest.approx(15.0)
+    assert latency.waiting_p50_ms is None
+    chunked = Says(*[GOOD] * 6)
+    chunked.calls_s, chunked.waits_s = [0.010], [0.004]
+    assert run_episode(Counting(), chunked, PLANNED).latency.waiting_p50_ms == pytest.approx(4.0)
 
 
 # Servers that go away

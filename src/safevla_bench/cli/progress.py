@@ -113,6 +113,8 @@ class EpisodeLines:
         broken = f"  ({', '.join(row.violated_specs)})" if row and row.violated_specs else ""
         place = f"[{self.count:{len(str(self.total))}}/{self.total}]"
         line = f"{place} {outcome.outcome:14} {verdict:10} {spent}  {outcome.planned.episode_id}{broken}"
+        if (took := outcome.latency) and took.waiting_p50_ms is not None:
+            line += f"  ({took.p50_ms:.0f} ms a request, {took.waiting_p50_ms:.0f} of them in queue and network)"
         echo(line, err=True)
 
 
@@ -142,7 +144,10 @@ class RunProgressBar:
             for known, holds in values:
                 known += [] if holds is None else [holds]
         self.progress.advance(self.task)
-        self._describe(outcome.planned.episode_id)
+        took = outcome.latency
+        waited = "" if took is None or took.waiting_p50_ms is None else f", {took.waiting_p50_ms:.0f} waiting"
+        request = f" · {took.p50_ms:.0f} ms a request{waited}" if took and waited else ""
+        self._describe(f"{outcome.planned.episode_id}{request}")
 
     def _describe(self, where: str) -> None:
         rates = [f"{name} {100 * sum(known) / len(known):.0f} %" for name, known in self.rates.items() if known]

@@ -203,7 +203,9 @@ class _ActionSeam:
         if not spent:
             return None
         p50, p95 = 1000 * np.percentile(spent, [50, 95])
-        return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95))
+        waits: Sequence[float] = getattr(self._policy, "waits_s", None) or ()
+        waiting = 1000 * float(np.median(waits)) if waits else None
+        return Latency(calls=len(spent), p50_ms=float(p50), p95_ms=float(p95), waiting_p50_ms=waiting)
 
     def greeting(self) -> Greeting | None:
         return sanitize_greeting(getattr(self._policy, "greeting", None)) or None
@@ -383,7 +385,8 @@ def _run_with_retries(
             if attempt == 0 and isinstance(error, errors.ServerUnreachableError):
                 raise  # nothing was lost, and other episodes would fail too
             last = error
-    reason = f"lost the policy server in each of {1 + SERVER_RETRIES} attempts; last error: {last}"
+    event = "the policy server was too slow" if isinstance(last, errors.ServerSlowError) else "lost the policy server"
+    reason = f"{event} in each of {1 + SERVER_RETRIES} attempts; last error: {last}"
     return EpisodeOutcome(planned, "crashed", reached, None, reason)
 
 

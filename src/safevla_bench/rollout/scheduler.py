@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, Protocol
 
 from safevla_bench import hosts, policies
 from safevla_bench.errors import RunError, SafevlaError
-from safevla_bench.interface.environment import WORKER, Host
+from safevla_bench.interface.environment import WORKER, WORKERS, Host
 from safevla_bench.interface.policy import Policy
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import Ruleset
@@ -65,6 +65,7 @@ class WorkerSpec:
     stopping: Ruleset | None = None  # rules for ending an episode at its first violation; None = do not
     host_arguments: Mapping[str, str] = field(default_factory=dict)
     filtering: Ruleset | None = None  # rules of the monitor that filters read; None = no filter reads it
+    workers: int = 1  # how many the run has, for messages
     skips_crashing: bool = False  # whether to skip the rest of a task after `SAME_CRASHES` equal crashes
 
     def make_runner(self, host: Host, policies: Mapping[str, Policy]) -> EnvRunner:
@@ -79,6 +80,7 @@ class WorkerParts:
     """The host, the policies and the one environment of a worker."""
 
     def __init__(self, spec: WorkerSpec) -> None:
+        os.environ[WORKERS] = str(spec.workers)
         self.policies = {name: policy.make() for name, policy in spec.policies.items()}
         self.host = hosts.make_host(spec.host, spec.host_arguments)
         self.runner = spec.make_runner(self.host, self.policies)

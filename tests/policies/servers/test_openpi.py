@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,13 @@ from safevla_bench.errors import (
     ReplyError,
     ServerLostError,
     ServerRefusedError,
+    ServerSlowError,
     ServerUnreachableError,
 )
 from safevla_bench.interface.policy import check_action
 from safevla_bench.plugins import install_command
 from safevla_bench.policies import ask_arguments
+from safevla_bench.policies.servers import endpoint
 from safevla_bench.policies.servers.codecs import OPENPI
 from safevla_bench.policies.servers.endpoint import parse_addresses
 
@@ -62,6 +66,21 @@ def test_the_first_actions_of_a_chunk_are_carried_out_and_then_the_server_is_ask
         assert policy.act(observe())[0] == 0.0, "the rest of the last chunk is dropped"
     expected = np.concatenate([chunk(10, k / 10)["actions"][:3, 0] for k in range(3)])[:7]
     np.testing.assert_allclose(actions, expected)
+
+
+def test_what_a_call_takes_beyond_the_model_s_own_time_is_the_queue_and_the_network():
+    def answer(request, number):
+        time.sleep(0.05)
+        return {**chunk(10), "server_timing": {"infer_ms": 20.0}}
+
+    with websockets(openpi(answer)) as server, playing("openpi", server.url) as policy:
+        policy.act(observe())
+        assert policy.waits_s == [policy.calls_s[0] - 0.02]
+        assert policy.waits_s[0] > 0.03
+    silent = {**chunk(10), "server_timing": "?"}
+    with answering(silent) as server, playing("openpi", server.url) as policy:
+        policy.act(observe())
+        assert policy.waits_s == [], "unknown, not zero"
 
 
 @pytest.mark.parametrize(("arguments", "count"), [({}, 5), ({"replan": "all"}, 10), ({"replan": "1"}, 1)])
@@ -297,3 +316,12 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     with pytest.raises(PolicyError, match="websockets, which is not installed") as caught:
         client("openpi", NOWHERE)
     assert install_command("openpi") in caught.value.remedy
+
+
+def test_a_silent_server_that_several_workers_share_may_be_slow(monkeypatch):
+    monkeypatch.setenv("SAFEVLA_WORKERS", "4")
+    error = endpoint.silent_error("ws://there", 60.0)
+    assert isinstance(error, ServerSlowError)
+    assert "gave no answer for 60 s; it may be slow: the run's 4 workers share its servers" in str(error)
+    monkeypatch.setenv("SAFEVLA_WORKERS", "1")
+    assert "share" not in str(endpoint.silent_error("ws://there", 60.0))

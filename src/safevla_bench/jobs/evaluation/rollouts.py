@@ -103,7 +103,7 @@ def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -
 def _run_pending(
     writer: RunFolderWriter, prepared: PreparedRun, running: ExecutionOptions, observer: Observer | None, remedy: str
 ) -> None:
-    prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True))
+    prepared = replace(prepared, cast=replace(prepared.cast, skips_crashing=True, workers=running.workers))
     places = {planned.episode_id: place for place, planned in enumerate(prepared.episodes)}
     if writer.complete:
         if not running.retry_crashed or all(row.outcome != "crashed" for row in episode_rows(writer.folder)):

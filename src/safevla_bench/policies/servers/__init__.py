@@ -67,6 +67,8 @@ KINDS: Mapping[str, ClientKind] = _read_kinds()
 class ChunkModel(ABC):
     """A model queried in a dialect: the `ChunkedPolicy.model` of every client here, and of LeRobot."""
 
+    infer_s: float | None = None
+    """The time that the model took for the last reply, as its server says; None if it does not."""
     has_answered = False
     """Whether any reply was usable: if the first one is not, every episode would fail the same way."""
 
@@ -126,8 +128,9 @@ class ChunkQueue:
 
 class ChunkedPolicy(ChunkQueue):
     """A policy that executes the first `replan` actions of each chunk, or all of them, then queries again. `calls_s`
-    holds the wall-clock seconds of each inference since the last reset. `dialect` is for the run's description; `clip`
-    says that actions out of the host's range are clipped, as the model's project does.
+    holds the wall-clock seconds of each inference since the last reset, `waits_s` those outside of the model.
+    `dialect` is for the run's description; `clip` says that actions out of the host's range are clipped, as the model's
+    project does.
     """
 
     def __init__(self, model: ChunkModel, replan: int | None) -> None:
@@ -136,6 +139,7 @@ class ChunkedPolicy(ChunkQueue):
         self.wants, self.dialect = model.wants, replace(model.dialect, replan=replan)
         self.clip = model.dialect.inference.clip
         self.calls_s: list[float] = []
+        self.waits_s: list[float] = []
         self.model, self._replan = model, replan
         self._replies = deque[list[NDArray[np.float64]]](maxlen=model.dialect.file.ensemble or 1)
 
@@ -156,7 +160,7 @@ class ChunkedPolicy(ChunkQueue):
 
     def reset(self, task: Task, seed: int) -> None:
         self.left.clear()
-        self.calls_s = []
+        self.calls_s, self.waits_s = [], []
         self._replies.clear()
         self.model.begin(task, seed)
         self.wants = self.model.wants
@@ -185,6 +189,8 @@ class ChunkedPolicy(ChunkQueue):
                 raise
             raise ServerRefusedError(error.problem, remedy=error.remedy, place=error.place) from None
         self.calls_s.append(time.perf_counter() - start)
+        if self.model.infer_s is not None:
+            self.waits_s.append(max(0.0, self.calls_s[-1] - self.model.infer_s))
         if chunk.ndim != 2 or not len(chunk):
             remedy = "It must give [H, A], H actions of A numbers."
             raise InvalidActionError(f"the model gave an array of shape {chunk.shape}", remedy=remedy)

@@ -25,11 +25,12 @@ from safevla_bench.errors import (
     PolicyError,
     ServerLostError,
     ServerRefusedError,
+    ServerSlowError,
     ServerUnreachableError,
     find_exception,
 )
 from safevla_bench.files import read_text
-from safevla_bench.interface.environment import WORKER
+from safevla_bench.interface.environment import WORKER, WORKERS
 from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secrets
 
 KEY = "SAFEVLA_API_KEY"  # environment variable with a server's key, unless an argument names a file
@@ -162,9 +163,14 @@ def lost_error(address: str, event: str) -> ServerLostError:
     return ServerLostError(f"the policy server {address} {event}", remedy=remedy)
 
 
-def silent_error(address: str, seconds: float) -> ServerLostError:
-    """Return the error for a server that does not answer within `seconds`."""
-    return lost_error(address, f"gave no answer for {seconds:.3g} s")
+def silent_error(address: str, seconds: float) -> ServerSlowError:
+    """Return the error for a server that does not answer within `seconds`; it names the workers that share the run's
+    servers, if there are several.
+    """
+    count = int(os.environ.get(WORKERS, "1"))
+    shared = f"; it may be slow: the run's {count} workers share its servers" if count > 1 else ""
+    remedy = "Its own messages say why. If slow: fewer --workers, more servers, or --policy-arg timeout_s=SECONDS."
+    return ServerSlowError(f"the policy server {address} gave no answer for {seconds:.3g} s{shared}", remedy=remedy)
 
 
 def stray_error(address: str, event: str) -> ServerLostError:

@@ -195,6 +195,9 @@ class OpenpiModel(WebsocketModel):
     def query(self, observation: Observation) -> Reply:
         self.send(self.dialect.build_request(observation))
         reply = self.receive_map()
+        timing = reply.get("server_timing")
+        spent = timing.get("infer_ms") if isinstance(timing, Mapping) else None
+        self.infer_s = spent / 1000 if isinstance(spent, int | float) and spent >= 0 else None
         if reply.get("ok") is False:
             raise self.server_error(reply.get("error"))
         if isinstance(problem := reply.get(INVALID_ACTION), str):

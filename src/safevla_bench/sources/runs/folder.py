@@ -82,7 +82,7 @@ class AbsentEpisode(NamedEpisode, frozen=True, kw_only=True):
     standin_assets: ClassVar[None] = None
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
+class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Wall-clock milliseconds of a policy's calls in one episode, of its inferences if it returns several actions at a
     time. Kept apart from results, since it varies between runs.
     """
@@ -90,6 +90,8 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     p50_ms: float
     p95_ms: float
+    waiting_p50_ms: float | None = None
+    """The part of the calls before and after the model's own time: queue and network; None if the server names none."""
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
