@@ -436,7 +436,7 @@ def test_on_a_cluster_of_its_own_the_command_says_what_it_always_says_even_if_ev
     note, *progress, count, again = err.splitlines()
     (crash,) = [line for line in progress if line.startswith("crashed: ")]
     assert note == "note: no ray:ADDRESS and no RAY_ADDRESS: Ray is started on this machine"
-    assert crash.startswith("crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, last after 0 ")
+    assert re.match(r"crashed: held/fake/task_0/ep_000: its worker died in each of 2 attempts, last after", crash)
     assert count.startswith("1 episode crashed")
     assert re.search(rf"\({platform.node()}, process \d+\)$", crash)
     assert again.strip().startswith("safevla eval --resume")

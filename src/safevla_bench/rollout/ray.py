@@ -227,8 +227,8 @@ def run_actors(
 class RayWorker:
     """The actor that runs episodes. It touches no file of the run."""
 
-    def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], run: str = "") -> None:
-        self._spec, self._number, self._versions, self._run = spec, number, versions, run
+    def __init__(self, spec: WorkerSpec, number: int, versions: Mapping[str, str], key: str = "") -> None:
+        self._spec, self._number, self._versions, self._key = spec, number, versions, key
         self._reported_s = 0.0
         self._parts: WorkerParts | None = None
 
@@ -260,7 +260,7 @@ class RayWorker:
     def _report_steps(self, episode_id: str, steps: int) -> None:
         if time.monotonic() - self._reported_s >= scheduler.LOOK_S:
             self._reported_s = time.monotonic()
-            _use_store("put", f"{self._run}/{self._number}", f"{steps} {episode_id}".encode(), overwrite=True)
+            _use_store("put", self._key, f"{steps} {episode_id}".encode(), overwrite=True)
 
     def close(self) -> None:
         if self._parts:
@@ -288,8 +288,8 @@ def _failed_here(error: SafevlaError) -> SafevlaError:
 class ActorHandle:
     """The local side of an actor; `asked` refers to its reply to the last request."""
 
-    def __init__(self, ray: Any, handle: Any) -> None:
-        self._ray, self._handle = ray, handle
+    def __init__(self, ray: Any, handle: Any, key: str = "") -> None:
+        self._ray, self._handle, self.key = ray, handle, key
         self._is_ready = False
         self._cause = "it was ended"
         self._place = self.episode_id = ""
@@ -346,7 +346,7 @@ class _ActorPool:
     remedy = "Every node needs safevla-bench with the same extras as here; its messages are in Ray's logs on its node."
 
     def __init__(self, ray: Any, spec: WorkerSpec, cluster: RayCluster, *, other_code: bool) -> None:
-        self._ray, self._cluster, self._run = ray, cluster, secrets.token_hex(8)
+        self._ray, self._cluster = ray, cluster
         self._versions = name_installed(hosts.make_host(spec.host, spec.host_arguments))
         if other_code:
             del self._versions["code"]
@@ -372,7 +372,8 @@ class _ActorPool:
     def start(self, number: int) -> ActorHandle:
         selector = {"ray.io/node-id": f"!in({','.join(self.left_out)})"} if self.left_out else {}
         actors = self._actors.options(**self._options, label_selector=selector)
-        return ActorHandle(self._ray, actors.remote(self._spec, number, self._versions, self._run))
+        key = secrets.token_hex(8)  # of the steps that it reports
+        return ActorHandle(self._ray, actors.remote(self._spec, number, self._versions, key), key)
 
     def tolerate_failed_start(self, worker: ActorHandle, cause: str, *, is_final: bool) -> bool:
         """A node that is dead does not count. One that refuses, or on which `STARTS` actors in a row die before they
@@ -392,6 +393,12 @@ class _ActorPool:
         return False
 
     def receive_messages(self, workers: Mapping[int, ActorHandle]) -> Iterator[tuple[int, Message | None]]:
+        if time.monotonic() - self._looked_s >= scheduler.LOOK_S:
+            self._looked_s = time.monotonic()
+            for number, worker in workers.items():
+                steps, _, name = (_use_store("get", worker.key) or b"").decode().partition(" ")
+                if name and name == worker.episode_id:
+                    yield number, int(steps)
         by_asked = {worker.asked: number for number, worker in workers.items()}
         ready, _ = self._ray.wait(list(by_asked), num_returns=1, timeout=scheduler.LOOK_S)
         for asked in ready:
@@ -402,9 +409,3 @@ class _ActorPool:
             yield number, message
         if not ready:
             require_room(self._ray, self._cluster, self.left_out)
-        if time.monotonic() - self._looked_s >= scheduler.LOOK_S:
-            self._looked_s = time.monotonic()
-            for number, worker in workers.items():
-                steps, _, name = (_use_store("get", f"{self._run}/{number}") or b"").decode().partition(" ")
-                if name and name == worker.episode_id and by_asked.get(worker.asked) == number:
-                    yield number, int(steps)
