@@ -301,10 +301,10 @@ def test_a_node_that_is_excluded_runs_nothing_and_actors_have_the_variables_give
     env = {"HELD_ASKED": "yes"}
     request = held_at(tmp_path / "held")
     go_on = Strikes(tmp_path / "held", 1, lambda pid, node: (tmp_path / "node").write_text(node))
-    roll_out(request, tmp_path / "run", running=on_ray(2, exclude=(first, "nobody"), env=env))
+    roll_out(request, tmp_path / "run", running=on_ray(2, exclude=(first, "absent"), env=env))
     go_on.join()
     assert (tmp_path / "node").read_text() != first
-    assert "exclude=nobody: the Ray cluster has no such node" in caplog.text
+    assert "exclude=absent: the Ray cluster has no such node" in caplog.text
     ran_on = read_facts(tmp_path / "run").ran_on
     assert len(ran_on) == 4
     (place,) = {*ran_on.values()}
