@@ -135,9 +135,11 @@ def test_a_video_shows_every_record_with_a_red_border_while_something_is_broken(
     """Drawn from the records after the fact: a picture a record, at the simulation's speed."""
     import av
 
-    code, _, err = safevla("frames", run, *tight, "--episode", ":2", "--video")
+    code, out, err = safevla("frames", run, *tight, "--episode", ":2", "--video")
     assert (code, err) == (0, "")
     (video,) = [frame for frame in read_frames(run) if frame.kind == "video"]
+    assert "3 frames and 1 film of 1 episode," in out
+    assert f"Film: {run / FRAMES / video.file}" in out
     with av.open(str(run / FRAMES / video.file)) as container:
         pictures = [picture.to_ndarray(format="rgb24") for picture in container.decode(video=0)]
     batch = read_sources([run])[0]

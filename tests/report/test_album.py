@@ -67,6 +67,16 @@ def test_images_are_embedded_in_the_order_of_time_and_other_files_are_counted(fo
     assert album.left_out == 1
 
 
+def test_a_page_links_to_the_film_from_where_it_lies(folder, tmp_path):
+    write_frames(folder, [frame("video", "c.mp4")])
+    for beside, address in ((folder, "frames/c.mp4"), (tmp_path / "a b", "../frames/c.mp4")):
+        shown = page(album=collect_images([folder], beside=beside))
+        assert shown.count(f'<a href="{address}">Film') == 2, "in the list, and where the episode is drawn large"
+    assert "Film of" not in page(album=collect_images([folder]))
+    (folder / FRAMES / "c.mp4").unlink()
+    assert not collect_images([folder], beside=folder).films
+
+
 def test_no_more_than_fits_is_embedded(folder):
     room = len(PICTURES["png"]) * 2  # the JPEG is larger
     album = collect_images([folder], most_bytes=room)

@@ -164,7 +164,7 @@ def show_command(
     if page is not None:
         from safevla_bench.jobs.evaluation.outputs import render_episode_report
 
-        write_atomically(page, render_episode_report(judged, index))
+        write_atomically(page, render_episode_report(judged, index, page.parent))
         echo(f"Report: {page}")
         return
     explanation = explaining.explain_episode(judged.scores, record, judged.ruleset, index, place=0)
@@ -289,7 +289,11 @@ def frames_command(
         frame_rows = render_frames(material, chosen, style, observer, report_skipped)
     shown_keys = {(row.policy, row.episode_id) for row in frame_rows}
     size_mb = sum((run / FRAMES / row.file).stat().st_size for row in frame_rows) / 1e6
-    echo(f"{len(frame_rows)} frames of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
+    films = [row.file for row in frame_rows if row.kind == "video"]
+    counts = [count_noun(sum(row.kind not in ("video", "replay3d") for row in frame_rows), "frame")]
+    counts += [count_noun(len(films), "film")] if films else []
+    echo(f"{' and '.join(counts)} of {count_noun(len(shown_keys), 'episode')}, {size_mb:.1f} MB: {run / FRAMES}")
+    echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
         echo(f"3-D replays: in {run / REPORT} once it is written again, under each episode's number")
     echo(f"Next: {sources.format_command('score')}")

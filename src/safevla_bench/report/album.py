@@ -6,9 +6,11 @@ Pictures are data URIs. A replay is inert data until the reader opens it; meshes
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 from markupsafe import Markup
@@ -36,7 +38,7 @@ Replays = Mapping[EpisodeKey, Document]  # replays by episode, in the format of 
 class Album:
     """Pictures by episode, each with its data URI; `left_out` did not fit and remain in the run's `frames`.
 
-    `films` has the path of each whole-episode film, relative to the run folder, where the page usually is.
+    `films` has the address of each whole-episode film, relative to the page.
     """
 
     images: Mapping[EpisodeKey, tuple[tuple[Frame, str], ...]] = field(default_factory=dict)
@@ -62,7 +64,12 @@ def _list_frames(paths: Sequence[Path], names: Sequence[PolicyNames]) -> Iterato
             yield (renamed.get(frame.policy, frame.policy), frame.episode_id), folder, frame
 
 
-def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), most_bytes: int = MOST_PICTURES) -> Album:
+def collect_images(
+    paths: Sequence[Path],
+    names: Sequence[PolicyNames] = (),
+    most_bytes: int = MOST_PICTURES,
+    beside: Path | None = None,
+) -> Album:
     """Return the pictures of the run folders among the sources as data URIs, up to a size, and the films' paths.
 
     An episode's pictures show its initial state, its violations, its final state, then others. Pictures that do not
@@ -72,6 +79,7 @@ def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), mos
         paths: the sources; those that are not run folders are skipped.
         names: for each source, recorded name -> new name of a policy; none = all as recorded.
         most_bytes: of all pictures together, in base64.
+        beside: the folder of the page, which links to the films; None = it links to none.
 
     Raises:
         RunError: an index cannot be read, or names a file by more than a plain file name.
@@ -81,7 +89,8 @@ def collect_images(paths: Sequence[Path], names: Sequence[PolicyNames] = (), mos
     left_out, room = 0, most_bytes
     for key, folder, frame in _list_frames(paths, names):
         if frame.kind == "video":
-            films[key] = f"{FRAMES}/{frame.file}"
+            if beside is not None and (folder / FRAMES / frame.file).is_file():
+                films[key] = quote(Path(os.path.relpath(folder / FRAMES / frame.file, beside)).as_posix())
         elif frame.kind != "replay3d":
             picture = read_picture(folder, frame, room * 3 // 4)
             if picture is None:

@@ -115,7 +115,7 @@ def write_outputs(judged: Judged, out: Path) -> None:
     so scores and report always match. Raises `FileError` if writing fails.
     """
     contents = score_files(judged)
-    html = render_report(judged)
+    html = render_report(judged, beside=out)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(out)
     # The rules of older scores are replaced in the same step, also by the default rules.
@@ -147,9 +147,11 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
     return {folder.SCORES_TABLE: folder.encode_parquet(table), folder.SCORES: folder.dump_json(document)}
 
 
-def render_report(judged: Judged, title: str = "Safety report", *, has_extras: bool = True) -> str:
+def render_report(
+    judged: Judged, title: str = "Safety report", *, has_extras: bool = True, beside: Path | None = None
+) -> str:
     """Return the report of all judged episodes as one self-contained HTML page; reads the records again. Without
-    `has_extras` it omits rendered pictures and results under varied physics.
+    `has_extras` it omits rendered pictures and results under varied physics. In the folder `beside`, it links to films.
     """
     paths = judged.paths if has_extras else ()
     drawn, kept = page.drawn_episodes(judged.scores), list[Batch]()
@@ -175,7 +177,7 @@ def render_report(judged: Judged, title: str = "Safety report", *, has_extras: b
         description=_page_description(judged),
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=album.collect_images(paths, names if paths else ()),
+        album=album.collect_images(paths, names if paths else (), beside=beside),
         replays=album.collect_replays(paths, names if paths else ()),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
@@ -191,8 +193,8 @@ def render_report(judged: Judged, title: str = "Safety report", *, has_extras: b
     )
 
 
-def render_episode_report(judged: Judged, index: int) -> str:
-    """Return the HTML page of the episode at `index`, with the 3-D replay from the run's `frames`, if any."""
+def render_episode_report(judged: Judged, index: int, beside: Path) -> str:
+    """Return the HTML page of the episode at `index` for the folder `beside`, with what the run's `frames` hold."""
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
@@ -208,7 +210,7 @@ def render_episode_report(judged: Judged, index: int) -> str:
         provenance=judged.provenance,
         description=_page_description(of_episode),
         privileged=of_episode.privileged,
-        album=album.collect_images(judged.paths, names),
+        album=album.collect_images(judged.paths, names, beside=beside),
         replays=album.collect_replays(judged.paths, names),
         remarks=judged.describe_limits(),
         firmness={key: episode} if (episode := find_firmness(judged).get(key)) else {},
