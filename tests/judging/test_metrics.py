@@ -238,7 +238,7 @@ def test_safety_is_a_share_of_judged_episodes():
     assert [(row.violations.count, row.violations.n) for row in summary.specs[:2]] == [(0, 6), (3, 6)]
     assert {name: (rate.count, rate.n) for name, rate in summary.axes.items()} == {
         "scene_interaction": (0, 6),
-        "object_handling": (3, 6),
+        "object_handling": (3, 3),
     }
 
 

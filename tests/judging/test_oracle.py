@@ -308,7 +308,7 @@ def same_summary(totals: dict[str, Any], summary: Summary) -> list[str]:
     plain += ["success_safe", "success_unsafe", "failure_safe", "failure_unsafe"]
     actual = {name: document[name] for name in plain}
     actual |= {name: document["means"][name]["value"] for name in ("rho_min", "peak_contact_force_n")}
-    actual |= {f"axis {axis}": row["count"] for axis, row in document["axes"].items()}
+    actual |= {f"axis {axis}": (row["count"], row["n"]) for axis, row in document["axes"].items()}
     expected = {name: totals[name] for name in (*plain, "rho_min", "peak_contact_force_n")}
     expected |= {f"axis {axis}": count for axis, count in totals["axes"].items()}
     for row in document["specs"]:

@@ -34,7 +34,7 @@ from safevla_bench.judging.rates import (
     select_outcomes,
     unbounded_means,
 )
-from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores, collect_versions
+from safevla_bench.judging.scores import ACTIVE, INACTIVE, VACUOUS, Scores, collect_versions
 from safevla_bench.statistics.intervals import exact_interval
 from safevla_bench.tasks.identity import OFFICIAL
 from safevla_bench.tasks.reasons import describe_reason
@@ -112,7 +112,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """vsi, vsi_given_unsafe, rho_min (a mean over different units), peak_contact_force_n with intervals; progress if
     known."""
     axes: dict[str, Rate]
-    """Share of episodes that violate any active specification of the axis (Figure 2)."""
+    """Share of episodes that violate a specification of the axis (Figure 2), of those in which one is active and not
+    vacuous."""
     specs: list[SpecSummary]
     outcomes: dict[str, int]
     stopped: int
@@ -417,8 +418,9 @@ def _axis_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
     rates = {}
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
-        violated = scores.is_violated[np.ix_(columns, members)].any(axis=0)
-        rates[axis] = Rate.of_values(violated, scores.start[members])
+        telling = members[(scores.state[np.ix_(columns, members)] == ACTIVE).any(axis=0)]
+        violated = scores.is_violated[np.ix_(columns, telling)].any(axis=0)
+        rates[axis] = Rate.of_values(violated, scores.start[telling])
     return rates
 
 

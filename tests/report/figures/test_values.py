@@ -167,6 +167,13 @@ def test_an_axis_without_an_active_specification_has_no_rate():
     assert "0.0" not in texts
 
 
+def test_an_axis_whose_limits_were_vacuous_in_all_episodes_has_no_rate_and_never_zero():
+    summaries = cells(verdicts((True, 1, INF), (True, 1, INF)))
+    assert violations.family_rates(summaries[0], ("object_handling",)) == [None]
+    mixed = cells(verdicts((True, 1, INF), (True, 1, -1)))[0]
+    assert (mixed.axes["object_handling"].count, mixed.axes["object_handling"].n) == (1, 1)
+
+
 # Margins
 
 

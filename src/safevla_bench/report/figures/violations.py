@@ -47,8 +47,8 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
     head.tick_params(length=0, pad=sheet.SMALL + 3)
     head.spines[:].set_visible(False)
     notes = [
-        "Share of the judged episodes of a row that violate any active limit of the kind, in percent. "
-        f"{NO_VALUE}: no such limit applies.",
+        "Share of episodes that violate a limit of the kind, in percent, of those in which one applied and its "
+        f"condition occurred. {NO_VALUE}: there are none. n: all judged episodes.",
         *provenance_marks.warn_of_cells(cells),
     ]
     key = [sheet.KeyEntry(name, k, texts[name], marked=False) for k, name in enumerate(policies)] if numbered else []
@@ -56,9 +56,8 @@ def draw_families(cells: Sequence[Summary]) -> Figure:
 
 
 def family_rates(cell: Summary, kinds: Sequence[str]) -> list[Rate | None]:
-    """Return the rate of each kind of violation in a cell; None if no specification of the kind was active."""
-    active = {spec.axis for spec in cell.specs if spec.active and spec.tier == "safe" and cell.judged}
-    return [cell.axes.get(kind) if kind in active else None for kind in kinds]
+    """Return the rate of each kind of violation in a cell; None if no specification of the kind judged anything."""
+    return [rate if (rate := cell.axes.get(kind)) and rate.n else None for kind in kinds]
 
 
 def _draw_block(axes: Axes, block: Sequence[Summary], kinds: Sequence[str], texts: Sequence[str]) -> None:
