@@ -74,7 +74,13 @@ def test_every_episode_is_a_record_and_a_row_and_a_crash_is_a_row_alone(tmp_path
     run = read_run(tmp_path)
     assert (run["tasks"], run["host"], run["complete"]) == (["my-lab/push", "my-lab/lift"], None, True)
     assert run["protocol"] == {"name": "own loop", "wait_steps": [], "horizons": [9]}
-    assert "Next: safevla score" in capsys.readouterr().err
+    first = capsys.readouterr().err
+    assert "Tasks of your own need --rules FILE" in first
+    assert first.endswith("run\n")
+    (tmp_path / "run" / "judged_with.json").write_text("{}")
+    with writer(tmp_path) as again:
+        again.write(recorder(), success=True)
+    assert capsys.readouterr().err.endswith("run --rules as-judged\n"), "the rules that judged the folder before"
 
 
 def test_a_second_writer_adds_to_the_folder_and_an_id_that_is_there_is_refused(tmp_path):

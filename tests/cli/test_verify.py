@@ -144,3 +144,18 @@ def test_raw_records_that_changed_since_they_were_judged_are_noticed(safevla, ow
     with np.load(own / "raw" / "000001.npz") as arrays:
         np.savez(own / "raw" / "000001.npz", **arrays)
     assert verify_as_judged(safevla, own)[1]["judged archive"] == "differs"
+
+
+@pytest.mark.parametrize("command", [["verify"], ["merge", "--out", "new"], ["frames"], ["score", "--out", "new"]])
+def test_a_folder_that_is_none_or_holds_no_run_is_named_alike_by_all(safevla, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    name, *options = command
+    assert "nowhere: there is no such file or folder" in safevla.refuses(name, "nowhere", *options)
+    message = safevla.refuses(name, "empty", *options)
+    assert ("empty: this is not a run folder" in message, "holds run.json" in message) == (True, True)
+
+
+def test_pictures_of_a_run_judged_by_other_rules_are_followed_by_the_command_with_these(safevla, run):
+    safevla.ok("score", run, "--library", "paper-text", "--out", run)
+    assert safevla.ok("frames", run).splitlines()[-1] == f"Next: safevla score {run} --rules as-judged"

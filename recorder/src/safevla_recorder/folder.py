@@ -44,6 +44,7 @@ RUN, RAW, LOCK = "run.json", "raw", ".lock"
 OWN_LOOP = "own loop"
 """The protocol of a folder recorded from outside, which does not say which episodes were planned."""
 _PARTIAL = ".partial"
+_RULES = "judged_with.json"  # written by `safevla score` with other than the default rules
 _log = get_logger(__name__)
 _open_folders: dict[Path, RunFolder] = {}
 _claims: dict[Path, int] = {}
@@ -281,8 +282,10 @@ class RunFolder:
         if self._outcomes:
             self._write_description()
             outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self._outcomes.most_common())
+            rules = " --rules as-judged" if (self.path / _RULES).exists() else ""
+            own = "" if rules or self._run["host"] else "Tasks of your own need --rules FILE: docs/howto/tasks.md. "
             with suppress(OSError, ValueError):  # stderr can be closed
-                print(f"Records: {path} ({outcomes}). Next: safevla score {path}", file=sys.stderr)
+                print(f"Records: {path} ({outcomes}). {own}Next: safevla score {path}{rules}", file=sys.stderr)
             return
         if self.path in _claims:
             unlock_folder(self.path, _claims.pop(self.path))

@@ -26,7 +26,7 @@ from safevla_bench.jobs.doctor.server import examine_server
 from safevla_bench.jobs.evaluation import judgement
 from safevla_bench.jobs.evaluation.request import format_host_trust
 from safevla_bench.jobs.verify import AuditPlan
-from safevla_bench.jobs.verify.files import Verification, format_rescore_command
+from safevla_bench.jobs.verify.files import Verification
 from safevla_bench.policies import make_policy, split_name
 from safevla_bench.policies.servers import KINDS, endpoint, require_library, serve
 from safevla_bench.sources.runs.folder import read_host
@@ -83,7 +83,7 @@ def verify_command(
             echo_message(f"{finding.verdict:<10} {finding.check}: {finding.said}", _MARGIN)
         step = f"safevla open {options.quote_paths(run)}"
         if not verification.agrees:
-            step = f"restore what differs, or write the scores again: {format_rescore_command(run)}"
+            step = f"restore what differs, or write the scores again: {judgement.format_rescore_command(run)}"
         elif verification.is_by_other_rules and not is_own:
             again = f"safevla verify {options.quote_paths(run)} --rules as-judged"
             step = f"check the scores by the rules that judged the run: {again}"

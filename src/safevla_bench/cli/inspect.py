@@ -23,6 +23,7 @@ from safevla_bench.explain.bodies import BODY_KINDS, find_bodies
 from safevla_bench.explain.places import collect_bodies, describe_unmatched, list_places
 from safevla_bench.files import write_atomically
 from safevla_bench.interface.environment import Host
+from safevla_bench.jobs.evaluation.judgement import format_rescore_command
 from safevla_bench.judging.judged import Judged
 from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list, terminal
@@ -32,6 +33,7 @@ from safevla_bench.report.tables.firmness import counterfactual_table, describe_
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.episode_index import Scan
 from safevla_bench.sources.runs.folder import FRAMES, REPORT, RUN, read_host
+from safevla_bench.sources.runs.sources import require_run
 from safevla_bench.specs.spec import Axis
 from safevla_bench.text import count_noun
 
@@ -296,7 +298,8 @@ def frames_command(
     echo(*(f"Film: {run / FRAMES / name}" for name in films))
     if in_3d:
         echo(f"3-D replays: in {run / REPORT} once it is written again, under each episode's number")
-    echo(f"Next: {sources.format_command('score')}")
+    again = sources.format_command("score") if sources.judging_words else format_rescore_command(run)
+    echo(f"Next: {again}")
 
 
 def report_skipped(reason: SafevlaError) -> None:
@@ -305,10 +308,11 @@ def report_skipped(reason: SafevlaError) -> None:
 
 
 def _make_host(run: Path) -> Host:
+    require_run(run)
     host, arguments = read_host(run)
     if host is None:
         remedy = f"Name a folder that `safevla eval` made; its {RUN} names a host."
-        raise RunError("this is not a run folder of a host", remedy=remedy, place=Place(file=str(run)))
+        raise RunError("the run has no host that could show it", remedy=remedy, place=Place(file=str(run)))
     return hosts.make_host(host, arguments, named_by=run / RUN)
 
 

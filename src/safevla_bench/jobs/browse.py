@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import own_path, write_atomically
-from safevla_bench.jobs.evaluation.judgement import find_rules
+from safevla_bench.jobs.evaluation.judgement import find_rules, format_rescore_command
 from safevla_bench.judging import judged, rates
 from safevla_bench.report import render
 from safevla_bench.report.tables.columns import metric_cell
@@ -139,6 +139,6 @@ def describe_report(folder: Path) -> Iterator[str]:
         if _is_run(folder):
             digest, written = archive_digest(folder), judged.ScoresFile.read(folder).list_archives()
             if digest and None not in written and digest not in written:
-                again = f"safevla score {shlex.quote(str(folder))} --rules as-judged"
+                again = format_rescore_command(folder)
                 yield f"episodes were recorded or changed since this report was written; to write it again: {again}"
             yield from judged.describe_maker(folder, find_rules([folder]))

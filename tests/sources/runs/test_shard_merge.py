@@ -129,7 +129,7 @@ def test_another_version_is_another_plan(shards, tmp_path):
 def test_a_folder_that_is_not_a_shard_is_refused_and_nothing_is_overwritten(runs, shards, tmp_path):
     with pytest.raises(RunError, match="this run is not a shard"):
         merge_shards([runs[0], *shards], tmp_path / "merged")
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunError, match="contains run folders, but is not one"):
         merge_shards([*shards, tmp_path], tmp_path / "merged")
     with pytest.raises(RunError, match="exists already"):
         merge_shards(shards, shards[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -96,6 +97,14 @@ def _mention_run_tags(error: UnknownTaskError, paths: Sequence[Path]) -> Unknown
 
 RULES = "judged_with.json"
 """File of a run folder with the rules that judged it, if not the default ones; see --rules as-judged."""
+
+
+def format_rescore_command(run: Path) -> str:
+    """Return the command that writes the scores of a run again, by the rules that judged it."""
+    is_by_default = not (run / RULES).exists()
+    return f"safevla score {shlex.quote(str(run))}{'' if is_by_default else ' --rules as-judged'}"
+
+
 HOST_REGISTRY = "host_registry"  # field of run.json: name and text of each file of tags from the run's host
 
 

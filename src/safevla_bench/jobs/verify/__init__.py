@@ -17,7 +17,8 @@ from safevla_bench.jobs.verify.replays import REPLAY, ProgressCallback, check_re
 from safevla_bench.judging.provenance_marks import AuditMark
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
-from safevla_bench.sources.runs.folder import RUN, archive_digest, read_description
+from safevla_bench.sources.runs.folder import archive_digest, read_description
+from safevla_bench.sources.runs.sources import require_run
 from safevla_bench.trajectory.header import Header
 
 ASSETS, AUDIT = "assets", "audit"
@@ -55,9 +56,7 @@ def verify_run(
     The `replay` episodes are chosen by their names, those of the `audit` by its seed. Raises `RunError` if the folder
     holds no run, the run is incomplete, or a file cannot be read.
     """
-    if not (run / RUN).is_file():
-        remedy = f"Name a folder that `safevla eval` made; it holds {RUN}."
-        raise RunError("this is not a run folder", remedy=remedy, place=Place(file=str(run)))
+    require_run(run)
     if read_description(run).get("complete") is not True:
         try:
             remedy = f"Continue it first: {Request.from_run(run).format_resume_command(run)}"

@@ -24,7 +24,7 @@ from safevla_bench.archive.parquet_rows import list_pairs
 from safevla_bench.errors import Place, RecordError, RunError, SafevlaError
 from safevla_bench.files import read_input
 from safevla_bench.hosts.protocols import preset_differences, protocol_names
-from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, judge
+from safevla_bench.jobs.evaluation.judgement import RULES, find_rules, format_rescore_command, judge
 from safevla_bench.jobs.evaluation.outputs import render_report, score_files
 from safevla_bench.jobs.evaluation.request import format_host_trust
 from safevla_bench.judging.judged import Judged, ScoresFile, describe_maker
@@ -315,12 +315,6 @@ SOURCE = "judged archive"
 LIBRARY, REGISTRY, PHASES, VERSION = "library", "registry", "phases", "version"
 _OPTIONS = attrgetter("library.name", "registry.name", "capabilities", "missing", "applicability")
 _REMEDY = "Check by its maker's rules with --rules as-judged, or by your own files with --library and --rules."
-
-
-def format_rescore_command(run: Path) -> str:
-    """Return the command that writes the scores of a run again, by the rules that judged it."""
-    is_by_default = not (run / RULES).exists()
-    return f"safevla score {shlex.quote(str(run))}{'' if is_by_default else ' --rules as-judged'}"
 
 
 def check_scores(run: Path, ruleset: Ruleset | None = None) -> list[Finding]:

@@ -277,18 +277,27 @@ def _read_file(path: Path, wanted: Collection[int] | None = None) -> Iterator[Ba
         yield RecordError("there are no episodes", remedy=remedy, place=Place(file=str(path)))
 
 
+def require_run(path: Path, remedy: str = "A run folder holds run.json, as `safevla eval` makes one.") -> None:
+    """Raise `RunError` if there is no such folder, or no run in it."""
+    require_source(path)
+    if (path / run_folder.RUN).exists():
+        return
+    problem = "this is not a run folder"
+    if (path / run_folder.SCORES).exists():
+        problem = "contains scores without their records"
+        remedy = "Name the source that was judged, with its --set, --library or --rules."
+    elif any(path.glob(f"*/{run_folder.RUN}")):
+        problem, remedy = "contains run folders, but is not one", f"Name them: {shlex.quote(str(path))}/*"
+    raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
+
+
+_ANY_SOURCE = "A run folder holds run.json; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
+
+
 def _open_folder(path: Path) -> RecordSource:
-    if not (path / run_folder.RUN).exists():
-        if archive_file := find_scored_archive(path):
-            return open_source(archive_file)
-        remedy = "A run folder holds run.json; name one, an archive file, or a log: a LeRobot dataset, or MCAP files."
-        problem = "this is not a run folder"
-        if (path / run_folder.SCORES).exists():
-            problem = "contains scores without their records"
-            remedy = "Name the source that was judged, with its --set, --library or --rules."
-        elif any(path.glob(f"*/{run_folder.RUN}")):
-            problem, remedy = "contains run folders, but is not one", f"Name them: {shlex.quote(str(path))}/*"
-        raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
+    if not (path / run_folder.RUN).exists() and (archive_file := find_scored_archive(path)):
+        return open_source(archive_file)
+    require_run(path, _ANY_SOURCE)
     description = run_folder.read_description(path)
     complete = description.get("complete") is True
     if description.get("complete") is False and parts.has_raw(path):

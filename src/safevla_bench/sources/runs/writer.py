@@ -43,6 +43,7 @@ from safevla_bench.sources.runs.folder import (
     require_same_code,
 )
 from safevla_bench.sources.runs.parts import count_progress
+from safevla_bench.sources.runs.sources import require_run
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.folder import is_of_killed_writer, lock_folder, remove_unused, require_free_folder, unlock_folder
 from safevla_recorder.identity import UNKNOWN
@@ -326,6 +327,7 @@ def _own_digests(folder: Path) -> dict[str, str]:
 
 
 def _read_shard(folder: Path, format_continuation: Callable[[Path], str]) -> _Shard:
+    require_run(folder)
     description = read_description(folder)
     try:
         stretch = msgspec.convert(description.get("shard"), PlanStretch)
