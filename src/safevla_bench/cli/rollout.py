@@ -224,7 +224,7 @@ def _report_failures(run_command: RunCommand, rows: Sequence[folder.EpisodeRow])
             click.echo("error: every episode ended this way: fix the policy's actions.", err=True)
     if count := echo_failures([row for row in rows if row.outcome == "crashed"]):
         counted = f"{count_noun(count, 'episode')} crashed, in no rate"
-        click.echo(f"{counted}. episodes.parquet has the reasons. To run crashed episodes again:", err=True)
+        click.echo(f"{counted}. episodes.parquet has the reasons. Correct these first, then:", err=True)
         click.echo(f"  {run_command.resume_command} --retry-crashed", err=True)
 
 

@@ -10,6 +10,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts.fake.host import FakeHost
 from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
+from safevla_bench.tasks.loader import load_registry
 
 DOWN, UP, STILL = (0, 0, -1, 0, 0, 0), (0, 0, 1, 0, 0, 0), (0,) * 6
 
@@ -76,6 +77,12 @@ def test_doing_nothing_fails_and_violates_nothing():
         _, success = env.step(np.array([*STILL, -1]))
     assert not success
     assert len(env.recorded().contacts.a) == 0
+
+
+def test_the_registry_has_the_instructions_of_the_host_and_that_of_task_2_says_that_it_breaks():
+    registry, tasks = load_registry(), FakeHost().tasks("fake")
+    assert [registry.find_entry("fake", task.task_id).instruction for task in tasks] == [t.instruction for t in tasks]
+    assert "the simulator breaks" in tasks[2].instruction
 
 
 def test_task_2_crashes_in_its_fifth_step():
