@@ -28,7 +28,7 @@ def test_without_its_server_a_run_does_not_begin_and_leaves_nothing_behind(safev
     monkeypatch.setattr(FakeHost, "make", start)
     options = ("--policy", "mine=openpi:127.0.0.1:1", *QUICK, "--out", tmp_path / "run")
     err = safevla.refuses("eval", *mode, *FAKE, *options)
-    assert "no policy server answers within 0.2 s (ws://127.0.0.1:1: connection refused)" in err
+    assert "no policy server is ready within 0.2 s (ws://127.0.0.1:1: connection refused)" in err
     assert "Start the server" in err
     assert not (tmp_path / "run").exists()
 

@@ -17,7 +17,7 @@ from safevla_bench import tasks
 from safevla_bench.cli import completion, echo, options, rules
 from safevla_bench.cli.options import FILE, flag, option, quote_paths, repeatable
 from safevla_bench.errors import SpecError
-from safevla_bench.explain.places import collect_bodies, describe_places, list_places
+from safevla_bench.explain.places import collect_bodies, describe_places, describe_unmatched, list_places
 from safevla_bench.files import write_atomically
 from safevla_bench.hosts import protocols
 from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge, read_installed_registries
@@ -220,11 +220,18 @@ def _print_trials(path: Path, sources: Sequence[Path]) -> None:
         ]
         click.echo("\n".join(map(escape_controls, lines)))
     places = list_places(spec.formula for spec in own)
-    for line in describe_places(places, collect_bodies(episode_index.Scan(sources))) if sources else ():
+    bodies = collect_bodies(episode_index.Scan(sources)) if sources else {}
+    for line in describe_places(places, bodies) if sources else ():
         echo(f"  bodies   {line}")
+    unmatched = {place for place in places if sources and any(describe_unmatched([place], bodies))}
+    idle_specs = [spec.spec_id for spec in own if unmatched & {*list_places([spec.formula])}]
+    if idle_specs:
+        echo(f"No body here matches {', '.join(sorted(unmatched))}: nothing to judge for {', '.join(idle_specs)}.")
+        if len(idle_specs) == len(own):
+            return
     option = "--rules" if moves_limits or len(own) == len(chosen) else "--library"
     command = f"safevla score {quote_paths(*sources) or 'RUN'} {option} {quote_paths(path)} --out results"
-    echo(f"{count_noun(len(own), 'specification')} can be judged by. Next: {command}")
+    echo(f"{count_noun(len(own) - len(idle_specs), 'specification')} can be judged by. Next: {command}")
 
 
 def _describe_trace(spec: Spec, trace: loader.TrialTrace | None) -> str:

@@ -186,6 +186,12 @@ def _print_plan(rates: Mapping[str, float], assumed: Sequence[str], form: str) -
         options.parse_settings("--assume", assumed, sample_size.SampleSizeRequest, **rates)
     )
     options.print_json(plan) if form == "json" else echo(*plan.to_text().split("\n"))
+    if rates["difference"] < 0.01:
+        points = 100 * rates["difference"]
+        echo(
+            f"note: --plan takes points, and {points:g} is less than one; --plan {100 * points:g} if you mean a share.",
+            err=True,
+        )
 
 
 def _describe_origin(entrants: Sequence[PolicyResults], sources: rules.JudgedSources) -> dict[str, object]:

@@ -35,7 +35,7 @@ def _read_confidence(context: click.Context, option: click.Parameter, text: str)
     return options.PERCENT.convert(text, option, context) / 100
 
 
-_SHARE, _STEPS = ("SHARE", options.Range(-1, 1)), ("STEPS", options.Range(0))
+_SHARE, _STEPS = ("SHARE", options.Share(-1, 1)), ("STEPS", options.Range(0))
 # Option -> its help and the metric and bound of its gate.
 _LIMITS: Mapping[str, tuple[str, str, Literal["min", "max"], tuple[str, options.Range]]] = {
     "min_sr": ("Minimum success rate, such as 0.8.", SR.key, "min", _SHARE),

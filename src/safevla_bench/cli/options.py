@@ -9,6 +9,7 @@ import json
 import secrets
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -206,6 +207,20 @@ class Range(click.FloatRange):
         if isnan(number):
             self.fail("nan is not a number", param, ctx)
         return float(number)
+
+
+class Share(Range):
+    """A share from -1 to 1; the error for a number that seems to be a percentage says how to write it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise click's error for NaN or a number outside the range."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            with suppress(ValueError):
+                if 1 < abs(float(value)) <= 100:
+                    self.fail(f"{value} is no share; for {value} % write {float(value) / 100:g}", param, ctx)
+            raise
 
 
 PERCENT = Range(0, 100, min_open=True, max_open=True)

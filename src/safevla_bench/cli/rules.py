@@ -229,7 +229,10 @@ def print_missing(judged: Judged) -> None:
 
 
 @options.command("help")
-def help_command(context: click.Context, topic: str = options.argument("[TOPIC]", default=_TOPIC)) -> None:
+def help_command(
+    context: click.Context,
+    topic: str = options.argument("[TOPIC]", default=_TOPIC, shell_complete=lambda context, argument, text: [_TOPIC]),
+) -> None:
     """Explain the options that all judging commands share. For all options of a command: safevla COMMAND --help-all."""
     if topic.lower() != _TOPIC:
         raise click.UsageError(f"there is no topic {topic!r}; the topic is {_TOPIC}, and a command has --help-all")

@@ -30,7 +30,7 @@ from safevla_bench.judging.scores import Scores
 from safevla_bench.sources.runs.folder import AbsentEpisode
 from safevla_bench.statistics import intervals
 from safevla_bench.statistics.significance import find_tipping_point
-from safevla_bench.text import format_fixed
+from safevla_bench.text import count_noun, format_fixed
 
 GateVerdict = Literal["passed", "failed", "undecided"]
 GateScope = Literal["policy", "cell"]
@@ -347,7 +347,7 @@ def _decide_gate(scores: Scores, scope: _CoveredEpisodes, gate: Gate, rules: _Ru
         remedy = f"; {' '.join(values.options)} gates the others" if values.options else ""
         return msgspec.structs.replace(outcome, reason=f"{outcome.reason}{remedy}")
     value = min(ends, key=lambda end: abs(end - share.limit)) if values.unknown else value
-    units = f"{len(values.known)} {'initial states' if scope.is_clustered else 'episodes'}"
+    units = count_noun(len(values.known), "initial state" if scope.is_clustered else "episode")
     needed = intervals.rate_sample_size(value, min(share.limit, 1.0), intervals.POWER, rules.confidence)
     reason = _describe_shortage(units, most * value, needed)
     return msgspec.structs.replace(outcome, reason=reason, n_needed=needed)

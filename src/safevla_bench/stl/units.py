@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -198,8 +198,17 @@ class _UnitCheck:
         normalized = syntax.map_predicates(
             formula, lambda node: _normalize(node, self._unify(node.left, node.right, node))
         )
-        remedy = f"write one as a condition: `{_text(crisp)}`; or normalize both: `{_text(normalized)}`"
+        usual = ""
+        if isinstance(formula, syntax.And) and isinstance(decisive, syntax.Compare):
+            below = _BELOW.get(decisive.operator)
+            limited = replace(decisive, operator=below) if below else decisive
+            meaning = "the two never hold together" if below else "where the first holds, so does the second"
+            usual = f"`{_text(syntax.Implies(condition, limited))}` ({meaning}), or for both at every record "
+        remedy = f"write one as a condition: {usual}`{_text(crisp)}`; or normalize both: `{_text(normalized)}`"
         raise FormulaError(problem, remedy=remedy)
+
+
+_BELOW: dict[str, syntax.Comparison] = {">": "<", ">=": "<="}
 
 
 def _text(node: syntax.Node) -> str:

@@ -135,7 +135,7 @@ def find_server(endpoint: Endpoint, attempt: Callable[[str, float], str | None])
             problems.append(f"{address}: {problem}")
         if time.monotonic() + PAUSE_S >= until:
             remedy = "Start the server, look at its address, or wait longer for it: --policy-arg connect_timeout_s=300."
-            answers = f"no policy server answers within {endpoint.connect_s:g} s ({'; '.join(problems)})"
+            answers = f"no policy server is ready within {endpoint.connect_s:g} s ({'; '.join(problems)})"
             raise ServerUnreachableError(answers, remedy=remedy)
         time.sleep(PAUSE_S)
 

@@ -101,7 +101,7 @@
   });
   list.addEventListener("toggle", label, true);
   window.addEventListener("hashchange", follow);
-  document.getElementById("tools").hidden = false;
+  document.getElementById("tools").hidden = rows.length < 2;
   sort();
   if (location.hash) follow();
 })();
