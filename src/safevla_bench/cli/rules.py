@@ -231,7 +231,9 @@ def print_missing(judged: Judged) -> None:
 @options.command("help")
 def help_command(
     context: click.Context,
-    topic: str = options.argument("[TOPIC]", default=_TOPIC, shell_complete=lambda context, argument, text: [_TOPIC]),
+    topic: str = options.argument(
+        "[TOPIC]", default=_TOPIC, shell_complete=completion.complete(lambda context: [_TOPIC])
+    ),
 ) -> None:
     """Explain the options that all judging commands share. For all options of a command: safevla COMMAND --help-all."""
     if topic.lower() != _TOPIC:
