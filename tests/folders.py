@@ -55,7 +55,7 @@ instruction = "push"
 
 
 def record_own_loop(folder: Path, starts: Iterable[int] = range(3)) -> Path:
-    """Record episodes of a loop of one's own, without a host, into a new or an earlier folder; return it."""
+    """Record episodes of a user's own loop, without a host, into a new or an earlier folder; return it."""
     common: dict[str, Any] = {"benchmark": "my-lab", "task_id": "push", "dt": 0.05, "target_object": "box"}
     scene = SceneMap({"palm": "hand", "cube": "box"}, {"hand": "robot", "box": "target"}, substep_s=0.05)
     with RunWriter(folder, policy="mine", **common) as writer:

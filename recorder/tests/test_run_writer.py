@@ -139,7 +139,7 @@ def test_one_writer_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sucess": True}, "field sucess: an episode has no such field"),
+        ({"sucess": True}, "field sucess: an episode has no such field"),  # words: ok
         ({"success": 1}, "field success: the value is 1\n.*the type bool"),
         ({"task_id": 3}, "field task_id: the value is 3\n.*the type str"),
         ({"env_seed": 0.5}, "field env_seed: the value is 0.5\n.*the type int"),

@@ -81,7 +81,7 @@ def test_a_run_of_two_policies_is_cut_by_policy_and_suite(safevla, tmp_path):
         safevla.ok(*export, "--format", form, "--policy", "other", "--suite", "libero-object", "--out", out)
     assert json.loads((tmp_path / "lerobot-results.json").read_text())["overall"]["n_episodes"] == 2
     assert json.loads((tmp_path / "vla-eval-results.json").read_text())["benchmark"] == "libero-object"
-    error = safevla.refuses(*export, "--format", "hub", "--policy", "nobody", "--out", tmp_path / "none")
+    error = safevla.refuses(*export, "--format", "hub", "--policy", "unknown", "--out", tmp_path / "none")
     assert "Choose of: other, scripted:careful" in error
 
 

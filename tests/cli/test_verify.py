@@ -74,7 +74,7 @@ def test_a_run_without_some_planned_episodes_passes_nothing(safevla, tmp_path):
 
 @pytest.fixture
 def own(safevla, tmp_path):
-    """A loop of one's own, judged by the rules in a file."""
+    """A user's own loop, judged by the rules in a file."""
     (tmp_path / "tags.toml").write_text(TAGS)
     folder = record_own_loop(tmp_path / "own")
     safevla.ok("score", folder, "--rules", tmp_path / "tags.toml")

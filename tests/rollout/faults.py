@@ -1,6 +1,6 @@
 """The matrix of faults: what strikes a run, how it ends, and what then goes on. `test_faults.py` holds it to this.
 
-The table in docs/explanation/trust.md is written anew, after a change that is meant to move it, by
+The table in docs/explanation/trust.md is written again, after a change that is meant to move it, by
 
 .venv/bin/python tests/rollout/faults.py
 """

@@ -142,8 +142,8 @@ def test_a_registry_of_one_s_own_survives_but_for_what_its_benchmark_is(tmp_path
 def test_only_what_is_asked_for_is_written():
     rows = paper_task_rows(load_registry(), "libero-goal")
     assert {row["benchmark"] for row in rows} == {"libero-goal"}
-    with pytest.raises(RegistryError, match="no suite 'libero-gaol'"):
-        paper_task_rows(load_registry(), "libero-gaol")
+    with pytest.raises(RegistryError, match="no suite 'libero-gol'"):
+        paper_task_rows(load_registry(), "libero-gol")
 
 
 def test_a_toml_file_adds_benchmarks_capabilities_templates_tags_tasks_and_families(tmp_path):

@@ -70,7 +70,7 @@ BROKEN = {
         {"outcome": "crashed", "success": False},
         (None, "outcome", "unknown outcome 'crashed'"),
     ),
-    "an outcome of one's own": (
+    "an unknown kind of outcome": (
         {"outcome": "gave_up", "success": False},
         (None, "outcome", "unknown outcome 'gave_up'"),
     ),

@@ -1,6 +1,6 @@
 """JSON Lines: one episode per line, plain or compressed (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`); `.json` is one episode.
 
-Each episode is a compressed member of its own, so that a file can be appended to, and a crash only cuts off the last
+Each episode is a separate compressed member, so that a file can be appended to, and a crash only cuts off the last
 episode. A member is used only after its checksum was read; data after damage is not read. The compressed bytes contain
 no time and no name.
 """

@@ -277,7 +277,7 @@ def merge_command(
 
 
 def _next_steps(headers: Iterable[Header], sources: Sequence[Path], judged: Sequence[object]) -> list[str]:
-    """Return the command that judges episodes, with --rules if a registry is needed for a task of theirs."""
+    """Return the command that judges episodes, with --rules if one of their tasks needs a registry."""
     registry = add_host_registries(load_ruleset(), sources).registry
     command = f"safevla score {options.quote_paths(*judged)}"
     for benchmark, task_id in dict.fromkeys((header.benchmark, header.task_id) for header in headers):

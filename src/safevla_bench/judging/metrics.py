@@ -134,7 +134,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     logs: LogSummary | msgspec.UnsetType = msgspec.UNSET
     """Unset if no episode was read from a robot's log."""
     unknown_starts: int | msgspec.UnsetType = msgspec.UNSET
-    """Number of episodes without an initial state, each of which counts as a start of its own; unset if none."""
+    """Number of episodes without an initial state, each of which counts as a separate start; unset if none."""
 
     def __repr__(self) -> str:
         covered = f"{self.policy or 'a policy without a name'} on {self.suite}" if self.suite else "all episodes"

@@ -174,7 +174,7 @@ def _silence_raylet() -> None:
 
 
 def _local_options(cpus: int) -> dict[str, Any]:
-    """Return the options of a private cluster, whose token is written nowhere, so that nobody else can use it."""
+    """Return the options of a private cluster, whose token is written nowhere, so that no one else can use it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())

@@ -44,7 +44,7 @@ Statistics = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class FrameFeature:
-    """One column of the frames: numbers of a dtype, or pictures, as images or as a video, which is beside the frames.
+    """One column of the frames: numbers of a dtype, or pictures, as images or as a video, which is a separate file.
     `shape` is that of a frame's value, (1,) a number.
     """
 

@@ -13,7 +13,7 @@ from safevla_bench.trajectory.batch import Batch
 PRIVILEGED = "privileged"
 """Host-specific header field: true if the policy saw state that no real robot has."""
 STANDIN = "standin_assets"
-"""Host-specific header field: true if the host used placeholders instead of its own assets."""
+"""Host-specific header field: true if the host used placeholders for its assets."""
 STOPPED_ON_VIOLATION = "stopped_on_violation"
 """Host-specific header field: true if the episode was stopped because it violated a scored specification."""
 ABSOLUTE = "absolute_actions"

@@ -174,7 +174,7 @@ def select_record(batch: Batch, t: int) -> Batch:
 
 
 def add_rows(batch: Batch, name: str, rows: NDArray[np.float64]) -> Batch:
-    """Add rows [n, width] of a channel without a field of its own to a batch of one episode."""
+    """Add rows [n, width] of a channel without its own field to a batch of one episode."""
     return replace(batch, further={**batch.further, name: _build_channel(rows)})
 
 

@@ -1,5 +1,5 @@
 """Stand-ins for what ManiSkill downloads for SimplerEnv's tasks, in a folder of the tests' own: they show that the host
-works, and no number of theirs means anything.
+works, and their numbers mean nothing.
 """
 
 from __future__ import annotations

@@ -77,11 +77,11 @@ def test_channels_that_older_recorders_did_not_write_are_compared_where_both_hav
 
 def test_sub_goals_are_compared_unless_an_older_recorder_did_not_write_them(hasty):
     def holding(*values):
-        told = to_recording(alone(hasty), 0)
-        rows = np.zeros((told.records, 2), dtype=bool)
+        record = to_recording(alone(hasty), 0)
+        rows = np.zeros((record.records, 2), dtype=bool)
         rows[3] = values
-        extra = add_header_field(told.extra, "subgoal_names", ["on cup plate", "close drawer"])
-        return from_recording(replace(told, further={**told.further, "subgoals": rows}, extra=extra))
+        extra = add_header_field(record.extra, "subgoal_names", ["on cup plate", "close drawer"])
+        return from_recording(replace(record, further={**record.further, "subgoals": rows}, extra=extra))
 
     assert compare_records(alone(hasty), holding(True, False)) == ([], ["subgoals"])
     (difference,) = compare_records(holding(True, True), holding(True, False))[0]

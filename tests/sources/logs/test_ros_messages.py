@@ -412,7 +412,7 @@ def test_a_pose_in_a_frame_that_moves_itself_is_a_warning(tmp_path, caplog):
     text = HEAD + '[eef]\nfrom = "/tf"\nframe = "tool0"\n'
     with caplog.at_level(logging.WARNING):
         episode(tmp_path, rows, text)
-    assert "[eef] is in flange, which has a pose of its own in /tf and may move" in caplog.text
+    assert "[eef] is in flange, which has its own pose in /tf and may move" in caplog.text
     caplog.clear()
     save_mapping(tmp_path / "bag", text + 'in = "world"\n')
     read(tmp_path / "bag")

@@ -85,7 +85,7 @@ def roll_out(
 
 
 def has_nothing_to_run(request: Request, out: Path, running: ExecutionOptions) -> bool:
-    """Return whether a run that is to be resumed is finished, so that no code is needed that its run.json names. False
+    """Return whether a run to resume is finished, so that no code is needed that its run.json names. False
     if rules watched its episodes, which have to be compared with these.
     """
     if not running.resume or not (out / RUN).exists() or read_description(out).get("complete") is not True:

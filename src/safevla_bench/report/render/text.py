@@ -27,7 +27,7 @@ def render_text(table: Table, width: int | None = None) -> str:
 
     `width`: width in characters; by default the terminal's; in a pipe or a file nothing is wrapped. Where a table is
     too wide, texts are wrapped between words, and what is still too wide becomes several tables, one below the other,
-    each with the first text columns that tell the rows apart. Names and numbers are never split, so that a line may be
+    each with the first text columns that distinguish the rows. Names and numbers are never split, so that a line may be
     wider if they are.
     """
     marks = _name_marks([table])

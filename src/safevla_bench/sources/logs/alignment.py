@@ -116,7 +116,7 @@ class _Channel:
                 warn(f"[{taker.part}] {taker.layout.doubt}")
             moving = next((frame for frame in taker.frame_names if frame in taker.children), None)
             if moving and not taker.columns.into:
-                problem = f"[{taker.part}] is in {moving}, which has a pose of its own in {taker.topic} and may move"
+                problem = f"[{taker.part}] is in {moving}, which has its own pose in {taker.topic} and may move"
                 warn(f"{problem}; use `in` to convert it to a fixed frame")
         else:
             self.rows, self.in_frame = taker.numbers, np.zeros(len(taker.numbers), dtype=np.int64)
@@ -221,7 +221,7 @@ def _are_held(last: Ints, time_ns: Ints, instants: Ints) -> Bools:
 
 def _sample_numbers(rows: Floats, time_ns: Ints, instants: Ints) -> Series:
     """Return the last value of each number at each instant, valid for two of its periods, and all messages. Each number
-    has messages of its own, since a message may hold only some of the joints. Times ascend.
+    has its own messages, since a message may hold only some of the joints. Times ascend.
     """
     values, known = np.full((len(instants), rows.shape[1]), np.nan), np.ones(len(instants), np.bool_)
     for column in range(rows.shape[1]):

@@ -217,7 +217,7 @@ class PoseTaker(Taker):
             self.note_fields(message)
         elif len(named) > len(self.names):
             problem = f"messages of {self.topic} have {len(self.names)} and {len(named)} numbers"
-            refuse_field(problem, "Publish one pose per message, in a topic of its own.", self.part)
+            refuse_field(problem, "Publish one pose per message, in a separate topic.", self.part)
         return [named.get(name, math.nan) for name in self.names] or [math.nan] * 7
 
     @property

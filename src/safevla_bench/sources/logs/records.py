@@ -463,7 +463,7 @@ def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, 
 
 def _since_records(part: Series, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
     """Return the numbers of a part since each record's predecessor, [M, k], and the record that each counts for, [M].
-    `chosen` are the instants that are records, ascending. Record 0 only has those of its own instant.
+    `chosen` are the instants that are records, ascending. Record 0 only has those of its instant.
     """
     rows, instant = (part.values, np.arange(len(part.values))) if part.between is None else part.between
     record = np.searchsorted(chosen, instant)

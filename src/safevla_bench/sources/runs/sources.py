@@ -1,4 +1,4 @@
-"""SOURCEs: an archive file, a run folder, complete or not, or a log, whose records can be read repeatedly.
+"""Sources: an archive file, a run folder, complete or not, or a log, whose records can be read repeatedly.
 
 Episodes that a reading leaves out are listed: invalid ones, and those lost with damaged files.
 """

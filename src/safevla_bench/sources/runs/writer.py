@@ -298,20 +298,20 @@ def merge_shards(
         codes = recorded_code(shard.description), recorded_code(shards[0].description)
         require_same_code(str(shard.folder), *codes, is_allowed=other_code)
     rows = [episode.row for shard in shards for episode in shard.episodes]
-    beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    scratch = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         with translated_errors(out):
-            shutil.rmtree(beside, ignore_errors=True)  # left by a process that died and had our number
-            beside.mkdir(parents=True)
+            shutil.rmtree(scratch, ignore_errors=True)  # left by a process that died and had our number
+            scratch.mkdir(parents=True)
             records = chain.from_iterable(map(_shard_records, shards))
-            parts.write_run(beside, _merged_description(shards), rows, records)
+            parts.write_run(scratch, _merged_description(shards), rows, records)
             if not before:
-                beside.rename(out)
-            elif _own_digests(beside) != before:
+                scratch.rename(out)
+            elif _own_digests(scratch) != before:
                 problem = "exists already, and is not what these shards make"
                 _refuse_folder(out, problem, "Choose another --out, or remove it first.")
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     return rows
 
 
