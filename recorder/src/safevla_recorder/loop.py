@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, distributions
-from multiprocessing import parent_process
+from multiprocessing.process import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
 from weakref import WeakMethod
