@@ -58,7 +58,7 @@ def test_what_judging_options_mean_is_explained_once(safevla):
     out = safevla.ok("help", "judging")
     assert all(name in out for name in ("--library", "--rules", "--set"))
     assert "safevla help judging" in safevla.ok("score", "--help")
-    assert "judging is one" in safevla.refuses("help", "nonsense")
+    assert "the topic is judging" in safevla.refuses("help", "nonsense")
 
 
 @pytest.fixture(scope="module")
