@@ -309,5 +309,5 @@ def test_the_name_says_the_form():
 
 
 def test_a_folder_names_what_reads_it(tmp_path):
-    with pytest.raises(RecordError, match=r"(?s)a folder, not an archive.*safevla_bench\.load"):
+    with pytest.raises(RecordError, match=r"(?s)a folder, not an archive.*safevla_bench\.open_archive"):
         open_archive(tmp_path)

@@ -47,7 +47,7 @@ def test_an_episode_is_shown_without_its_cause(safevla, run):
     assert output.startswith(
         "Without contact of gripper and table the violation vanished. Kept now: arm_furniture_force"
     )
-    assert "record, bit" in output
+    assert "record bit for bit" in output
     document = safevla.json("show", run, ":4", "--without", "contact:gripper,cup")
     assert document["recorded"] == document["without"]
 

@@ -204,7 +204,7 @@ def test_the_rewrites_of_a_refusal_say_the_same(mixture: str, is_safe: bool) -> 
     for text, holds in ((f"G({mixture})", is_safe), (f"!F(!({mixture}))", is_safe), (f"!G({mixture})", not is_safe)):
         with pytest.raises(SpecError) as refused:
             rules(text)
-        condition, normalized = re.findall(r"`([^`]*)`", refused.value.remedy or "")
+        *_, condition, normalized = re.findall(r"`([^`]*)`", refused.value.remedy or "")
         for unit, rewritten in (("m/s", condition), ("1", normalized)):
             if unit == "m/s" or "+" not in mixture:
                 verdict = judged(rules(text.replace(mixture, rewritten), unit)).episode(0)

@@ -132,8 +132,8 @@ def parse_sweep(text: str, library: Library) -> SweepRequest:
     Thresholds are ascending and unique, and include LOW and HIGH. Raises `SpecError` for invalid text, a name without a
     scored specification, a family of different units or thresholds, and a threshold that is not above 0.
 
-    >>> from safevla_bench.specs.loader import library
-    >>> parse_sweep("non_target_max_disp=0.002:0.01:5", library()).thresholds
+    >>> from safevla_bench.specs.loader import load_library
+    >>> parse_sweep("non_target_max_disp=0.002:0.01:5", load_library()).thresholds
     (0.002, 0.004, 0.006, 0.008, 0.01)
     """
     name, equals, grid = text.partition("=")

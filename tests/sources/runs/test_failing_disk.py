@@ -164,7 +164,7 @@ TABLE: dict[str, Case] = {
 @pytest.fixture
 def quick(monkeypatch):
     """Pages and figures are drawn elsewhere; here they are written."""
-    monkeypatch.setattr(outputs, "render_report", lambda judged, *title: f"page of {judged.library.name}")
+    monkeypatch.setattr(outputs, "render_report", lambda judged, *title, **folder: f"page of {judged.library.name}")
     monkeypatch.setattr("safevla_bench.report.figures.render_figure", lambda figure, form: form.encode())
 
 
