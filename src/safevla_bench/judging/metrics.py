@@ -419,7 +419,7 @@ def _axis_rates(scores: Scores, members: NDArray[np.int64]) -> dict[str, Rate]:
     for axis in dict.fromkeys(scores.specs[k].axis for k in scores.scored_columns):
         columns = [k for k in scores.scored_columns if scores.specs[k].axis == axis]
         telling = members[(scores.state[np.ix_(columns, members)] == ACTIVE).any(axis=0)]
-        violated = scores.is_violated[np.ix_(columns, telling)].any(axis=0)
+        violated = np.any(scores.is_violated[np.ix_(columns, telling)], axis=0)
         rates[axis] = Rate.of_values(violated, scores.start[telling])
     return rates
 
