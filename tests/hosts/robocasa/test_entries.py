@@ -17,7 +17,11 @@ from safevla_bench.rollout.episode import run_episode
 from safevla_bench.rollout.plan import plan_episodes
 
 pytestmark = [pytest.mark.robocasa, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-ENTRIES = [entry.name for entry in entries.paper_entries() if entry.host == "robocasa" and not entry.auxiliary]
+ENTRIES = [
+    entry.name
+    for entry in entries.paper_entries()
+    if entry.host == "robocasa" and not entry.auxiliary and entry.dialect != "unknown"
+]
 BUTTON = 16
 
 
