@@ -201,3 +201,16 @@ def fake_package(monkeypatch, name, **members):
     for member, value in members.items():
         setattr(package, member, value)
     monkeypatch.setitem(sys.modules, name, package)
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("openpi:ws://h:8000/libero-object/vsi", "openpi:ws:/_/h:8000/libero-object/vsi"),
+        ("a&b/s/vsi", "a_26b/s/vsi"),
+        ("a%b/s/vsi", "a_25b/s/vsi"),
+    ],
+)
+def test_mlflow_gets_names_that_it_accepts_and_no_two_policies_share_one(name, sent):
+    """It refuses a name with an empty part, such as the address of a server."""
+    assert tracking.name_metric(name) == sent

@@ -110,7 +110,7 @@ def gate_command(
     remarks, provenance = [*judged.describe_registrations(), *judged.makers], judged.provenance
     if junit is not None:
         judged_by = " ".join([*remarks, provenance.to_sentence()])
-        is_sarif = junit.suffix == SARIF
+        is_sarif = junit.suffix.lower() == SARIF
         files = [_address(path / RUN if (path / RUN).exists() else path) for path in sources.paths]
         write = partial(gating.format_sarif, files=files) if is_sarif else gating.format_junit
         write_atomically(junit, write(gate_report, judged_by))
@@ -127,7 +127,7 @@ def gate_command(
         origin.append(provenance.to_sentence(digests=False))
         click.echo(render_text(gating.gate_table(gate_report, origin)), nl=False)
         if junit is not None:
-            echo(f"{'SARIF' if junit.suffix == SARIF else 'JUnit XML'}: {junit}")
+            echo(f"{'SARIF' if junit.suffix.lower() == SARIF else 'JUnit XML'}: {junit}")
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
 
 

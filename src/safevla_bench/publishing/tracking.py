@@ -113,7 +113,13 @@ class _MlflowTracker(_NamedRun):
         self._api.end_run()
 
     def _send(self, numbers: Numbers, step: int | None = None) -> None:
-        self._api.log_metrics({re.sub(r"[^\w\-. :/]", "_", name): value for name, value in numbers.items()}, step=step)
+        self._api.log_metrics({name_metric(name): value for name, value in numbers.items()}, step=step)
+
+
+def name_metric(name: str) -> str:
+    """Return a name as MLflow accepts it: other characters as `_` and their code, empty parts as `_`."""
+    escaped = re.sub(r"[^\w\-. :/]", lambda found: f"_{ord(found[0]):x}", name)
+    return re.sub(r"(?<=/)(?=/)", "_", escaped)
 
 
 class _TensorboardTracker:

@@ -277,6 +277,6 @@ def _describe_rule(name: str, outcome: GateOutcome) -> dict[str, object]:
 
 
 def _outcome_message(outcome: GateOutcome) -> str:
-    value = "" if outcome.value is None else f"{format_fixed(outcome.value, 3)} over {outcome.n} episodes"
+    value = "" if outcome.value is None else f"{format_fixed(outcome.value, 3)} over {count_noun(outcome.n, 'episode')}"
     interval = "" if outcome.ci is None else f", interval {format_interval(*outcome.ci, digits=3)}"
     return f"{value}{interval}: {outcome.reason}" if value else outcome.reason
