@@ -29,6 +29,7 @@ from safevla_bench.plugins import install_command
 from safevla_bench.report import episode_list, terminal
 from safevla_bench.report.render.text import render_rows_csv, render_text
 from safevla_bench.report.tables import episodes as episode_tables
+from safevla_bench.report.tables.catalog import describe_reading
 from safevla_bench.report.tables.firmness import counterfactual_table, describe_counterfactual
 from safevla_bench.sensitivity.firmness import find_firmness
 from safevla_bench.sources.runs.episode_index import Scan
@@ -94,6 +95,8 @@ def episodes_command(
         total, most = len(judged.scores) + len(judged.scores.absent), limit or _MOST_LISTED
         table = episode_tables.episode_list_table(shown, total, spec_id=spec_id, most=most)
         click.echo(render_text(table), nl=False)
+        for sentence in describe_reading(judged.ruleset):
+            echo(sentence)
         rules.print_missing(judged)
         if len(shown) > len(table.rows):
             echo(f"The first {len(table.rows)}: --limit {len(shown)} lists all, --unsafe the unsafe ones.")
@@ -174,6 +177,8 @@ def show_command(
         options.print_json(explaining.to_document(explanation))
     else:
         click.echo(terminal.format_explanation(explanation, plot_all=every))
+        for sentence in describe_reading(judged.ruleset):
+            echo(sentence)
         command = sources.format_command("show", row.position, "--html", "page.html")
         echo(f"Next: a page that draws it: {command}")
 

@@ -84,7 +84,8 @@ def _run_rows(name: str, path: Path) -> list[tuple[Cell, ...]]:
     if problem:
         return [(Cell(name), Cell.dash(problem), *[Cell.dash()] * (len(_COLUMNS) - 2))]
     rules = f"{scores.judged_by.library.label} {scores.judged_by.version}"
-    rules += ", applicability off" if scores.judged_by.applicability == "off" else ""
+    applicability = scores.judged_by.applicability
+    rules += f", applicability {applicability}" if applicability != "on" else ""
     return [
         (
             Cell(name),

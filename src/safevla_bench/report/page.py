@@ -101,7 +101,7 @@ def render_page(
         is_single=bool(episode),
         total=total,
         headline=Headline(episode) if episode else headline,
-        is_ablation=provenance is not None and provenance.applicability == "off",
+        applicability="on" if provenance is None else provenance.applicability,
         privileged=sorted({policy_name(cell) for cell in summaries}.intersection(marked)),
         damage=str(lost or ""),
         standins=provenance_marks.warn_of_scores(scores),
