@@ -217,6 +217,13 @@ REFUSED = [
     (OWN + TASK + 'components = ["navigate"]', r"field template: mine wipe: must have either"),
     (OWN + TASK.replace('template = "push-no-lift"', ""), r"field template: mine wipe: must have either"),
     (OWN + TASK.replace('template = "push-no-lift"', 'components = ["nav"]'), r"field components: mine wipe: 'nav'"),
+    (
+        OWN + TASK.replace(
+            'template = "push-no-lift"',
+            'components = [{ template = "push-no-lift", predicates = ["opening of drawer"] }]',
+        ),
+        r"field predicates: .*'opening of drawer' cannot be read",
+    ),
     (OWN + TASK + 'tags = ["held"]', r"field tags: mine wipe: unknown tag 'held'\n.*known tags: .*held_target"),
     (OWN + TASK + "object_tags = { wet = 'x' }", r"field object_tags: mine wipe: unknown tag 'wet'"),
     (OWN + TASK + "object_tags = { spillable = ' ' }", r"object_tags: mine wipe: Expected `str`"),

@@ -6,7 +6,6 @@ switches off can then be judged in the phases of the others.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,7 +17,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import EpisodePhases, Spans
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Spec
-from safevla_bench.tasks.entries import TaskEntry
+from safevla_bench.tasks.entries import OPENING, TaskEntry
 from safevla_bench.tasks.reasons import (
     EVERY_PHASE,
     NO_OPENING,
@@ -31,7 +30,6 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.channels import SUBGOAL_NAMES, SUBGOALS
 
 Bools = NDArray[np.bool_]
-_OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")
 
 
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
@@ -68,7 +66,7 @@ def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
     columns = list[list[int]]()
     for part in entry.components:
         own = [k for k, name in enumerate(names) if any(fnmatchcase(str(name), told) for told in part.predicates)]
-        for opened in filter(None, map(_OPENING.fullmatch, part.predicates)):
+        for opened in filter(None, map(OPENING.fullmatch, part.predicates)):
             found = _find_openings(batch, episode, *opened.groups())
             if not found:
                 return EpisodePhases(reason=write_reason(NO_OPENING, opened[1]), changes=changes)

@@ -20,6 +20,8 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
+OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")
+"""A predicate that holds while a door or drawer is open by a share of its travel: body and share."""
 
 
 class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):

@@ -249,6 +249,10 @@ class EntryReader:
                 _log.warning("%s: the template %r is not known; its task tags alone are used", origin.subject, name)
             else:
                 check_known(name, self.templates, key, "templates", origin)
+        for predicate in (text for part in parts for text in part.predicates):
+            if predicate.startswith("opening of ") and not entries.OPENING.fullmatch(predicate):
+                remedy = "write `opening of BODY >= SHARE` with a share such as 0.5"
+                raise origin.make_error(f"{predicate!r} cannot be read", field="predicates", remedy=remedy)
         known = {name: self.templates[name].tags if name in self.templates else frozenset() for name in names}
         # The paper's rows unite the tags of components with the task's own.
         every = own - frozenset[str]().union(*known.values()) if isinstance(row, PaperTaskRow) else own
