@@ -327,17 +327,22 @@ def judge_spec(
         return _silent_verdicts(reason, unjudged)
     reading = limit_records(reading, intervals) if intervals else reading
     trace = signals.build_trace(reading, signal_names(spec.formula))
-    if not intervals:
-        return _judge_trace(reading, spec, trace, reason, unjudged, missing)
-    starts = reading.batch.starts
-    spans = [
-        (e, int(starts[e]) + first, int(starts[e]) + after)
-        for e in range(len(reason))
-        for first, after in intervals.get(e, [(0, int(starts[e + 1] - starts[e]))])
-    ]
-    owner, lo, hi = np.array(spans, dtype=np.int64).T
-    parts = _judge_trace(reading, spec, trace.cut(owner, lo, hi), reason[owner], unjudged, missing, owner)
-    return _join_intervals(parts, owner, lo - starts[owner], len(reason))
+    if intervals:
+        starts = reading.batch.starts
+        spans = [
+            (e, int(starts[e]) + first, int(starts[e]) + after)
+            for e in range(len(reason))
+            for first, after in intervals.get(e, [(0, int(starts[e + 1] - starts[e]))])
+        ]
+        owner, lo, hi = np.array(spans, dtype=np.int64).T
+        parts = _judge_trace(spec, trace.cut(owner, lo, hi), reason[owner], unjudged)
+        verdicts = _join_intervals(parts, owner, lo - starts[owner], len(reason))
+    else:
+        verdicts = _judge_trace(spec, trace, reason, unjudged)
+    hanging = np.flatnonzero(verdicts.reason == PAST_THE_END)
+    if len(hanging) and missing == "error":
+        unjudged[""] = _episode_ids(reading.batch, hanging)
+    return verdicts
 
 
 def _join_intervals(parts: SpecVerdicts, owner: Ints, first: Ints, episodes: int) -> SpecVerdicts:
@@ -361,15 +366,9 @@ _COUNTS = ("unknown", "held", "watched")
 
 
 def _judge_trace(
-    reading: RecordFields,
-    spec: Spec,
-    trace: Trace,
-    reason: NDArray[np.object_],
-    unjudged: dict[str, tuple[str, ...]],
-    missing: MissingFields,
-    owner: Ints | None = None,
+    spec: Spec, trace: Trace, reason: NDArray[np.object_], unjudged: dict[str, tuple[str, ...]]
 ) -> SpecVerdicts:
-    """Return the verdicts on the episodes of a trace; `owner` is the index of each in the batch if they are parts."""
+    """Return the verdicts on the episodes of a trace, or on intervals of episodes."""
     silent = _silent_verdicts(reason, unjudged)
     undefined = [trace.is_undefined(name) for name, values in trace.signals.items() if values.dtype != np.bool_]
     defined = np.flatnonzero(np.logical_and.reduce([reason == "", *np.logical_not(undefined)]))
@@ -385,10 +384,6 @@ def _judge_trace(
     reason = np.where(hangs, PAST_THE_END, np.where(is_silent, why_silent, reason[defined]))
     is_active = (reason == "") & (spec.binary | ~np.isposinf(rho))
     rho = np.where(rho >= 0, BINARY_MARGIN, -BINARY_MARGIN) if spec.binary else rho
-    if hangs.any() and missing == "error":
-        hanging = defined[hangs] if owner is None else np.unique(owner[defined[hangs]])
-        unjudged[""] = _episode_ids(reading.batch, hanging)
-
     counted = None if spec.formula in _default_formulas() else count_condition(spec.formula, trace)
     none = np.zeros(len(defined), np.int64)
     values = {
