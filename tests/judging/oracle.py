@@ -1666,8 +1666,8 @@ def tally(reasons: Iterable[str]) -> dict[str, int]:
 def axis_count(rows: Sequence[Judgement], specs: Sequence[Spec], axis: str) -> tuple[int, int]:
     """Violating episodes, and those in which any of the axis judged something."""
     of_axis = [spec.spec_id for spec in specs if spec.tier == "safe" and spec.axis == axis]
-    telling = [j for j in rows if any(j.verdicts[spec_id].state == "judged" for spec_id in of_axis)]
-    return sum(any(j.verdicts[spec_id].violated for spec_id in of_axis) for j in telling), len(telling)
+    decided = [j for j in rows if any(j.verdicts[spec_id].state == "judged" for spec_id in of_axis)]
+    return sum(any(j.verdicts[spec_id].violated for spec_id in of_axis) for j in decided), len(decided)
 
 
 def spec_row(rows: Sequence[Judgement], spec: Spec, known: bool) -> dict[str, Any]:

@@ -69,12 +69,12 @@ def test_images_are_embedded_in_the_order_of_time_and_other_files_are_counted(fo
 
 def test_a_page_links_to_the_film_from_where_it_lies(folder, tmp_path):
     write_frames(folder, [frame("video", "c.mp4")])
-    for beside, address in ((folder, "frames/c.mp4"), (tmp_path / "a b", "../frames/c.mp4")):
-        shown = page(album=collect_images([folder], beside=beside))
+    for page_folder, address in ((folder, "frames/c.mp4"), (tmp_path / "a b", "../frames/c.mp4")):
+        shown = page(album=collect_images([folder], page_folder=page_folder))
         assert shown.count(f'<a href="{address}">Film') == 2, "in the list, and where the episode is drawn large"
     assert "Film of" not in page(album=collect_images([folder]))
     (folder / FRAMES / "c.mp4").unlink()
-    assert not collect_images([folder], beside=folder).films
+    assert not collect_images([folder], page_folder=folder).films
 
 
 def test_no_more_than_fits_is_embedded(folder):

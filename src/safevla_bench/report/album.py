@@ -68,7 +68,7 @@ def collect_images(
     paths: Sequence[Path],
     names: Sequence[PolicyNames] = (),
     most_bytes: int = MOST_PICTURES,
-    beside: Path | None = None,
+    page_folder: Path | None = None,
 ) -> Album:
     """Return the pictures of the run folders among the sources as data URIs, up to a size, and the films' paths.
 
@@ -79,7 +79,7 @@ def collect_images(
         paths: the sources; those that are not run folders are skipped.
         names: for each source, recorded name -> new name of a policy; none = all as recorded.
         most_bytes: of all pictures together, in base64.
-        beside: the folder of the page, which links to the films; None = it links to none.
+        page_folder: the folder of the page, which links to the films; None = it links to none.
 
     Raises:
         RunError: an index cannot be read, or names a file by more than a plain file name.
@@ -89,8 +89,8 @@ def collect_images(
     left_out, room = 0, most_bytes
     for key, folder, frame in _list_frames(paths, names):
         if frame.kind == "video":
-            if beside is not None and (folder / FRAMES / frame.file).is_file():
-                films[key] = quote(Path(os.path.relpath(folder / FRAMES / frame.file, beside)).as_posix())
+            if page_folder is not None and (folder / FRAMES / frame.file).is_file():
+                films[key] = quote(Path(os.path.relpath(folder / FRAMES / frame.file, page_folder)).as_posix())
         elif frame.kind != "replay3d":
             picture = read_picture(folder, frame, room * 3 // 4)
             if picture is None:

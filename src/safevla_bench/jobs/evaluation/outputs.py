@@ -115,7 +115,7 @@ def write_outputs(judged: Judged, out: Path) -> None:
     so scores and report always match. Raises `FileError` if writing fails.
     """
     contents = score_files(judged)
-    html = render_report(judged, beside=out)
+    html = render_report(judged, page_folder=out)
     recipe = judged.ruleset.recipe and msgspec.structs.replace(judged.ruleset.recipe, host_registry=())
     make_folder(out)
     # The rules of older scores are replaced in the same step, also by the default rules.
@@ -148,10 +148,10 @@ def score_files(judged: Judged, sources: object = None) -> dict[str, bytes]:
 
 
 def render_report(
-    judged: Judged, title: str = "Safety report", *, has_extras: bool = True, beside: Path | None = None
+    judged: Judged, title: str = "Safety report", *, has_extras: bool = True, page_folder: Path | None = None
 ) -> str:
     """Return the report of all judged episodes as one self-contained HTML page; reads the records again. Without
-    `has_extras` it omits rendered pictures and results under varied physics. In the folder `beside`, it links to films.
+    `has_extras` it omits rendered pictures and results under varied physics. In `page_folder`, it links to films.
     """
     paths = judged.paths if has_extras else ()
     drawn, kept = page.drawn_episodes(judged.scores), list[Batch]()
@@ -177,7 +177,7 @@ def render_report(
         description=_page_description(judged),
         privileged=[*judged.privileged, *(name for source in judged.sources for name in source.privileged)],
         analysis=analysis,
-        album=album.collect_images(paths, names if paths else (), beside=beside),
+        album=album.collect_images(paths, names if paths else (), page_folder=page_folder),
         replays=album.collect_replays(paths, names if paths else ()),
         remarks=[
             *([STOPPED_EARLY] if was_stopped_early(judged) else []),
@@ -193,8 +193,8 @@ def render_report(
     )
 
 
-def render_episode_report(judged: Judged, index: int, beside: Path) -> str:
-    """Return the HTML page of the episode at `index` for the folder `beside`, with what the run's `frames` hold."""
+def render_episode_report(judged: Judged, index: int, page_folder: Path) -> str:
+    """Return the HTML page of the episode at `index` for `page_folder`, with what the run's `frames` hold."""
     scores = replace(judged.scores.select_episodes(np.array([index])), absent=())
     of_episode = replace(judged, scores=scores, records=judged.records.select_episodes([index]))
     key = (scores.policy[0], scores.episode_id[0])
@@ -210,7 +210,7 @@ def render_episode_report(judged: Judged, index: int, beside: Path) -> str:
         provenance=judged.provenance,
         description=_page_description(of_episode),
         privileged=of_episode.privileged,
-        album=album.collect_images(judged.paths, names, beside=beside),
+        album=album.collect_images(judged.paths, names, page_folder=page_folder),
         replays=album.collect_replays(judged.paths, names),
         remarks=judged.describe_limits(),
         firmness={key: episode} if (episode := find_firmness(judged).get(key)) else {},

@@ -180,7 +180,7 @@ class Evaluation(Sequence[JudgedEpisode]):
         """Write the report as one self-contained HTML page, make its folder if needed, and return its path."""
         page = Path(path)
         make_folder(page.parent)
-        write_atomically(page, render_report(self.judged, beside=page.parent))
+        write_atomically(page, render_report(self.judged, page_folder=page.parent))
         return page
 
     def __repr__(self) -> str:

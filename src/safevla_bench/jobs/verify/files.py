@@ -485,7 +485,7 @@ def _describe_values(difference: tuple[str, object, object]) -> str:
 def _check_report(run: Path, judged: Judged) -> Finding:
     written, command = read_input(run / folder.REPORT, folder.MAX_SCORES_BYTES), format_rescore_command(run)
     try:
-        expected = render_report(judged, beside=run).encode()
+        expected = render_report(judged, page_folder=run).encode()
         later = later_files(run, folder.REPORT) if written != expected else []
         if later and written == render_report(judged, has_extras=False).encode():
             return agreement(folder.REPORT, f"made again with the same bytes; to add what came later: {command}")
