@@ -19,20 +19,19 @@ SAFEVLA=${SAFEVLA:-safevla}             # or: apptainer run --nv safevla.sif
 
 requeue() {
     trap '' USR1
-    kill "$run"
-    wait "$run" || true
+    kill "$!"
+    wait "$!" || true
     scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     exit
 }
 
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
+    trap requeue USR1 # before the run begins: without it, the signal would end this script
     # shellcheck disable=SC2086  # words of a command
     $SAFEVLA eval --record-only --resume --config "$CONFIG" --shard "$SLURM_ARRAY_TASK_ID/$SHARDS" \
         --workers "${SLURM_CPUS_PER_TASK:-1}" --out "$OUT/shard-$SLURM_ARRAY_TASK_ID" "$@" &
-    run=$!
-    trap requeue USR1
     # Exit code 4: done, with crashed episodes, which are counted and in no rate. The last step is to follow all the same.
-    wait "$run" || (($? == 4))
+    wait "$!" || (($? == 4))
 else
     $SAFEVLA merge "$OUT"/shard-* --out "$OUT/merged"
     $SAFEVLA score "$OUT/merged" --out "$OUT/merged" "$@"
