@@ -1,6 +1,8 @@
 """Progress of a run: the bar of a terminal, and the lines of a log."""
 
 import io
+import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,8 @@ from rich.progress import Progress
 from builders import episode
 from report.tables.test_tasks import tipped
 from safevla_bench.archive.npz import encode_npz
-from safevla_bench.cli.progress import EpisodeLines, RunProgressBar, make_progress
+from safevla_bench.cli import escape_output
+from safevla_bench.cli.progress import EpisodeLines, RunProgressBar, make_progress, show_frame_progress, show_status
 from safevla_bench.interface.task import EpisodeSeed
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing.tracking import OutcomeScorer
@@ -54,6 +57,22 @@ def test_the_bar_keeps_count_and_remaining_time_at_eighty_columns():
     last = [line for line in stream.getvalue().split("\r") if "1234/2000" in line][-1]
     assert "-:--:--" in last
     assert "SR 30 % · Safety 30 % · SBU 30 %" in last
+
+
+@pytest.mark.parametrize("show", [lambda: show_status("judging"), lambda: show_frame_progress(3)])
+def test_what_is_printed_meanwhile_is_escaped_and_what_is_drawn_is_not(show, monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("sys.stderr", terminal)
+    with escape_output(), show():
+        print("\x1b[31mred \x1bc")
+        print("::error::x", file=sys.stderr)
+    drawn = terminal.getvalue()
+    assert "\\x1b[31mred \\x1bc" in drawn
+    assert ": :error::x" in drawn
+    assert re.findall(r"\\x1b\S*", drawn) == ["\\x1b[31mred", "\\x1bc"]
+    assert drawn.count("\x1b[2K") > 2  # it was drawn again after each line
 
 
 def test_a_log_has_a_line_for_each_episode_with_outcome_verdict_and_seconds(capsys):

@@ -9,8 +9,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from types import FrameType, ModuleType
 from typing import Any, TextIO, cast
@@ -176,7 +176,7 @@ class _ShownStream:
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream  # rich draws its progress bar, with control sequences, here
+        self.rich_proxied_file = stream  # rich draws with control sequences here, see `progress`
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
@@ -198,9 +198,16 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
             os.fstat(descriptor)
             continue
         os.open(os.devnull, os.O_RDWR)
+    with escape_output():
+        return _run_arguments(arguments)
+
+
+@contextmanager
+def escape_output() -> Iterator[None]:
+    """Escape what is printed in the block, see `_ShownStream`."""
     streams = (cast(TextIO, _ShownStream(stream or open(os.devnull, "w"))) for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     with redirect_stdout(next(streams)), redirect_stderr(next(streams)):
-        return _run_arguments(arguments)
+        yield
 
 
 def _run_arguments(arguments: Sequence[str] | None) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from safevla_bench.cli import echo
+from safevla_bench.cli import echo, escape_output
 from safevla_bench.judging.scores import NO_VERDICT, verdict_word
 from safevla_bench.text import count_noun, escape_controls
 
@@ -21,8 +21,18 @@ if TYPE_CHECKING:
     from safevla_bench.rollout.episode import EpisodeOutcome, Observer
     from safevla_bench.rollout.plan import PlannedEpisode
 
+T = TypeVar("T")
 # Narrow enough for the count, remaining time and rates to fit next to it in 80 columns.
 _BAR_WIDTH = 12
+
+
+@contextmanager
+def _draw(make: Callable[[Console], AbstractContextManager[T]]) -> Iterator[T]:
+    """Draw on stderr during the block, and escape what is printed meanwhile, but not what is drawn."""
+    from rich.console import Console
+
+    with make(Console(file=getattr(sys.stderr, "rich_proxied_file", sys.stderr))) as drawn, escape_output():
+        yield drawn
 
 
 @contextmanager
@@ -34,9 +44,7 @@ def show_status(what: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda what: None
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status(what) as status:
+    with _draw(lambda console: console.status(what)) as status:
         yield lambda what: status.update(escape_controls(what))
 
 
@@ -49,9 +57,7 @@ def show_frame_progress(total: int) -> Iterator[Callable[[int, str], None]]:
     if not sys.stderr.isatty():
         yield lambda done, what: None
         return
-    from rich.console import Console
-
-    with make_progress(Console(stderr=True)) as progress:
+    with _draw(make_progress) as progress:
         bar = progress.add_task("starting", total=total)
         yield lambda done, what: progress.update(bar, completed=done, description=escape_controls(what))
 
@@ -65,9 +71,7 @@ def show_run_progress(scorer: OutcomeScorer) -> Iterator[Observer]:
     if not sys.stderr.isatty():
         yield EpisodeLines(scorer)
         return
-    from rich.console import Console
-
-    with make_progress(Console(stderr=True)) as progress:
+    with _draw(make_progress) as progress:
         yield RunProgressBar(progress, scorer)
 
 
