@@ -185,12 +185,39 @@ def peak_mib() -> float:
 NILS, MAPS = b"\xdd" + struct.pack("!I", 2**25) + b"\xc0" * 2**25, b"\xdd" + struct.pack("!I", 2**22) + b"\x80" * 2**22
 
 
-@pytest.mark.parametrize("bomb", [NILS, MAPS, b"\x91" * 2**20, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "bomb", [NILS, MAPS, b"\x91" * 2**20, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"], ids=range(5)
+)
 @pytest.mark.parametrize("codec", [OPENPI, VLA_EVAL, GR00T], ids=["openpi", "vla-eval", "gr00t"])
 def test_a_message_that_would_grow_in_memory_is_refused_within_the_limit(codec, bomb, monkeypatch):
     monkeypatch.setenv(SETTING, "0.25")
     with pytest.raises(PolicyError, match=r"more than 100,000 values|needs more memory|RecursionError|DecodeError"):
         codec.unpack(bomb)
+
+
+@pytest.mark.parametrize(
+    "bomb", [NILS, MAPS, (b"\xdc\x10\x00" + b"\xdc\x10\x00" * 2**12 + b"\x80" * 2**24), b"\x91" * 2**21]
+)
+def test_a_message_of_millions_of_values_is_refused_before_it_is_decoded(bomb, monkeypatch):
+    monkeypatch.setattr("msgspec.msgpack.decode", lambda message: pytest.fail("it was decoded"))
+    with pytest.raises(PolicyError, match="more than 100,000 values"):
+        OPENPI.unpack(bomb)
+
+
+LOOKALIKES = [
+    *(b"\xdd" * size for size in (1, 31, 300, 70_000)),
+    *("]" * size for size in (1, 31, 32, 300, 70_000)),
+    *(msgspec.msgpack.Ext(93, b"\xdd" * size) for size in (1, 2, 3, 4, 8, 16, 300, 70_000)),
+    *(0xDDDDDDDDDDDDDDDD >> 8 * k for k in range(8)),
+    *(-(0x2222222222222223 >> 8 * k) for k in range(8)),
+    *struct.unpack("!d", b"\xdd" * 8),
+]
+
+
+@pytest.mark.parametrize("value", LOOKALIKES, ids=[f"{type(value).__name__}-{k}" for k, value in enumerate(LOOKALIKES)])
+def test_content_that_looks_like_the_beginning_of_a_list_is_not_counted(value, monkeypatch):
+    monkeypatch.setattr("safevla_bench.policies.servers.codecs.MAX_VALUES", 2)
+    assert OPENPI.unpack(OPENPI.pack([value, -1])) == [value, -1]
 
 
 def test_a_message_of_texts_that_could_fill_the_memory_is_refused_before_it_is_decoded(monkeypatch):

@@ -73,6 +73,8 @@ class Codec:
         """Return the decoded message, with read-only arrays. Raises `PolicyError` for invalid or too many values."""
         try:
             with limit_memory("the message"):
+                if not self.is_json:
+                    _require_few_values(message)
                 value = decode_json(message, object) if self.is_json else msgspec.msgpack.decode(message)
             return self._restore_arrays(value, Counter(values=MAX_VALUES))
         except DamageError as error:
@@ -95,11 +97,44 @@ class Codec:
             return value
         left["values"] -= len(value)
         if left["values"] < 0:
-            raise PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
+            raise _too_many_values()
         if isinstance(value, list):
             return [self._restore_arrays(item, left) for item in value]
         restored = self.decode_map(value)
         return {key: self._restore_arrays(item, left) for key, item in value.items()} if restored is value else restored
+
+
+def _too_many_values() -> PolicyError:
+    return PolicyError(f"a message that cannot be read: more than {MAX_VALUES:,} values", remedy=_REMEDY)
+
+
+# First byte of a value in MessagePack -> the bytes of its length, if it has one, and those before its content.
+_LENGTHS = {first: 1 << k for kind in (0xC4, 0xC7, 0xD9) for k, first in enumerate(range(kind, kind + 3))}
+_LENGTHS |= {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+_FIXED = {0xCA: 4, 0xCB: 8, **{first + k: 1 << k for first in (0xCC, 0xD0) for k in range(4)}}
+_FIXED |= {0xD4 + k: 1 + (1 << k) for k in range(5)}
+
+
+def _require_few_values(message: bytes) -> None:
+    """Raise `PolicyError` if a message in MessagePack announces over ten times `MAX_VALUES`, before any is built: an
+    empty map takes 1 byte there, and 72 in memory. `_restore_arrays` counts exactly; an array is several values here.
+    """
+    at, left, most = 0, 1, 10 * MAX_VALUES
+    for passed in range(most + 1):
+        if not left or at >= len(message):
+            return
+        if passed + left > most:
+            raise _too_many_values()
+        first = message[at]
+        size = _LENGTHS.get(first, 0)
+        length = int.from_bytes(message[at + 1 : at + 1 + size], "big")
+        at, left = at + 1 + size, left - 1
+        if 0x80 <= first < 0xA0:
+            left += (first & 15) << (first < 0x90)
+        elif first >= 0xDC and size:
+            left += length << (first >= 0xDE)
+        else:
+            at += _FIXED.get(first, length + (first & 31 if 0xA0 <= first < 0xC0 else 0) + (0xC7 <= first <= 0xC9))
 
 
 def _parse_dtype(text: object) -> np.dtype[Any]:
