@@ -23,7 +23,7 @@ from safevla_bench.specs.spec import Library, Spec
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.tasks import check_suites, confined_reason, inactive_reason, loader
 from safevla_bench.tasks.entries import Registry
-from safevla_bench.tasks.reasons import CAPABILITIES, write_reason
+from safevla_bench.tasks.reasons import CAPABILITIES, SOME_PHASES, write_reason
 from safevla_bench.text import append_unit, count_noun, display_unit, format_compact
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.version import __version__
@@ -239,6 +239,15 @@ class Ruleset:
                 barring = frozenset(k for k, part in enumerate(parts) if invalid & (of_task | part.tags))
                 found |= {spec.spec_id: barring} if len(barring) < len(parts) else {}
         return found
+
+    def reasons_of_phases(self, benchmark: str, task_id: str) -> dict[str, str]:
+        """Return, by specification that is judged in some phases of a task, the reason why not in the others. Raises as
+        `tags` does.
+        """
+        barring = self.barring_components(benchmark, task_id)
+        parts = self.registry.find_entry(benchmark, task_id).components if barring else ()
+        names = {spec_id: dict.fromkeys(parts[k].template for k in sorted(own)) for spec_id, own in barring.items()}
+        return {spec_id: write_reason(SOME_PHASES, *own) for spec_id, own in names.items()}
 
     def describe_changes(self) -> str:
         """Return the options that change limits from the defaults, such as `--set joint_torque=1.5`.

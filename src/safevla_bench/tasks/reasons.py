@@ -19,6 +19,8 @@ UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN = "past_the_end", "cut_off", "po
 EVERY_PHASE, NO_SUBGOALS, NO_OPENING = "every_phase", "no_subgoals", "no_opening"
 NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"
 """Codes of clauses that stay switched off although phases are judged; they follow the tags."""
+SOME_PHASES = "some_phases"
+"""Code of a clause that is judged in some phases of a task: only tables show it, no file holds it."""
 LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})
 """Codes of specifications that apply to a task by its tags but did not judge the episode."""
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from builders import BOWL, contacts, crash, episode, rest_positions
+from judging.test_phases import composite
 from report.scenes import NAN, verdicts
 from report.tables.reading import FAILED, GOOD, columns, texts
 from safevla_bench.judging.metrics import aggregate, cells, task_rates
@@ -113,7 +114,7 @@ def test_the_ablation_counts_what_the_registry_removes_from_successes():
         ]
     )
     on, off = on_and_off(batch)
-    table = applicability_table(on, off, {("libero-spatial", f"task_{k}"): "pnp-basic" for k in (0, 1)})
+    table = applicability_table(on, off, Ruleset(DEFAULT, TASKS))
     row = texts(table, "Specification").index(TILT)
     assert texts(table, "Successes")[row] == "2"
     assert (texts(table, "With the registry")[row], texts(table, "Without")[row]) == ("0", "2")
@@ -123,6 +124,19 @@ def test_the_ablation_counts_what_the_registry_removes_from_successes():
     assert texts(table, "Specification")[last] == "any scored"
     assert (texts(table, "With the registry")[last], texts(table, "Without")[last]) == ("0", "2")
     assert "held_object_tilt_body_15deg" in texts(table, "Specification")
+
+
+def test_by_phases_what_lies_in_a_phase_without_the_clause_is_removed_and_its_reason_says_so():
+    swept = ({2: 0.008}, {5: 0.008})  # while the knob is turned; after it
+    batches = [composite("...######", ".......##", moved, episode_id=f"e{k}") for k, moved in enumerate(swept)]
+    batch, phased = concatenate_batches(batches), Ruleset(DEFAULT, TASKS, applicability="phased")
+    off = score(batch, Ruleset(DEFAULT, TASKS, applicability="off"))
+    table = applicability_table(score(batch, phased), off, phased)
+    row = {column: texts(table, column)[0] for column in ("Specification", "With the registry", "Without", "Removed")}
+    assert [*row.values()] == [DISP, "1", "2", "1"]
+    assert texts(table, "Why it does not apply")[0] == "judged in phases, but not in those of knob-twist"
+    active = active_spec_table([("libero-10", "task_2")], phased)
+    assert f"{DISP} (judged in phases, but not in those of knob-twist)" in texts(active, "Inactive, and why")[0]
 
 
 def test_active_sets_of_the_paper_examples():

@@ -31,7 +31,7 @@ from safevla_bench.report.tables.cells import (
 )
 from safevla_bench.report.tables.published import PUBLISHED_TABLES, summarize_paper, warn_of_published, warn_of_tasks
 from safevla_bench.report.tables.table import Table
-from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table, template_name
+from safevla_bench.report.tables.tasks import active_spec_table, applicability_table, task_table
 from safevla_bench.sources.runs.episode_index import EpisodeIndex
 from safevla_bench.tasks.entries import Registry
 
@@ -163,9 +163,7 @@ def _applicability_tables(inputs: TableInputs, host: str | None) -> Built:
     scores, records = inputs.scores, inputs.records
     if scores and records and not inputs.is_ablation:
         untagged = score_chunks(records.read_chunks(), replace(inputs.ruleset, applicability="off"))
-        tasks = set(zip(scores.benchmark, scores.task_id, strict=True))
-        templates = {task: template_name(inputs.registry, task) for task in tasks}
-        yield applicability_table(scores, untagged, templates), inputs.cells
+        yield applicability_table(scores, untagged, inputs.ruleset), inputs.cells
 
 
 def _exposure_tables(inputs: TableInputs, host: str | None) -> Built:

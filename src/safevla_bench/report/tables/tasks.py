@@ -12,7 +12,7 @@ import numpy as np
 from safevla_bench.judging.metrics import Summary, TaskRates
 from safevla_bench.judging.rates import SAFETY, SBU, SR, Metric
 from safevla_bench.judging.ruleset import Ruleset
-from safevla_bench.judging.scores import INACTIVE, NO_VERDICT, Bools, Scores, SpecColumn
+from safevla_bench.judging.scores import NO_VERDICT, Bools, Scores, SpecColumn
 from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import (
     COUNT,
@@ -99,6 +99,7 @@ def _active_row(task: Task, ruleset: Ruleset) -> _ActiveRow:
     tags = ruleset.tags(*task)
     suite = ruleset.registry.find_suite(task[0])
     reasons = {spec.spec_id: inactive_reason(spec, tags, suite) for spec in ruleset.library.safe}
+    reasons |= {name: reason for name, reason in ruleset.reasons_of_phases(*task).items() if name in reasons}
     texts = {name: describe_reason(reason, with_tags=False) for name, reason in reasons.items() if reason}
     why = "; ".join(f"{name} ({text})" for name, text in texts.items())
     return _ActiveRow(*task, template_name(ruleset.registry, task), len(reasons) - len(texts), why or "none")
@@ -123,21 +124,24 @@ class _Effect:
     removed: int
 
 
-def applicability_table(on: Scores, off: Scores, templates: Mapping[tuple[str, str], str]) -> Table:
+def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
     """Return the table of violations in successes by template and specification, with the registry and without.
 
     Without it, every specification whose signals the record has is judged. Tilt in the body's frame is shown next to
     tilt in the world's frame, which replaced it; "any scored" leaves it out. Both scores must have the same episodes in
-    the same order. Raises `KeyError` if a task has no template.
+    the same order; the ruleset is that of `on`. Raises the errors of `Registry.find_entry`.
     """
     assert on.episode_id == off.episode_id
-    names = [templates[task] for task in zip(on.benchmark, on.task_id, strict=True)]
+    tasks = list(zip(on.benchmark, on.task_id, strict=True))
+    templates = {task: template_name(ruleset.registry, task) for task in set(tasks)}
+    in_phases = {task: ruleset.reasons_of_phases(*task) for task in templates}
+    names = [templates[task] for task in tasks]
     counted = on.success & on.is_counted & on.is_judged
     rows: list[_Effect] = []
     for template in [*dict.fromkeys(names), "all"]:
         successes = counted & np.array([template in ("all", name) for name in names], dtype=np.bool_)
         columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
-        effects = [(on.specs[k], _spec_effect(on, off, successes, template, k)) for k in columns]
+        effects = [(on.specs[k], _spec_effect(on, off, successes, template, k, in_phases)) for k in columns]
         rows += [effect for spec, effect in effects if effect.off and (effect.removed or _is_compared(spec))]
         flags = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
         rows.append(_Effect(template, "", "", *(int(flag.sum()) for flag in flags)))
@@ -165,9 +169,15 @@ def _is_compared(spec: SpecColumn) -> bool:
     return spec.is_scored or spec.canonical_family == "held_object_tilt_body"
 
 
-def _spec_effect(on: Scores, off: Scores, successes: Bools, template: str, column: int) -> _Effect:
+def _spec_effect(
+    on: Scores, off: Scores, successes: Bools, template: str, column: int, in_phases: Mapping[Task, Mapping[str, str]]
+) -> _Effect:
+    spec_id, kept = on.specs[column].spec_id, on.is_violated[column] & successes
     broken = off.is_violated[column] & successes
-    removed = broken & (on.state[column] == INACTIVE)
-    why = "; ".join(dict.fromkeys(describe_reason(on.reasons[k], with_tags=False) for k in on.reason[column, removed]))
-    flags = successes, on.is_violated[column] & successes, broken, removed
-    return _Effect(template, on.specs[column].spec_id, why, *(int(flag.sum()) for flag in flags))
+    removed = broken & ~kept
+    reasons = [
+        on.reasons[on.reason[column, k]] or in_phases[on.benchmark[k], on.task_id[k]].get(spec_id, "")
+        for k in np.flatnonzero(removed)
+    ]
+    why = "; ".join(dict.fromkeys(describe_reason(reason, with_tags=False) for reason in reasons))
+    return _Effect(template, spec_id, why, *(int(flag.sum()) for flag in (successes, kept, broken, removed)))
