@@ -8,6 +8,7 @@ import pytest
 from builders import BOWL, DRAWER, HAND, ROLES, contacts, episode
 from safevla_bench.archive.record_schema import record_schema
 from safevla_bench.errors import RecordError
+from safevla_bench.judging.activity import measure_progress
 from safevla_bench.trajectory.header import OUTCOMES
 
 
@@ -85,6 +86,22 @@ BROKEN = {
         )
         for outcome in ("failure", "timeout", "invalid_action", "stopped")
     },
+    **{
+        f"names of sub-goals: {names!r}": (
+            {"further": {"subgoals": np.zeros((12, 2), dtype=np.bool_)}, "extra": {"header": {"subgoal_names": names}}},
+            (None, "subgoal_names", problem),
+        )
+        for names, problem in (
+            (["a"], "1 name, but 2 sub-goals in each step"),
+            ("ab", "not a list of texts"),
+            ([1, 2], "not a list of texts"),
+            (["a", "a"], "the same name"),
+        )
+    },
+    "names of sub-goals that no step has": (
+        {"extra": {"header": {"subgoal_names": ["a", "b"]}}},
+        (None, "subgoal_names", "2 names, but 0 sub-goals"),
+    ),
     "a target without a role": ({"target_object": "cup"}, (None, "target_object", "has no role")),
 }
 
@@ -99,6 +116,13 @@ def test_a_broken_rule_is_named_with_its_place_and_remedy(rule):
     assert error.place.episode == "libero-goal/task_8/ep_000"
     assert problem in str(error)
     assert error.remedy
+
+
+@pytest.mark.parametrize("header", [{}, {"subgoal_names": None}])
+def test_sub_goals_without_names_are_read(header):
+    holds = np.zeros((12, 2), dtype=np.bool_)
+    batch = episode(further={"subgoals": holds}, extra={"header": header})
+    assert measure_progress(batch).tolist() == [[0.0], [0.0]]
 
 
 @pytest.mark.parametrize("outcome", [None, *OUTCOMES])

@@ -86,8 +86,8 @@ def assemble_recording(
 def subgoal_fields(
     names: Sequence[str], holds: Floats, extra: Mapping[str, object] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return the channel of sub-goals, from numbers 0 or 1 [n, G], and `extra` with their names, as fields of a
-    `Recording`.
+    """Return the channel of sub-goals, from numbers 0 or 1 [n, G], and `extra` with their names, as fields of an
+    `EpisodeArrays`.
     """
     return {SUBGOALS: holds != 0, "extra": add_header_field(extra, SUBGOAL_NAMES, list(names))}
 

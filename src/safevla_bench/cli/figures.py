@@ -24,6 +24,7 @@ from safevla_bench.report.figures.curves import draw_series, draw_sweep
 from safevla_bench.report.figures.sheet import COLUMN, Page
 from safevla_bench.report.figures.tradeoff import TradeoffLayout
 from safevla_bench.report.render.text import render_text
+from safevla_bench.report.tables.catalog import describe_reading
 from safevla_bench.report.tables.series import describe_series, series_table
 from safevla_bench.sensitivity.curves import parse_sweep, sweep_threshold
 from safevla_bench.text import count_noun
@@ -95,7 +96,8 @@ def figures_command(
     make_folder(folder)
     count = (len(which) + len(requests)) * len(forms)
     echo(f"{count_noun(count, 'file')} in {folder}: {', '.join(forms)} of each.")
-    target = _FigureTarget(folder, Page(style.width, titled=style.title == "yes"), forms)
+    page = Page(style.width, titled=style.title == "yes", remarks=describe_reading(judged.ruleset))
+    target = _FigureTarget(folder, page, forms)
     records = judged.records
     inputs = drawing.FigureInput(judged.scores, records.dt_s, records.lengths, layout, records.stamps_s)
     for name in which:

@@ -155,6 +155,7 @@ class _ExportChoice:
 
 
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
+    judged.ruleset.require_whole("the authors' CSV holds results of the paper's reading", "Judge without it.")
     names = ";".join(path.resolve().name for path in choice.sources)
     return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
 

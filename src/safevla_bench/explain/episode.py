@@ -16,7 +16,7 @@ from safevla_bench.explain.trace import Floats, SignalTrace, TraceChart, describ
 from safevla_bench.judging.phases import view_clause
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
-from safevla_bench.signals.signal import SIGNALS, RecordFields
+from safevla_bench.signals.signal import DISPLACED, SIGNALS, RecordFields, Signal
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl import formula as syntax
 from safevla_bench.tasks.reasons import describe_reason
@@ -231,7 +231,7 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
     return SpecTrace(
         spec=scores.specs[column],
         formula=syntax.format_formula(formula),
-        meaning=signal.meaning if signal else "Margin of the formula: below zero it is violated.",
+        meaning=_describe_signal(signal, reading) if signal else "Margin of the formula: below zero it is violated.",
         dt_s=float(reading.batch.dt_s[0]),
         times_s=reading.batch.stamps_s.get(0),
         signal_trace=signal_trace,
@@ -242,6 +242,14 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         worst=moment_at(signal_trace.worst),
         why=_name_phase(find_cause(reading, signal_trace.signal, first, ruleset.registry), scores, episode, first),
     )
+
+
+def _describe_signal(signal: Signal, reading: RecordFields) -> str:
+    """Return what a signal means, with the records from which displacement counts: the first of each interval."""
+    if reading.judged is None or signal.bodies is not DISPLACED:
+        return signal.meaning
+    firsts = np.unique(reading.origin[reading.judged]).tolist()
+    return signal.meaning.replace("record 0", f"record {' or '.join(map(str, firsts))}")
 
 
 def _name_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:

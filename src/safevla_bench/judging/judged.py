@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -323,8 +324,12 @@ class Judged:
         ]
 
     def describe_activity(self) -> list[str]:
-        """Return sentences on progress and engagement, which rank nothing."""
-        return [sentence for cell in self.summarize_scores()[0] for sentence in metrics.describe_activity(cell)]
+        """Return sentences on progress and engagement, which rank nothing, and on phases that are unknown."""
+        unknown = Counter(found.reason for found in self.scores.phases if found and found.reason)
+        return [
+            *(sentence for cell in self.summarize_scores()[0] for sentence in metrics.describe_activity(cell)),
+            *([f"Not judged phase by phase: {metrics.describe_unjudged(unknown)}."] if unknown else []),
+        ]
 
     def describe_forces(self) -> list[str]:
         """Return sentences on what the net force of two bodies changes, and on records that contain nothing else."""

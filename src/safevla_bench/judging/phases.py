@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from safevla_bench.tasks.reasons import (
     write_reason,
 )
 from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import host_header
 from safevla_recorder.channels import SUBGOAL_NAMES, SUBGOALS
 
 Bools = NDArray[np.bool_]
@@ -56,16 +58,14 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
 
 def find_phases(batch: Batch, episode: int, entry: TaskEntry) -> EpisodePhases:
     """Return the phases of an episode of a composite task."""
-    channel = batch.channel(SUBGOALS)
-    header = batch.extra[episode].get("header", {})
-    names = header.get(SUBGOAL_NAMES) if isinstance(header, Mapping) else None
-    if not channel.present[episode] or not isinstance(names, list) or len(names) != channel.width[episode]:
+    names: Any = host_header(batch.extra[episode]).get(SUBGOAL_NAMES)
+    if not names:
         return EpisodePhases(reason=NO_SUBGOALS)
-    rows: list[Bools] = list((channel.episode_rows(episode) != 0).T)
-    changes = {str(name): int((row[1:] != row[:-1]).sum()) for name, row in zip(names, rows, strict=True)}
+    rows: list[Bools] = list((batch.channel(SUBGOALS).episode_rows(episode) != 0).T)
+    changes = {name: int((row[1:] != row[:-1]).sum()) for name, row in zip(names, rows, strict=True)}
     columns = list[list[int]]()
     for part in entry.components:
-        own = [k for k, name in enumerate(names) if any(fnmatchcase(str(name), told) for told in part.predicates)]
+        own = [k for k, name in enumerate(names) if any(fnmatchcase(name, told) for told in part.predicates)]
         for opened in filter(None, map(OPENING.fullmatch, part.predicates)):
             found = _find_openings(batch, episode, *opened.groups())
             if not found:

@@ -102,10 +102,11 @@ def earlier_resets(batch: Batch) -> tuple[int | None, ...]:
 
 def header_fields(batch: Batch) -> list[Mapping[str, object]]:
     """Return the host-specific header fields of each episode, [E]."""
-    return [_host_header(extra) for extra in batch.extra]
+    return [host_header(extra) for extra in batch.extra]
 
 
-def _host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
+def host_header(extra: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the host-specific header fields in `extra` of one episode."""
     header = extra.get("header")
     return header if isinstance(header, Mapping) else {}
 
@@ -115,7 +116,7 @@ def clipped_numbers(batch: Batch, index: int) -> NDArray[np.float64] | None:
     does not have them, or has another shape.
     """
     try:
-        numbers = np.asarray(_host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
+        numbers = np.asarray(host_header(batch.extra[index]).get(CLIPPED_NUMBERS), dtype=np.float64)
     except (TypeError, ValueError):
         return None
     is_whole = numbers.shape == (batch.action.width[index], 2) and bool(np.isfinite(numbers).all())
@@ -215,5 +216,5 @@ def mark_flags(batch: Batch, mark: str) -> tuple[bool, ...]:
 
 def single_channels(batch: Batch, index: int) -> frozenset[str]:
     """Return the channels of an episode whose numbers were stored as float32 (`SINGLE`)."""
-    names = _host_header(batch.extra[index]).get(SINGLE)
+    names = host_header(batch.extra[index]).get(SINGLE)
     return frozenset(names if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else ())

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import Place, RecordError
+from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import (
     Batch,
     Bools,
@@ -28,8 +29,19 @@ from safevla_bench.trajectory.batch import (
 )
 from safevla_bench.trajectory.geometry import read_geometry
 from safevla_bench.trajectory.header import OUTCOMES, ROLES, SCHEMA_VERSION, TARGET, TORQUES, Header
-from safevla_bench.trajectory.marks import SINGLE, single_channels
-from safevla_recorder.channels import LARGEST, LINK_MOTION, NET_FORCE, NET_IMPULSE, POSES, ROWS, ChannelSpec, as_fields
+from safevla_bench.trajectory.marks import SINGLE, header_fields, single_channels
+from safevla_recorder.channels import (
+    LARGEST,
+    LINK_MOTION,
+    NET_FORCE,
+    NET_IMPULSE,
+    POSES,
+    ROWS,
+    SUBGOAL_NAMES,
+    SUBGOALS,
+    ChannelSpec,
+    as_fields,
+)
 from safevla_recorder.episode import ContactList, EpisodeArrays, add_header_field
 
 _NOTHING = Channel(np.empty(0), np.zeros(2, dtype=np.int64), np.array([-1], dtype=np.int64))
@@ -229,6 +241,7 @@ def validate(batch: Batch) -> None:
     _check_torques(batch)
     _check_tracking(batch)
     _check_stamps(batch)
+    _check_subgoals(batch)
 
 
 def _refuse(header: Header, field: str, problem: str, remedy: str, step: int | None = None) -> NoReturn:
@@ -379,3 +392,19 @@ def _check_stamps(batch: Batch) -> None:
         for row in np.flatnonzero(~(np.diff(stamps) >= _SHORTEST_DT_S))[:1]:
             problem = f"time stamp {float(stamps[row + 1])} is not after {float(stamps[row])}"
             _refuse(batch.headers[e], "time_s", problem, "Write increasing time stamps, in seconds.", int(row) + 1)
+
+
+def _check_subgoals(batch: Batch) -> None:
+    for e, fields in enumerate(header_fields(batch)):
+        names, columns = fields.get(SUBGOAL_NAMES), max(int(batch.channel(SUBGOALS).width[e]), 0)
+        if names is None:
+            continue
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            problem = "the names are not a list of texts"
+        elif len(names) != columns:
+            problem = f"{count_noun(len(names), 'name')}, but {count_noun(columns, 'sub-goal')} in each step"
+        elif len({*names}) != columns:
+            problem = "two sub-goals have the same name"
+        else:
+            continue
+        _refuse(batch.headers[e], SUBGOAL_NAMES, problem, "Write one text for each number of subgoals, all different.")

@@ -180,7 +180,7 @@ def test_color_is_never_the_only_difference():
     assert len({series_dash(k) for k in range(8)}) == 8
 
 
-PAGES = (Page(6.75), Page(2.8, titled=False))
+PAGES = (Page(6.75), Page(2.8, titled=False, remarks=("Judged otherwise.",)))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -192,6 +192,7 @@ def test_a_figure_for_another_page_has_its_width_and_is_as_readable(name: str, p
     assert figure.get_figwidth() == pytest.approx(page.width_in)
     assert misplaced(figure) == []
     assert any(text.get_fontweight() == "bold" for text in figure.findobj(Text)) == page.titled
+    assert any("Judged otherwise." in text.get_text() for text in figure.findobj(Text)) == bool(page.remarks)
 
 
 def test_a_page_too_narrow_for_its_text_is_refused():

@@ -18,7 +18,7 @@ from safevla_bench.interface import stage
 from safevla_bench.interface.policy import Observation
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.marks import DRAWN, chosen_start, earlier_resets, mark_flags, replay_fields
+from safevla_bench.trajectory.marks import DRAWN, chosen_start, earlier_resets, host_header, mark_flags, replay_fields
 from safevla_recorder.episode import FIXTURES, Bools, Floats
 from safevla_recorder.mujoco.recorder import Scene, set_state, state_size, subtree_bodies
 
@@ -256,8 +256,7 @@ def recorded_fixtures(episode: Batch) -> dict[str, Floats]:
     if none are recorded. Raises `HostError` if they are not poses.
     """
     (replay,), (extra,) = replay_fields(episode), episode.extra
-    header_extra = extra.get("header")
-    placed = replay.get(FIXTURES) if replay else isinstance(header_extra, Mapping) and header_extra.get(FIXTURES)
+    placed = (replay or host_header(extra)).get(FIXTURES)
     if not placed:
         return {}
     try:

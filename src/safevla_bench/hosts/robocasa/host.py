@@ -39,6 +39,7 @@ from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, Task
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import Batch
+from safevla_bench.trajectory.marks import host_header
 from safevla_recorder.episode import Floats, add_header_mark
 from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.recorder import Scene
@@ -119,8 +120,7 @@ class RobocasaHost(environment.MujocoHost):
 
     def stage(self, task: Task, episode: Batch) -> MujocoStage:
         """Return a stage for a recorded episode, a batch of one with its `sim_state`, in its recorded kitchen."""
-        header = episode.extra[0].get("header")
-        scene = header.get(self.name) if isinstance(header, Mapping) else None
+        scene = host_header(episode.extra[0]).get(self.name)
         if not isinstance(scene, Mapping) or "split" not in scene:
             problem = "the record does not say by which split and seed its kitchen was made"
             raise HostError(problem, remedy="Only records of `safevla eval` can be shown.")

@@ -430,9 +430,8 @@ class _Simulation(msgspec.Struct):
 
 
 def _read_simulation(episode: Batch) -> _Simulation:
-    header = episode.extra[0].get("header")
     try:
-        return msgspec.convert(header.get(SIMULATION, {}) if isinstance(header, Mapping) else {}, _Simulation)
+        return msgspec.convert(marks.host_header(episode.extra[0]).get(SIMULATION, {}), _Simulation)
     except msgspec.ValidationError:
         return _Simulation()
 
@@ -467,8 +466,7 @@ def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[Episo
     header, (replay,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]
     if seed is None:
-        extra = episode.extra[0].get("header")
-        earlier = extra.get(EARLIER_SEED) if isinstance(extra, Mapping) else None
+        earlier = marks.host_header(episode.extra[0]).get(EARLIER_SEED)
         if isinstance(earlier, Mapping) and isinstance(earlier.get("seed"), int):
             earlier_resets = marks.read_earlier_resets(earlier)
             seed = None if earlier_resets is None else earlier["seed"]

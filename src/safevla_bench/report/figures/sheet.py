@@ -86,10 +86,13 @@ _SETTINGS: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The place of a figure in a paper: width in inches, by default one of two columns, and whether to draw a title."""
+    """The place of a figure in a paper: width in inches, by default one of two columns, whether to draw a title, and
+    remarks that follow the figure's own notes.
+    """
 
     width_in: float = 3.5
     titled: bool = True
+    remarks: Sequence[str] = ()
 
 
 NARROWEST_IN = 2.8  # the minimum width of a figure: its panels need 17 ems of text
@@ -222,6 +225,7 @@ def finish_sheet(figure: Figure, notes: Sequence[str] = (), key: Sequence[KeyEnt
     The rounding hides tiny shifts of panels by further draws and by earlier drawings in the process.
     """
     width_in, height_in = figure.get_size_inches().tolist()
+    notes = (*notes, *PAGE.get().remarks)
     if notes or key:
         room_in = width_in - 2 * _MARGIN_IN
         labels = [wrap_text(f"{entry.sign}  {entry.name}".strip(), room_in - _MARK_IN, SMALL) for entry in key]
