@@ -239,8 +239,26 @@ def test_the_status_of_shards_lists_each_that_is_wanted_with_its_command(shards,
     assert states.pop("shard 2/3: missing") == command
     ((stray, _),) = states.items()
     assert stray.startswith(f"{tmp_path / 'stray'}: not a shard: ")
+    others = roll_shards(tmp_path / "other", 2, replace(REQUEST, seed=1))
+    states = dict(list_shard_states([*shards, *others]))
+    assert len(states) == 2
+    assert all(f"its plan differs from that of {shards[0]}: " in state for state in states)
     with pytest.raises(RunError, match="none of these is a shard"):
         list(list_shard_states([tmp_path / "nowhere"]))
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        ("safevla eval --shard 1/3 --out runs/2024", "safevla eval --shard 2/3 --out runs/2024-2"),
+        ("safevla eval --shard 1/3 --out 'a 1'", "safevla eval --shard 2/3 --out 'a 2'"),
+        ("safevla eval --out 'a", "its command, with --shard 2/3 and another --out"),
+    ],
+)
+def test_the_folder_of_a_missing_shard_has_its_number(shards, command, wanted):
+    for shard in shards:
+        change_description(shard, volatile={"command": command})
+    assert list(list_shard_states([shards[0], shards[2]])) == [("shard 2/3: missing", wanted)]
 
 
 OTHER = "safevla_bench 0123456789abcdef, safevla_recorder 0123456789abcdef"

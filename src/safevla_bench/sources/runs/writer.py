@@ -381,10 +381,9 @@ def list_shard_states(
     folders: Sequence[Path], format_continuation: Callable[[Path], str] = format_resume_command
 ) -> Iterator[tuple[str, str]]:
     """Yield (state, command) for each shard that is unfinished, doubled or missing, and for each folder that is no
-    shard; "" as its command if there is none. Raises `RunError` if none is a shard.
+    shard of the first one's plan; "" as its command if there is none. Raises `RunError` if none is a shard.
     """
-    known: dict[int, Path] = {}
-    whole, pattern = 0, ""
+    known: dict[int, _Shard] = {}
     for folder in folders:
         try:
             description = read_description(folder)
@@ -393,28 +392,35 @@ def list_shard_states(
         except (RunError, msgspec.ValidationError) as error:
             yield f"{folder}: not a shard: {error.problem if isinstance(error, RunError) else 'a whole run'}", ""
             continue
-        whole, pattern = stretch.count, str(read_volatile(description).get("command", "")) or pattern
+        shard, first = _Shard(folder, description, stretch, ()), next(iter(known.values()), None)
         name = f"shard {stretch.number}/{stretch.count} in {folder}"
-        if other := known.get(stretch.number):
-            yield f"{name}: doubled, also in {other}: leave one out", ""
+        if first and (other := next(list_differences(first.plan, shard.plan, ("that has", "this has")), "")):
+            yield f"{name}: its plan differs from that of {first.folder}: {other}", ""
+            continue
+        if twin := known.get(stretch.number):
+            yield f"{name}: doubled, also in {twin.folder}: leave one out", ""
         elif done < planned or description.get("complete") is not True:
             yield f"{name}: unfinished, {done} of {planned} episodes done", format_continuation(folder)
-        known.setdefault(stretch.number, folder)
+        known.setdefault(stretch.number, shard)
     if not known:
         raise RunError("none of these is a shard", remedy="Shards are made with --shard 1/8 and so on.")
-    for number in find_missing(known, whole):
-        yield f"shard {number}/{whole}: missing", _change_shard(pattern, number, whole)
+    commands = (str(read_volatile(shard.description).get("command", "")) for shard in known.values())
+    pattern, count = next(filter(None, commands), ""), next(iter(known.values())).stretch.count
+    for number in find_missing(known, count):
+        yield f"shard {number}/{count}: missing", _change_shard(pattern, number, count)
 
 
 def _change_shard(command: str, number: int, count: int) -> str:
     """Return a command of another shard for this one; its folder is renamed if its name ends with the number."""
-    words = shlex.split(command)
+    words: list[str] = []
+    with suppress(ValueError):  # a damaged one
+        words = shlex.split(command)
     if not {"--shard", "--out"} <= {*words[:-1]}:
         return f"its command, with --shard {number}/{count} and another --out"
-    words[words.index("--shard") + 1] = f"{number}/{count}"
-    out = words.index("--out") + 1
-    stem = words[out].rstrip("0123456789")
+    shard, out = words.index("--shard") + 1, words.index("--out") + 1
+    stem = words[out].removesuffix(words[shard].partition("/")[0])
     words[out] = f"{stem}{number}" if stem != words[out] else f"{stem}-{number}"
+    words[shard] = f"{number}/{count}"
     return shlex.join(words)
 
 
