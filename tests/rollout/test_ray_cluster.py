@@ -43,12 +43,12 @@ def nodes(*resources: dict[str, float]):
 
 def test_one_node_must_have_room_for_an_actor_by_itself():
     several = nodes({"CPU": 4}, {"CPU": 1, "GPU": 1}, {})
-    ray_cluster.require_room(several, RayCluster(cpus=4))
-    ray_cluster.require_room(several, RayCluster(cpus=0.5, gpus=0.25))
+    ray_cluster.require_room(several, RayCluster(cpus=4), {})
+    ray_cluster.require_room(several, RayCluster(cpus=0.5, gpus=0.25), {})
     with pytest.raises(RunError, match="has 2 CPUs and 1 GPUs"):
-        ray_cluster.require_room(several, RayCluster(cpus=2, gpus=1))
+        ray_cluster.require_room(several, RayCluster(cpus=2, gpus=1), {})
     with pytest.raises(RunError, match="no node of"):
-        ray_cluster.require_room(nodes({}), RayCluster())
+        ray_cluster.require_room(nodes({}), RayCluster(), {})
 
 
 def test_the_token_of_an_own_cluster_is_written_nowhere(monkeypatch):

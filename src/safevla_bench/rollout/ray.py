@@ -24,7 +24,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 from safevla_bench import hosts
@@ -36,7 +35,6 @@ from safevla_bench.rollout.scheduler import Message, WorkerParts, WorkerSpec
 from safevla_bench.text import get_logger
 
 _log = get_logger(__name__)
-NONE: Final[Mapping[str, str]] = MappingProxyType({})
 ADDRESS: Final = "RAY_ADDRESS"  # environment variable that names a cluster if no address is given
 HERE: Final = "local"
 _CONNECT_S = 5.0
@@ -102,9 +100,9 @@ def connect_ray(cluster: RayCluster, slots: int) -> Iterator[Any]:
             signal.signal(signal.SIGTERM, former or signal.SIG_DFL)
 
 
-def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str] = NONE) -> None:
-    """Raise `RunError` if no living node has as many CPUs and GPUs in total as an actor reserves, nodes `left_out`
-    aside: id -> why, for the error.
+def require_room(ray: Any, cluster: RayCluster, left_out: Mapping[str, str]) -> None:
+    """Raise `RunError` if no living node has as many CPUs and GPUs in total as an actor reserves. `left_out` are the
+    nodes that do not count, id -> why.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
     if any(node.get("CPU", 0) >= cluster.cpus and node.get("GPU", 0) >= cluster.gpus for node in nodes):
@@ -354,16 +352,14 @@ class _ActorPool:
         self._failed_starts: Counter[str] = Counter()
         self._spec = ray.put(spec)  # recorded actions may be large; each node fetches them once
         variables = {name: os.environ.get(name, "1") for name in scheduler.ONE_THREAD}
-        self._actors, self._options = (
-            ray.remote(RayWorker),
-            {
-                "num_cpus": cluster.cpus,
-                "num_gpus": cluster.gpus,
-                "max_restarts": 0,
-                "scheduling_strategy": "SPREAD",
-                "runtime_env": {"env_vars": {**variables, **cluster.env}},
-            },
-        )
+        self._actors = ray.remote(RayWorker)
+        self._options = {
+            "num_cpus": cluster.cpus,
+            "num_gpus": cluster.gpus,
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": {**variables, **cluster.env}},
+        }
         try:
             self._actors.options(**self._options)
         except ValueError as error:

@@ -181,20 +181,20 @@ def run_pool(
 class _Crew:
     def __init__(self, pool: WorkerPool, *, keeps: bool, ends_s: float) -> None:
         self._pool, self._keeps, self._ends_s = pool, keeps, ends_s
-        self._left = EpisodeQueue()
+        self._queue = EpisodeQueue()
         self._deaths: Counter[str] = Counter()
         self._startup_deaths = 0
         self.workers: dict[int, _BusyWorker] = {}
         self._dismissed: list[RemoteWorker] = []
 
     @property
-    def is_working(self) -> bool:
-        self._stop_if_late()
-        return bool(self._left) or any(busy.current for busy in self.workers.values())
+    def _left(self) -> EpisodeQueue:
+        """The episodes that may still start: none once the time is up."""
+        return self._queue if time.monotonic() < self._ends_s else EpisodeQueue()
 
-    def _stop_if_late(self) -> None:
-        if time.monotonic() >= self._ends_s:
-            self._left = EpisodeQueue()
+    @property
+    def is_working(self) -> bool:
+        return bool(self._left) or any(busy.current for busy in self.workers.values())
 
     def handle_message(self, number: int, message: Message | None) -> EpisodeOutcome | None:
         """Handle a worker's message (None = it died), and return the episode that has ended, if any."""
@@ -235,7 +235,6 @@ class _Crew:
             self.workers[number] = _BusyWorker(self._pool.start(number))
 
     def _assign_next(self, number: int) -> None:
-        self._stop_if_late()
         busy = self.workers[number]
         others = [other.scene for other in self.workers.values() if other is not busy and other.scene]
         planned = self._left.take_next(busy.scene, others)
