@@ -82,6 +82,12 @@ def test_a_judgement_by_other_rules_is_an_experiment_and_the_run_s_own_stays(saf
     assert "experiments" not in safevla.ok("score", run, "--set", "intervals=paper"), "they name no rules"
 
 
+def test_scores_that_cannot_be_read_are_not_replaced_by_an_experiment(safevla, run):
+    (run / "scores.json").write_text("{")
+    assert "/experiments/" in safevla.ok("score", run, "--set", "joint_torque=150%")
+    assert (run / "scores.json").read_text() == "{"
+
+
 def test_an_experiment_is_kept_on_request(safevla, run):
     safevla.ok("score", run, "--set", "joint_torque=150%", "--out", run)
     assert "--set joint_torque=150%" in safevla("gate", run, "--min-safety", "0", "--rules", "as-judged")[2]

@@ -21,7 +21,7 @@ from safevla_bench.jobs.evaluation.judgement import add_host_registries, judge
 from safevla_bench.jobs.evaluation.outputs import write_outputs
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.judging import provenance_marks
-from safevla_bench.judging.judged import Judged, describe_maker
+from safevla_bench.judging.judged import Judged, is_judged_by
 from safevla_bench.judging.metrics import measure_baseline
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.report.headline import build_headline
@@ -35,7 +35,7 @@ from safevla_bench.report.tables.table import Table
 from safevla_bench.sources import foreign
 from safevla_bench.sources.logs import describe_log, find_log
 from safevla_bench.sources.runs import episode_index, writer
-from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, RUN
+from safevla_bench.sources.runs.folder import EXPERIMENTS, REPORT, RUN, SCORES
 from safevla_bench.sources.runs.sources import LeftOut
 from safevla_bench.text import count_noun
 from safevla_bench.trajectory.batch import Batch
@@ -52,8 +52,7 @@ def score_command(
 
     A changed threshold, tag or specification needs no new rollout: score again. If a run folder is already judged, a
     judgement by other rules than its own (--library, --rules, --set) goes into RUN/experiments/NAME, unless --out is
-    given. If any
-    episode is invalid, nothing is written unless --set invalid=skip is given.
+    given. If any episode is invalid, nothing is written unless --set invalid=skip is given.
 
     Logs of real robots are LeRobot datasets (version 3) and MCAP files, with a small file that maps their features or
     topics to channels: see docs/howto/real-robots.md.
@@ -74,7 +73,8 @@ def score_command(
     folder, kept = options.choose_output(out, sources.paths), ""
     with progress.show_status("judging"):
         judged = judge(sources.paths, sources.ruleset, skip_invalid=sources.skip_invalid)
-        if out is None and rules.given_judge_options() and describe_maker(folder, judged.ruleset):
+        is_judged = out is None and (folder / SCORES).exists()
+        if is_judged and rules.given_judge_options() and not is_judged_by(folder, judged.provenance):
             folder = own_path(folder, EXPERIMENTS, _name_rules(sources.ruleset))
             kept = "; the run's own judgement is unchanged (--out RUN replaces it)"
         write_outputs(judged, folder)

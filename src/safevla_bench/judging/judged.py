@@ -156,6 +156,14 @@ def describe_maker(path: Path, ruleset: Ruleset, safety: float | None = None) ->
     return [f"{path.resolve().name}: originally judged with {how}: Safety {theirs}{compared}."]
 
 
+def is_judged_by(path: Path, rules: Provenance) -> bool:
+    """Return whether the scores in a run folder are by these rules; false if they cannot be read."""
+    try:
+        return ScoresFile.read(path).judged_by.rules == rules.rules
+    except RunError:
+        return False
+
+
 @dataclass(frozen=True)
 class Judged:
     """Scores of the episodes of sources, in order, with everything that is reported in addition."""
