@@ -306,9 +306,8 @@ def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]
         for name in _MEASURED
     }
     has_none = np.isnan(measured["force_n"])
-    measured["force_n"][has_none] = measured[NET_FORCE][
-        has_none
-    ]  # clauses judge the net force if no other force is recorded
+    # Clauses judge the net force if no other force is recorded.
+    measured["force_n"][has_none] = measured[NET_FORCE][has_none]
     return ContactList(
         record=np.array([t for t, _, _ in flat], dtype=np.int64),
         a=np.array([_body_index(c.a, index, t, f"contacts[{k}].a") for t, k, c in flat], dtype=np.int64),

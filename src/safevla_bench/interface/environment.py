@@ -12,8 +12,9 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 
 WORKER = "SAFEVLA_WORKER"
-WORKERS = "SAFEVLA_WORKERS"  # how many workers the run has
 """Environment variable with the number of a worker process, by which workers take turns at servers and GPUs."""
+WORKERS = "SAFEVLA_WORKERS"
+"""Environment variable with the number of workers that the run has."""
 
 
 class HostEnv(ABC):

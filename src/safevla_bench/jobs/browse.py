@@ -138,7 +138,7 @@ def describe_report(folder: Path) -> Iterator[str]:
     """Yield sentences on a run's report: other records were judged than are there now, or by non-default rules."""
     with suppress(SafevlaError):  # the page of an unreadable run says so
         if _is_run(folder):
-            digest, written = archive_digest(folder), judged.ScoresFile.read(folder).list_archives()
+            digest, written = archive_digest(folder), judged.ScoresFile.read(folder).list_archives() or [None]
             if digest and None not in written and digest not in written:
                 again = format_rescore_command(folder)
                 yield f"episodes were recorded or changed since this report was written; to write it again: {again}"

@@ -255,9 +255,9 @@ def build_tables(inputs: TableInputs, which: Iterable[str] = ()) -> list[Table]:
         built = [item for kind in KINDS for item in kind.build(inputs, None)]
     if not built:
         raise RunError("there is no episode to tabulate", remedy="Name sources that hold episodes.")
-    ablated = describe_reading(inputs.ruleset) if inputs.scores is not None else []
+    reading = describe_reading(inputs.ruleset) if inputs.scores is not None else []
     tables = [
-        replace(table, remarks=(*ablated, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
+        replace(table, remarks=(*reading, *table.remarks, *warn_of_cells(inputs, cells), *inputs.remarks))
         for table, cells in built
     ]
     if inputs.roster.published and not any(warn_of_published(cells) for _, cells in built):
