@@ -148,9 +148,9 @@ class RunProgressBar:
             for known, holds in values:
                 known += [] if holds is None else [holds]
         self.progress.advance(self.task)
-        took = outcome.latency
-        waited = "" if took is None or took.waiting_p50_ms is None else f", {took.waiting_p50_ms:.0f} waiting"
-        request = f" · {took.p50_ms:.0f} ms a request{waited}" if took and waited else ""
+        request = ""
+        if (took := outcome.latency) and took.waiting_p50_ms is not None:
+            request = f" · {took.p50_ms:.0f} ms a request, {took.waiting_p50_ms:.0f} waiting"
         self._describe(f"{outcome.planned.episode_id}{request}")
 
     def _describe(self, where: str) -> None:
