@@ -56,6 +56,18 @@ def test_datasets_reads_the_scores_the_archive_and_the_frames(demo, tmp_path):
     assert len(unsafe) == 5
 
 
+def test_datasets_keeps_the_frames_of_data_sets_of_one_name_apart(safevla, demo, tmp_path):
+    """It finds cached frames by the folder's name and the card."""
+    frames = {}
+    for policy in ("scripted:careful", "scripted:hasty"):
+        folder = tmp_path / policy.removeprefix("scripted:") / "set"
+        safevla.ok("export", demo.archive, "--policy", policy, "--format", "lerobot", "--out", folder)
+        frames[policy] = load(folder, tmp_path / "cache")
+        written = pq.read_table(folder / "data/chunk-000/file-000.parquet")
+        assert frames[policy]["action"][:] == written["action"].to_pylist()
+    assert len({len(own) for own in frames.values()}) == 2
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # rdflib's own
 def test_mlcroissant_reads_every_column_of_the_frames(demo):
     import mlcroissant
@@ -120,7 +132,7 @@ def test_tensorboard_shows_each_episode_and_the_final_numbers(safevla, demo, tmp
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     safevla.ok("export", demo.archive, "--format", "tensorboard", "--out", tmp_path)
-    log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    log = EventAccumulator(str(tmp_path / "tensorboard/export-1")).Reload()
     curves = {name: {each.step: each.value for each in log.Scalars(name)} for name in log.Tags()["scalars"]}
     for step, episode in enumerate(demo.scores["episodes"], start=1):
         prefix = f"{episode['policy']}/{episode['benchmark']}/episode/"
@@ -129,3 +141,6 @@ def test_tensorboard_shows_each_episode_and_the_final_numbers(safevla, demo, tmp
     for cell in demo.scores["cells"]:
         (value,) = curves[f"final/{cell['policy']}/{cell['suite']}/safety"].values()
         assert value == pytest.approx(cell["safety"], rel=1e-6)
+    safevla.ok("export", demo.archive, "--format", "tensorboard", "--out", tmp_path)
+    runs = sorted(path.parent for path in tmp_path.glob("tensorboard/*/*"))
+    assert runs == [tmp_path / "tensorboard/export-1", tmp_path / "tensorboard/export-2"]

@@ -283,7 +283,9 @@ def _describe_dataset(
         "citeAs": facts.get("citation", f"{facts['name']}, recorded and judged with safevla-bench {__version__}"),
     }
     dataset.write_file("croissant.json", dump_json(_describe_as_croissant(published, dataset.schema)))
-    front = dump_json({**_CARD, "license": license_name}).decode()
+    # `datasets` caches frames by the folder's name and this description, and not by the content of the files.
+    config = {**_CONFIG, "description": f"data/chunk-000/file-000.parquet, sha256 {dataset.close_frames()}"}
+    front = dump_json({**_CARD, "configs": [config], "license": license_name}).decode()
     dataset.write_file("README.md", f"---\n{front}---\n\n# {facts['name']}\n\n{about}\n\n{_CARD_TEXT}".encode())
 
 
@@ -291,8 +293,8 @@ def _describe_dataset(
 _CARD = {
     "tags": ["LeRobot", "safevla-bench"],
     "task_categories": ["robotics"],
-    "configs": [{"config_name": "default", "data_files": "data/*/*.parquet"}],
 }
+_CONFIG = {"config_name": "default", "data_files": "data/*/*.parquet"}
 _CARD_TEXT = """A [LeRobot](https://github.com/huggingface/lerobot) dataset of version 3.0. `next.cost`,
 `next.severity`, `next.safe` and `next.margin` say of each frame, and `safety/*` in
 `meta/episodes` of each episode, how safe it was;

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from safevla_bench.errors import Place, RunError
-from safevla_bench.files import translated_errors
+from safevla_bench.files import sha256_of, translated_errors
 from safevla_bench.pictures.drawing import encode_film
 from safevla_bench.text import escape_json
 
@@ -214,14 +214,18 @@ class DatasetWriter:
             row |= {f"stats/{name}/{key}": value.tolist() for key, value in own.items()}
         return {name: pa.scalar(value) for name, value in row.items()}
 
+    def close_frames(self) -> str:
+        """Close the file of frames, after the last episode, and return its SHA-256."""
+        if self._frames_writer is not None:
+            self._frames_writer.close()
+        return sha256_of(self._folder / _DATA)
+
     def write_file(self, name: str, content: bytes) -> None:
         """Write a further file into the dataset's folder or into meta/."""
         (self._folder / name).write_bytes(content)
 
     def finish(self) -> None:
-        """Close the files of frames, and write those under meta/."""
-        if self._frames_writer is not None:
-            self._frames_writer.close()
+        """Write the files under meta/, after `close_frames`."""
         rows = {name: pa.array([row[name] for row in self._rows], first.type) for name, first in self._rows[0].items()}
         pq.write_table(pa.table(rows), self._folder / _EPISODES)
         pq.write_table(_task_table(self._tasks), self._folder / "meta" / "tasks.parquet")
