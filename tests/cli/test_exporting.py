@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 
@@ -62,7 +63,8 @@ def test_results_in_others_files_hold_ours_beside_theirs_and_what_is_unknown_is_
     for task in document["tasks"]:
         assert task["avg_steps"] == np.mean([row["steps"] for row in task["episodes"]])
     assert [task["task"] for task in document["tasks"]] == [
-        header.instruction for header in rough_episodes()[0].headers
+        f"{header.instruction} ({header.task_id})"  # both tasks have one instruction
+        for header in rough_episodes()[0].headers
     ]
 
 
@@ -97,6 +99,26 @@ def test_the_hubs_results_are_entries_of_the_benchmarks_data_set(safevla, source
     assert all(entry["source"]["url"] and "n = " in entry["notes"] for entry in entries)
 
 
+def test_a_run_whose_episodes_all_crashed_has_no_results_for_a_hub(safevla, tmp_path):
+    run = ["--host", "fake", "--suite", "fake", "--task", "2", "--policy", "scripted:hasty", "--max-steps", 40]
+    safevla("eval", *run, "--out", tmp_path / "run")
+    (tmp_path / "meta.toml").write_text('dataset_id = "org/safety"\n')
+    for form in ("hub", "eval-results"):
+        out = tmp_path / form
+        words = ["--format", form, "--meta", tmp_path / "meta.toml", "--out", out]
+        assert "there is no result to write" in safevla.refuses("export", tmp_path / "run", *words)
+        assert not out.exists()
+
+
+def test_a_row_of_the_authors_csv_names_the_run_folder_of_its_policy(safevla, tmp_path):
+    for name in ("first", "second"):
+        write_archive(tmp_path / f"{name}.jsonl", from_recording(recording(4, policy="mine")))
+    sources = [f"{policy}={tmp_path}/{name}.jsonl" for policy, name in (("a", "first"), ("b", "second"))]
+    safevla.ok("export", *sources, "--format", "safevla-csv", "--out", tmp_path / "out.csv")
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert {row["model"]: row["run_dir"] for row in rows} == {"a": "first.jsonl", "b": "second.jsonl"}
+
+
 def test_a_dataset_says_how_many_frames_and_pictures_it_has(safevla, source, tmp_path):
     code, printed, err = safevla("export", source, "--format", "lerobot", "--out", tmp_path / "set")
     assert (code, err) == (0, "")
@@ -124,6 +146,8 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
         (["--format", "mcap", "--episode", ":7"], "no episode ':7'"),
         (["--format", "mcap", "--policy", "x"], "--policy is not for mcap"),
         (["--format", "lerobot", "--video"], "--video needs --cameras"),
+        (["--format", "submission", "--suite", ""], "there is no episode of the suite ''"),
+        (["--format", "submission", "--policy", ""], "there is no episode of the policy ''"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(safevla, source, tmp_path, options, words):

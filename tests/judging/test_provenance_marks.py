@@ -168,7 +168,7 @@ def test_score_files_the_page_and_the_board_say_so(judged, tmp_path):
 
 
 def test_exports_do_not_pass_for_results_on_the_suite(judged):
-    text = result_files.format_authors_csv(judged.summarize_scores()[0], load_library(), "x")
+    text = result_files.format_authors_csv(judged.summarize_scores()[0], load_library(), [])
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["benchmark_suite"] for row in rows][:2] == ["libero_goal", "robocasa365_atomic_seen (stand-in assets)"]
     cells = submission.build_submission(judged, judged.paths)["cells"]
@@ -220,7 +220,7 @@ def test_the_versions_of_a_record_are_in_its_verdict_its_cell_and_every_file_of_
 def test_exports_name_the_versions(runs_of_two_versions):
     judged = judge([runs_of_two_versions], load_ruleset())
     rows = csv.DictReader(
-        io.StringIO(result_files.format_authors_csv(judged.summarize_scores()[0], load_library(), "x"))
+        io.StringIO(result_files.format_authors_csv(judged.summarize_scores()[0], load_library(), []))
     )
     assert {row["model"]: row["simulator"] for row in rows} == {
         "a": "mujoco 3.2.3; robosuite 1.4.0",

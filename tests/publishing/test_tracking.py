@@ -166,6 +166,9 @@ def test_a_resumed_run_goes_on_at_the_number_of_finished_episodes_in_the_same_ru
     assert begun[0].get("id") is None
     assert (begun[1]["id"], begun[1]["resume"]) == ("abc", "allow")
     assert steps[2:] == list(range(3, 3 + len(steps[2:])))
+    safevla("export", tmp_path / "run", "--format", "wandb", "--out", tmp_path / "run")
+    assert "id" not in begun[2]  # an export is a new run, which no other continues
+    assert (tmp_path / "run/.wandb-run").read_text() == "abc"
 
 
 def test_a_finished_run_is_sent_with_every_episode_the_final_numbers_and_the_report(safevla, tmp_path, monkeypatch):
@@ -180,11 +183,27 @@ def test_a_finished_run_is_sent_with_every_episode_the_final_numbers_and_the_rep
     safevla.ok("export", tmp_path / "run", "--format", "mlflow", "--out", tmp_path / "run")
     assert [episode for episode, _ in tracker.logged] == [1, 2]
     assert tracker.logged[0][1] == {
-        **{"policy": "noop", "suite": "fake", "task": "task_0", "episode/steps": 3},
+        **{"policy": "noop", "suite": "fake", "task": "task_0", "episode/steps": 3, "episode/crashed": 0.0},
         **{"episode/success": 0.0, "episode/safe": 1.0, "episode/unsafe_success": 0.0, "episode/vsi": 0.0},
     }
     assert tracker.final["noop/fake/n"] == 2
     assert tracker.report == tmp_path / "run" / "report.html"
+
+
+def test_an_export_sends_the_rows_and_steps_that_the_run_itself_sends(safevla, tmp_path, monkeypatch):
+    """Crashed episodes are among them, and count as steps."""
+    sent = []
+    monkeypatch.setattr(tracking, "TRACKERS", {"wandb": lambda *begun: sent.append(MemoryTracker()) or sent[-1]})
+    fake_package(monkeypatch, "wandb")
+    policies = ["--policy", "scripted:hasty", "--policy", "noop"]
+    run = ["--host", "fake", "--suite", "fake", "--task", "0,2", "--episodes", "2", "--max-steps", "40"]
+    code, _, err = safevla("eval", *run, *policies, "--log", "wandb", "--out", tmp_path / "run")
+    assert code == 4, err
+    safevla.ok("export", tmp_path / "run", "--format", "wandb", "--out", tmp_path / "run")
+    logged, exported = sent
+    assert [row["episode/crashed"] for _, row in exported.logged].count(1.0) > 0
+    assert exported.logged == logged.logged
+    assert exported.final == logged.final
 
 
 def test_a_broken_off_run_closes_its_trackers(tmp_path):

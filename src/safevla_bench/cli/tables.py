@@ -156,8 +156,9 @@ class _ExportChoice:
 
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
     judged.ruleset.require_whole("the authors' CSV holds results of the paper's reading", "Judge without it.")
-    names = ";".join(path.resolve().name for path in choice.sources)
-    return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, names)
+    names = [path.resolve().name for path in choice.sources]
+    run_dirs = list(zip(names, judged.cells_by_source(), strict=True))
+    return result_files.format_authors_csv(judged.summarize_scores()[0], judged.library, run_dirs)
 
 
 def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice: _ExportChoice) -> bytes:
@@ -185,8 +186,7 @@ def _write_dataset(judged: Judged, choice: _ExportChoice) -> None:
 def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> None:
     tracking.require_trackers([name], "--format")
     report = choice.out / REPORT
-    steps, config = (judged.records.lengths - 1).tolist(), submission.describe_ruleset(judged.ruleset)
-    tracking.send_results(name, choice.out, judged.scores, steps, report if report.exists() else None, config)
+    tracking.send_results(name, choice.out, judged, report if report.exists() else None)
 
 
 def _encode_card(judged: Judged, choice: _ExportChoice) -> str:
@@ -265,7 +265,7 @@ def export_command(
         raise click.UsageError("--video needs --cameras.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size, video)
-    judged = sources.judge().select_cells([policy] if policy else (), [suite] if suite else ())
+    judged = sources.judge().select_cells(*([] if name is None else [name] for name in (policy, suite)))
     if (content := _EXPORTS[form].encode(judged, choice)) is not None:
         _save_file(file, content)
     if not judged.is_complete:

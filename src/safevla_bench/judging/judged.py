@@ -239,6 +239,14 @@ class Judged:
         times = [run_folder.read_volatile(run_folder.read_description(run)).get("started") for run in runs]
         return max((time for time in times if isinstance(time, str)), default="")
 
+    def cells_by_source(self) -> list[set[tuple[str | None, str]]]:
+        """Return each source's pairs of policy and suite, of the episodes that it has or planned."""
+        return [
+            {(self.scores.policy[k], self.scores.benchmark[k]) for k in indices}
+            | {(lost.policy, lost.benchmark) for lost in source.absent}
+            for source, indices in self.records.by_source()
+        ]
+
     def select_cells(self, policies: Collection[str | None] = (), suites: Collection[str] = ()) -> Judged:
         """Return the episodes of these policies and suites; of all where none is named. Raises `RunError` for a name
         that no episode has.

@@ -26,7 +26,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -60,16 +61,20 @@ _MEANS = {"vsi": VSI, "vsi_unsafe": VSI_UNSAFE}
 _SUITES = {"robocasa-365": "robocasa365_atomic_seen"}
 _SIMULATOR = "simulator"
 _Value = float | str | None
+RunDirs = Sequence[tuple[str, Collection[tuple[str | None, str | None]]]]
 
 
-def format_authors_csv(cells: Sequence[Summary], library: Library, run_dir: str) -> str:
+def format_authors_csv(cells: Sequence[Summary], library: Library, run_dirs: RunDirs) -> str:
     """Return the CSV text: a row for each policy × suite, under the authors' headings. The library provides the older
-    ids and the tiers of its specifications; `run_dir` is the value of that column, such as the name of the run folder.
+    ids and the tiers of its specifications; `run_dirs` are the names of run folders or archives, each with the pairs of
+    policy and suite that it has.
     """
     sink = io.StringIO()
     writer = csv.DictWriter(sink, _column_names(library), restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_suite_row(cell, library, run_dir) for cell in cells)
+    for cell in cells:
+        own = dict.fromkeys(name for name, pairs in run_dirs if (cell.policy, cell.suite) in pairs)
+        writer.writerow(_suite_row(cell, library, ";".join(own)))
     return sink.getvalue()
 
 
@@ -161,11 +166,13 @@ def read_facts(path: Path | None) -> ModelFacts:
 
 
 def publishable_cells(judged: Judged) -> list[Summary]:
-    """Return the cells (one per suite) of the only judged policy. Raises `RunError` for several policies or none, for a
-    simulator that ran with stand-ins for its own assets, and for starts chosen by a search.
+    """Return the cells (one per suite) of the only judged policy. Raises `RunError` for several policies or none,
+    without any number, for a simulator that ran with stand-ins for its own assets, and for starts chosen by a search.
     """
     cells = judged.summarize_scores()[0]
     _require_one("policy", cells)
+    if not any(any(_cell_metrics(cell)) for cell in cells):
+        raise RunError("there is no result to write", remedy=_REMEDY)
     for cell in cells:
         if cell.standin_assets:
             problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is not a result on it"
@@ -263,9 +270,10 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 def encode_harness_results(judged: Judged) -> bytes:
     """Return the harness's result of one policy on one suite; raises `RunError` for several of either, or none.
 
-    Tasks have the harness's names, which are their instructions. Episodes that did not run to their end are errors, in
-    no mean and not in `avg_steps`; the harness counts its errors as failures of no steps. `created_at` is when the run
-    was begun, "" where no run says. No record says how long an episode took (`elapsed_sec`).
+    Tasks have the harness's names, which are their instructions; where several share one, their ids follow. Episodes
+    that did not run to their end are errors, in no mean and not in `avg_steps`; the harness counts its errors as
+    failures of no steps. `created_at` is when the run was begun, "" where no run says. No record says how long an
+    episode took (`elapsed_sec`).
     """
     rows = list(judged.scores.episodes())
     _require_one("policy", [*rows, *judged.scores.absent])
@@ -273,14 +281,18 @@ def encode_harness_results(judged: Judged) -> bytes:
     every = [_harness_episode(row, steps - 1) for row, steps in zip(rows, judged.records.lengths.tolist(), strict=True)]
     every += [_harness_episode(lost) for lost in judged.scores.absent]
     languages = {header.task_id: header.instruction for header in judged.headers}
+    of_tasks = _group(every, lambda episode: str(episode.pop("task_id")))
+    for task, _ in of_tasks:
+        with suppress(SafevlaError):  # a task outside the registry has no other name than its id
+            languages[task] = languages.get(task) or judged.ruleset.registry.find_entry(suite, task).instruction
+    named = Counter(languages.get(task) for task, _ in of_tasks)
     tasks = []
-    for task, episodes in _group(every, lambda episode: str(episode.pop("task_id"))):
+    for task, episodes in of_tasks:
         numbered = [{"episode_id": number, **episode} for number, episode in enumerate(episodes)]
         steps = [episode["steps"] for episode in episodes if episode["metrics"]]
         average = {"num_episodes": len(episodes), "avg_steps": sum(steps) / max(len(steps), 1)}
-        with suppress(SafevlaError):  # a task outside the registry has no other name than its id
-            languages[task] = languages.get(task) or judged.ruleset.registry.find_entry(suite, task).instruction
-        name = languages.get(task) or task
+        name = languages.get(task)
+        name = f"{name} ({task})" if name and named[name] > 1 else name or task
         tasks.append({"task": name, "episodes": numbered, **average, **_harness_rates(episodes)})
     seeds = [source.description.get("seed") for source in judged.sources]
     tree = {
@@ -298,12 +310,15 @@ def encode_harness_results(judged: Judged) -> bytes:
     return dump_json(tree)
 
 
+_REMEDY = "Name sources with an episode that ran to its end."
+
+
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
     if len(names) != 1:
         choice = f"Choose one by --{option}: {', '.join(names)}."
-        remedy = choice if names else "Name sources with an episode that ran to its end."
+        remedy = choice if names else _REMEDY
         raise RunError(f"such a file holds one {option}'s episodes, but there are {len(names)}", remedy=remedy)
     return names[0]
 

@@ -10,22 +10,27 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import read_text, write_atomically
-from safevla_bench.judging.metrics import Summary, cells
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.metrics import Summary
 from safevla_bench.judging.rates import HEADLINE
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import install_command
+from safevla_bench.publishing.submission import describe_ruleset
 from safevla_bench.rollout.episode import EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
+from safevla_bench.sources.runs.folder import MISSING
+from safevla_bench.sources.runs.parts import episode_rows
 from safevla_bench.text import escape_controls, map_texts
 
 Numbers = Mapping[str, float]
@@ -54,15 +59,17 @@ def _curves(row: Row) -> dict[str, float]:
 
 
 class _NamedRun:
-    """A run whose name in the tracker is stored in the run folder, so that a resumed run continues in the tracker."""
+    """A run whose name in the tracker is stored in the run folder, so that a resumed run continues in the tracker. One
+    that `is_new` neither continues another nor is continued.
+    """
 
-    def __init__(self, package: str, folder: Path) -> None:
+    def __init__(self, package: str, folder: Path, is_new: bool) -> None:
         self._api: Any = importlib.import_module(package)
-        self._file = folder / f".{package}-run"
-        self._known = read_text(self._file).strip() if self._file.exists() else None
+        self._file, self._is_new = folder / f".{package}-run", is_new
+        self._known = read_text(self._file).strip() if not is_new and self._file.exists() else None
 
     def _keep_name(self, name: object) -> None:
-        if self._known is None and isinstance(name, str) and self._file.parent.is_dir():
+        if self._known is None and not self._is_new and isinstance(name, str) and self._file.parent.is_dir():
             write_atomically(self._file, name)
             self._known = name
 
@@ -72,8 +79,10 @@ class _HubTracker(_NamedRun):
     WANDB_MODE=offline, and WANDB_PROJECT or TRACKIO_PROJECT for another project.
     """
 
-    def __init__(self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        super().__init__(package, folder)
+    def __init__(
+        self, package: str, key: str, name: str, folder: Path, config: Mapping[str, object], is_new: bool
+    ) -> None:
+        super().__init__(package, folder, is_new)
         self._key = key
         project = os.environ.get(f"{package.upper()}_PROJECT") or "safevla-bench"
         resumed = {} if self._known is None else {key: self._known, "resume": "allow"}
@@ -95,8 +104,8 @@ class _HubTracker(_NamedRun):
 
 
 class _MlflowTracker(_NamedRun):
-    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        super().__init__("mlflow", folder)
+    def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
+        super().__init__("mlflow", folder, is_new)
         self._api.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "safevla-bench")
         self._run = self._api.start_run(run_id=self._known, run_name=name)
         self._api.log_params({key: str(value)[:500] for key, value in config.items()})
@@ -123,8 +132,10 @@ def name_metric(name: str) -> str:
 
 
 class _TensorboardTracker:
-    def __init__(self, name: str, folder: Path, config: Mapping[str, object]) -> None:
-        self._folder, self._last = folder / "tensorboard", 0
+    def __init__(self, name: str, folder: Path, config: Mapping[str, object], is_new: bool) -> None:
+        runs = (folder / "tensorboard" / f"export-{number}" for number in count(1))  # TensorBoard: a run a folder
+        self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
+        self._last = 0
         self._writer: Any = None
 
     def log(self, episode: int, row: Row) -> None:
@@ -152,7 +163,7 @@ def _final_values(numbers: Numbers) -> dict[str, float]:
     return {f"final/{name}": value for name, value in numbers.items()}
 
 
-TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object]], Tracker]] = {
+TRACKERS: Mapping[str, Callable[[str, Path, Mapping[str, object], bool], Tracker]] = {
     "wandb": partial(_HubTracker, "wandb", "id"),
     "trackio": partial(_HubTracker, "trackio", "name"),
     "mlflow": _MlflowTracker,
@@ -188,13 +199,15 @@ def summary_values(summaries: Iterable[Summary]) -> dict[str, float]:
     return values
 
 
-def _label_episode(policy: str | None, suite: str, task: str) -> dict[str, str]:
-    return dict(zip(_LABELS, map(escape_controls, (policy or "policy", suite or "all", task)), strict=True))
-
-
-def _episode_values(row: EpisodeScore) -> dict[str, float]:
-    own = {"success": row.success, "safe": row.safe, "unsafe_success": row.sbu, "vsi": row.vsi}
-    return {f"episode/{name}": float(value) for name, value in own.items() if value is not None}
+def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, score: EpisodeScore | None) -> Row:
+    policy, suite, task = labels
+    known: dict[str, float | None] = {"steps": steps, "crashed": crashed}
+    if score is not None:
+        known |= {"success": score.success, "safe": score.safe, "unsafe_success": score.sbu, "vsi": score.vsi}
+    return {
+        **dict(zip(_LABELS, map(escape_controls, (policy or "policy", suite or "all", task)), strict=True)),
+        **{f"episode/{name}": float(value) for name, value in known.items() if value is not None},
+    }
 
 
 class OutcomeScorer:
@@ -245,12 +258,8 @@ class TrackingObserver:
         """Judge the episode and send its numbers; a crashed episode has no verdict."""
         scores = self._scorer.score(outcome)
         task = outcome.planned.task
-        row: dict[str, float | str] = {
-            **_label_episode(outcome.planned.policy, task.suite, task.task_id),
-            "episode/steps": outcome.steps,
-            "episode/crashed": float(outcome.batch is None),
-            **({} if scores is None else _episode_values(scores.episode(0))),
-        }
+        labels = outcome.planned.policy, task.suite, task.task_id
+        row = _make_row(labels, outcome.steps, outcome.batch is None, None if scores is None else scores.episode(0))
         self._count += 1
         self._try(lambda tracker: tracker.log(self._count, row))
 
@@ -275,22 +284,40 @@ def _finish(tracker: Tracker, numbers: Numbers, report: Path | None) -> None:
     tracker.finish(numbers)
 
 
-def _begin_run(name: str, folder: Path, config: Mapping[str, object]) -> Tracker:
-    return TRACKERS[name](escape_controls(folder.resolve().name), folder, map_texts(config, escape_controls))
+def _begin_run(name: str, folder: Path, config: Mapping[str, object], *, is_new: bool = False) -> Tracker:
+    return TRACKERS[name](escape_controls(folder.resolve().name), folder, map_texts(config, escape_controls), is_new)
 
 
-def send_results(
-    name: str, folder: Path, scores: Scores, steps: Sequence[int], report: Path | None, config: Mapping[str, object]
-) -> None:
-    """Send finished episodes, of so many `steps`, [E], to a new run of a tracker. Raises `RunError` if it fails."""
+def send_results(name: str, folder: Path, judged: Judged, report: Path | None) -> None:
+    """Send the episodes that ended or crashed to a new run of a tracker, named after `folder`, as a `TrackingObserver`
+    sends them, in the order of their plans. Raises `RunError` if it fails.
+    """
     try:
-        tracker = _begin_run(name, folder, config)
-        for number, (row, length) in enumerate(zip(scores.episodes(), steps, strict=True), start=1):
-            labels = _label_episode(row.policy, row.benchmark, row.task_id)
-            tracker.log(number, {**labels, "episode/steps": length, **_episode_values(row)})
-        _finish(tracker, summary_values(cells(scores)), report)
+        tracker = _begin_run(name, folder, describe_ruleset(judged.ruleset), is_new=True)
+        for number, row in enumerate(_judged_rows(judged), start=1):
+            tracker.log(number, row)
+        _finish(tracker, summary_values(judged.summarize_scores()[0]), report)
     except Exception as error:  # each tracker has its own errors: no login, no network, a read-only folder
         raise RunError(f"{name} failed: {type(error).__name__}: {error}", remedy="Correct the cause.") from error
+
+
+def _judged_rows(judged: Judged) -> Iterator[Row]:
+    crashed = {(lost.policy, lost.episode_id) for lost in judged.scores.absent if lost.outcome != MISSING}
+    for source, indices in judged.records.by_source():
+        recorded = {judged.headers[k].key: k for k in indices}
+        for planned in episode_rows(source.path) if source.absent else ():
+            key = source.policy_names.get(planned.policy, planned.policy), planned.episode_id
+            if key in crashed:
+                yield _make_row((key[0], planned.benchmark, planned.task_id), planned.steps, True, None)
+            elif key in recorded:
+                yield _recorded_row(judged, recorded.pop(key))
+        yield from (_recorded_row(judged, k) for k in recorded.values())
+
+
+def _recorded_row(judged: Judged, index: int) -> Row:
+    score = judged.scores.episode(index)
+    labels = score.policy, score.benchmark, score.task_id
+    return _make_row(labels, int(judged.records.lengths[index]) - 1, False, score)
 
 
 class ObserverGroup:
