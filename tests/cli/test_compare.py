@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from builders import episode
+from builders import episode, recording
 from folders import change_description
 from safevla_bench import Monitor
 from safevla_bench.archive import append_episodes, open_archive, write_archive
@@ -15,7 +16,7 @@ from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.sources.runs.episode_index import scan
 from safevla_bench.trajectory.batch import select_episodes
-from safevla_bench.trajectory.single_episode import iterate_records
+from safevla_bench.trajectory.single_episode import from_recording, iterate_records
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +233,27 @@ def test_code_scanning_gets_places_texts_of_rules_and_fingerprints_of_problems_a
     safevla("gate", shipped, *limits, "--junit", tmp_path / "gate.sarif")
     (run,) = json.loads((tmp_path / "gate.sarif").read_text())["runs"]
     (place,) = run["results"][0]["locations"]
-    assert place["physicalLocation"]["artifactLocation"]["uri"] == f"{shipped.parent.name}/{shipped.name}"
+    address = place["physicalLocation"]["artifactLocation"]["uri"]
+    assert address.startswith("../")
+    assert (tmp_path / address).samefile(shipped)
+
+
+def test_a_problem_of_a_gate_names_the_sources_that_have_its_episodes(safevla, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for policy in ("mine", "other"):
+        write_archive(Path(f"{policy}.jsonl"), from_recording(recording(4, policy=policy)))
+    sources = ("mine.jsonl", "other.jsonl")
+    for per in ("policy", "cell"):
+        safevla("gate", *sources, "--min-safety", "0.99", "--per", per, "--junit", "gate.sarif")
+        (run,) = json.loads(Path("gate.sarif").read_text())["runs"]
+        places = {
+            place["logicalLocations"][0]["fullyQualifiedName"].partition(" / ")[0]: [
+                each["physicalLocation"]["artifactLocation"]["uri"] for each in result["locations"]
+            ]
+            for result in run["results"]
+            for place in result["locations"]
+        }
+        assert places == {"mine": ["mine.jsonl"], "other": ["other.jsonl"]}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -111,7 +112,8 @@ def gate_command(
     if junit is not None:
         judged_by = " ".join([*remarks, provenance.to_sentence()])
         is_sarif = junit.suffix.lower() == SARIF
-        files = [_address(path / RUN if (path / RUN).exists() else path) for path in sources.paths]
+        addresses = (_address(path / RUN if (path / RUN).exists() else path) for path in sources.paths)
+        files = list(zip(addresses, judged.cells_by_source(), strict=True))
         write = partial(gating.format_sarif, files=files) if is_sarif else gating.format_junit
         write_atomically(junit, write(gate_report, judged_by))
     if form == "json":
@@ -132,8 +134,9 @@ def gate_command(
 
 
 def _address(path: Path) -> str:
-    whole, here = path.absolute(), Path.cwd()  # code scanning takes no absolute address
-    return quote((whole.relative_to(here) if whole.is_relative_to(here) else Path(*whole.parts[-2:])).as_posix())
+    return quote(
+        Path(os.path.relpath(path)).as_posix()
+    )  # code scanning takes no absolute address, and no result without
 
 
 def _gate_against(

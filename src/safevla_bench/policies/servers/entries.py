@@ -147,7 +147,7 @@ def make_entry_policy(
     entry = find_entry(name)
     if not entry.is_runnable:
         problem = f"{name} cannot be run: {'; '.join(entry.unknown)}"
-        raise PolicyError(problem, remedy="It is listed for its published numbers only.")
+        raise PolicyError(problem, remedy=f"What is known of its server: safevla protocols --entries {name}")
     others = dict(arguments)
     texts = tuple(others.pop(SERVER, "").split())
     if not texts:

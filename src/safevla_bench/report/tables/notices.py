@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import itemgetter
 from xml.etree import ElementTree
 
@@ -226,21 +226,24 @@ def format_junit(checked: GateReport, judged_by: str = "") -> bytes:
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
+_Cells = Collection[tuple[str | None, str]]
 # A backslash keeps these from forming a link, `[text](address)`, in a message (SARIF 2.1.0, section 3.11.6).
 _SARIF_MARKS = re.compile(r"[\\\[\]]")
 
 
-def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[str] = ()) -> bytes:
+def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[tuple[str, _Cells]] = ()) -> bytes:
     """Return SARIF 2.1.0 with a result per outcome that is failed (error) or undecided (`open`): GitHub's code scanning
-    takes every result for a problem. `files` are the addresses of what was judged, relative to the working folder.
+    takes every result for a problem. `files` are the addresses of what was judged, relative to the working folder, each
+    with its pairs of policy and suite; a result names those that have episodes of it.
     """
     kinds = {"failed": ("fail", "error"), "undecided": ("open", "none")}
     start = {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
-    places = [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": start}} for file in files] or [{}]
     results = []
     for outcome in checked.outcomes:
         if outcome.verdict == "passed":
             continue
+        own = [file for file, cells in files if any(_is_in(outcome, *cell) for cell in cells)] or [f for f, _ in files]
+        places = [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": start}} for file in own] or [{}]
         name, (kind, level) = f"{outcome.policy or 'all'} / {outcome.suite or 'all'}", kinds[outcome.verdict]
         digest = hashlib.sha256(f"{_gate_name(outcome)}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
         results.append(
@@ -262,6 +265,10 @@ def format_sarif(checked: GateReport, judged_by: str = "", files: Sequence[str] 
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     document = msgspec.json.encode({"$schema": schema, "version": "2.1.0", "runs": [run]})
     return escape_json(msgspec.json.format(document, indent=2))
+
+
+def _is_in(outcome: GateOutcome, policy: str | None, suite: str) -> bool:
+    return outcome.gate is None or (outcome.policy == policy and outcome.suite in (None, suite))
 
 
 _RULE = (
