@@ -46,7 +46,7 @@ PLACES = {
     ("policies/__init__.py", "make_policy"): OWN,  # that stand-in
     ("policies/__init__.py", "make_entry_policy"): GUARD,  # servers of the paper's entries
     ("jobs/evaluation/request.py", "make_policy"): USER,  # `replay:` alone, of --policy
-    ("hosts/__init__.py", "make_host"): OWN,  # the suites of a host of ours
+    ("hosts/__init__.py", "make_host"): OWN,  # the suites of our hosts
     ("jobs/evaluation/request.py", "make_host"): GUARD,
     ("jobs/evaluation/preparation.py", "make_host"): GUARD,
     ("jobs/evaluation/results.py", "make_host"): GUARD,

@@ -122,7 +122,7 @@ def test_a_loop_that_moves_while_it_should_settle_loses_these_episodes_with_one_
     ],
 )
 def test_what_recording_raises_costs_the_episode_and_reaches_no_loop(monkeypatch, caplog, fails, kept):
-    """Whatever it is, such as a fault of ours; the next episode is recorded."""
+    """Any error, such as our own fault, is reported; the next episode is recorded."""
     cutter, episodes = cutter_of()
 
     def fail(*_, **__):

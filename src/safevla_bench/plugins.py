@@ -102,8 +102,8 @@ class PluginGroup:
         return tuple(sorted(entry_points(group=self.group).names))
 
     def owner(self, name: str) -> str:
-        """Return the name of the distribution that offers a plug-in; `nobody` if none does."""
-        return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "nobody")
+        """Return the name of the distribution that offers a plug-in; "" if none does."""
+        return next((_distribution_name(entry) for entry in entry_points(group=self.group, name=name)), "")
 
     def is_own(self, name: str) -> bool:
         """Return whether the plug-in with that name is one of this package's own."""

@@ -1,4 +1,4 @@
-"""Memory has a bound, whatever a file says: in each form, and in each command that reads files."""
+"""Memory has a bound for every content of a file: in each form, and in each command that reads files."""
 
 from __future__ import annotations
 

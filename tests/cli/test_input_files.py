@@ -40,7 +40,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("command", OPTIONS)
 def test_a_pipe_where_a_file_is_named_is_refused_and_never_opened(tmp_path, monkeypatch, run, safevla, command):
-    """To open a pipe that nobody writes to would wait without end."""
+    """Opening a pipe that has no writer would wait without end."""
     monkeypatch.chdir(tmp_path)
     pipe = tmp_path / "pipe.toml"
     os.mkfifo(pipe)

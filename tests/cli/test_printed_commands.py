@@ -1,4 +1,4 @@
-"""Each command that another command prints does what it says, pasted into a shell, whatever names the files have."""
+"""Each command that another command prints does what it says, pasted into a shell, for every name of a file."""
 
 from __future__ import annotations
 

@@ -1160,7 +1160,7 @@ def spans(f: Node, e: Episode, nothing: float = INF, positive: bool = True, due:
     """Between which margins a formula's lies at each record. Over no record G is `nothing`, F and U are minus that.
 
     Under an odd number of negations it is not `positive`. What is `due`, right of an arrow, may come after the end of
-    the episode if its window does not end before; None: whatever comes after the end is left out.
+    the episode if its window does not end before; None: what comes after the end is left out.
     """
     everywhere = range(e.n)
     is_bounded = bool(due) and f[0] in ("G", "F", "U", "W") and f[2] < INF
@@ -1219,7 +1219,7 @@ def spans(f: Node, e: Episode, nothing: float = INF, positive: bool = True, due:
 
 
 def excess(value: float, limit: float, rounding: float) -> float:
-    """What a value has over a limit: nothing if they are equal but for rounding."""
+    """What a value has over a limit: nothing if they are equal except for rounding."""
     return 0.0 if math.isclose(value, limit, rel_tol=rounding) else value - limit
 
 

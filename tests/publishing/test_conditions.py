@@ -40,7 +40,7 @@ def write_policy(folder: Path, policy: str, states: tuple[int | None, ...] = (0,
 
 
 def ranks(*paths: Path) -> list[list[tuple[str, str]]]:
-    """Rank and policy with remarks of each row of each table of one's own runs."""
+    """Rank and policy with remarks of each row of each table of a user's own runs."""
     page = build_board(paths, load_ruleset(missing="deactivate"), reports=False)["index.html"]
     own = page.partition('id="runs"')[2].partition("</section>")[0]
     rows = [re.findall(r'<span class="rank">(.*?)</span><span class="name">(.*?)</span></div>', table, re.S)

@@ -355,4 +355,4 @@ def test_a_response_that_is_not_due_yet_is_open_and_one_that_was_due_is_not() ->
     assert judge("0100", "0000") == "broken"
     assert judge("0100", "0001") == "kept"
     assert judge("001", "001") == "kept"
-    assert judge("1001", "0000") == "broken"  # whatever becomes of the second one
+    assert judge("1001", "0000") == "broken"  # for every end of the second one

@@ -45,7 +45,7 @@ def host_names() -> tuple[str, ...]:
 
 
 def host_owner(name: str) -> str:
-    """Return the distribution that provides a host, `nobody` if none does."""
+    """Return the distribution that provides a host; "" if none does."""
     return _HOSTS.owner(name)
 
 

@@ -45,14 +45,14 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
     lasting = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()  # records up to the last one
     ends = [max(count - lasting[k] for k in own) for own in columns]  # `count` = unfinished
     cuts = sorted({end for end in ends if 0 < end < count})
-    nobodys = [k for k in range(holds.shape[1]) if not any(k in own for own in columns)]
+    unowned = [k for k in range(holds.shape[1]) if not any(k in own for own in columns)]
     spans = list[tuple[int, int, frozenset[int]]]()
     for first, last in zip([0, *(cut + 1 for cut in cuts)], [*cuts, count - 1], strict=True):
         if first <= last:
             within = changed[first : last + 1]
             ending = last if last in cuts else max(ends)
             owners = frozenset(k for k, own in enumerate(columns) if ends[k] == ending or within[:, list(own)].any())
-            spans.append((first, last, every if within[:, nobodys].any() else owners))
+            spans.append((first, last, every if within[:, unowned].any() else owners))
     return tuple(spans)
 
 

@@ -28,7 +28,7 @@ def request(host, suite, policy, *, coupling=None, **options):
 
 
 class Reading:
-    """A policy of one's own that wants something of the host."""
+    """A user's policy that wants something of the host."""
 
     def __init__(self, **wants):
         self.wants = Wants(**wants)

@@ -64,9 +64,9 @@ def test_each_channel_that_the_fake_host_records_has_a_forgery(hasty):
 def test_channels_that_older_recorders_did_not_write_are_compared_where_both_have_them(hasty):
     def changed(channel, value):
         numbers = {"supported": True, "opening": 0.5, "entered": False} | {channel: value}
-        told = to_recording(alone(hasty), 0)
-        rows = {name: np.full((told.records, 1), number) for name, number in numbers.items()}
-        return from_recording(replace(told, **rows, **{f"{name}_bodies": [0] for name in rows}))
+        recording = to_recording(alone(hasty), 0)
+        rows = {name: np.full((recording.records, 1), number) for name, number in numbers.items()}
+        return from_recording(replace(recording, **rows, **{f"{name}_bodies": [0] for name in rows}))
 
     here = changed("supported", True)
     assert compare_records(alone(hasty), here) == ([], list(HANDLING))

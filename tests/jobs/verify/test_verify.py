@@ -176,7 +176,7 @@ def test_another_digest_of_what_judged_differs_and_nothing_is_judged_with_the_wr
 
 
 def forge(run, name, old, new):
-    """Replace a text of a file and renew its digest, as whoever changes the file can."""
+    """Replace a text of a file and renew its digest, as anyone who changes the file can."""
     content = (run / name).read_bytes()
     assert old in content
     (run / name).write_bytes(content.replace(old, new))

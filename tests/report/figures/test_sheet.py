@@ -6,7 +6,7 @@ from safevla_bench.report.figures import sheet
 
 
 def test_letters_that_the_font_lacks_are_drawn_with_a_font_of_the_system_or_listed(monkeypatch, caplog):
-    """U+20DD is in fonts that come with matplotlib, but not in DejaVu Sans; no font but that of boxes has 策."""
+    """U+20DD is in fonts that come with matplotlib, but not in DejaVu Sans; only the font of boxes has 策."""
     with sheet.figure_style():
         assert sheet.drawable_text("plain é Ж") == "plain é Ж"
         assert sheet.rcParams["font.family"] == ["DejaVu Sans"]

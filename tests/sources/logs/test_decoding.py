@@ -1,4 +1,4 @@
-"""What is made of a definition of a type: code in bounded time, whatever the definition says."""
+"""What is made of a definition of a type: code in bounded time, for every definition."""
 
 from __future__ import annotations
 

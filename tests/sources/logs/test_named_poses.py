@@ -1,4 +1,4 @@
-"""Messages whose poses are told by the names of their numbers are read as features of datasets are."""
+"""Messages whose poses are recognized by the names of their numbers are read as features of datasets are."""
 
 from __future__ import annotations
 

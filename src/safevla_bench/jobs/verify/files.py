@@ -121,13 +121,13 @@ def check_files(run: Path) -> list[Finding]:
     undigested = open_check(PARTS, "raw records have no manifest; their own checksums are read", wanted=False)
     try:
         changed = [] if is_raw else [mismatch(PARTS, f"{name} {detail}") for name, detail in changed_parts(run)]
-        beside = [mismatch(FILES, detail) for detail in changed_files(run)]
+        others = [mismatch(FILES, detail) for detail in changed_files(run)]
     except RunError as error:
         return [undigested if is_raw else mismatch(PARTS, str(error)), *_find_undigested(run, ())]
     whole = undigested if is_raw else agreement(PARTS, f"{len(parts)} {said}")
     return [
         *(changed or [whole]),
-        *(beside or [agreement(FILES, f"all {said}")]),
+        *(others or [agreement(FILES, f"all {said}")]),
         *_find_undigested(run, folder.read_manifest(run).files),
     ]
 
