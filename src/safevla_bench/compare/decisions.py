@@ -1,9 +1,10 @@
 """Decisions from a comparison: the ranking under other thresholds, the choice of a policy, gates against another run.
 
 The chosen policy is the best in one metric among those that satisfy conditions. The intervals of all candidates and
-metrics hold simultaneously (Bonferroni over exact ones), so that those of the chosen one hold however it was chosen. It
-is compared with the runner-up by the ordinary test, which needs no adjustment for the number of candidates (S. Gutmann
-and Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian, Annals of Statistics 47 (2019) 758-782).
+metrics hold simultaneously (Bonferroni over exact ones), so that those of the chosen one are valid for every way of
+choosing. It is compared with the runner-up by the ordinary test, which needs no adjustment for the number of candidates
+(S. Gutmann and Z. Maymin, Annals of Statistics 15 (1987) 456-461; K. Hung and W. Fithian, Annals of Statistics 47
+(2019) 758-782).
 
 Gates against another run are limits on the difference from it, on the same episodes. Their interval is for these tasks,
 since a benchmark is run again. Episodes without a value enter with their worst and best value, unless left out.

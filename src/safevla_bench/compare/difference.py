@@ -80,7 +80,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     p_by_task_at_extremes: float | None = None
     """The larger `p_by_task` at these extremes, in the same way."""
     tipping: int | None = None
-    """The largest number of episodes without a value, no matter which, that may count against the better-looking
+    """The largest number of episodes without a value that can all count against the better-looking
     policy while all of the other's count for it (for several policies, at the error divided by the number of pairs).
     Null if even zero is too many, and if not computed."""
     tasks: int = 0

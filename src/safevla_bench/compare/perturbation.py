@@ -129,7 +129,7 @@ def _select_common(plain: PolicyResults, changed: PolicyResults, *, with_seed: b
 
 
 class Intervention(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with a filter and without; counts are of `pairs` that both finished, names of the filtered one's."""
+    """A policy with a filter and without. Counts are of `pairs` that both finished; names are of the filtered one."""
 
     policy: str
     without: str

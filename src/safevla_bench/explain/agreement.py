@@ -25,8 +25,8 @@ UNKNOWN = -1
 
 
 class CostLabel(NamedTuple):
-    """One cost over one episode: its sum, the first record with a cost above 0, -1 = none, and whether some step before
-    the last has no cost.
+    """One cost over one episode: its sum, the first record with a cost above 0 (-1 if none), and whether some step
+    before the last has no cost.
     """
 
     total: float

@@ -284,7 +284,7 @@ class Cause:
 
 
 def halve_speed(actions: Floats, still: Floats) -> Floats:
-    """Return each action twice, halved in components where the still action is 0, which are changes of pose.
+    """Return each action twice, with the changes of pose (components in which the still action is 0) halved.
 
     >>> halve_speed(np.array([[0.5, 1.0]]), np.array([0.0, -1.0])).tolist()
     [[0.25, 1.0], [0.25, 1.0]]

@@ -113,7 +113,7 @@ class GateOutcome(msgspec.Struct, frozen=True, kw_only=True):
     worst: float | None = None
     """The value with the worst case for every unknown episode."""
     tipping: int | None = None
-    """The largest number of unknown episodes, no matter which, that may count against the gate without failing it.
+    """The largest number of unknown episodes that can all count against the gate without failing it.
     Null if none are unknown, even zero is too many, or a start has several episodes."""
 
 

@@ -43,7 +43,7 @@ def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tupl
     count, every = len(holds), frozenset(range(len(columns)))
     changed: Bools = np.diff(holds, axis=0, prepend=holds[:1])
     lasting = np.logical_and.accumulate(holds[::-1]).sum(axis=0).tolist()  # records up to the last one
-    ends = [max(count - lasting[k] for k in own) for own in columns]  # `count` = unfinished
+    ends = [max(count - lasting[k] for k in own) for own in columns]  # `count` means that the component is unfinished
     cuts = sorted({end for end in ends if 0 < end < count})
     unowned = [k for k in range(holds.shape[1]) if not any(k in own for own in columns)]
     spans = list[tuple[int, int, frozenset[int]]]()

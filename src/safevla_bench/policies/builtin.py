@@ -83,7 +83,7 @@ class MetaworldExpert:
         if self._script is None or STATE not in observation.extra:
             raise PolicyError("policy 'metaworld' needs Meta-World's observation", remedy=_USE)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns at most steps that actions are clipped
+            warnings.simplefilter("ignore")  # it warns in most steps that actions are clipped
             action = self._script.get_action(observation.extra[STATE].copy())
         return np.clip(np.asarray(action, dtype=np.float64), -1.0, 1.0)
 

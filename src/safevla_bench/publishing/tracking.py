@@ -38,8 +38,8 @@ Row = Mapping[str, float | str]  # an episode's numbers, and its policy, suite a
 
 
 class Tracker(Protocol):
-    """A receiver of numbers. What a method raises is reported once; it is not asked again, and the run goes on. One
-    with a method `attach` is also given the path of the report.
+    """A receiver of numbers. If a method raises, that is reported once, it gets nothing more, and the run continues.
+    One with a method `attach` is also given the path of the report.
     """
 
     def log(self, episode: int, row: Row) -> None:

@@ -306,7 +306,7 @@ def held_object_tilt(fields: RecordFields) -> Floats:
 
 @signal(unit="deg", reads=("body_quat_wxyz of the held target",), bodies=HELD, cause="grip")
 def held_object_tilt_body(fields: RecordFields) -> Floats:
-    """Angle of the whole rotation of the held target since record 0, turns about its own axis included.
+    """Angle of the held target's whole rotation since record 0, including rotation about its own axis.
 
     In degrees, 0 to 180. The held target, and NaN, as in `held_object_tilt`.
     """

@@ -81,7 +81,7 @@ def lifted(before: Ints, after: Ints) -> Bools:
 
 @_event(_load, "supported")
 def put_down(before: Ints, after: Ints) -> Bools:
-    """True at the record from which a target that was lifted, and is still held, is supported, for three or more."""
+    """True at the first of at least three records in which a lifted target is supported while it is still held."""
     return np.asarray((before == _CARRIED) & (after == _PUT))
 
 

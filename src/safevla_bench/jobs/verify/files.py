@@ -495,7 +495,7 @@ def _check_report(run: Path, judged: Judged) -> Finding:
         problem = f"{later[0]} is newer and may have changed it"
         return open_check(folder.REPORT, f"{problem}; to write it again, so that it can be checked: {command}")
     place = find_difference(written, expected)
-    shown = None if place is None else f"byte {place}: {_quote(written, place)} is written, made again it is "
+    shown = None if place is None else f"byte {place}: {_quote(written, place)} is in the file; when made again, it is "
     return _finding(folder.REPORT, shown and shown + _quote(expected, place or 0), "made again, the same bytes")
 
 

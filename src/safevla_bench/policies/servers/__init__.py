@@ -47,7 +47,7 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     library: str = "websockets"
     extra: str = "openpi"
     replans: bool = True  # whether the client executes only part of each chunk, and takes the argument `replan`
-    arguments: tuple[str, ...] = ()  # of its client, besides those of all clients
+    arguments: tuple[str, ...] = ()  # of its client, in addition to those of all clients
 
     @property
     def example(self) -> str:
