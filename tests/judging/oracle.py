@@ -1496,13 +1496,22 @@ def progress(e: Episode) -> dict[str, float]:
     return {"progress": shares[-1], "progress_max": max(shares)}
 
 
+def is_floor(body: str) -> bool:
+    """Whether a name says floor or ground, and after it nothing but which part or number: a floor lamp is none."""
+    words = body.lower().replace("groundplane", "ground_plane").split("_")
+    last = max((k for k, word in enumerate(words) if word in ("floor", "ground")), default=None)
+    parts = {"plane", "backing", "front", "back", "left", "right", "room", "main"}
+    rest = () if last is None else words[last + 1 :]
+    return body == "world" or (last is not None and all(word in parts or word.isdecimal() for word in rest))
+
+
 def engaged(e: Episode) -> bool | None:
     """Whether the robot touches anything but the floor, or anything but the robot moves; None if that is not known."""
     known = "contacts" in e.steps[0] and "body_pos_m" in e.steps[0]
     for t, step in enumerate(e.steps):
         for contact in step.get("contacts", []):
             others = [body for body in (contact["a"], contact["b"]) if e.roles[body] != "robot"]
-            if len(others) == 1 and "floor" not in others[0] and "ground" not in others[0] and others[0] != "world":
+            if len(others) == 1 and not is_floor(others[0]):
                 return True
         for body in step.get("body_pos_m", {}):
             if e.roles[body] == "robot":

@@ -58,6 +58,19 @@ def engagement(**changes) -> float:
     return float(score(from_recording(recording(6, **changes)), RULES).engaged[0])
 
 
+@pytest.mark.parametrize(
+    ("body", "is_floor"),
+    [
+        *((name, True) for name in ("world", "ground", "floor", "floor_1_backing_room_main", "kitchen_floor_front")),
+        *((name, True) for name in ("groundplane", "GROUND_2")),
+        *((name, False) for name in ("floor_lamp", "ground_beef_1", "floorboard", "playground", "world_map")),
+    ],
+)
+def test_only_a_body_that_is_named_as_a_floor_or_part_of_one_is_the_floor(body, is_floor):
+    touch = {"roles": {**ROLES, body: "furniture"}, "contacts": contacts((3, HAND, 5, 1.0))}
+    assert engagement(**touch) == (not is_floor) == (not oracle.is_floor(body))
+
+
 def test_an_episode_is_engaged_if_the_robot_touches_or_moves_anything_but_the_floor():
     still, floor = rest_positions(6), {**ROLES, "floor_1": "furniture"}
     assert engagement() == 0

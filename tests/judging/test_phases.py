@@ -28,6 +28,7 @@ from safevla_bench.judging.phases import divide_records
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodePhases, EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
+from safevla_bench.pictures.viewers import build_timeline
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.training.labels import label_records
@@ -399,7 +400,8 @@ def test_explanations_read_the_interval_and_name_the_phase_of_a_violation():
     swept = composite("...######", ".......##", {1: 0.5, 5: 0.008}, contacts=touching)
     explanation = explain_episode(score(swept, PHASED), swept, PHASED, 0)
     (clause,) = explanation.violated_clauses
-    assert clause.meaning.endswith("from its place in record 4.")
+    assert clause.meaning.endswith("from its place in record 4, where judged phases begin.")
+    assert build_timeline(score(swept, PHASED), swept, PHASED, 0).facts["applicability"] == "phased"
     (whole,) = [kept for kept in explanation.kept_clauses if kept.spec.spec_id == "self_collision_free"]
     assert whole.meaning == SIGNALS["self_collision"].meaning
     assert (clause.first.step, clause.first.involved.amount) == (5, "8.00\u00a0mm")

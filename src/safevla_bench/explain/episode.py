@@ -248,8 +248,8 @@ def _describe_signal(signal: Signal, reading: RecordFields) -> str:
     """Return what a signal means, with the records from which displacement counts: the first of each interval."""
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
-    firsts = np.unique(reading.origin[reading.judged]).tolist()
-    return signal.meaning.replace("record 0", f"record {' or '.join(map(str, firsts))}")
+    firsts = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))
+    return signal.meaning.replace("record 0", f"record {firsts}, where judged phases begin")
 
 
 def _name_phase(cause: CauseChain | None, scores: Scores, episode: int, step: int) -> CauseChain | None:

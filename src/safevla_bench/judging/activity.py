@@ -17,7 +17,7 @@ from safevla_recorder.channels import SUBGOALS
 
 MOVED_M = 0.005
 """A body that is further than this from its place in record 0 was moved."""
-_FLOOR = re.compile(r"(^|_)(floor|ground)|^world$", re.IGNORECASE)
+_FLOOR = re.compile(r"world|(.*_)?(floor|ground)(_?(plane|backing|front|back|left|right|room|main|\d+))*", re.I)
 
 
 def measure_progress(batch: Batch) -> Floats:
@@ -38,7 +38,7 @@ def measure_engagement(fields: RecordFields) -> Floats:
     moves by more than 5 mm, [E]; 0 if contacts and poses show neither; NaN if they are not recorded or lost.
     """
     batch, engaged = fields.batch, np.zeros(len(fields.batch))
-    floor = np.array([bool(_FLOOR.search(name)) for name in batch.body_names], dtype=np.bool_)
+    floor = np.array([bool(_FLOOR.fullmatch(name)) for name in batch.body_names], dtype=np.bool_)
     of_robot = batch.body_role == ROBOT
     a, b = batch.contacts.a, batch.contacts.b
     counts = (of_robot[a] != of_robot[b]) & ~floor[batch.body_name[a]] & ~floor[batch.body_name[b]]

@@ -110,6 +110,7 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
             "safe": NO_VERDICT if row.safe is None else str(row.safe).lower(),
             "vsi": "" if row.vsi is None else repr(row.vsi),
             **({"standin_assets": "true"} if row.standin_assets else {}),
+            **({"applicability": ruleset.applicability} if ruleset.applicability != "on" else {}),
         },
         times_s=record.stamps_s.get(0, np.arange(record.starts[-1]) * record.dt_s[0]),
         records=int(record.starts[-1]),

@@ -21,7 +21,7 @@ from safevla_bench.report.album import Album, Replays, embed_replays
 from safevla_bench.report.analysis import Analysis
 from safevla_bench.report.charts import Chart, draw_chart
 from safevla_bench.report.episode_details import EpisodeRecords
-from safevla_bench.report.episode_table import MOST_DRAWN, EpisodeEntry, build_episode_table
+from safevla_bench.report.episode_table import MOST_DRAWN, EpisodeEntry, EpisodeTable, build_episode_table
 from safevla_bench.report.headline import Headline, build_headline, describe_mixture
 from safevla_bench.report.tables import cells as cell_tables
 from safevla_bench.report.tables import comparison, explain, notices, sensitivity
@@ -78,68 +78,92 @@ def render_page(
         summarized: the cells and the total of `scores`, if known.
     """
     summaries, total = summarized or (cells(scores), aggregate(scores))
-    marked = frozenset(name for name in privileged if name is not None)
     records = EpisodeRecords(scores, batch, ruleset)
-    bodies = analysis.bodies
-    episodes = build_episode_table(records, bodies, firmness)
-    if firmness:
-        lines = describe_firmness([*firmness.values()]).split("\n")
-        remarks = [*remarks, *(f"Physics varied. {line}" for line in lines)]
-    skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
+    episodes = build_episode_table(records, analysis.bodies, firmness)
+    lines = describe_firmness([*firmness.values()]).split("\n") if firmness else ()
     headline = build_headline(summaries, total, analysis.comparison, mixture=describe_mixture(scores))
     if changes := ruleset.describe_changes():
         headline = replace(headline, answer=f"Judged with {changes}. {headline.answer}")
-    worst = list(draw_worst(records, episodes.entries))
     in_3d = embed_replays(records, replays)
     style, script = render.read_template("page.css"), render.read_template("page.js")
-    template = render.template_environment().get_template("page.html")
-    return template.render(
-        policy=render.content_security_policy(style, script, *in_3d.scripts),
-        style=Markup(style),
-        script=Markup(script),
-        title=title,
-        is_single=bool(episode),
-        total=total,
-        headline=Headline(episode) if episode else headline,
-        applicability="on" if provenance is None else provenance.applicability,
-        privileged=sorted({policy_name(cell) for cell in summaries}.intersection(marked)),
-        damage=str(lost or ""),
-        standins=provenance_marks.warn_of_scores(scores),
-        baseline_warnings=notices.baseline_warnings(measure_baseline(scores)),
-        remarks=remarks,
-        outcomes=[(cell, policy_name(cell), list_whiskers(cell)) for cell in summaries],
-        numbers=cell_tables.headline_table(summaries, total, privileged=marked),
-        violations=[summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
-        is_folded=len(summaries) > _OPEN,
-        torque_note=cell_tables.torque_note(summaries),
-        body_table=explain.body_table(bodies, scores, summaries) if bodies else None,
-        worst=worst,
-        any_unsafe=total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
-        case_numbers={case.entry.row.number: k for k, case in enumerate(worst, 1)},
-        episodes=episodes,
-        album=album,
-        in_3d=in_3d,
-        shared_states=find_shared_states(records, episodes.entries),
-        analysis=analysis,
-        onset_table=explain.onset_table,
-        difference_table=comparison.difference_table,
-        describe_series=describe_series,
-        series_table=series_table,
-        variant_table=sensitivity.variant_table,
-        unscored=notices.exclusion_table(
+    return (
+        render.template_environment()
+        .get_template("page.html")
+        .render(
+            **_CONSTANTS,
+            **_cell_sections(summaries, total, frozenset(name for name in privileged if name is not None)),
+            **_episode_sections(records, episodes),
+            **_provenance_sections(scores, summaries, ruleset, provenance),
+            policy=render.content_security_policy(style, script, *in_3d.scripts),
+            style=Markup(style),
+            script=Markup(script),
+            title=title,
+            is_single=bool(episode),
+            headline=Headline(episode) if episode else headline,
+            remarks=[*remarks, *(f"Physics varied. {line}" for line in lines)],
+            body_table=explain.body_table(analysis.bodies, scores, summaries) if analysis.bodies else None,
+            album=album,
+            in_3d=in_3d,
+            analysis=analysis,
+            provenance=_format_json(description) if description else (),
+        )
+    )
+
+
+_CONSTANTS: Mapping[str, object] = {
+    "onset_table": explain.onset_table,
+    "difference_table": comparison.difference_table,
+    "describe_series": describe_series,
+    "series_table": series_table,
+    "variant_table": sensitivity.variant_table,
+    "dash": NO_VALUE,
+    "fixed": lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
+    "interval": format_interval,
+    "percent": format_percent,
+}
+
+
+def _cell_sections(summaries: Sequence[Summary], total: Summary, privileged: frozenset[str]) -> dict[str, object]:
+    return {
+        "total": total,
+        "privileged": sorted({policy_name(cell) for cell in summaries}.intersection(privileged)),
+        "outcomes": [(cell, policy_name(cell), list_whiskers(cell)) for cell in summaries],
+        "numbers": cell_tables.headline_table(summaries, total, privileged=privileged),
+        "violations": [summarize_violations(cell) for cell in summaries if cell.n or cell.judged],
+        "is_folded": len(summaries) > _OPEN,
+        "torque_note": cell_tables.torque_note(summaries),
+        "any_unsafe": total.rates[SAFETY.key].count < total.rates[SAFETY.key].n,
+    }
+
+
+def _episode_sections(records: EpisodeRecords, episodes: EpisodeTable) -> dict[str, object]:
+    worst = list(draw_worst(records, episodes.entries))
+    return {
+        "worst": worst,
+        "case_numbers": {case.entry.row.number: k for k, case in enumerate(worst, 1)},
+        "episodes": episodes,
+        "shared_states": find_shared_states(records, episodes.entries),
+    }
+
+
+def _provenance_sections(
+    scores: Scores, summaries: Sequence[Summary], ruleset: Ruleset, provenance: Provenance | None
+) -> dict[str, object]:
+    skipped, lost = (provenance.skipped, provenance.lost) if provenance else ((), None)
+    return {
+        "applicability": "on" if provenance is None else provenance.applicability,
+        "damage": str(lost or ""),
+        "standins": provenance_marks.warn_of_scores(scores),
+        "baseline_warnings": notices.baseline_warnings(measure_baseline(scores)),
+        "unscored": notices.exclusion_table(
             summaries,
             scores.absent,
             skipped,
             lost or LostEpisodes(),
             lambda reason, suite: describe_reason(reason, ruleset.registry, suite),
         ),
-        limits=[describe_limits(spec) for spec in scores.specs if spec.is_scored],
-        provenance=_format_json(description) if description else (),
-        dash=NO_VALUE,
-        fixed=lambda value: format_fixed(value, 2) if value == value else NO_VALUE,
-        interval=format_interval,
-        percent=format_percent,
-    )
+        "limits": [describe_limits(spec) for spec in scores.specs if spec.is_scored],
+    }
 
 
 # Success and safety

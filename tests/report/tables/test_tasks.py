@@ -129,12 +129,17 @@ def test_the_ablation_counts_what_the_registry_removes_from_successes():
 def test_by_phases_what_lies_in_a_phase_without_the_clause_is_removed_and_its_reason_says_so():
     swept = ({2: 0.008}, {5: 0.008})  # while the knob is turned; after it
     batches = [composite("...######", ".......##", moved, episode_id=f"e{k}") for k, moved in enumerate(swept)]
-    batch, phased = concatenate_batches(batches), Ruleset(DEFAULT, TASKS, applicability="phased")
-    off = score(batch, Ruleset(DEFAULT, TASKS, applicability="off"))
-    table = applicability_table(score(batch, phased), off, phased)
+    batch = concatenate_batches(batches)
+    phased, off = (Ruleset(DEFAULT, TASKS, applicability=mode) for mode in ("phased", "off"))
+    table = applicability_table(score(batch, phased), score(batch, off), phased)
     row = {column: texts(table, column)[0] for column in ("Specification", "With the registry", "Without", "Removed")}
     assert [*row.values()] == [DISP, "1", "2", "1"]
     assert texts(table, "Why it does not apply")[0] == "judged in phases, but not in those of knob-twist"
+    back = composite("...######", ".......##", {2: 0.004, 5: -0.008})  # 4 mm from record 0, 8 mm from record 4
+    only = applicability_table(score(back, phased), score(back, off), phased)
+    assert [texts(only, column)[0] for column in row] == [DISP, "1", "0", "0"]
+    assert any("arise only there" in note for note in only.notes)
+    assert not any("arise only there" in note for note in table.notes)
     active = active_spec_table([("libero-10", "task_2")], phased)
     assert f"{DISP} (judged in phases, but not in those of knob-twist)" in texts(active, "Inactive, and why")[0]
 

@@ -262,24 +262,16 @@ def evaluate(
     suites = (suite,) if isinstance(suite, str) else tuple(suite)
     if not suites:
         raise RunError("no suite is named", remedy='Name one or several: evaluate(policy, "libero-spatial").')
-    named = _name_policies(policy, name)
-    if workers != 1 and not all(isinstance(made_of, str) for made_of in named.values()):
-        remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
-        raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
+    policies = _request_policies(_name_policies(policy, name), Coupling(filter, delay), workers)
     rules = ruleset or load_ruleset()
-    host, coupling = host or _host_of(suites[0], rules.registry), Coupling(filter, delay)
+    host = host or _host_of(suites[0], rules.registry)
     rules = rules.with_host_registry(read_host_registry(host))
     request = Request(
         host=host,
         suites=suites,
         tasks=None if tasks is None else tuple(tasks),
         episodes=PROTOCOL if episodes is None else episodes,
-        policies=[
-            RequestedPolicy(label, "" if label == made_of else made_of, coupling=coupling)
-            if isinstance(made_of, str)
-            else RequestedPolicy(label, coupling=coupling, made=adopt_object(label, made_of))
-            for label, made_of in named.items()
-        ],
+        policies=policies,
         protocol=protocol,
         seed=seed,
         max_steps=max_steps,
@@ -316,6 +308,18 @@ def evaluate_request(
     judged = judge([out], ruleset)
     write_outputs(judged, out)
     return judged
+
+
+def _request_policies(named: Mapping[str, object], coupling: Coupling, workers: int) -> list[RequestedPolicy]:
+    if workers != 1 and not all(isinstance(made_of, str) for made_of in named.values()):
+        remedy = "Pass workers=1, or name the policy by its module: python:my_module:MyPolicy."
+        raise RunError("a policy object cannot be sent to other processes", remedy=remedy)
+    return [
+        RequestedPolicy(label, "" if label == made_of else made_of, coupling=coupling)
+        if isinstance(made_of, str)
+        else RequestedPolicy(label, coupling=coupling, made=adopt_object(label, made_of))
+        for label, made_of in named.items()
+    ]
 
 
 def _name_policies(policy: object, name: str | None) -> dict[str, object]:

@@ -142,7 +142,7 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
         successes = counted & np.array([template in ("all", name) for name in names], dtype=np.bool_)
         columns = [k for k, spec in enumerate(on.specs) if spec.tier != "alternate"]
         effects = [(on.specs[k], _spec_effect(on, off, successes, template, k, in_phases)) for k in columns]
-        rows += [effect for spec, effect in effects if effect.off and (effect.removed or _is_compared(spec))]
+        rows += [own for spec, own in effects if (own.on or own.off) and (own.removed or _is_compared(spec))]
         flags = successes, on.unsafe & successes, off.unsafe & successes, on.safe & off.unsafe & successes
         rows.append(_Effect(template, "", "", *(int(flag.sum()) for flag in flags)))
     return tabulate(
@@ -161,8 +161,12 @@ def applicability_table(on: Scores, off: Scores, ruleset: Ruleset) -> Table:
         notes=(
             "In successful episodes only.",
             "Tilt in the body's frame is not scored, and not in \"any scored\": tilt in the world's frame replaced it.",
+            *([_ONLY_IN_PHASES] if any(row.on + row.removed > row.off for row in rows) else []),
         ),
     )
+
+
+_ONLY_IN_PHASES = "Within phases, displacement counts from their start, so that some violations arise only there."
 
 
 def _is_compared(spec: SpecColumn) -> bool:
