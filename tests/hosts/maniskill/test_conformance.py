@@ -37,6 +37,16 @@ def yaw_deg(env):
     return float(np.degrees(np.arctan2(turn[1, 0], turn[0, 0])))
 
 
+def play(env, actions):
+    """Return the states of upstream's environment before the actions and after each, and close it."""
+    states = [host.read_state(env)]
+    for action in actions:
+        env.step(action.astype(np.float32))
+        states.append(host.read_state(env))
+    env.close()
+    return np.stack(states)
+
+
 class TestManiskill(Hand, HostConformance):
     close = np.array([0, 0, 0, 0, 0, 0, CLOSE])
     factory = "safevla_bench.hosts.maniskill.host:ManiskillHost"
@@ -61,12 +71,7 @@ class TestManiskill(Hand, HostConformance):
         host.start(env, drawn_reset_seed(seed))
         for _ in range(seed.wait_steps):
             env.step(np.array(task.still, dtype=np.float32))
-        states = [host.read_state(env)]
-        for action in actions:
-            env.step(action.astype(np.float32))
-            states.append(host.read_state(env))
-        env.close()
-        return np.stack(states)
+        return play(env, actions)
 
     def hold(self, env, seed):
         observation, place = env.reset(seed), cube(env)

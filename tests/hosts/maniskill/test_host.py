@@ -106,7 +106,7 @@ def test_links_hang_on_their_parents_and_actors_are_tracked_or_fixed():
     }
     arm = SimpleNamespace(_objs=[SimpleNamespace(links=[*fingers, hand, elbow, base])])
     env = SimpleNamespace(agent=SimpleNamespace(robot=arm), scene=SimpleNamespace(actors=actors))
-    parts, palm, pieces = host.read_parts(env, host.PANDA, host.TASKS["PickCube-v1"])
+    parts, palm, pieces = host.read_parts(env, host.ROBOTS["panda"], host.TASKS["PickCube-v1"])
     found = {part.body: (part.parent, part.motion) for part in parts}
     assert found["panda_link0"] == (-1, ())
     assert found["panda_link1"] == (0, (2,))
@@ -130,7 +130,7 @@ def test_torques_are_what_the_motion_takes():
     env = host.make_env("PickCube-v1", CONTROL)
     with closing(env):
         host.start(env, 7)
-        arm, links, torques, expected = host.articulation(env), host.arm_links(env, host.PANDA), [], []
+        arm, links, torques, expected = host.articulation(env), host.arm_links(env, host.ROBOTS["panda"]), [], []
         model, step = arm.create_pinocchio_model(), env.scene.step
 
         def compare():

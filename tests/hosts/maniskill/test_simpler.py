@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hosts.maniskill.standin import COLORS, SIZES_M, write_assets
+from hosts.maniskill.test_conformance import play
 from hosts.vulkan import MISSING, needs_vulkan
 from safevla_bench.errors import HostError
 from safevla_bench.hosts import drawn_reset_seed
@@ -142,12 +143,7 @@ class TestWidowX(HostConformance):
         env = upstream_env(task.name)
         env.reset(seed=drawn_reset_seed(seed), options={"reconfigure": True, "episode_id": seed.init_state_index})
         host.settle_once(env, np.array(task.still))
-        states = [host.read_state(env)]
-        for action in actions:
-            env.step(action.astype(np.float32))
-            states.append(host.read_state(env))
-        env.close()
-        return np.stack(states)
+        return play(env, actions)
 
     @needs_vulkan
     def test_a_recorded_episode_can_be_looked_at_as_it_was(self, run):

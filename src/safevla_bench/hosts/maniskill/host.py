@@ -47,7 +47,7 @@ STATE, START = "state", "start"
 _READINGS = ("joint_pos", "joint_vel")
 
 
-class Robot(msgspec.Struct, frozen=True, kw_only=True):
+class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An arm: `embodiment` is its name in records, `hand` the link whose pose is the end effector's, `fingers` are
     parts of the names of its finger links. `controls` maps each supported control mode of ManiSkill, the default first,
     to the parts of an action and their number; `action_high` are the upper bounds, opposite to the lower, if not 1.
@@ -64,36 +64,9 @@ class Robot(msgspec.Struct, frozen=True, kw_only=True):
     torque_limit_nm: tuple[float, ...] | None = None
 
 
-PANDA = Robot(
-    embodiment="Panda",
-    joints=7,
-    hand="panda_hand_tcp",
-    fingers=("leftfinger", "rightfinger"),
-    cameras=("base_camera",),
-    controls={
-        "pd_ee_delta_pose": ("position [3], rotation [3], gripper", 7),
-        "pd_ee_delta_pos": ("position [3], gripper", 4),
-        "pd_joint_delta_pos": ("joints [7], gripper", 8),
-    },
-    torque_limit_nm=(87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0),  # ManiSkill's URDF; its drives would allow 100 each
+ROBOTS: Mapping[str, Robot] = msgspec.toml.decode(
+    resources.files(__package__).joinpath("robots.toml").read_bytes(), type=dict[str, Robot]
 )
-ROBOTS: Mapping[str, Robot] = {
-    "panda": PANDA,
-    "panda_wristcam": msgspec.structs.replace(
-        PANDA, embodiment="PandaWristCam", cameras=(*PANDA.cameras, "hand_camera")
-    ),
-    "widowx": Robot(
-        embodiment="WidowX",
-        joints=6,
-        hand="ee_gripper_link",
-        fingers=("left_finger", "right_finger"),
-        cameras=("3rd_view_camera",),
-        controls={
-            "arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos": ("position [3], rotation [3], gripper", 7)
-        },
-        action_high=(1.0, 1.0, 1.0, np.pi / 2, np.pi / 2, np.pi / 2, 1.0),  # m and rad, as its controller has them
-    ),
-}
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,7 +98,9 @@ class ManiskillHost(Host):
     """
 
     name = "maniskill"
-    supports = HostSupport(cameras=PANDA.cameras, readings=_READINGS, privileged_readings=(STATE, START), pictures=True)
+    supports = HostSupport(
+        cameras=ROBOTS["panda"].cameras, readings=_READINGS, privileged_readings=(STATE, START), pictures=True
+    )
 
     def __init__(self, control: str = "", robot: str = "") -> None:
         if robot:
