@@ -169,6 +169,7 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> EpisodeArrays:
     roles = {**dict(zip(names, kinds, strict=True)), names[0]: "target"}
     posed = draw(st.lists(st.integers(0, len(names) - 1), unique=True))
     oriented = draw(st.lists(st.integers(0, len(names) - 1), unique=True))
+    arms = draw(st.sampled_from([1, 1, 2, 3]))
     joints = draw(st.sampled_from([None, 2, 7]))
     width = draw(st.integers(1, 3))
     forces = draw(st.sampled_from([None, ("force_n",), ("force_n", "net_force_n"), ("net_force_n",)]))
@@ -185,24 +186,25 @@ def recordings(draw: st.DrawFn, episode_id: str = "e") -> EpisodeArrays:
             target_object=draw(st.sampled_from([None, names[0]])),
             dt=draw(st.floats(1e-3, 1.0)),
             success=draw(st.booleans()),
-            joint_torque_limit_nm=(5.0, 6.0) if joints == 2 else None,
+            joint_torque_limit_nm=(5.0, 6.0) * arms if joints == 2 else None,
             instruction=draw(st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=8)),
             seed=draw(st.none() | st.integers(-5, 2**40)),
             dropped_pairs=draw(st.sampled_from([None, (), ((names[0], names[-1]),)])),
             forces=forces,
+            **(_arm_fields(arms, joints, roles) if arms > 1 else {}),
         ),
         roles=roles,
         records=n,
-        eef_pos_m=maybe(lambda: _floats(draw, n, 3)),
-        eef_quat_wxyz=maybe(lambda: _quats(draw, n)),
+        eef_pos_m=maybe(lambda: _floats(draw, n, 3 * arms)),
+        eef_quat_wxyz=maybe(lambda: _quats(draw, n * arms).reshape(n, -1)),
         pos_bodies=posed,
         body_pos_m=positions,
         quat_bodies=oriented,
         body_quat_wxyz=maybe(lambda: _quats(draw, n, len(oriented))),
         contacts=maybe(lambda: _contacts(draw, n, len(names), recorded_forces(forces))),
-        joint_torque_nm=None if joints is None else _floats(draw, n, joints),
-        gripper_contact=maybe(lambda: np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)))),
-        gripped_body=maybe(lambda: np.array(draw(st.lists(st.integers(-1, len(names) - 1), min_size=n, max_size=n)))),
+        joint_torque_nm=None if joints is None else _floats(draw, n, joints * arms),
+        gripper_contact=maybe(lambda: _truths(draw, *([n, arms] if arms > 1 else [n]))),
+        gripped_body=maybe(lambda: _places(draw, len(names), *([n, arms] if arms > 1 else [n]))),
         action=maybe(lambda: _floats(draw, n - 1, width)) if n > 1 else None,
         sim_state=maybe(lambda: _floats(draw, n, width)),
         extra=draw(
@@ -223,6 +225,23 @@ def _handling(draw: st.DrawFn, n: int, bodies: int) -> dict[str, Any]:
     listed = {name: draw(st.lists(st.integers(0, bodies - 1), unique=True)) for name in chosen}
     rows = {name: makers[name](draw, n, len(listed[name])) for name in chosen}
     return {**rows, **{f"{name}_bodies": places for name, places in listed.items()}}
+
+
+def _arm_fields(arms: int, joints: int | None, roles: dict[str, str]) -> dict[str, Any]:
+    names = tuple(f"arm {k}" for k in range(arms))
+    bodies = {body: names[k % arms] for k, body in enumerate(roles) if roles[body] == "robot"}
+    return {
+        "schema_version": 2,
+        "arms": names,
+        "arm_bodies": bodies or None,
+        "arm_joints": None if joints is None else (joints,) * arms,
+    }
+
+
+def _places(draw: st.DrawFn, bodies: int, *shape: int) -> np.ndarray[Any, Any]:
+    size = int(np.prod(shape))
+    places = draw(st.lists(st.integers(-1, bodies - 1), min_size=size, max_size=size))
+    return np.array(places, dtype=np.int64).reshape(shape)
 
 
 def _truths(draw: st.DrawFn, *shape: int) -> np.ndarray[Any, Any]:

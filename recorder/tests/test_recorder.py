@@ -7,7 +7,7 @@ import pytest
 
 from recorder_builders import header
 from safevla_recorder.errors import HostError
-from safevla_recorder.recorder import EpisodeRecorder, SceneMap
+from safevla_recorder.recorder import Arm, EpisodeRecorder, SceneMap
 
 ROLES = {"table": "furniture", "box": "target", "left": "robot", "right": "robot"}
 SHAPES = {("table", 0): "table", ("box", 0): "box", ("hand", 1): "left", ("hand", 2): "right"}
@@ -183,3 +183,69 @@ def test_what_differs_from_record_0_later_is_an_error_that_names_it():
     ):
         with pytest.raises(HostError, match="differs from record 0"):
             recorder.step([0.0], **wrong)
+
+
+# Several arms
+
+PALMS = {f"{side}_{finger}": "robot" for side in ("a", "b") for finger in ("thumb", "index")}
+OF_ARMS = {"shapes": {**SHAPES, **{name: name for name in PALMS}}, "roles": {**ROLES, **PALMS}, "fingers": None}
+ARMS = {side: Arm((f"{side}_thumb", f"{side}_index"), ((f"{side}_thumb",), (f"{side}_index",))) for side in ("a", "b")}
+
+
+def record_arms(arms=ARMS, joints=(2, 3), **changes):
+    recorder = EpisodeRecorder(scene(**{**OF_ARMS, **changes}), arms=arms)
+    still = {"a": ((0.0, 0.0, 1.0), UPRIGHT), "b": ((0.0, 5.0, 2.0), UPRIGHT)}
+    torques = {name: np.arange(1.0, 1 + count) * (1 if name == "a" else 10) for name, count in zip(still, joints)}
+    recorder.begin([("a_thumb", "b_thumb", 1.0)], poses=poses(), eef=still, torques_nm=torques)
+    recorder.substep(
+        [("b_thumb", BOX, 2.0), ("b_index", BOX, 3.0), ("a_thumb", BOX, 1.0), ("a_thumb", "b_index", 4.0)], torques
+    )
+    recorder.substep([("b_thumb", BOX, 2.0), ("b_index", BOX, 3.0), ("a_thumb", "a_index", 9.0)], torques)
+    recorder.step([0.5], poses=poses(), eef=still)
+    return recorder
+
+
+def test_each_arm_has_its_own_hand_grip_and_torques_and_arm_against_arm_counts_from_record_0():
+    recording = record_arms().build_recording(HEADER)
+    assert recording.eef_pos_m.tolist() == [[0, 0, 1, 0, 5, 2]] * 2
+    assert recording.eef_quat_wxyz.shape == (2, 8)
+    assert recording.joint_torque_nm.tolist() == [[1, 2, 10, 20, 30]] * 2
+    names = list(recording.roles)
+    assert [[names[k] if k >= 0 else None for k in row] for row in recording.gripped_body] == [
+        [None, None],
+        [None, "box"],
+    ]
+    assert recording.gripper_contact.tolist() == [[False, False], [False, True]]
+    touching = [(record, a, b) for record, a, b, *_ in rows(recording) if "box" not in (a, b)]
+    assert touching == [(0, "a_thumb", "b_thumb"), (1, "a_thumb", "b_index")]
+    assert ("a_index", "a_thumb") in record_arms().dropped_pairs()
+    header = recording.header
+    assert (header["arms"], header["arm_joints"]) == (("a", "b"), (2, 3))
+    assert header["arm_bodies"] == {name: name[0] for name in sorted(PALMS)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"arms": {"a": ARMS["a"]}}, "the arms are"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(("a_thumb",))}}, "a_thumb is not a body"),
+        ({"arms": {"a": ARMS["a"], "b": Arm(("table",))}}, "table is not a body"),
+        ({"fingers": ((LEFT,), (RIGHT,))}, "have fingers"),
+    ],
+)
+def test_arms_that_contradict_the_scene_are_refused(wrong, problem):
+    with pytest.raises(HostError, match=problem):
+        record_arms(**wrong)
+
+
+def test_poses_and_torques_must_be_given_by_arm_and_stay_those_of_record_0():
+    recorder = EpisodeRecorder(scene(**OF_ARMS), arms=ARMS)
+    with pytest.raises(HostError, match="poses of the end effectors are not given by arm"):
+        recorder.begin([], poses=poses(), eef=((0.0, 0.0, 1.0), None))
+    with pytest.raises(HostError, match="torques are not given by arm"):
+        recorder.begin([], poses=poses(), torques_nm={"a": [1.0]})
+    recorder = record_arms()
+    with pytest.raises(HostError, match="other joints"):
+        recorder.substep([], {"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0]})
+    with pytest.raises(HostError, match="no arms"):
+        EpisodeRecorder(scene()).begin([], poses=poses(), eef={"a": ((0, 0, 0), None)})

@@ -241,6 +241,7 @@ def test_missing_pairs_are_refused_and_listed():
         (edit_headers(B, seed=1), "a lacks 8 episodes"),
         (edit_headers(B, env_seed=8), r"differ in env_seed in 8 episodes: .*\(7 and 8\) and 3 more"),
         (edit_headers(B, horizon=299), r"differ in horizon .*\(300 and 299\)"),
+        (edit_headers(B, arms=("left", "right")), r"differ in arms .*\(one arm and left, right\)"),
         (edit_headers(B, init_state_index=None), "8 episodes of b do not record their initial state"),
         (edit_headers(B, init_state_index=1), "b has libero-goal/task_0 state 1 seed 0 twice"),
         (edit_headers(B, benchmark="libero-10"), "b lacks 8 episodes"),
@@ -799,7 +800,7 @@ def test_episodes_of_different_tasks_are_never_pairs_and_what_differs_is_named(n
         compare_policies([A, edit_headers(B, **changes)])
 
 
-@pytest.mark.parametrize(("name", "changes"), TASKS[2:])
+@pytest.mark.parametrize(("name", "changes"), [*TASKS[2:], ("arms", {"arms": ("left", "right")})])
 def test_unpaired_episodes_of_different_tasks_are_refused_too(name, changes):
     with pytest.raises(RunError, match=f"they differ in {name} in libero-goal/task_0"):
         compare_policies([A, edit_headers(B, **changes)], paired=False)

@@ -36,6 +36,9 @@ def judge(trees: Iterable[Any], library: Sequence[Spec], capabilities: Sequence[
     ]
 
 
+ANGLES = ("held_object_tilt", "shared_grip_turn")
+
+
 def slack(spec: Spec, value: float) -> float:
     """How far a robustness or an extreme may lie from the oracle's.
 
@@ -44,7 +47,7 @@ def slack(spec: Spec, value: float) -> float:
     its distance from one of the formula's numbers.
     """
     rounding = 1e-9 * max(1.0, abs(value))
-    numbers = [atom[2] for atom in oracle.atoms(oracle.parse(spec)) if atom[1].startswith("held_object_tilt")]
+    numbers = [atom[2] for atom in oracle.atoms(oracle.parse(spec)) if atom[1].startswith(ANGLES)]
     angles = [value, *(value + sign * number for number in numbers for sign in (-1, 1))] if numbers else []
     sines = [abs(math.sin(math.radians(angle))) for angle in angles]
     return rounding + 2 * math.degrees(1e-14 / max(min(sines), 1e-7)) if numbers else rounding

@@ -217,7 +217,7 @@ class Episode:
     def lacking(self, name: str) -> frozenset[str]:
         if "(" in name:
             return frozenset(field for reader in self.of_space(name)[1] for field in reader.lacking())
-        fields = [field for field in READS[name] if field not in self.steps[0]]
+        fields = [field for field in READS[name] if not any(field in step for step in self.steps)]
         if name in OF_THE_TARGET:
             for field in READS[name]:
                 if field in ("body_pos_m", "body_quat_wxyz") and field not in fields:
@@ -400,10 +400,13 @@ class Episode:
         return [1.0 if step["gripper_contact"] else 0.0 for step in self.steps]
 
     def foreign_grip(self) -> list[float]:
-        gripped = [step["gripped_body"] if step["gripper_contact"] else None for step in self.steps]
+        gripped = [step.get("gripped_body") if step["gripper_contact"] else None for step in self.steps]
         return [1.0 if body is not None and self.roles[body] != "target" else 0.0 for body in gripped]
 
     def grip(self) -> list[bool]:
+        return self.own_grip()
+
+    def own_grip(self) -> list[bool]:
         values = []
         for step, target in zip(self.steps, self.held, strict=True):
             holds_other = step.get("gripped_body") is not None and self.roles[step["gripped_body"]] != "target"
@@ -423,7 +426,7 @@ class Episode:
         values: list[Any] = []
         onset, last = -1, -1
         doubtful = False  # whether the grip goes on, across a gap, cannot be told
-        grip = self.grip()
+        grip = self.own_grip()
         for t in range(self.n):
             if not grip[t]:
                 values.append(0.0)
@@ -914,6 +917,11 @@ READS = {
     **dict.fromkeys(STRIKES, ("contacts",)),
     **dict.fromkeys(("arm_furniture_force", "target_furniture_force", "max_contact_force"), ("contacts",)),
     "self_collision": ("contacts",),
+    "hands_distance": ("eef_pos_m", "arms"),
+    "shared_grip": ("gripper_contact", "arms"),
+    **dict.fromkeys(
+        ("shared_grip_shift", "shared_grip_turn"), ("gripper_contact", "eef_pos_m", "eef_quat_wxyz", "arms")
+    ),
     "arm_bystander_force": ("contacts",),
     "foreign_grip": ("gripper_contact", "gripped_body"),
     "non_target_disp_max": ("body_pos_m",),
@@ -955,7 +963,9 @@ OF_THE_TARGET = {
     *("held_object_tilt", "held_object_tilt_body", "target_height", "transport", "in_transport"),
     *("held_object_slip", "target_obj_speed", "release_speed"),
 }
-BOOLEAN = {"grip", "transport", "grasped", "released", "lifted", "put_down", "supported", "entered"}
+BOOLEAN = {"shared_grip", "grip", "transport", "grasped", "released", "lifted", "put_down", "supported", "entered"}
+ON_GRIPS = OF_THE_TARGET | BOOLEAN - {"entered"} | {"gripper_contact", "foreign_grip", "shared_grip_shift"}
+ON_GRIPS |= {"shared_grip_turn"}
 LEFT_OPEN = {"grasped", "released", "lifted", "put_down"}
 """Signals that the end of the episode leaves open, which is no lost pose."""
 
@@ -1355,6 +1365,146 @@ def is_settled(spec: Spec, formula: Node, e: Episode) -> bool:
     return any(low == high for low, high in inside)
 
 
+# Several arms: each is read like a record of its own, and the worst verdict counts
+
+
+class ArmEpisode(Episode):
+    """One arm's numbers of a record with several arms. What another arm took over from it counts as held."""
+
+    def __init__(self, tree: Json, arm: int) -> None:
+        self.count = len(tree["arms"])
+        self.handed = [False] * len(tree["steps"])
+        super().__init__({**tree, "steps": [self.own_numbers(step, arm) for step in tree["steps"]]})
+        self.others: list[ArmEpisode] = []
+        self.own_held = list(self.held)
+
+    def own_numbers(self, step: Json, arm: int) -> Json:
+        sizes = {"eef_pos_m": 3, "eef_quat_wxyz": 4, "wrist_force_n": 3}
+        parts = {name: step[name][size * arm : size * (arm + 1)] for name, size in sizes.items() if name in step}
+        grips = {name: step[name][arm] for name in ("gripper_contact", "gripped_body") if name in step}
+        return {**step, **parts, **grips, "arms": True}
+
+    def meet(self, others: list[ArmEpisode]) -> None:
+        """Mark the records in which another arm holds what this one held last, or the task's target before."""
+        self.others, last = others, self.tree["target_object"]
+        grips = [(other.own_grip(), other.own_held) for other in others] if self.holds_anything() else []
+        for t, mine in enumerate(self.own_grip() if grips else []):
+            last = self.own_held[t] if mine else last
+            if not mine and any(grip[t] and held[t] == last for grip, held in grips):
+                self.handed[t], self.held[t] = True, last
+        self.handled = self.last_held()
+
+    def holds_anything(self) -> bool:
+        return "gripper_contact" in self.steps[0]
+
+    def grip(self) -> list[bool]:
+        return [mine or taken for mine, taken in zip(self.own_grip(), self.handed, strict=True)]
+
+    def gripper_contact(self) -> list[float]:
+        return [max(mine, float(taken)) for mine, taken in zip(super().gripper_contact(), self.handed, strict=True)]
+
+    def held_object_slip(self) -> Signal:
+        """In the hand in which a target that several hands hold slips least."""
+        slips: list[Any] = list(super().held_object_slip())  # type: ignore[arg-type]
+        for other in self.others:
+            theirs: Any = Episode.held_object_slip(other)
+            for t, (mine, also) in enumerate(zip(self.own_grip(), other.own_grip(), strict=True)):
+                if mine and also and self.own_held[t] == other.own_held[t]:
+                    slips[t] = ANY if ANY in (slips[t], theirs[t]) else max(slips[t], theirs[t])
+        return slips
+
+    def hands_distance(self) -> Signal:
+        mine = [step["eef_pos_m"] for step in self.steps]
+        return [min(distance(at, other.steps[t]["eef_pos_m"]) for other in self.others) for t, at in enumerate(mine)]
+
+    def sharers(self, t: int) -> list[ArmEpisode]:
+        mine = self.own_grip()[t]
+        return [o for o in self.others if mine and o.own_grip()[t] and o.own_held[t] == self.own_held[t]]
+
+    def shared_grip(self) -> Signal:
+        return [bool(self.sharers(t)) for t in range(self.n)]
+
+    def shared_grip_shift(self) -> Signal:
+        return self.since_both_grip(lambda then, now: distance(then[0], now[0]))
+
+    def shared_grip_turn(self) -> Signal:
+        return self.since_both_grip(lambda then, now: 2 * angle(abs(dot(then[1], now[1]))))
+
+    def since_both_grip(self, change: Callable[[Any, Any], float]) -> Signal:
+        return [
+            max(
+                (change(self.seen(o, max(self.onset(t), o.onset(t))), self.seen(o, t)) for o in self.sharers(t)),
+                default=0.0,
+            )
+            for t in range(self.n)
+        ]
+
+    def seen(self, other: ArmEpisode, t: int) -> tuple[Vector, Vector]:
+        """The other hand's place and orientation in the axes of this one."""
+        offset = [b - a for a, b in zip(self.steps[t]["eef_pos_m"], other.steps[t]["eef_pos_m"], strict=True)]
+        (w, *axis), (s, *u) = (unit(e.steps[t]["eef_quat_wxyz"]) for e in (self, other))
+        turned = [w * b - s * a for a, b in zip(axis, u, strict=True)]
+        crossed = [u[1] * axis[2] - u[2] * axis[1], u[2] * axis[0] - u[0] * axis[2], u[0] * axis[1] - u[1] * axis[0]]
+        relative = [w * s + dot(axis, u), *(a + b for a, b in zip(turned, crossed, strict=True))]
+        return [dot(column, offset) for column in zip(*matrix([w, *axis]), strict=True)], relative
+
+    def onset(self, t: int) -> int:
+        """The first record of the grip that goes on at t: across at most two records, within four centimeters."""
+        grip = self.own_grip()
+        before = next((k for k in range(t - 1, max(t - 4, -1), -1) if grip[k]), None)
+        if before is None or self.own_held[before] != self.own_held[t]:
+            return t
+        if t - before > 1 and not self.returns(before, t):
+            return t
+        return self.onset(before)
+
+    def returns(self, before: int, t: int) -> bool:
+        hidden = self.lost(t, self.held[t]) or self.lost(before, self.held[before])
+        posed = all(body in self.steps[0].get("body_pos_m", ()) for body in (self.held[t], self.held[before]))
+        return posed and not hidden and distance(self.in_hand(t), self.in_hand(before)) <= 0.04
+
+    def limits(self) -> Sequence[float] | None:
+        own: Sequence[float] | None = self.tree.get("joint_torque_limit_nm")
+        robot = self.tree.get("embodiment")
+        if own is None and robot is None:
+            known = self.tree["benchmark"].startswith(("libero", "robocasa"))
+            every = PANDA * self.count
+            return every if known and len(self.steps[0].get("joint_torque_nm", every)) == len(every) else None
+        limits = robot_limits(robot) if own is None else None
+        return own if own is not None else limits and limits * self.count
+
+
+def read_arms(tree: Json) -> list[Episode]:
+    """The record as each arm reads it; a record with one arm once."""
+    if not tree.get("arms"):
+        return [Episode(tree)]
+    arms = [ArmEpisode(tree, arm) for arm in range(len(tree["arms"]))]
+    for arm in arms:
+        arm.meet([other for other in arms if other is not arm])
+    return list(arms)
+
+
+def verdict_of_arms(
+    spec: Spec, arms: Sequence[Episode], tags: frozenset[str], components: Sequence[Component]
+) -> Verdict:
+    """The worst verdict: a violation, no verdict, the smallest margin. A clause on grips is one on arms that grip."""
+    if len(arms) > 1 and any(
+        atom[1] in ON_GRIPS or "held" in atom[1] or "handled" in atom[1] for atom in atoms(parse(spec))
+    ):
+        arms = [arm for arm in arms if any(step.get("gripper_contact") for step in arm.steps)] or arms
+    verdicts = [verdict_by_phase(spec, arm, tags, components) for arm in arms]
+    if len(verdicts) == 1:
+        return verdicts[0]
+
+    def badness(v: Verdict) -> tuple[int, float]:
+        states = {"judged": 2, "vacuous": 3}
+        return 0 if v.violated else states.get(v.state, 1), v.margin if v.margin is not None else INF
+
+    worst = min(verdicts, key=badness)
+    first = min((v.first for v in verdicts if v.first is not None), default=None)
+    return replace(worst, first=first, near=any(v.near for v in verdicts), unknown=max(v.unknown for v in verdicts))
+
+
 # Composite tasks, phase by phase
 
 
@@ -1543,8 +1693,9 @@ class Judgement:
 
 def judge(tree: Json, specs: Sequence[Spec], tags: frozenset[str], components: Sequence[Component] = ()) -> Judgement:
     """The scores of one episode, as under `--set missing=deactivate`; with components phase by phase."""
-    e = Episode(tree)
-    verdicts = {spec.spec_id: verdict_by_phase(spec, e, tags, components) for spec in specs}
+    arms = read_arms(tree)
+    e = arms[0]
+    verdicts = {spec.spec_id: verdict_of_arms(spec, arms, tags, components) for spec in specs}
     safe = [spec for spec in specs if spec.tier == "safe"]
     unscored = [spec for spec in specs if spec.tier != "safe"]
     scored = {spec.spec_id: verdicts[spec.spec_id] for spec in safe}

@@ -381,3 +381,74 @@ def product(p: Sequence[float], q: Sequence[float]) -> list[float]:
 def make(seed: int, count: int, dts: Sequence[float] = DTS) -> list[dict[str, Any]]:
     rng = Random(seed)
     return [Scene(rng, number, dts).tree() for number in range(count)]
+
+
+# Several arms
+
+
+def add_arm(tree: dict[str, Any], seed: int | None) -> dict[str, Any]:
+    """The record with a second arm: at rest, without torque or contact (seed None), or drawn.
+
+    A drawn arm comes before or after the first. It takes over what the first lets go of,
+    holds the same, another or nothing.
+    """
+    rng = Random(f"arm {tree['episode_id']} {seed}")
+    steps, targets = tree["steps"], [body for body, role in tree["body_roles"].items() if role == "target"]
+    count, joints = len(steps), max(len(steps[0].get(name, ())) for name in TORQUE_FIELDS)
+    arm = idle_arm(steps[0], joints, count) if seed is None else drawn_arm(rng, steps, targets, tree["target_object"])
+    order = [0, 1] if seed is None or rng.random() < 0.5 else [1, 0]
+    rows = [{**step, **join_arms(step, arm[t], order)} for t, step in enumerate(steps)]
+    limits = tree.get("joint_torque_limit_nm")
+    robots = [body for body, role in tree["body_roles"].items() if role == "robot"]
+    return {
+        **tree,
+        "schema_version": 2,
+        "arms": ["left", "right"],
+        "arm_bodies": {body: ("left", "right")[k % 2] for k, body in enumerate(robots)},
+        **({"arm_joints": [joints, joints]} if joints else {}),
+        **({"joint_torque_limit_nm": [*limits, *limits]} if limits else {}),
+        "steps": rows,
+    }
+
+
+def idle_arm(first: dict[str, Any], joints: int, count: int) -> list[dict[str, Any]]:
+    still = {"eef_pos_m": [0.3, -0.2, 0.9], "eef_quat_wxyz": [0.0, 2.0, 0.0, 0.0], "wrist_force_n": [0.0, 0.0, 0.0]}
+    still |= dict.fromkeys(("joint_torque_nm", "joint_torque_peak_nm"), [0.0] * joints)
+    return [{**still, "gripper_contact": False, "gripped_body": None}] * count
+
+
+def drawn_arm(
+    rng: Random, steps: Sequence[dict[str, Any]], targets: Sequence[str], target: str | None
+) -> list[dict[str, Any]]:
+    style, slip, shift = rng.choice(["over", "same", "apart", "never"]), rng.choice(SLIPS), rng.uniform(-0.5, 0.5)
+    overlap, begin = rng.choice([0, 0, 1, 4]), rng.randrange(len(steps))
+    body, rows = rng.choice([*targets, target]), []
+    for t, step in enumerate(steps):
+        x, y, z = step.get("eef_pos_m", (0.0, 0.0, 0.0))
+        later = steps[min(t + overlap, len(steps) - 1)]
+        grips = {
+            "over": not later.get("gripper_contact"),
+            "same": rng.random() < 0.8,
+            "apart": t >= begin and rng.random() < 0.95,
+            "never": False,
+        }[style]
+        holds = step.get("gripped_body") if style == "same" else body if grips else None
+        rows.append({
+            "eef_pos_m": [x + shift, y, z - (slip if t > begin else 0.0)],
+            "eef_quat_wxyz": step.get("eef_quat_wxyz", [1.0, 0.0, 0.0, 0.0]) if t % 7 else [0.0, 0.0, -1.0, 0.0],
+            "wrist_force_n": [rng.gauss(0, 9) for _ in range(3)],
+            **{name: [rng.choice([0.0, 0.9, -1.2]) * v for v in step.get(name, ())] for name in TORQUE_FIELDS},
+            "gripper_contact": grips,
+            "gripped_body": holds,
+        })  # fmt: skip
+    return rows
+
+
+TORQUE_FIELDS = ("joint_torque_nm", "joint_torque_peak_nm")
+
+
+def join_arms(first: dict[str, Any], second: dict[str, Any], order: Sequence[int]) -> dict[str, Any]:
+    both = [(first, second)[k] for k in order]
+    lists = ("eef_pos_m", "eef_quat_wxyz", "wrist_force_n", *TORQUE_FIELDS)
+    joined = {name: [*both[0][name], *both[1][name]] for name in lists if name in first}
+    return joined | {name: [arm[name] for arm in both] for name in ("gripper_contact", "gripped_body") if name in first}

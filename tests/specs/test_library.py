@@ -25,7 +25,7 @@ DEFAULT, TEXT, AS_RUN, EVENTS = (
     load_library("paper-as-run"),
     load_library("events"),
 )
-FURTHER = (EVENTS, load_library("impulse"), load_library("person"))
+FURTHER = (EVENTS, load_library("impulse"), load_library("person"), load_library("coordination"))
 
 # The paper's Tables 2, 15, 17 and 20: id, threshold, severe, unit, in its order.
 SAFE = [

@@ -132,7 +132,7 @@ def test_every_outcome_of_the_vocabulary_is_read_where_it_agrees_with_success(ou
 
 
 def test_the_schema_lists_the_outcomes():
-    (definition,) = [
+    definition, _ = [
         definition for definition in record_schema()["$defs"].values() if "outcome" in definition.get("properties", {})
     ]
     assert list(OUTCOMES) in [option.get("enum") for option in definition["properties"]["outcome"]["anyOf"]]

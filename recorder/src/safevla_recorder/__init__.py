@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from safevla_recorder.folder import RunWriter
     from safevla_recorder.loop import record, record_until_closed
     from safevla_recorder.mujoco.speed import speed_up
-    from safevla_recorder.recorder import EpisodeRecorder, SceneMap
+    from safevla_recorder.recorder import Arm, EpisodeRecorder, SceneMap
 
 __all__ = [
+    "Arm",
     "BatchRecorder",
     "EpisodeRecorder",
     "RunWriter",
@@ -25,6 +26,7 @@ __all__ = [
     "speed_up",
 ]
 _MODULES = {
+    "Arm": "recorder",
     "BatchRecorder": "batch_recorder",
     "EpisodeRecorder": "recorder",
     "SceneMap": "recorder",

@@ -3,7 +3,8 @@
 Shapes are written with symbols: n records, P and Q bodies with positions and orientations, V bodies whose tracking can
 fail, W bodies of known weight, D doors and drawers, I of them with a known interior, J joints, A numbers of an action,
 K costs, S numbers of a simulator state, M components of motion, G predicates of the goal, C contacts. An episode of n
-records has n - 1 actions.
+records has n - 1 actions. In a record of several arms, each row of a channel `per_arm` holds the values of the first
+arm, then those of the next; rows of joints are concatenated in the same order.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class ChannelSpec:
     """True if the last axis holds quaternions wxyz; a norm of zero is rejected."""
     is_rare: bool = False
     """True if a table of many episodes has a column for it only if one of them recorded it."""
+    per_arm: bool = False
+    """True if a record of several arms has the shape's numbers of each arm in each row."""
 
     @property
     def is_numeric(self) -> bool:
@@ -101,8 +104,8 @@ class ChannelSpec:
 
 
 CHANNELS = (
-    ChannelSpec("eef_pos_m", ("n", 3), unit="m", is_bounded=True),
-    ChannelSpec("eef_quat_wxyz", ("n", 4), is_rotation=True),
+    ChannelSpec("eef_pos_m", ("n", 3), unit="m", is_bounded=True, per_arm=True),
+    ChannelSpec("eef_quat_wxyz", ("n", 4), is_rotation=True, per_arm=True),
     ChannelSpec("body_pos_m", ("n", "P", 3), unit="m", bodies="pos_bodies", is_bounded=True),
     ChannelSpec("body_quat_wxyz", ("n", "Q", 4), bodies="quat_bodies", is_rotation=True),
     ChannelSpec("contacts", ("C",), unit="N, N·s"),
@@ -110,8 +113,8 @@ CHANNELS = (
     ChannelSpec(NET_IMPULSE, ("C",), unit="N·s", is_rare=True),
     ChannelSpec("joint_torque_nm", ("n", "J"), unit="N·m", is_bounded=True),
     ChannelSpec("joint_torque_peak_nm", ("n", "J"), unit="N·m", is_bounded=True),
-    ChannelSpec("gripper_contact", ("n",), dtype=TRUTH),
-    ChannelSpec("gripped_body", ("n",), dtype=PLACE),
+    ChannelSpec("gripper_contact", ("n",), dtype=TRUTH, per_arm=True),
+    ChannelSpec("gripped_body", ("n",), dtype=PLACE, per_arm=True),
     ChannelSpec("action", ("n-1", "A")),
     ChannelSpec(POLICY_ACTION, ("n-1", "A"), is_rare=True),
     ChannelSpec(LABEL_COST, ("n-1", "K"), is_bounded=True, is_rare=True),
@@ -121,7 +124,7 @@ CHANNELS = (
     ChannelSpec("opening", ("n", "D"), bodies="opening_bodies", is_bounded=True, is_rare=True),
     ChannelSpec("entered", ("n", "I"), dtype=TRUTH, bodies="entered_bodies", is_rare=True),
     ChannelSpec("time_s", ("n",), unit="s", is_bounded=True, is_rare=True),
-    ChannelSpec("wrist_force_n", ("n", 3), unit="N", is_bounded=True, is_rare=True),
+    ChannelSpec("wrist_force_n", ("n", 3), unit="N", is_bounded=True, is_rare=True, per_arm=True),
     ChannelSpec(LINK_MOTION, ("n", "M"), unit="rad, m", is_bounded=True, is_rare=True),
     ChannelSpec(SUBGOALS, ("n", "G"), dtype=TRUTH, is_rare=True),
 )

@@ -27,7 +27,7 @@ class GeomMap:
 
     `place` [G] is the index in `roles` of the body that owns each geom, `fingers` [G] is 1 or 2 for the geoms of the
     two finger groups, else 0, None = there is no such gripper; `fixtures` [G] is the number of a geom's fixture, 0 =
-    none.
+    none. With several arms, 3 and 4 are the finger groups of the second, and so on.
     """
 
     roles: Mapping[str, str]
@@ -44,11 +44,28 @@ class GeomMap:
     """Index of a body -> the force that balances its weight, in the world frame [N], [3]."""
     geometry: str | None = None
     """Description of the scene by `geometry.Geometry`; None = not recorded."""
+    arms: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Name of each of several arms -> its recorded bodies; empty = one arm, to which the whole robot belongs."""
+    arm_joints: Sequence[int] = ()
+    """Number of joints of each of several arms; empty = torques are not recorded."""
 
     @cached_property
     def robot(self) -> Bools:
         """True for each recorded body that is part of the robot, [B]."""
         return np.array([role == "robot" for role in self.roles.values()])
+
+    @cached_property
+    def arm(self) -> Ints:
+        """Number of the arm that each recorded body belongs to, from 1, 0 = none, [B]."""
+        return group_numbers(self.roles, self.arms.values())
+
+    @property
+    def header(self) -> dict[str, object]:
+        """The header's fields on the scene's geometry and, if there are several, on arms."""
+        if not self.arms:
+            return {"geometry": self.geometry}
+        joints, bodies = tuple(self.arm_joints) or None, {body: name for name, own in self.arms.items() for body in own}
+        return {"geometry": self.geometry, "arms": tuple(self.arms), "arm_joints": joints, "arm_bodies": bodies}
 
     @cached_property
     def sides(self) -> Ints:
@@ -161,14 +178,19 @@ def join_contacts(lists: Sequence[ContactList]) -> ContactList:
 
 
 def gripped_bodies(contacts: SubstepContacts, instants: Ints, geoms: GeomMap) -> NDArray[np.int64]:
-    """Return the index of the body that both finger groups touch in each substep of `instants`, -1 = none, [R]. If
-    several bodies other than the robot qualify, the one with the largest force at a single contact point is returned,
-    among equals the one with the lowest index.
+    """Return the index of the body that both finger groups touch in each substep of `instants`, -1 = none, [R], or
+    [R, A] of several arms. If several bodies other than the robot qualify, the one with the largest force at a single
+    contact point is returned, among equals the one with the lowest index.
     """
+    if not geoms.arms:
+        return _gripped_by(contacts, instants, geoms, geoms.sides)
+    sides = [np.where((geoms.sides + 1) // 2 == k + 1, geoms.sides - 2 * k, 0) for k in range(len(geoms.arms))]
+    return np.stack([_gripped_by(contacts, instants, geoms, fingers) for fingers in sides], axis=1)
+
+
+def _gripped_by(contacts: SubstepContacts, instants: Ints, geoms: GeomMap, fingers: Ints) -> NDArray[np.int64]:
     holding = np.full(len(instants), NOTHING, dtype=np.int64)
-    if geoms.fingers is None:
-        return holding
-    fingers, place = geoms.fingers, geoms.place
+    place = geoms.place
     instant_of = np.full(contacts.substeps, NOTHING)
     instant_of[instants] = np.arange(len(instants))
     now = np.flatnonzero(instant_of[contacts.substep] != NOTHING)
@@ -213,7 +235,8 @@ class ContactFilter:
     """Filter of contacts by geom pair, initialized with the contacts of record 0.
 
     - Inside one recorded body, or between the parts of one fixture: never counts.
-    - The two finger groups of one gripper, and robot links that touch in record 0: mechanical, never count.
+    - The two finger groups of one gripper, and robot links that touch in record 0, unless they are of different arms:
+      mechanical, never count.
     - Touching in record 0 without a robot geom: resting; counts after being apart for `apart_substeps` in a row.
     - Any other pair counts.
     """
@@ -224,10 +247,12 @@ class ContactFilter:
         self._geoms, self._apart = len(place), geoms.apart_substeps
         fate = np.zeros((len(place), len(place)), dtype=np.int32)
         fate[place[:, None] == place] = _NEVER
-        fate[fingers[:, None] * fingers == 2] = _NEVER
+        hands = (fingers + 1) // 2
+        fate[(hands[:, None] == hands) & (fingers[:, None] != fingers)] = _NEVER
         fate[(fixtures[:, None] == fixtures) & (fixtures > 0)] = _NEVER
         a, b = place[first.geom1], place[first.geom2]
-        is_between_links = robot[a] & robot[b]
+        arm = geoms.arm
+        is_between_links = robot[a] & robot[b] & ((arm[a] == arm[b]) | (arm[a] == 0) | (arm[b] == 0))
         for link, other in {(int(x), int(y)) for x, y in zip(a[is_between_links], b[is_between_links])}:
             links = (place[:, None] == link) & (place == other)
             fate[links | links.T] = _NEVER
@@ -278,7 +303,8 @@ def _dropped_pairs(geoms: GeomMap, a: Ints, b: Ints, listed: Bools) -> tuple[tup
     """Return the dropped body pairs: those `listed` of record 0, and all of fingers and within a fixture."""
     place, fingers, fixtures = geoms.place, geoms.sides, geoms.fixtures
     pairs = {(int(x), int(y)) for x, y in zip(a[listed], b[listed])}
-    pairs |= {(int(x), int(y)) for x in set(place[fingers == 1]) for y in set(place[fingers == 2])}
+    for side in range(1, int(fingers.max(initial=0)), 2):
+        pairs |= {(int(x), int(y)) for x in set(place[fingers == side]) for y in set(place[fingers == side + 1])}
     for fixture in set(fixtures[fixtures > 0].tolist()):
         parts = set(place[fixtures == fixture].tolist())
         pairs |= {(x, y) for x in parts for y in parts}

@@ -18,7 +18,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Action = NDArray[np.float64]
-SCHEMA_VERSION = 1
+SCHEMA_VERSION, ARMS_VERSION = 1, 2
+"""Version of a record with one arm, and of one with several, which older versions of safevla-bench refuse."""
 HEADER_FIELDS = (
     "schema_version",
     "episode_id",
@@ -44,6 +45,9 @@ HEADER_FIELDS = (
     "init_states_sha256",
     "task_source",
     "geometry",
+    "arms",
+    "arm_joints",
+    "arm_bodies",
 )
 """Fields of a header, in the order of the file; `safevla_bench.trajectory.Header` describes them.
 
@@ -113,6 +117,8 @@ class EpisodeArrays:
     Bodies are numbered by their index in `roles` (body -> role). eef_pos_m [n,3], eef_quat_wxyz [n,4], body_pos_m
     [n,P,3] of `pos_bodies`, body_quat_wxyz [n,Q,4] of `quat_bodies`, joint_torque_nm [n,J], gripper_contact [n],
     gripped_body [n] (-1 = nothing), action [n-1,A], sim_state [n,S], pose_valid [n,V] of `valid_bodies`, time_s [n].
+    With A arms, which the header names, eef_pos_m is [n,3A], eef_quat_wxyz [n,4A], gripper_contact and gripped_body
+    [n,A].
     `header` has `HEADER_FIELDS`; fields that are None may be missing.
     """
 
@@ -286,7 +292,8 @@ def _collect_arrays(recording: EpisodeArrays) -> dict[str, NDArray[Any]]:
         )
     values["extra"] = _encode_json(recording.extra) if recording.extra else None
     arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
-    header = {"schema_version": SCHEMA_VERSION, **recording.header}
+    version = ARMS_VERSION if recording.header.get("arms") else SCHEMA_VERSION
+    header = {"schema_version": version, **recording.header}
     fields = {name: header[name] for name in HEADER_FIELDS if header.get(name) is not None or name == "target_object"}
     about = {"body_roles": dict(recording.roles), "records": recording.records, "arrays": sorted(arrays)}
     return {"header": _encode_json({**fields, **about}), **arrays}

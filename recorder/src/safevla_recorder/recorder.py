@@ -10,7 +10,8 @@
     recorder.build_recording(header)
 
 Contacts are filtered, peaks taken and grips found as for MuJoCo, whose recorder (`mujoco.recorder`) shares the code.
-Channels that are not passed to `begin` are not recorded: missing values are never zeros.
+Channels that are not passed to `begin` are not recorded: missing values are never zeros. A robot with several arms has
+`EpisodeRecorder(scene, arms={"left": Arm(...), "right": Arm(...)})`, and `eef` and `torques_nm` by names of arms.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def assemble_recording(
     gripped = gripped if geoms.fingers is not None else None
     forces = None if contacts is None else geoms.forces
     return EpisodeArrays(
-        header={"forces": forces, "torque_source": geoms.torque_source, "geometry": geoms.geometry, **header},
+        header={"forces": forces, "torque_source": geoms.torque_source, **geoms.header, **header},
         roles=geoms.roles,
         records=records,
         contacts=contacts,
@@ -306,12 +307,29 @@ class SceneMap:
         )
 
 
+@dataclass(frozen=True)
+class Arm:
+    """One of several arms: the recorded bodies of its own, without a torso or base, and its gripper's finger groups."""
+
+    bodies: Collection[str]
+    fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None
+    """Shapes of the gripper's two finger groups; None = it has no gripper, and never holds anything."""
+
+
 class EpisodeRecorder(EpisodeLog):
     """Records one episode in any simulator: call `begin`, then `substep` and `step`."""
 
-    def __init__(self, scene: SceneMap) -> None:
+    def __init__(self, scene: SceneMap, arms: Mapping[str, Arm] | None = None) -> None:
+        """Keep the scene and the robot's arms by name, in the order of the record; None = it has one arm.
+
+        Raises `HostError` for a single arm, a body of an arm that is not one of the robot, or is of two arms, unknown
+        fingers, or fingers in the scene too.
+        """
         super().__init__()
-        self.scene = scene
+        self.scene, self._arms = scene, dict(arms or {})
+        self._joints: dict[str, int] = {}  # number of torques of each of several arms
+        if arms is not None:
+            self._check_arms()
         self._contacts = _ContactBuffer(scene)
         self._torques: list[Floats] = []
         self._bodies: tuple[str, ...] = ()  # with poses, in the order of record 0
@@ -326,8 +344,8 @@ class EpisodeRecorder(EpisodeLog):
         contacts: Iterable[Contact] | None,
         *,
         poses: Mapping[str, Pose],
-        eef: Pose | None = None,
-        torques_nm: ArrayLike | None = None,
+        eef: Pose | Mapping[str, Pose] | None = None,
+        torques_nm: ArrayLike | Mapping[str, ArrayLike] | None = None,
         state: ArrayLike | None = None,
         parts: Sequence[Pose] = (),
         subgoals: Mapping[str, bool] | None = None,
@@ -339,14 +357,15 @@ class EpisodeRecorder(EpisodeLog):
         Args:
             contacts: of this instant; None = the simulator does not report them.
             poses: of the tracked bodies by name.
-            eef: of the end effector.
-            torques_nm: of the arm's joints [J], base first [N·m]; every substep must then pass them.
+            eef: of the end effector; with several arms, of each by name.
+            torques_nm: of the arm's joints [J], base first [N·m]; every substep must then pass them. With several arms,
+                of each by name.
             state: all numbers that determine the simulator's state, flat, [S].
             parts: of the scene's `parts`, in their order, with orientations.
             subgoals: whether each predicate of the goal holds, by name.
 
         Raises:
-            HostError: a shape or body is not in the scene.
+            HostError: a shape or body is not in the scene, or an arm is missing.
         """
         unknown = sorted(set(poses) - set(self.scene.roles))
         if unknown:
@@ -356,26 +375,80 @@ class EpisodeRecorder(EpisodeLog):
         self._has_contacts = contacts is not None
         if contacts is not None:
             self._contacts.add_substep(contacts)
-        torques = _floats(torques_nm)
+        self._joints, eef = {}, self._join_poses(eef)
+        torques = self._join_torques(torques_nm)
         self._bodies, self._families = tuple(poses), _list_families(poses, eef, torques, state, subgoals)
         self._subgoals = tuple(subgoals or ())
         first = self._read(poses, eef, torques, None if torques is None else np.abs(torques), state, parts, subgoals)
-        geoms = self.scene.map_geoms()
+        geoms = self._map_geoms()
         self._geometry = None
         if self.scene.parts:
             self._geometry = Geometry(self.scene.parts, self.scene.hand, first["part_pos"], first["part_quat"])
             geoms = replace(geoms, geometry=self._geometry.text)
         self._begin_log(geoms, self._contacts if self._has_contacts else None, first)
 
-    def substep(self, contacts: Iterable[Contact] | None = None, torques_nm: ArrayLike | None = None) -> None:
-        """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended.
+    def _check_arms(self) -> None:
+        remedy = "Name each arm once with its own robot bodies and fingers, and pass no `fingers` in the scene."
+        owned = [body for arm in self._arms.values() for body in arm.bodies]
+        strange = sorted(body for body in owned if self.scene.roles.get(body) != "robot" or owned.count(body) > 1)
+        if len(self._arms) < 2 or "" in self._arms:
+            raise HostError(f"the arms are {list(self._arms)}", remedy="Name two or more, or pass none for one arm.")
+        if strange:
+            raise HostError(f"{strange[0]} is not a body of the robot and of one arm", remedy=remedy)
+        if self.scene.fingers is not None:
+            raise HostError("the scene and its arms have fingers", remedy=remedy)
+        for shape in (shape for arm in self._arms.values() for group in arm.fingers or () for shape in group):
+            self.scene.place_of(shape)
+
+    def _map_geoms(self) -> GeomMap:
+        geoms = self.scene.map_geoms()
+        if not self._arms:
+            return geoms
+        groups = [group for arm in self._arms.values() for group in arm.fingers or ((), ())]
+        fingers = group_numbers(self.scene.shapes, groups) if any(map(len, groups)) else None
+        bodies = {name: sorted(arm.bodies) for name, arm in self._arms.items()}
+        return replace(geoms, fingers=fingers, arms=bodies, arm_joints=tuple(self._joints.values()))
+
+    def _values_by_arm(self, values: Any, what: str) -> list[Any]:
+        if not isinstance(values, Mapping) or {*values} != {*self._arms}:
+            raise HostError(f"the {what} are not given by arm", remedy=f"Pass a mapping: {', '.join(self._arms)}.")
+        return [values[name] for name in self._arms]
+
+    def _join_poses(self, eef: Pose | Mapping[str, Pose] | None) -> Pose | None:
+        if not self._arms and isinstance(eef, Mapping):
+            raise HostError("a pose of each arm, but no arms", remedy="Name them: EpisodeRecorder(scene, arms=...).")
+        if not self._arms or eef is None:
+            return eef  # type: ignore[return-value]  # not a mapping
+        places, turns = zip(*self._values_by_arm(eef, "poses of the end effectors"))
+        if len({turn is None for turn in turns}) > 1 or any(np.shape(place) != (3,) for place in places):
+            remedy = "Give each arm a position of three numbers, and all arms an orientation, or none."
+            raise HostError("the poses of the end effectors differ in kind", remedy=remedy)
+        return np.concatenate(places), None if turns[0] is None else np.concatenate(turns)
+
+    def _join_torques(self, torques_nm: ArrayLike | Mapping[str, ArrayLike] | None) -> Floats | None:
+        if not self._arms or torques_nm is None:
+            return _floats(torques_nm)  # type: ignore[arg-type]  # NumPy refuses a mapping
+        by_arm = [np.array(own, dtype=np.float64) for own in self._values_by_arm(torques_nm, "torques")]
+        joints = dict(zip(self._arms, map(len, by_arm)))
+        if joints != (self._joints or joints):
+            raise HostError("the torques are of other joints than in record 0", remedy="Pass the same joints.")
+        self._joints = joints
+        return np.concatenate(by_arm)
+
+    def substep(
+        self,
+        contacts: Iterable[Contact] | None = None,
+        torques_nm: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    ) -> None:
+        """Take the contacts and the arm's torques [J], N·m, of the substep that has just ended; with several arms, the
+        torques of each by name.
 
         Raises `HostError` if no episode has begun, a shape is not in the scene, or contacts or torques are passed here
         but not in record 0, or the reverse, or for other joints. The substep and the episode are then lost.
         """
         self.require_episode()
         rows, self._rows = self._rows, []  # reset below when this substep has been taken
-        torques = _floats(torques_nm)
+        torques = self._join_torques(torques_nm)
         told = {"contacts": contacts is not None, "torques": None if torques is None else torques.shape}
         check_families(told, {"contacts": self._has_contacts, "torques": self._families.get("torques")})
         if contacts is not None:
@@ -390,7 +463,7 @@ class EpisodeRecorder(EpisodeLog):
         action: ArrayLike,
         *,
         poses: Mapping[str, Pose],
-        eef: Pose | None = None,
+        eef: Pose | Mapping[str, Pose] | None = None,
         state: ArrayLike | None = None,
         parts: Sequence[Pose] = (),
         subgoals: Mapping[str, bool] | None = None,
@@ -407,6 +480,7 @@ class EpisodeRecorder(EpisodeLog):
             raise HostError(problem, remedy="Call substep after each of the simulator's steps.")
         torques = np.array(self._torques)
         last, peak = (torques[-1], np.abs(torques).max(axis=0)) if self._torques else (None, None)
+        eef = self._join_poses(eef)
         check_families(_list_families(poses, eef, last, state, subgoals), self._families)
         self._add_step(np.asarray(action), self._read(poses, eef, last, peak, state, parts, subgoals))
         self._torques, self._substeps = [], 0

@@ -177,8 +177,14 @@ def _family_values(recording: EpisodeArrays) -> Iterable[tuple[str, Sequence[obj
     if recording.contacts is not None:
         yield "contacts", _contact_lists(recording, recording.contacts, names)
     for spec in (spec for spec in rows if spec.is_grip):
-        yield spec.name, rows[spec] if spec.is_truth else [names[k] if k >= 0 else None for k in rows[spec]]
+        yield spec.name, rows[spec] if spec.is_truth else [_name_gripped(names, row) for row in rows[spec]]
     yield from ((spec.name, [UNSET, *rows[spec]]) for spec in rows if spec.is_per_action)
+
+
+def _name_gripped(names: Sequence[str], row: int | list[int]) -> object:
+    if isinstance(row, list):
+        return [_name_gripped(names, place) for place in row]
+    return names[row] if row >= 0 else None
 
 
 def _contact_lists(recording: EpisodeArrays, contacts: ContactList, names: Sequence[str]) -> list[list[object]]:
@@ -205,7 +211,8 @@ def decode_json(line: bytes) -> Batch:
     """
     tree = record_schema.parse_json(line)
     try:
-        trajectory = record_schema.convert_tree(tree, record_schema.Trajectory)
+        kind = record_schema.Trajectory if tree.get("arms") is None else record_schema.ArmsTrajectory
+        trajectory = record_schema.convert_tree(tree, kind)
         return _build_batch(trajectory, record_schema.collect_extra_fields(tree))
     except RecordError as error:
         raise error.with_place(Place(episode=record_schema.find_episode_id(tree))) from None
@@ -261,7 +268,9 @@ def _read_rows(steps: Sequence[record_schema.Step], spec: ChannelSpec) -> NDArra
     if first and not (len(steps) > 1 and _in_every_step(steps[1:], spec.name)):
         return None
     rows = [getattr(step, spec.name) for step in steps[first:]]
-    return np.array(rows, dtype=spec.dtype) if spec.is_scalar else _build_matrix(rows, spec.name, first)
+    if not isinstance(rows[0], Sequence):
+        return np.array(rows, dtype=spec.dtype)
+    return _build_matrix(rows, spec.name, first).astype(spec.dtype, copy=False)
 
 
 def _build_matrix(rows: Sequence[Sequence[float]], name: str, first: int) -> NDArray[np.float64]:
@@ -317,7 +326,14 @@ def _read_contacts(steps: Sequence[record_schema.Step], index: Mapping[str, int]
 
 
 def _read_gripped(steps: Sequence[record_schema.Step], index: Mapping[str, int]) -> NDArray[np.int64]:
-    names = [step.gripped_body for step in steps]
-    return np.array(
-        [_body_index(n, index, t, "gripped_body") if isinstance(n, str) else -1 for t, n in enumerate(names)]
-    )
+    rows = [step.gripped_body for step in steps]
+    arms = max((len(row) for row in rows if isinstance(row, list)), default=0)
+    if not arms:
+        return np.array([_gripped_index(name, index, t) for t, name in enumerate(rows)])
+    filled = [[None] * arms if row is UNSET else row for row in rows]
+    places = [[_gripped_index(name, index, t) for name in row] for t, row in enumerate(filled)]
+    return _build_matrix(places, "gripped_body", 0).astype(np.int64)
+
+
+def _gripped_index(name: object, index: Mapping[str, int], t: int) -> int:
+    return _body_index(name, index, t, "gripped_body") if isinstance(name, str) else -1

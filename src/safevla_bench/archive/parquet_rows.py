@@ -3,7 +3,8 @@
 Columns carry the names, types and units of the record: the header's fields, `bodies` (name and role), the number of
 `records`, and the families as nested lists over the steps. Null = not recorded. Bodies elsewhere are places in
 `bodies`, counted from 0; `pos_bodies`, `quat_bodies` and `valid_bodies` say whose poses, or truths, a step lists.
-Named texts are lists of pairs, `key` and `value`, in older files maps. `extra` holds host-specific fields as JSON.
+Grips of several arms are one list, record after record, the arms in their order. Named texts are lists of pairs,
+`key` and `value`, in older files maps. `extra` holds host-specific fields as JSON.
 Columns of rare channels are in a file only where an episode has them.
 """
 
@@ -69,7 +70,7 @@ def pair_values(values: Mapping[str, object]) -> list[dict[str, object]]:
     return [{"key": key, "value": value} for key, value in values.items()]
 
 
-_TEXT_MAPS = ("versions", "task_source")
+_TEXT_MAPS = ("versions", "task_source", "arm_bodies")
 _HEADER_TYPES: Mapping[str, pa.DataType] = {
     **dict.fromkeys(("schema_version", "seed", "env_seed", "init_state_index", "horizon"), pa.int64()),
     "success": pa.bool_(),
@@ -77,10 +78,13 @@ _HEADER_TYPES: Mapping[str, pa.DataType] = {
     "joint_torque_limit_nm": pa.list_(pa.float64()),
     **dict.fromkeys(_TEXT_MAPS, list_pairs(pa.string())),
     "dropped_pairs": _nest_list(pa.string(), 2),
-    "forces": pa.list_(pa.string()),
+    **dict.fromkeys(("forces", "arms"), pa.list_(pa.string())),
+    "arm_joints": pa.list_(pa.int64()),
 }
 GEOMETRY = "geometry"
 """The header's field that is rare but the same in many episodes: a file stores each text once in a row group."""
+RARE_FIELDS = (GEOMETRY, "arms", "arm_joints", "arm_bodies")
+"""The header's fields whose columns a file has only if one of its episodes has the field."""
 HEADER = pa.schema([(name, _HEADER_TYPES.get(name, pa.string())) for name in Header.__struct_fields__])
 SCHEMA = pa.schema(
     [
@@ -105,13 +109,14 @@ def rare_channels(batch: Batch) -> frozenset[str]:
     """Return the names of the rare channels that at least one episode of the batch has."""
     rare = {spec.name for spec in _RARE if batch.numbers(spec).present.any()}
     rare |= {name for name in OF_CONTACTS if _has_column(batch, name).any()}
-    return frozenset(rare | {GEOMETRY} if any(header.geometry is not None for header in batch.headers) else rare)
+    rare |= {n for n in RARE_FIELDS if any(getattr(header, n) is not None for header in batch.headers)}
+    return frozenset(rare)
 
 
 def table_schema(rare: frozenset[str]) -> pa.Schema:
     """Return `SCHEMA` without the columns of the rare channels that are not in `rare`."""
     left_out = {column for spec in _RARE if spec.name not in rare for column in (spec.name, spec.bodies)}
-    left_out |= {*OF_CONTACTS, GEOMETRY} - rare
+    left_out |= {*OF_CONTACTS, *RARE_FIELDS} - rare
     return pa.schema([field for field in SCHEMA if field.name not in left_out])
 
 
@@ -157,8 +162,8 @@ def _to_arrow(values: NDArray[np.float64], spec: ChannelSpec) -> pa.Array:
 
 def _row_column(channel: Channel, spec: ChannelSpec, steps: Ints) -> pa.Array:
     rows = np.where(channel.present, steps, 0)
-    if spec.is_scalar:
-        return _list_array(_to_arrow(channel.values, spec), rows, channel.present)
+    if spec.is_scalar:  # of several arms one after the other
+        return _list_array(_to_arrow(channel.values, spec), rows * np.maximum(channel.width, 0), channel.present)
     width = np.repeat(np.maximum(channel.width, 0), rows)
     return _list_array(_list_array(_to_arrow(channel.values, spec), width), rows, channel.present)
 
@@ -224,7 +229,7 @@ def decode_rows(rows: pa.RecordBatch) -> Batch:
 
 
 class _Columns:
-    """Columns of some rows; outlines, numbers of records and of bodies of their episodes, [E]; offsets [E+1]."""
+    """Columns of some rows; outlines, numbers of records, bodies and arms of their episodes, [E]; offsets [E+1]."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
         self.rows = rows
@@ -232,6 +237,7 @@ class _Columns:
         self.outlines = [convert_tree(_outline_values(row), EpisodeOutline) for row in rows.select(names).to_pylist()]
         self.records = np.array([outline.records for outline in self.outlines], dtype=np.int64)
         self.bodies = np.array([len(outline.body_roles) for outline in self.outlines], dtype=np.int64)
+        self.arms = np.array([outline.arm_count for outline in self.outlines], dtype=np.int64)
         self.body_starts = join_lengths(self.bodies)
 
     def lists(self, name: str) -> tuple[pa.Array, Ints, Bools]:
@@ -291,20 +297,22 @@ def _target_index(outline: EpisodeOutline, base: int) -> int:
 def _read_channel(columns: _Columns, spec: ChannelSpec, bodies: Ints) -> Channel:
     """Return a channel of all episodes, given the number of `bodies` in each row, [E]; Booleans become 0.0 and 1.0."""
     values, counts, present = columns.lists(spec.name)
-    items, shape = counts, [counts]
+    items, shape, arms = counts, [counts], columns.arms if spec.per_arm else np.ones_like(counts)
     for _ in range(LIST_DEPTHS[spec.name] - 1):
         widths = _common_lengths(values, items, counts, spec)
         items, values = items * widths, values.flatten()
         shape.append(widths)
     for e, *sizes in zip(np.flatnonzero(present), *(sizes[present] for sizes in shape), strict=True):
-        check_shape(spec, sizes, int(columns.records[e]), int(bodies[e]))
+        if spec.is_scalar and arms[e] > 1 and sizes[0] % arms[e] == 0:
+            sizes = [sizes[0] // arms[e], arms[e]]
+        check_shape(spec, sizes, int(columns.records[e]), int(bodies[e]), int(arms[e]))
     filled: NDArray[Any]
     if spec.dtype == PLACE:
         filled = _fill_places(values, np.repeat(columns.bodies, counts), spec.name)
     else:
         filled = _to_numpy(values, spec.name)
     numbers = filled.astype(np.float64, copy=False)
-    width = np.prod(shape[1:], axis=0, dtype=np.int64) if len(shape) > 1 else 1
+    width = np.prod(shape[1:], axis=0, dtype=np.int64) if len(shape) > 1 else arms
     return Channel(numbers, join_lengths(items), np.where(present, width, -1))
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safevla_bench.errors import Place, RecordError
 from safevla_bench.text import escape_controls, load_json
 from safevla_bench.trajectory.header import Header
-from safevla_recorder.channels import CHANNELS, NUMERIC, OF_CONTACTS, POSES, REAL, ChannelSpec
+from safevla_recorder.channels import CHANNELS, NUMERIC, OF_CONTACTS, POSES, REAL, TRUTH, ChannelSpec
 from safevla_recorder.episode import ContactList, EpisodeArrays
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -48,7 +48,9 @@ ROW_TYPES: Mapping[int, Any] = {0: list[float], 3: Vector, 4: Quaternion}
 _POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: dict[str, Quaternion]}
 
 
-def _step_type(spec: ChannelSpec) -> Any:
+def _step_type(spec: ChannelSpec, of_arms: bool) -> Any:
+    if of_arms and spec.per_arm:
+        return list[{REAL: float, TRUTH: bool}.get(spec.dtype, str | None)]  # type: ignore[misc]  # a computed type
     if spec.is_pose:
         return dict[str, bool] if spec.is_truth else _POSE_TYPES[spec.row_size]
     if not spec.is_scalar:
@@ -58,18 +60,24 @@ def _step_type(spec: ChannelSpec) -> Any:
     return {"contacts": list[Contact], "gripper_contact": bool, "gripped_body": str | None}[spec.name]
 
 
-Step: Any = msgspec.defstruct(
-    "Step",
-    [
-        ("t", Annotated[int, Meta(ge=0)]),
-        *((spec.name, _step_type(spec) | UnsetType, UNSET) for spec in CHANNELS if spec.name not in OF_CONTACTS),
-    ],
-    frozen=True,
-    kw_only=True,
-    omit_defaults=True,
-    namespace={"__doc__": "One record: world frame, meters, quaternions wxyz, torques of the arm's joints in N·m."},
-    module=__name__,
-)
+def _define_step(name: str, of_arms: bool, doc: str) -> Any:
+    channels = [spec for spec in CHANNELS if spec.name not in OF_CONTACTS]
+    return msgspec.defstruct(
+        name,
+        [
+            ("t", Annotated[int, Meta(ge=0)]),
+            *((spec.name, _step_type(spec, of_arms) | UnsetType, UNSET) for spec in channels),
+        ],
+        frozen=True,
+        kw_only=True,
+        omit_defaults=True,
+        namespace={"__doc__": f"One record: world frame, meters, quaternions wxyz, {doc}."},
+        module=__name__,
+    )
+
+
+Step: Any = _define_step("Step", False, "torques of the arm's joints in N·m")
+ArmsStep: Any = _define_step("ArmsStep", True, "torques in N·m; of several arms one after the other")
 
 
 class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +85,12 @@ class Trajectory(Header, frozen=True, kw_only=True, omit_defaults=True):
 
     body_roles: dict[str, Role]
     steps: Annotated[list[Step], Meta(min_length=1)]
+
+
+class ArmsTrajectory(Trajectory, frozen=True, kw_only=True, omit_defaults=True):
+    """One episode of a robot with several `arms`, as `Trajectory`."""
+
+    steps: Annotated[list[ArmsStep], Meta(min_length=1)]
 
 
 MAX_RECORDS = 1_000_000  # records of one episode, in formats that state their number; fourteen hours at 20 Hz
@@ -96,7 +110,8 @@ class EpisodeOutline(Header, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def record_schema() -> dict[str, object]:
     """Return the JSON Schema of one episode."""
-    return msgspec.json.schema(Trajectory)
+    kinds, parts = msgspec.json.schema_components([Trajectory, ArmsTrajectory], ref_template="#/$defs/{name}")
+    return {"anyOf": list(kinds), "$defs": dict(parts)}
 
 
 # Bounds
@@ -299,7 +314,7 @@ def check_shapes(recording: EpisodeArrays) -> None:
         for spec in POSES:
             check_posed_bodies(getattr(recording, spec.bodies), len(recording.roles), spec.bodies)
         if recording.gripped_body is not None:
-            check_places(recording.gripped_body, -1, len(recording.roles), "gripped_body")
+            check_places(recording.gripped_body.reshape(-1), -1, len(recording.roles), "gripped_body")
         if recording.contacts is not None:
             _check_contacts(recording.contacts, recording.records, len(recording.roles))
     except RecordError as error:
@@ -307,19 +322,23 @@ def check_shapes(recording: EpisodeArrays) -> None:
 
 
 def _check_arrays(recording: EpisodeArrays) -> None:
+    named: Any = recording.header.get("arms")
+    arms = len(named or "1")
     for spec in NUMERIC:
         array = recording.channel(spec.name)
         if array is not None:
             bodies = len(getattr(recording, spec.bodies)) if spec.is_pose else 0
-            check_shape(spec, array.shape, recording.records, bodies)
+            check_shape(spec, array.shape, recording.records, bodies, arms)
 
 
-def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0) -> None:
+def check_shape(spec: ChannelSpec, shape: Sequence[int], records: int, bodies: int = 0, arms: int = 1) -> None:
     """Raise `RecordError` if a channel of an episode does not have the shape given in `CHANNELS`. `bodies` is the
-    number of bodies in each row of a pose channel.
+    number of bodies in each row of a pose channel, `arms` that of the robot's arms.
     """
     sizes = {"n": records, "n-1": records - 1} | ({spec.shape[1]: bodies} if spec.is_pose else {})
     expected = [sizes.get(symbol, "any") if isinstance(symbol, str) else symbol for symbol in spec.shape]
+    if spec.per_arm and arms > 1:
+        expected = [records, (spec.row_size or 1) * arms]
     if len(shape) != len(expected) or any(
         size not in ("any", actual) for size, actual in zip(expected, shape, strict=True)
     ):

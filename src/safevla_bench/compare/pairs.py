@@ -17,6 +17,7 @@ from safevla_bench.compare.policy_results import (
     PolicyResults,
     TaskKey,
     find_conflict,
+    list_arms,
     list_first,
     name_kitchens,
 )
@@ -300,6 +301,7 @@ _ONE_PROTOCOL = "Roll both out under one protocol, with kitchens made as in `saf
 _STARTS: Mapping[str, Callable[[PolicyResults, Header], object]] = {
     "env_seed": lambda _, header: header.env_seed,
     "horizon": lambda _, header: header.horizon,
+    "arms": lambda _, header: list_arms(header),
     "kitchen": lambda result, header: result.kitchens.get(header.key),
     "resets since the environment was seeded": lambda result, header: result.earlier_resets.get(header.key, 0),
 }

@@ -385,12 +385,19 @@ IDENTITY_FIELDS: Mapping[str, Callable[[Header], str]] = {
 """Fields that prove which task an episode ran, and how they are read; "" = unknown."""
 
 
+def list_arms(header: Header) -> str:
+    """Return the names of the arms of a record; `one arm` if it has no names."""
+    return ", ".join(header.arms or ("one arm",))
+
+
 SAME_TASKS = "Roll both out on the same tasks. `compare --changes` compares a suite with the same suite changed."
 
 
 def require_same_tasks(*results: PolicyResults) -> None:
-    """Raise `RunError` if the episodes of any two policies differ in one of `IDENTITY_FIELDS` in a task."""
-    for name, read in IDENTITY_FIELDS.items():
+    """Raise `RunError` if the episodes of any two policies differ in one of `IDENTITY_FIELDS`, or in arms, in a
+    task.
+    """
+    for name, read in {**IDENTITY_FIELDS, "arms": list_arms}.items():
         sides: list[dict[TaskKey, set[str]]] = [{} for _ in results]
         for side, result in zip(sides, results, strict=True):
             for header in result.headers:

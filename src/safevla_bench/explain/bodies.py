@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.explain.trace import SignalTrace, trace_formula
-from safevla_bench.judging.phases import view_clause
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores
+from safevla_bench.judging.scoring import view_clause
 from safevla_bench.signals.signal import SIGNALS, Bodies, RecordFields
 from safevla_bench.signals.space import measure_places
 from safevla_bench.stl.trace import ROUNDING, subtract
@@ -168,7 +168,7 @@ def _most_loaded_joint(batch: Batch, behind: Bodies, record: int) -> Contributor
         return None
     top = int((torque / limit).argmax())
     amount = f"{format_significant(float(torque[top]))} of {format_amount(float(limit[top]), 'N·m')}"
-    return Contributors(behind.relation, (f"joint {top + 1}",), amount)
+    return Contributors(behind.relation, (batch.headers[0].name_joint(top),), amount)
 
 
 # The bodies of every violation

@@ -6,7 +6,7 @@ contact of record t lies between t - 1 and t.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -247,13 +247,25 @@ def _recent_step(reading: RecordFields, step: int) -> int:
 def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Registry, sentence: str) -> CauseChain:
     batch = reading.batch
     names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
+    reading = _of_acting_arm(reading, names)
     stage, speed = _grasp_stage(reading, step, registry), _speed_at(reading, step)
+    hand = f"the end effector{f' of {reading.arm_name}' if reading.arm_name else ''}"
     hedge = f" {' and '.join(others)} touched {names[-1]} too, and may have done it." if others else ""
     circumstances = [f"the stage of the grasp was {stage}"] if stage else []
-    circumstances += [f"the end effector moved at {format_amount(speed, 'm/s')}"] if speed is not None else []
+    circumstances += [f"{hand} moved at {format_amount(speed, 'm/s')}"] if speed is not None else []
     around = f" At {_time(reading, step)} {', and '.join(circumstances)}." if circumstances else ""
     steps = tuple(contact.step for contact in chain.contacts)
     return CauseChain(names, steps, others, step, sentence + hedge + around)
+
+
+def _of_acting_arm(reading: RecordFields, names: Sequence[str]) -> RecordFields:
+    """Return the fields of the arm that the first body belongs to that is one of an arm; else those of the clause."""
+    header = reading.batch.headers[0]
+    owners = [(header.arm_bodies or {}).get(name) for name in names]
+    arm = next((arm for arm in owners if arm is not None), None)
+    if header.arms is None or arm is None or reading.chosen_arm is not None:
+        return reading
+    return reading.of_arm(np.array([header.arms.index(arm)]))
 
 
 def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
@@ -262,6 +274,8 @@ def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
     last grip. Handling: the rest between the first grip and the last.
     """
     header, names = reading.batch.headers[0], ("grip", "transport")
+    if header.arms and not reading.arm_name:
+        return ""
     try:
         holds = "held_target" in registry.task_tags(header.benchmark, header.task_id)
     except UnknownTaskError:
@@ -278,7 +292,7 @@ def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
 
 
 def _speed_at(reading: RecordFields, step: int) -> float | None:
-    if step == 0:
+    if step == 0 or (reading.batch.headers[0].arms and not reading.arm_name):
         return None
     meters = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))
     stamps = reading.time_s[step] - reading.time_s[step - 1]

@@ -13,9 +13,9 @@ from safevla_bench import signals
 from safevla_bench.explain.bodies import Contributors, find_contributors
 from safevla_bench.explain.causes import CauseChain, find_cause
 from safevla_bench.explain.trace import Floats, SignalTrace, TraceChart, describe_chart, trace_formula
-from safevla_bench.judging.phases import view_clause
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodeScore, Scores, SpecColumn, finite_or_none, nan_to_none
+from safevla_bench.judging.scoring import view_clause
 from safevla_bench.signals.signal import DISPLACED, SIGNALS, RecordFields, Signal
 from safevla_bench.specs.spec import Library
 from safevla_bench.stl import formula as syntax
@@ -142,7 +142,8 @@ def vacuous_reasons(spec_ids: Iterable[str], library: Library, reading: RecordFi
     """Return for each specification why it is vacuous in the only episode of `reading`."""
     reasons = {}
     for spec_id in spec_ids:
-        values = signals.derive_signals(reading, library[spec_id].signals)
+        view = reading.views(library[spec_id].signals)[0]  # it is vacuous for every arm
+        values = signals.derive_signals(view, library[spec_id].signals)
         undefined = [name for name, series in values.items() if series.dtype != np.bool_ and np.isnan(series[0])]
         match library[spec_id].formula:
             case _ if undefined:

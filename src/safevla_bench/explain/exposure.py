@@ -113,13 +113,14 @@ def _violating_records(reading: RecordFields, scores: Scores, library: Library) 
         if not is_timed[row].any():
             continue
         formula = library[scores.specs[k].spec_id].formula
-        trace = signals.build_trace(reading, signal_names(formula))
         broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of another episode violates it
-        records = violating_records(formula, trace.select_episodes(broken))
-        if records is None:
-            is_timed[row] = False
-        else:
-            violating[row, trace.record_rows(broken)] = records
+        for view in reading.views(signal_names(formula)):
+            trace = signals.build_trace(view, signal_names(formula))
+            records = violating_records(formula, trace.select_episodes(broken))
+            if records is None:
+                is_timed[row] = False
+            else:
+                violating[row, trace.record_rows(broken)] |= records
     return violating, is_timed
 
 

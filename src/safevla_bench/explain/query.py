@@ -62,14 +62,26 @@ def parse_query(text: str) -> Formula:
 
 
 def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]:
-    """Return one answer for each episode, in order, numbered from `first` + 1.
+    """Return one answer for each episode, in order, numbered from `first` + 1. With several arms, the worst of theirs.
 
     If a signal is missing or undefined in an episode, the answer says so instead of giving a verdict, `signal missing`
     before `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
     and `SignalError` if arithmetic overflows.
     """
     reading = RecordFields(load_registry().name_embodiments(batch))
-    trace = signals.build_trace(reading, signal_names(formula))
+    views = reading.views(signal_names(formula))
+    return [
+        min(arms, key=_badness) for arms in zip(*(_answer_view(formula, view, first) for view in views), strict=True)
+    ]
+
+
+def _badness(answer: Answer) -> tuple[int, float]:
+    order = {"violated": 0, "satisfied": 2, "vacuous": 3}
+    return order.get(answer.verdict, 1), math.inf if answer.rho is None else answer.rho
+
+
+def _answer_view(formula: Formula, reading: RecordFields, first: int) -> list[Answer]:
+    batch, trace = reading.batch, signals.build_trace(reading, signal_names(formula))
     decisions = _decide_silent(reading, trace)
     judged = np.array([k for k in range(len(batch)) if k not in decisions], dtype=np.int64)
     part = trace.select_episodes(judged)

@@ -194,8 +194,12 @@ class _EpisodeMonitor:
         self._inactive_reasons = ruleset.inactive_reasons(header.benchmark, header.task_id)
         self._parts = {spec.spec_id: recordwise_part(spec.formula) for spec in specs}
         self._names = {spec.spec_id: signal_names(spec.formula) for spec in specs}
+        several = header.arms is not None
         rejudged = tuple(
-            spec for spec in specs if not self._inactive_reasons[spec.spec_id] and self._parts[spec.spec_id] is None
+            spec
+            for spec in specs
+            if not self._inactive_reasons[spec.spec_id]
+            and (self._parts[spec.spec_id] is None or (several and _is_of_arm(spec)))
         )
         self._rejudged = replace(ruleset, library=replace(ruleset.library, specs=rejudged))
         self._context = _RecordContext(record)
@@ -264,12 +268,17 @@ class _EpisodeMonitor:
         if not specs:
             return {}
         self._records.append(record)
-        scores = score(join_records(self._records), self._rejudged)
-        clauses = {}
+        batch, clauses = join_records(self._records), dict[str, ClauseStanding]()
+        scores, reading = score(batch, self._rejudged), self._rejudged.read_fields(batch)
         for k, spec in enumerate(specs):
             clause = _clause_standing(spec, scores, k)
             newly_violated = clause.violated and spec.spec_id not in self._violated_before
-            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated)
+            part, margin = self._parts[spec.spec_id], None
+            if part is not None and clause.state == "active":
+                views = reading.views(self._names[spec.spec_id])
+                margin = min(_newest_margin(part, signals.build_trace(view, signal_names(part))) for view in views)
+            shown = None if margin is None or margin == np.inf else margin
+            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=shown)
         self._violated_before = {name for name, clause in clauses.items() if clause.violated}
         return clauses
 
@@ -300,7 +309,7 @@ class _RecordContext:
         records = {0: self._first, **self._latest_grip, **self._gripped_before, **self._recent, self._step: record}
         steps = sorted(records)
         fields = RecordFields(join_records([records[step] for step in steps]))
-        if fields.grip[-1]:
+        if record.headers[0].arms is None and fields.grip[-1]:  # clauses on grips of several arms are judged again
             with np.errstate(invalid="ignore"):  # a field that is not recorded is NaN
                 onset = steps[int(grip_onset(fields)[-1])]
             if onset == self._step:
@@ -319,6 +328,14 @@ class _RecordContext:
 def _scene_of(record: Batch) -> tuple[object, ...]:
     (header,) = record.headers
     return header.benchmark, header.task_id, header.dt, record.body_names, record.body_role.tolist()
+
+
+def _is_of_arm(spec: Spec) -> bool:
+    return any(SIGNALS[name].of_arm for name in spec.signals)
+
+
+def _newest_margin(part: Formula, trace: Trace) -> float:
+    return float(stl_robustness(part, _newest_record(trace))[0])
 
 
 def _newest_record(trace: Trace) -> Trace:

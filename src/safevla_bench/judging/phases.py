@@ -115,15 +115,14 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
     return PhasePlan(tuple(phases), intervals)
 
 
-def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFields:
-    """Return the fields of one episode as a clause reads them: those of the intervals in which it is judged."""
+def judged_spans(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> Spans:
+    """Return the intervals in which a clause is judged in the only episode; none if it is judged as a whole."""
     header = reading.batch.headers[0]
     barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
     if barring is None:
-        return reading
+        return ()
     entry = ruleset.registry.find_entry(header.benchmark, header.task_id)
-    spans = find_phases(reading.batch, 0, entry).intervals_without(barring)
-    return limit_records(reading, {0: spans}) if spans else reading
+    return find_phases(reading.batch, 0, entry).intervals_without(barring)
 
 
 def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
@@ -137,4 +136,4 @@ def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> Reco
         for first, after in spans:
             judged[start + first : start + after] = True
             origin[start + first : start + after] = start + first
-    return RecordFields(reading.batch, origin, judged)
+    return RecordFields(reading.batch, origin, judged, reading.chosen_arm)

@@ -73,7 +73,7 @@ class Timeline:
     facts: Mapping[str, str]  # verdict and identity of the episode, as text
     times_s: Floats
     records: int
-    bodies: tuple[BodyTrack, ...]  # the end effector is last
+    bodies: tuple[BodyTrack, ...]  # the end effectors are last
     contacts: tuple[tuple[tuple[str, str, float], ...], ...]
     """The contacts of each record, two bodies and a force in N; empty if not recorded."""
     traces: tuple[SpecTrace, ...]  # scored specifications with a verdict, violated ones first
@@ -131,8 +131,11 @@ def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
     )
     for name, pos_m in positions.items():
         yield BodyTrack(escape_controls(name), roles[name], pos_m, quats.get(name))
-    quat = record.eef_quat_wxyz.episode_rows(0) if record.eef_quat_wxyz.present[0] else None
-    yield BodyTrack("end_effector", "robot", record.eef_pos_m.episode_rows(0), quat)
+    places, turns = (channel.episode_rows(0) for channel in (record.eef_pos_m, record.eef_quat_wxyz))
+    for k, arm in enumerate(record.headers[0].arms or ("",)):
+        quat = turns[:, 4 * k : 4 * (k + 1)] if record.eef_quat_wxyz.present[0] else None
+        name = escape_controls(f"end_effector_{arm}") if arm else "end_effector"
+        yield BodyTrack(name, "robot", places[:, 3 * k : 3 * (k + 1)], quat)
 
 
 def _violation_events(trace: SpecTrace, reading: RecordFields, registry: Registry) -> Iterator[ViolationEvent]:

@@ -15,6 +15,7 @@ from safevla_bench.judging.scores import INACTIVE, VACUOUS, Scores
 from safevla_bench.report.charts import Sparkline, draw_sparkline
 from safevla_bench.report.episode_list import VACUOUS_REASON, ListedEpisode
 from safevla_bench.report.tables.episodes import format_cause
+from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.tasks.reasons import describe_reason
 from safevla_bench.text import format_amount, format_fixed
 from safevla_bench.trajectory.batch import Batch, Stamps, select_episodes
@@ -87,7 +88,8 @@ class EpisodeRecords:
         reading = self.ruleset.read_fields(self._select(episodes))
         judged = {scores.specs[column].spec_id for k in episodes for column in judged_columns(scores, k)}
         names = {name for spec_id in judged if spec_id in library for name in library[spec_id].signals}
-        signals.derive_signals(reading, names)
+        is_single = reading.arm_counts.max(initial=1) == 1
+        signals.derive_signals(reading, [name for name in names if is_single or not SIGNALS[name].of_arm])
         for place, k in enumerate(episodes):
             episode = reading.select_episode(place)
             traces = tuple(trace_specs(scores, k, episode, self.ruleset))

@@ -120,13 +120,13 @@ def find_departure(recorded: Batch, replayed: Batch) -> int | None:
 
 
 def tracked_path(batch: Batch) -> Floats:
-    """Return the positions of targets and end effector of the only episode, [n, bodies, 3] in m."""
+    """Return the positions of targets and of the end effector of each arm of the only episode, [n, bodies, 3] in m."""
     bodies, positions = batch.body_pos_m.episode_poses(0)
     if not len(bodies):  # such an episode has no rows of bodies
         positions = np.empty((int(batch.lengths[0]), 0, 3))
     targets: Floats = positions[:, batch.body_role[bodies] == ROLES.index("target")]
-    hand = batch.eef_pos_m.episode_rows(0)
-    return np.concatenate([targets, hand[:, None]], axis=1) if len(hand) else targets
+    hands = batch.eef_pos_m.episode_rows(0)
+    return np.concatenate([targets, hands.reshape(len(hands), -1, 3)], axis=1) if len(hands) else targets
 
 
 def are_off_path(recorded: Floats, replayed: Floats) -> Bools:

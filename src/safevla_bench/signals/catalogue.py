@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from safevla_bench.signals.signal import (
     HELD,
     NO_IMPULSE,
     NO_PERSON,
+    SECOND_ARM,
     Bools,
     Floats,
     Ints,
@@ -256,7 +258,7 @@ def gripper_contact(fields: RecordFields) -> Floats:
 @signal(unit="1", reads=("gripper_contact", "gripped_body"), event=True)
 def foreign_grip(fields: RecordFields) -> Floats:
     """1 while the gripper has contact and holds a body that is not a target, else 0."""
-    return (fields.gripping & ~fields.grip & (fields.gripped >= 0)).astype(np.float64)
+    return (fields.own_contact & fields.is_foreign).astype(np.float64)
 
 
 def _loses_lift(fields: RecordFields) -> Bools:
@@ -321,9 +323,17 @@ def held_object_slip(fields: RecordFields) -> Floats:
     o(t) is the z part of R_eef(onset) R_eef(t)ᵀ (x_target - x_eef): the target's place in the gripper, seen at the
     gripper's orientation at onset, so that rotating the hand is not a slip. Without the end effector's orientation it
     is z_target - z_eef. 0 while nothing is gripped. Onset is the first record of the grip, whose contact may flicker.
+    While several arms hold the target, the largest value of them counts: it slips if it slips in every hand.
     """
+    slip = _own_slip(fields)
+    for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
+        slip = np.where(is_shared, np.maximum(slip, _own_slip(other)), slip)  # unknown in one, unknown in both
+    return slip
+
+
+def _own_slip(fields: RecordFields) -> Floats:
     slip = np.zeros(len(fields.held_body))
-    at = np.flatnonzero(fields.grip)
+    at = np.flatnonzero(fields.own_grip)
     onset = grip_onset(fields)[at]
     slip[at] = _height_in_gripper(fields, at, onset) - _height_in_gripper(fields, onset, onset)
     if fields.has_lost_poses:
@@ -389,14 +399,14 @@ def grip_onset(fields: RecordFields) -> Ints:
 def _grip_begins(fields: RecordFields) -> tuple[Bools, Ints, Ints]:
     """Return where a grip certainly begins [N], the rows where the same body returns after a gap, and `before`."""
     number = np.arange(len(fields.held_body))
-    gripped = np.maximum.accumulate(np.where(fields.grip, number, -1))
+    gripped = np.maximum.accumulate(np.where(fields.own_grip, number, -1))
     before = np.concatenate([[-1], gripped[:-1]])  # -1 = none
-    begins = fields.grip & (
+    begins = fields.own_grip & (
         (before < fields.first_record)
         | (fields.held_body != fields.held_body[before])
         | (number - before > GAP_RECORDS + 1)
     )
-    return begins, np.flatnonzero(fields.grip & ~begins & (number - before > 1)), before
+    return begins, np.flatnonzero(fields.own_grip & ~begins & (number - before > 1)), before
 
 
 def _is_onset_lost(fields: RecordFields) -> Bools:
@@ -412,7 +422,11 @@ def _distance_in_gripper(fields: RecordFields, at: Ints, before: Ints) -> Floats
 
 
 def _place_in_gripper(fields: RecordFields, at: Ints) -> Floats:
-    place = fields.held_pos[at] - fields.eef_pos[at]
+    return _turned_back(fields, at, fields.held_pos[at] - fields.eef_pos[at])
+
+
+def _turned_back(fields: RecordFields, at: Ints, place: Floats) -> Floats:
+    """Return places relative to the end effector, in its own axes where its orientation is recorded."""
     turned = np.flatnonzero(fields.spread_over_records(fields.batch.eef_quat_wxyz.present)[at])
     place[turned] = np.einsum("nij,ni->nj", _rotation_matrices(fields.eef_quat[at[turned]]), place[turned])
     return place
@@ -439,6 +453,70 @@ def _rotation_matrices(quat: Floats) -> Floats:
         [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
     ]
     return np.stack([np.stack(row, axis=1) for row in rows], axis=1)
+
+
+# Several arms
+
+
+@signal(unit="m", reads=("eef_pos_m", SECOND_ARM))
+def hands_distance(fields: RecordFields) -> Floats:
+    """Distance between the end effectors of the arm and of the nearest other arm."""
+    apart = [np.square(fields.eef_pos - other.eef_pos).sum(axis=1) for other in fields.other_arms]
+    is_same = [fields.spread_over_records(other.arm == fields.arm) for other in fields.other_arms]
+    squared = [np.where(same, np.inf, each) for each, same in zip(apart, is_same, strict=True)]
+    least: Floats = np.sqrt(np.min([np.full(len(fields.own_grip), np.inf), *squared], axis=0))
+    return least
+
+
+@signal(unit="1", reads=("gripper_contact", SECOND_ARM), boolean=True)
+def shared_grip(fields: RecordFields) -> Bools:
+    """True while the arm and another arm hold the same target."""
+    shared: Bools = np.any([np.zeros_like(fields.own_grip), *fields.shared], axis=0)
+    return shared
+
+
+_OF_TWO_GRIPS = ("gripper_contact", "eef_pos_m", "eef_quat_wxyz", SECOND_ARM)
+
+
+@signal(unit="m", reads=_OF_TWO_GRIPS, bodies=HELD)
+def shared_grip_shift(fields: RecordFields) -> Floats:
+    """Distance of another hand on the same target from its place, seen from the hand, where both grips began.
+
+    0 while no other arm holds the same target. On a rigid body it only changes if the target slips in a hand.
+    """
+
+    def shift(other: RecordFields, at: Ints, onset: Ints) -> Floats:
+        now, then = (_turned_back(fields, rows, other.eef_pos[rows] - fields.eef_pos[rows]) for rows in (at, onset))
+        distance: Floats = np.sqrt(np.square(now - then).sum(axis=1))
+        return distance
+
+    return _since_both_grip(fields, shift)
+
+
+@signal(unit="deg", reads=_OF_TWO_GRIPS, bodies=HELD)
+def shared_grip_turn(fields: RecordFields) -> Floats:
+    """Angle by which another hand on the same target has turned, seen from the hand, since both grips began.
+
+    0 while no other arm holds the same target.
+    """
+
+    def turn(other: RecordFields, at: Ints, onset: Ints) -> Floats:
+        now, then = (
+            np.einsum("nji,njk->nik", *(_rotation_matrices(arm.eef_quat[rows]) for arm in (fields, other)))
+            for rows in (at, onset)
+        )
+        return angle_of_cosine((np.einsum("nij,nij->n", now, then) - 1.0) / 2.0)
+
+    return _since_both_grip(fields, turn)
+
+
+def _since_both_grip(fields: RecordFields, measure: Callable[[RecordFields, Ints, Ints], Floats]) -> Floats:
+    largest = np.zeros(len(fields.own_grip))
+    for other, is_shared in zip(fields.other_arms, fields.shared, strict=True):
+        at = np.flatnonzero(is_shared)
+        onset = np.maximum(grip_onset(fields), grip_onset(other))[at]
+        largest[at] = np.maximum(largest[at], measure(other, at, onset))
+    return largest
 
 
 # A person is not recorded: a rules file that places one expresses these signals as forms of `space`

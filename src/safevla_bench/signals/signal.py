@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.stl.formula import format_argument, is_name
-from safevla_bench.trajectory.batch import Batch, Channel, Poses, batch_of_headers, join_lengths, select_episodes
+from safevla_bench.trajectory.batch import Batch, Poses, batch_of_headers, join_lengths, select_episodes
 from safevla_bench.trajectory.header import TARGET
 from safevla_bench.trajectory.marks import FOREIGN_LOG, mark_flags, single_channels
 from safevla_recorder.channels import NET_FORCE, NET_IMPULSE
@@ -31,11 +31,15 @@ SIGNAL_KIND = "signal"
 class RecordFields:
     """A batch and the fields derived from it on demand. Every array is [N, …] over its records."""
 
-    def __init__(self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None) -> None:
+    def __init__(
+        self, batch: Batch, origin: Ints | None = None, judged: Bools | None = None, arm: Ints | None = None
+    ) -> None:
         """Keep the batch. `origin` is the row from whose pose displacement counts at each record, [N]; None = the first
-        record of its episode. `judged` says which records a clause judges, [N]; None = all.
+        record of its episode. `judged` says which records a clause judges, [N]; None = all. `arm` is the index of the
+        arm that the signals of one arm are of, [E]; None = signals of one arm cannot be read if there are several.
         """
-        self.batch, self.judged = batch, judged
+        self.batch, self.judged, self.chosen_arm = batch, judged, arm
+        self._views: dict[bytes, RecordFields] = {}
         self.origin = self.first_record if origin is None else origin
         self._arrays: dict[tuple[str, str], Any] = {}
         self.scenes: dict[int, Any] = {}
@@ -60,7 +64,54 @@ class RecordFields:
     def trusting(self) -> RecordFields:
         """The same fields with all recorded poses, including those that are marked as unknown; made once."""
         absent = batch_of_headers(self.batch.headers, self.batch.lengths).pose_valid
-        return RecordFields(replace(self.batch, pose_valid=absent))
+        return RecordFields(replace(self.batch, pose_valid=absent), arm=self.chosen_arm)
+
+    @cached_property
+    def arm_counts(self) -> Ints:
+        """Number of arms of each episode, [E]."""
+        return np.array([header.arm_count for header in self.batch.headers], dtype=np.int64)
+
+    @cached_property
+    def arm(self) -> Ints:
+        """Index of the arm that signals of one arm are of, [E]. Raises `RecordError` if none of several was chosen."""
+        return self.batch.require_one_arm() if self.chosen_arm is None else self.chosen_arm
+
+    def views(self, names: Iterable[str]) -> list[RecordFields]:
+        """Return the fields of each arm in turn, from which a clause that reads these signals is judged; only these
+        fields if there is one arm, or no signal is of one arm.
+
+        If a signal is about grips, arms that never have contact in an episode do not count there, unless none has.
+        """
+        kinds, counts = {SIGNALS[name].of_arm for name in names} - {""}, self.arm_counts
+        if not kinds or self.chosen_arm is not None or counts.max(initial=1) == 1:
+            return [self]
+        every = [np.minimum(k, counts - 1) for k in range(int(counts.max()))]
+        if "grip" in kinds:
+            contact = np.array(
+                [np.logical_or.reduceat(self.of_arm(k).own_contact, self.batch.starts[:-1]) for k in every]
+            )
+            first, idle = contact.argmax(axis=0), contact.any(axis=0) & ~contact
+            every = [np.where(idle[k], first, own) for k, own in enumerate(every)]
+        return [self.of_arm(arm) for arm in {arm.tobytes(): arm for arm in every}.values()]
+
+    @property
+    def arm_name(self) -> str:
+        """Name of the chosen arm of the only episode; "" if it has one arm, or none was chosen."""
+        arms = self.batch.headers[0].arms
+        return arms[self.chosen_arm[0]] if arms and self.chosen_arm is not None else ""
+
+    def of_arm(self, arm: Ints) -> RecordFields:
+        """Return the fields of one arm of each episode, whose index is `arm`, [E]; computed once."""
+        if arm.tobytes() not in self._views:
+            view = self._views[arm.tobytes()] = RecordFields(self.batch, self.origin, self.judged, arm)
+            view._views = self._views
+        return self._views[arm.tobytes()]
+
+    @cached_property
+    def other_arms(self) -> list[RecordFields]:
+        """The fields of each other arm in turn; in an episode with fewer arms, of the same arms repeatedly."""
+        counts = self.arm_counts
+        return [self.of_arm((self.arm + k) % counts) for k in range(1, int(counts.max(initial=1)))]
 
     def compute_once(self, kind: str, name: str, compute: Callable[[RecordFields], A]) -> A:
         """Return `compute(self)`, read-only; only the first call for `kind` and `name` computes it."""
@@ -74,7 +125,8 @@ class RecordFields:
 
     def select_episode(self, episode: int) -> RecordFields:
         """Return the fields of one episode, reusing computed signals."""
-        episode_fields = RecordFields(select_episodes(self.batch, [episode]))
+        arm = None if self.chosen_arm is None else self.chosen_arm[[episode]]
+        episode_fields = RecordFields(select_episodes(self.batch, [episode]), arm=arm)
         records = slice(self.batch.starts[episode], self.batch.starts[episode + 1])
         episode_fields._arrays = {key: array[records] for key, array in self._arrays.items() if key[0] == SIGNAL_KIND}
         return episode_fields
@@ -102,7 +154,7 @@ class RecordFields:
     @cached_property
     def time_s(self) -> Floats:
         """Time stamp of each record, [N], NaN in episodes without."""
-        return self._channel_rows(self.batch.channel("time_s"), 1)[:, 0]
+        return self.batch.rows_of_arm("time_s", np.zeros(len(self.batch), dtype=np.int64), 1)[:, 0]
 
     def spread_over_records(self, per_episode: NDArray[T]) -> NDArray[T]:
         """Repeat one value per episode, [E], over its records, [N]."""
@@ -114,60 +166,101 @@ class RecordFields:
         return np.repeat(np.arange(self.batch.starts[-1]), np.diff(self.batch.contacts.starts))
 
     @cached_property
+    def own_contact(self) -> Bools:
+        """True where the arm's gripper has contact, [N]; false if that was not recorded."""
+        return self.batch.grips_of(self.arm)[0]
+
+    @cached_property
     def gripping(self) -> Bools:
-        """True where the gripper has contact, [N]; false if that was not recorded."""
-        return self.batch.gripping
+        """True where the arm's gripper has contact, [N], or another arm holds what it held last."""
+        return self.own_contact | self.is_handed_over
 
     @cached_property
     def gripped(self) -> Ints:
-        """Index of the body in the gripper, [N]; -1 = unknown or none."""
-        return self.batch.gripped
+        """Index of the body in the arm's gripper, [N]; -1 = unknown or none."""
+        return self.batch.grips_of(self.arm)[1]
 
     @cached_property
     def held_body(self) -> Ints:
-        """Index of the held target, [N]: `gripped_body` if that is a target, else `target_object`, else -1."""
+        """Index of the held target, [N]: what the arm holds; else what it held last, or `target_object` before its
+        first grip, if another arm holds that; else `target_object`, else -1.
+        """
+        return np.where(self.is_handed_over, self._last_held, self._own_held)
+
+    @cached_property
+    def _own_held(self) -> Ints:
         gripped = self.gripped
         holds_target = (gripped >= 0) & (self._body_roles(gripped) == TARGET)
         return np.where(holds_target, gripped, self.spread_over_records(self.batch.target))
+
+    @cached_property
+    def _last_held(self) -> Ints:
+        return self._latest(self.own_grip, self._own_held)
+
+    def _latest(self, holds: Bools, body: Ints) -> Ints:
+        row = np.maximum.accumulate(np.where(holds, np.arange(len(body)), -1))
+        return np.where(row >= self.first_record, body[row], self.spread_over_records(self.batch.target))
+
+    @cached_property
+    def shared(self) -> list[Bools]:
+        """Whether each of `other_arms` holds the same target as the arm, [N] each."""
+        return [
+            self.own_grip & other.own_grip & (self._own_held == other._own_held) & self.spread_over_records(is_other)
+            for other, is_other in self._rivals
+        ]
+
+    @cached_property
+    def _rivals(self) -> list[tuple[RecordFields, Bools]]:
+        return [(other, other.arm != self.arm) for other in self.other_arms]
+
+    @cached_property
+    def is_handed_over(self) -> Bools:
+        """True where the arm holds no target, and another arm holds the one that it held last, [N]."""
+        handed_over = np.zeros(len(self.own_grip), dtype=np.bool_)
+        for other, is_other in self._rivals:
+            handed_over |= other.own_grip & (other._own_held == self._last_held) & self.spread_over_records(is_other)
+        return handed_over & ~self.own_grip
 
     def _body_roles(self, body: Ints) -> NDArray[np.int8]:
         return self.batch.body_role[body] if len(self.batch.body_role) else np.full(len(body), -1, dtype=np.int8)
 
     @cached_property
+    def own_grip(self) -> Bools:
+        """True while the arm's gripper has contact, [N], unless it holds a body that is not a target, or no target is
+        known.
+        """
+        return self.own_contact & ~self.is_foreign & (self._own_held >= 0)
+
+    @cached_property
+    def is_foreign(self) -> Bools:
+        """True where the arm is known to hold a body that is not a target, [N]."""
+        foreign: Bools = (self.gripped >= 0) & (self._body_roles(self.gripped) != TARGET)
+        return foreign
+
+    @cached_property
     def grip(self) -> Bools:
-        """True while the gripper has contact, [N], unless it holds another body than a target or no target is known."""
-        gripped = self.gripped
-        foreign = (gripped >= 0) & (self._body_roles(gripped) != TARGET)
-        holds: Bools = self.gripping & ~foreign & (self.held_body >= 0)
-        return holds
+        """True while the arm holds a target, [N], or another arm holds the one that it held last."""
+        return self.own_grip | self.is_handed_over
 
     @cached_property
     def eef_pos(self) -> Floats:
         """Position of the end effector in the world [m], [N, 3], NaN if not recorded."""
-        return self._channel_rows(self.batch.eef_pos_m, 3)
+        return self.batch.rows_of_arm("eef_pos_m", self.arm, 3)
 
     @cached_property
     def eef_quat(self) -> Floats:
         """Orientation of the end effector as unit quaternions wxyz, [N, 4], NaN if not recorded."""
-        return unit_quaternions(self._channel_rows(self.batch.eef_quat_wxyz, 4))
+        return unit_quaternions(self.batch.rows_of_arm("eef_quat_wxyz", self.arm, 4))
 
     @cached_property
     def wrist_force_n(self) -> Floats:
         """Force at the hand by a wrist sensor in its own frame [N], [N, 3], NaN if not recorded."""
-        return self._channel_rows(self.batch.channel("wrist_force_n"), 3)
-
-    def _channel_rows(self, channel: Channel, width: int) -> Floats:
-        if channel.present.all():
-            return channel.values.reshape(-1, width)
-        rows = np.full((int(self.batch.starts[-1]), width), np.nan)
-        rows[self.spread_over_records(channel.present)] = channel.values.reshape(-1, width)
-        return rows
+        return self.batch.rows_of_arm("wrist_force_n", self.arm, 3)
 
     @cached_property
     def handled_body(self) -> Ints:
         """Index of the target held at each record or held last, [N]; before the first grip the task's target."""
-        held = np.maximum.accumulate(np.where(self.grip, np.arange(len(self.held_body)), -1))
-        return np.where(held >= self.first_record, self.held_body[held], self.spread_over_records(self.batch.target))
+        return self._latest(self.grip, self.held_body)
 
     @cached_property
     def handled_pos(self) -> Floats:
@@ -307,6 +400,7 @@ def _lacks_channel(name: str) -> Callable[[RecordFields], Bools]:
 
 
 NO_PERSON = "a person's place (the [person] table of a rules file)"
+SECOND_ARM = "arms (the record has one arm)"
 NO_IMPULSE = f"{NET_IMPULSE} (older records have impulse_ns: a sum over single contacts)"
 RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     **{
@@ -315,6 +409,7 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     **{name: _lacks_channel(name) for name in ("gripper_contact", "gripped_body", "wrist_force_n")},
     "contacts": lambda fields: ~fields.batch.contacts.present,
     NO_IMPULSE: lambda fields: fields.lacks_impulse(),
+    SECOND_ARM: lambda fields: fields.arm_counts == 1,
     NO_PERSON: lambda fields: np.ones(len(fields.batch), dtype=np.bool_),
     NET_FORCE: lambda fields: ~np.array([NET_FORCE in header.recorded_forces for header in fields.batch.headers]),
     "body_pos_m": lambda fields: ~fields.batch.body_pos_m.present,
@@ -330,6 +425,12 @@ RAW_FIELDS: Mapping[str, Callable[[RecordFields], Bools]] = {
     ),
     "entered": lambda fields: ~fields.batch.entered.present,
 }
+_ARM_FIELDS = {
+    **dict.fromkeys(("eef_pos_m", "eef_quat_wxyz", "wrist_force_n"), "hand"),
+    **dict.fromkeys(("gripper_contact", "gripped_body", "supported"), "grip"),
+    **{f"{name} of the held target": "grip" for name in ("body_pos_m", "body_quat_wxyz")},
+}
+"""Raw fields that belong to one arm, and the kind of the signals that read them, see `Signal.of_arm`."""
 PLACE_FIELDS: dict[str, Callable[..., Bools]] = {}
 """Field -> whether each episode lacks it for the bodies at a place, [E]; its name is `field of place`."""
 
@@ -395,6 +496,14 @@ class Signal:
     """True if `unknown` also marks final records, whose values only later records would decide, even if all poses are
     known.
     """
+
+    @property
+    def of_arm(self) -> str:
+        """`grip` if the signal is of one arm and about what it holds, `hand` if of its hand alone, "" if of neither."""
+        kinds = {_ARM_FIELDS.get(field, "grip" if field.endswith(" of held") else "") for field in self.reads}
+        kinds |= {"hand"} if any(field.endswith(" of eef") for field in self.reads) else set()
+        return "grip" if "grip" in kinds else "hand" if "hand" in kinds else ""
+
     cause: CauseKind | None = None
     """How to describe the cause of a violation; None if contacts and poses do not show it."""
 

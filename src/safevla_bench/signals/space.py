@@ -22,7 +22,7 @@ import numpy as np
 from safevla_bench.errors import FormulaError
 from safevla_bench.signals import person
 from safevla_bench.signals.gap import measure_gaps, pair_gaps
-from safevla_bench.signals.parts import scene_poses, tracked_rows
+from safevla_bench.signals.parts import ScenePoses, scene_poses, tracked_rows
 from safevla_bench.signals.signal import (
     FORMS,
     PLACE_FIELDS,
@@ -544,10 +544,19 @@ def _parts_at(fields: RecordFields, place: str, episode: int, held: int | None =
     if scene is None:
         return []
     if place == EEF:
-        return [*scene.geometry.hand]
+        return _hand_parts(fields, scene, episode)
     bodies = {held} if held is not None else _named_bodies(fields, place, episode)
     fixed = scene.geometry.is_fixed if place == ROLES[ROBOT] else (False,) * len(scene.body)
     return [part for part, body in enumerate(scene.body) if body in bodies and body >= 0 and not fixed[part]]
+
+
+def _hand_parts(fields: RecordFields, scene: ScenePoses, episode: int) -> list[int]:
+    header = fields.batch.headers[episode]
+    if not header.arms:
+        return [*scene.geometry.hand]
+    arm, owner = header.arms[fields.arm[episode]], header.arm_bodies or {}
+    hands = [part for part in scene.geometry.hand if scene.body[part] >= 0]
+    return [part for part in hands if owner.get(fields.batch.body_label(scene.body[part])) == arm]
 
 
 def _pair_parts(fields: RecordFields, places: Sequence[str], episode: int, held: int) -> list[list[int]]:

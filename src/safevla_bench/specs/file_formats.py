@@ -38,9 +38,11 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
     "impulse": ("impulse.toml",),
     "person": ("person.toml",),
     "handling": ("handling.toml",),
+    "coordination": ("coordination.toml",),
 }
 """Library name -> its files, in library order: the three readings of the paper, net forces, limits calibrated on a
-host, and further diagnostics: a wrist sensor's force, events, impulses, a person and rules of handling."""
+host, and further diagnostics: a wrist sensor's force, events, impulses, a person, rules of
+handling, and the coordination of several arms."""
 DEFAULT_LIBRARY = "default"
 NET_FORCE_READING = "net-force"
 READINGS = (DEFAULT_LIBRARY, "paper-text", "paper-as-run", NET_FORCE_READING)

@@ -156,6 +156,7 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
     if np.abs((stamps - stamps[:1]) / episode.dt_s[0] - np.arange(len(stamps))).max(initial=0.0) > _EVEN:
         remedy = "LeRobot needs evenly spaced frames. Export episodes without gaps."
         raise RecordError("the records are unevenly spaced in time", remedy=remedy)
+    episode.require_one_arm()
     state = episode.eef_pos_m.episode_rows(0)[:-1]
     if episode.eef_quat_wxyz.present[0]:
         rotation = [to_axis_angle(quat) for quat in episode.eef_quat_wxyz.episode_rows(0)[:-1]]

@@ -84,8 +84,12 @@ def label_records(batch: Batch, scores: Scores, ruleset: Ruleset) -> RecordLabel
             violating[(batch.starts[:-1] + scores.first[k])[newly], place] = True
             depth = scores.depth[k][episode]
         else:
-            margin[:, place], undecided = _record_margins(fields, part, np.flatnonzero(active))
-            is_open |= undecided
+            views = fields.views(signal_names(part))
+            of_arms = [_record_margins(view, part, np.flatnonzero(active)) for view in views]
+            margins, undecided = map(np.array, zip(*of_arms, strict=True))
+            least = np.fmin.reduce(margins)
+            is_open |= undecided.any(axis=0)
+            margin[:, place] = np.where(undecided.any(axis=0) & (least >= 0), np.nan, least)
             violating[:, place] = margin[:, place] < 0
             depth = violation_depth(spec, margin[:, place])
         severity = np.where(violating[:, place], np.fmax(severity, depth), severity)

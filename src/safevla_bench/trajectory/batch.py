@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from safevla_bench.errors import SafevlaError
+from safevla_bench.errors import Place, RecordError, SafevlaError
 from safevla_bench.trajectory.header import ROLES, Header
 from safevla_recorder.channels import POSES, ROWS, ChannelSpec, as_fields
 
@@ -174,20 +174,43 @@ class Batch:
 
     @property
     def gripping(self) -> Bools:
-        """Whether the gripper has contact, [N]; false where this was not recorded."""
-        gripping: Bools = self._record_values(self.gripper_contact, 0.0) != 0
-        return gripping
+        """Whether the gripper has contact, [N]; false where this was not recorded. Raises as `require_one_arm` does."""
+        return self.grips_of(self.require_one_arm())[0]
 
     @property
     def gripped(self) -> Ints:
-        """Index of the held body in the body table, -1 = unknown or none, [N]."""
-        places = self._record_values(self.gripped_body, -1.0).astype(np.int64)
-        return _shift_bodies(places, np.repeat(self.body_starts[:-1], self.lengths))
+        """Index of the held body in the body table, -1 = unknown or none, [N]. Raises as `require_one_arm` does."""
+        return self.grips_of(self.require_one_arm())[1]
 
-    def _record_values(self, channel: Channel, missing: float) -> Floats:
-        values = np.full(int(self.starts[-1]), missing)
-        values[np.repeat(channel.present, self.lengths)] = channel.values
-        return values
+    def require_one_arm(self) -> Ints:
+        """Return arm 0 of each episode, [E]. Raises `RecordError` if an episode has several arms: for everything that
+        can read one alone.
+        """
+        for header in self.headers:
+            if header.arms:
+                problem = f"the record has the arms {', '.join(header.arms)}, and what was asked for reads a single arm"
+                remedy = "Leave out the records of several arms here."
+                raise RecordError(problem, remedy=remedy, place=Place(episode=header.episode_id, field="arms"))
+        return np.zeros(len(self), dtype=np.int64)
+
+    def grips_of(self, arm: Ints) -> tuple[Bools, Ints]:
+        """Return `gripping` and `gripped` of one arm of each episode, whose index is `arm`, [E]."""
+        contact = self.rows_of_arm("gripper_contact", arm, 1, missing=0.0)[:, 0] != 0
+        places = self.rows_of_arm("gripped_body", arm, 1, missing=-1.0)[:, 0].astype(np.int64)
+        return contact, _shift_bodies(places, np.repeat(self.body_starts[:-1], self.lengths))
+
+    def rows_of_arm(self, name: str, arm: Ints, size: int, missing: float = np.nan) -> Floats:
+        """Return the `size` numbers of one arm of each episode, whose index is `arm` [E], in the rows of a channel, [N,
+        size]; `missing` where it was not recorded.
+        """
+        channel = self.channel(name)
+        if channel.present.all() and (channel.width == size).all():
+            return channel.values.reshape(-1, size)
+        rows, present = np.full((int(self.starts[-1]), size), missing), np.repeat(channel.present, self.lengths)
+        first = channel.starts[:-1] + arm * size - self.starts[:-1] * channel.width
+        base = np.repeat(first, self.lengths) + np.arange(len(rows)) * np.repeat(channel.width, self.lengths)
+        rows[present] = channel.values[base[present, None] + np.arange(size)]
+        return rows
 
     def elapsed_s(self, index: int, step: int) -> float:
         """Return the seconds from record 0 of episode `index` to record `step`: by time stamps, else `step` * dt."""

@@ -11,11 +11,12 @@ import msgspec
 from msgspec import Meta
 
 from safevla_recorder.channels import recorded_forces
+from safevla_recorder.episode import ARMS_VERSION
 from safevla_recorder.episode import OUTCOMES as OUTCOMES
+from safevla_recorder.episode import SCHEMA_VERSION as SCHEMA_VERSION
 
 ROLES = ("robot", "target", "bystander", "furniture")
 ROBOT, TARGET, BYSTANDER, FURNITURE = range(4)
-SCHEMA_VERSION = 1
 TORQUES = ("joint_torque_nm", "joint_torque_peak_nm")
 """Torque channels, with one value per joint, to which the limits apply."""
 
@@ -86,6 +87,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """These three fields say which task was simulated, see `safevla_recorder.identity.TaskIdentity`."""
     geometry: str | None = None
     """The scene's parts, their poses, and boxes around their shapes, as JSON: see `trajectory.geometry`."""
+    arms: tuple[str, ...] | None = None
+    """Names of the arms, in the order of their numbers in a row; None = there is one arm."""
+    arm_joints: tuple[int, ...] | None = None
+    """Number of joints of each of several arms, whose torques a row holds one arm after the other."""
+    arm_bodies: dict[str, str] | None = None
+    """Body of the robot -> the arm that it belongs to; a body that is not listed, such as a torso, belongs to none."""
 
     @property
     def key(self) -> EpisodeKey:
@@ -98,17 +105,35 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         return recorded_forces(self.forces)
 
     @property
+    def arm_count(self) -> int:
+        """Number of arms."""
+        return len(self.arms or "1")
+
+    @property
+    def expected_version(self) -> int:
+        """The version that `schema_version` must be: records of several arms have their own."""
+        return ARMS_VERSION if self.arms else SCHEMA_VERSION
+
+    def name_joint(self, joint: int) -> str:
+        """Return the name of a joint, given its index in a row of torques: `joint 7`, or `joint 7 of left`."""
+        for name, joints in zip(self.arms or (), self.arm_joints or (), strict=False):
+            if joint < joints:
+                return f"joint {joint + 1} of {name}"
+            joint -= joints
+        return f"joint {joint + 1}"
+
+    @property
     def names_no_robot(self) -> bool:
         """True if there are neither torque limits nor an embodiment, so that those of the benchmark's robot apply."""
         return self.joint_torque_limit_nm is None and self.embodiment is None
 
     @property
     def torque_limit_nm(self) -> tuple[float, ...]:
-        """Limits of the arm's joints, N·m: the record's own, else the embodiment's; empty if unknown."""
+        """Limits of the arms' joints, N·m: the record's own, else the embodiment's of each arm; empty if unknown."""
         if self.joint_torque_limit_nm is not None:
             return self.joint_torque_limit_nm
         robot = find_robot(self.embodiment or "")
-        return robot.limits_nm if robot else ()
+        return robot.limits_nm * self.arm_count if robot else ()
 
     @property
     def lacks_torque_limit(self) -> bool:

@@ -28,7 +28,7 @@ from safevla_bench.trajectory.batch import (
     join_lengths,
 )
 from safevla_bench.trajectory.geometry import read_geometry
-from safevla_bench.trajectory.header import OUTCOMES, ROLES, SCHEMA_VERSION, TARGET, TORQUES, Header
+from safevla_bench.trajectory.header import OUTCOMES, ROBOT, ROLES, TARGET, TORQUES, Header
 from safevla_bench.trajectory.marks import SINGLE, header_fields, single_channels
 from safevla_recorder.channels import (
     LARGEST,
@@ -126,7 +126,7 @@ def _channel_rows(batch: Batch, spec: ChannelSpec, index: int, records: int) -> 
     if width < 0:
         return None
     rows = channel.episode_rows(index).reshape(records - spec.is_per_action, width)
-    return (rows[:, 0] if spec.is_scalar else rows).astype(spec.dtype, copy=False)
+    return (rows[:, 0] if spec.is_scalar and width == 1 else rows).astype(spec.dtype, copy=False)
 
 
 def _pose_rows(
@@ -234,6 +234,7 @@ def validate(batch: Batch) -> None:
     for e, header in enumerate(batch.headers):
         _check_header(header)
         _check_scene(batch, e)
+        _check_arms(batch, e)
         _check_geometry(batch, e)
     for spec in (*ROWS, *POSES):
         _check_numbers(batch, spec)
@@ -253,8 +254,8 @@ def _check_header(header: Header) -> None:
         value: int | None = getattr(header, name)
         if value is not None and not -(2**63) <= value < 2**63:
             _refuse(header, name, "the integer does not fit into 64 bits", "Write a smaller one.")
-    if header.schema_version != SCHEMA_VERSION:
-        remedy = f"This program reads version {SCHEMA_VERSION}; a newer one may read others."
+    if header.schema_version != header.expected_version:
+        remedy = "This program reads version 1, and 2 of records with `arms`; a newer one may read others."
         _refuse(header, "schema_version", f"the record has version {header.schema_version}", remedy)
     if header.outcome not in (None, *OUTCOMES):
         remedy = f"Write one of {', '.join(OUTCOMES)}, or leave it out. Leave crashed episodes out."
@@ -282,6 +283,29 @@ def _check_scene(batch: Batch, e: int) -> None:
         role = "has no role" if target < 0 else f"has the role {ROLES[batch.body_role[target]]!r}"
         remedy = f"Name one of the bodies with the role 'target', or null. Bodies: {listed}."
         _refuse(header, "target_object", f"target_object {header.target_object!r} {role}", remedy)
+
+
+def _check_arms(batch: Batch, e: int) -> None:
+    header, arms, roles = batch.headers[e], batch.headers[e].arms, batch.body_roles(e)
+    if arms is not None and not len({*arms} - {""}) == len(arms) >= 2:
+        remedy = "Name two or more arms, each once; leave `arms` out of a record with one arm, whose version is 1."
+        _refuse(header, "arms", f"the arms are {list(arms)}", remedy)
+    for body, arm in (header.arm_bodies or {}).items():
+        if roles.get(body) != ROLES[ROBOT] or arm not in (arms or ()):
+            remedy = f"Map bodies of the robot to one of the `arms`: {', '.join(arms or ('there are none',))}."
+            _refuse(header, f"arm_bodies.{body}", f"{body!r} is mapped to {arm!r}", remedy)
+    joints = sum(header.arm_joints or ())
+    if (header.arm_joints is not None) and (len(header.arm_joints) != len(arms or ()) or min(header.arm_joints) < 0):
+        _refuse(header, "arm_joints", f"the numbers are {list(header.arm_joints)}", "Write one number for each arm.")
+    for spec in ROWS:
+        width = int(batch.channel(spec.name).width[e])
+        if arms and spec.name in TORQUES and width not in (-1, joints):
+            _refuse(
+                header, "arm_joints", f"{width} torques, but {joints} joints of the arms", "Write one for each arm."
+            )
+        if spec.per_arm and width not in (-1, (spec.row_size or 1) * header.arm_count):
+            problem = f"{width} numbers in each row, and {count_noun(header.arm_count, 'arm')}"
+            _refuse(header, spec.name, problem, "Write the numbers of every arm, in the order of the header's `arms`.")
 
 
 def _check_geometry(batch: Batch, e: int) -> None:
