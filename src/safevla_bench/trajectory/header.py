@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from safevla_recorder.channels import recorded_forces
-from safevla_recorder.episode import ARMS_VERSION
+from safevla_recorder.episode import ARMS_VERSION as ARMS_VERSION
 from safevla_recorder.episode import OUTCOMES as OUTCOMES
 from safevla_recorder.episode import SCHEMA_VERSION as SCHEMA_VERSION
 

@@ -191,7 +191,7 @@ def _choose_clock(
         remedy = f"Mapped are: {', '.join(sorted({stamp.topic for stamp in stamps.values()}))}."
         raise RecordError(f"the clock topic {facts.clock!r} is not in the mapping", remedy=remedy)
     poses = [part for part in stamps if isinstance(mapping.sources[part], PoseColumns)]
-    found = asked or (["eef"] if "eef" in poses else poses) or [*edges] or [*stamps]
+    found = asked or [part for part in poses if part.partition(".")[0] == "eef"] or poses or [*edges] or [*stamps]
     if not found:
         raise RecordError("all mapped topics are static", remedy="Map a topic with changing values.")
     return max(found, key=lambda part: len({**edges, **stamps}[part].log_ns))

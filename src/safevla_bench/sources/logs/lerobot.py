@@ -252,6 +252,13 @@ def read_episodes(
     Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
+    records.require_own_numbers(
+        {
+            part: (mapping.sources[part].source, pick.position if isinstance(pick, PoseLayout) else pick)
+            for part, pick in picks.items()
+            if "." in part and not part.startswith("bodies.")
+        }
+    )
     success = mapping.episode.success
     if isinstance(success, str):
         dataset.require_feature(success, "episode.success")
@@ -381,7 +388,7 @@ def _pick_numbers(
             return decide_forces(names, size)
         except ValueError as question:
             remedy = (
-                f"Write index = [x, y, z] under [wrench], counted from 0. Its names are: {', '.join(names) or 'none'}."
+                f"Write index = [x, y, z] under [{part}], counted from 0. Its names are: {', '.join(names) or 'none'}."
             )
             refuse_field(f"{columns.source!r}: {question}", remedy, part)
     if not index or max(index) >= size:

@@ -128,13 +128,14 @@ class NumberTaker(Taker):
             self.add(message, order, log_ns, row)
 
     def _find_numbers(self, message: Any) -> tuple[tuple[str, ...], list[Any]]:
-        paths = _NUMBERS[self.part] if self.columns.field is None else (self.columns.field,)
+        part = self.part.partition(".")[0]
+        paths = _NUMBERS[part] if self.columns.field is None else (self.columns.field,)
         found: Iterator[Any] = (value for path in paths if (value := _get(message, path)) is not None)
-        if self.part == "gripper":
+        if part == "gripper":
             every = [*found]
             filled = [value for value in every if np.size(value)]
             if len(filled) > 1:
-                remedy = 'Write field = "position" or field = "effort" under [gripper].'
+                remedy = f'Write field = "position" or field = "effort" under [{self.part}].'
                 refuse_field(f"the messages of {self.topic} have positions and efforts", remedy, self.part)
             found = iter(filled or every)
         values, names = next(found, None), tuple(getattr(message, "name", None) or ())

@@ -142,12 +142,18 @@ def decide_pose(
     form: str | None = None,
     order: str | None = None,
     euler: str = "xyz",
+    arm: str = "",
 ) -> PoseLayout:
     """Return where a pose's numbers are, as stated (`order` is wxyz or xyzw, `euler` the axes of rpy), else by name.
 
-    Without names, three numbers are x, y, z, and everything else must be stated. Raises `ValueError` with the open
-    question.
+    Without names, three numbers are x, y, z, and everything else must be stated. If names have the word `arm`, only
+    those numbers count. Raises `ValueError` with the open question.
     """
+    own = [place for place, name in enumerate(names) if arm and arm.lower() in _split_words(name)]
+    if own:
+        layout = decide_pose([names[place] for place in own], len(own), None, None, form, order, euler)
+        position, turns = (tuple(own[place] for place in part) for part in (layout.position, layout.rotation))
+        return layout._replace(position=position, rotation=turns)
     width, stated = SIZES[form or "quaternion"], [*(position or ()), *(rotation or ())]
     if len({*stated}) < len(stated) or max(stated, default=-1) >= size:
         raise ValueError(f"which numbers are the pose? There are {size}, counted from 0; use each once")

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +29,18 @@ from safevla_bench.errors import Place, RecordError
 from safevla_bench.files import parse_toml, read_input
 from safevla_bench.memory import limit_memory
 from safevla_bench.sources.logs import wrench
-from safevla_bench.sources.logs.names import FILL_IN, Floats, PoseLayout, decide_pose, rotations_to_wxyz, suggest_pose
+from safevla_bench.sources.logs.names import (
+    FILL_IN,
+    Floats,
+    PoseLayout,
+    decide_pose,
+    find_positions,
+    rotations_to_wxyz,
+    suggest_pose,
+)
 from safevla_bench.text import escape_controls, warn_once
 from safevla_bench.trajectory.batch import Batch
-from safevla_bench.trajectory.header import SCHEMA_VERSION, find_robot
+from safevla_bench.trajectory.header import ARMS_VERSION, SCHEMA_VERSION, find_robot
 from safevla_bench.trajectory.marks import FOREIGN_LOG, LOG_BENCHMARK, SINGLE
 from safevla_bench.trajectory.single_episode import from_recording
 from safevla_recorder.episode import EpisodeArrays, add_header_field, add_header_mark
@@ -112,12 +120,15 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Raises `RecordError` with the open question, and lines for the mapping that answer it.
         """
         stated = self.rotation if self.quaternion is None else self.quaternion
+        arm = part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and stated is None else ""
         try:
             form, order = self.rotation_form, self.quaternion_order
-            layout = decide_pose(names, size, self.position, stated, form, order, self.rotation_order)
+            layout = decide_pose(names, size, self.position, stated, form, order, self.rotation_order, arm)
         except ValueError as question:
             numbers = ", ".join(f"{place} {name}" for place, name in enumerate(names)) or f"0 to {size - 1}"
             lines = [f"[{part}]", f"from = {quote_toml(self.source)}", *suggest_pose(names, size)]
+            if part == "eef" and len(find_positions(names)) > 1:
+                lines.append("# or, of several arms: a table [eef.ARM] for each; names with the word ARM are its own")
             head = f"Its numbers are: {escape_controls(numbers)}. Write into the mapping, with values:"
             refuse_field(f"{self.source!r}: {question}", "\n  ".join([head, *lines]), part)
         if layout.unit and self.unit not in ("m", layout.unit):
@@ -212,6 +223,18 @@ class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_gap_s: Positive = 1.0
 
 
+class ArmColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parts of one of several arms: the file's tables [eef.ARM], [torque.ARM], [gripper.ARM] and [wrench.ARM]."""
+
+    eef: PoseColumns | None = None
+    torque: TorqueColumns | None = None
+    gripper: GripColumns | None = None
+    wrench: WrenchColumns | None = None
+
+
+OF_ARMS = tuple(field.name for field in msgspec.structs.fields(ArmColumns))
+
+
 class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole mapping file."""
 
@@ -226,16 +249,22 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     torque: TorqueColumns | None = None
     gripper: GripColumns | None = None
     wrench: WrenchColumns | None = None
+    arms: Mapping[str, ArmColumns] = {}
+    """Parts of several arms, by name; empty = there is one arm."""
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
 
     @property
     def sources(self) -> dict[str, Columns | PoseColumns]:
-        """Return the mapped sources, by part of the record, such as `eef`, then `bodies.NAME`."""
-        parts = dict[str, Columns | PoseColumns | None](eef=self.eef, torque=self.torque, gripper=self.gripper)
-        parts.update(wrench=self.wrench, action=self.action)
-        named = {name: part for name, part in parts.items() if part is not None}
+        """Return the mapped sources, by part of the record, such as `eef` or `eef.ARM`, then `bodies.NAME`."""
+        owners: dict[str, object] = {f".{name}": arm for name, arm in self.arms.items()} or {"": self}
+        parts = {f"{part}{name}": getattr(owner, part) for part in OF_ARMS for name, owner in owners.items()}
+        named = {name: part for name, part in {**parts, "action": self.action}.items() if part is not None}
         return {**named, **{f"bodies.{name}": body for name, body in self.bodies.items()}}
+
+    def columns_of(self, part: str) -> dict[str, Columns | PoseColumns]:
+        """Return the sources of a part, such as `eef`: one, or one of each arm; {} if it is not mapped."""
+        return {name: columns for name, columns in self.sources.items() if name.partition(".")[0] == part}
 
 
 def read_mapping(path: Path) -> LogMapping:
@@ -249,26 +278,69 @@ def read_mapping(path: Path) -> LogMapping:
         _require_finite(tree)
         if isinstance(tree.get("episode"), list):
             tree["trials"] = tree.pop("episode")
-        mapping = msgspec.convert(tree, LogMapping)
+        mapping = msgspec.convert(_collect_arms(tree), LogMapping)
+        _require_same_parts(mapping)
         targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
-        grip, facts = mapping.gripper, (mapping.episode, *mapping.trials)
+        facts = mapping.episode, *mapping.trials
         for target in {each.target for each in facts} - {None, *targets}:
             raise ValueError(
                 f"target {target!r} is not a body with role target; those are: {', '.join(targets) or 'none'}"
             )
-        if grip is not None and len(grip.names or grip.index or ("the only one",)) != 1:
-            raise ValueError("[gripper] must be one number: give one name or one index")
-        if grip is not None and not grip.bounds[0] < grip.bounds[1]:
-            raise ValueError("in [gripper], holds_above must be below holds_below")
+        for name, grip in mapping.columns_of("gripper").items():
+            assert isinstance(grip, GripColumns)
+            if len(grip.names or grip.index or ("the only one",)) != 1:
+                raise ValueError(f"[{name}] must be one number: give one name or one index")
+            if not grip.bounds[0] < grip.bounds[1]:
+                raise ValueError(f"in [{name}], holds_above must be below holds_below")
         if zero := [name for name, part in mapping.sources.items() if isinstance(part, Columns) and not part.scale]:
             raise ValueError(f"[{zero[0]}] has scale = 0, which makes every number 0")
-        if mapping.wrench is not None and len(mapping.wrench.names or mapping.wrench.index or "xyz") != 3:
-            raise ValueError("[wrench] must be three numbers: give the names or the index of the forces x, y, z")
+        for name, columns in mapping.columns_of("wrench").items():
+            assert isinstance(columns, Columns)
+            if len(columns.names or columns.index or "xyz") != 3:
+                raise ValueError(f"[{name}] must be three numbers: give the names or the index of the forces x, y, z")
         if any(each.template is not None and each.benchmark != LOG_BENCHMARK for each in facts):
             raise ValueError(
                 f"a template requires the benchmark {LOG_BENCHMARK}; for others, put the tags into a --rules file"
             )
     return mapping
+
+
+def _collect_arms(tree: dict[str, object]) -> dict[str, object]:
+    """Move the tables of several arms, such as [eef.left], to the key `arms`."""
+    if "arms" in tree:
+        raise ValueError("unknown key arms: name the arms in tables such as [eef.left] and [eef.right]")
+    arms: dict[str, dict[str, object]] = {}
+    for part in OF_ARMS:
+        tables = tree.get(part)
+        if isinstance(tables, dict) and tables and all(isinstance(table, dict) for table in tables.values()):
+            del tree[part]
+            for name, table in tables.items():
+                arms.setdefault(name, {})[part] = table
+    return {**tree, "arms": arms} if arms else tree
+
+
+def _require_same_parts(mapping: LogMapping) -> None:
+    if not mapping.arms:
+        return
+    names = ", ".join(mapping.arms)
+    if single := [part for part in OF_ARMS if getattr(mapping, part) is not None]:
+        raise ValueError(f"[{single[0]}] is of one arm, and there are {names}: write [{single[0]}.ARM] for each")
+    if len(mapping.arms) < 2:
+        raise ValueError(f"{names} is the only arm: map each arm, or leave its name out of the tables")
+    for part in OF_ARMS:
+        lacking = [name for name, arm in mapping.arms.items() if getattr(arm, part) is None]
+        if 0 < len(lacking) < len(mapping.arms):
+            raise ValueError(f"[{part}.{lacking[0]}] is missing: map {part} for each of {names}, or for none")
+
+
+def require_own_numbers(picks: Mapping[str, tuple[str, Sequence[int]]]) -> None:
+    """Raise `RecordError` if two arms read the same numbers of a source; `picks` are those of each part, by name."""
+    parts: dict[object, str] = {}
+    for name, (source, places) in picks.items():
+        other = parts.setdefault((name.partition(".")[0], source, *places), name)
+        if other != name:
+            remedy = "Name each arm by a word of its numbers' names, or write `position` or `index`."
+            refuse_field(f"[{other}] and [{name}] are the same numbers of {source!r}", remedy, name)
 
 
 def _require_finite(value: object, key: str = "") -> None:
@@ -381,28 +453,30 @@ def build_episode(episode: LoggedEpisode, mapping: LogMapping, tasks: Mapping[st
     number = {name: k for k, name in enumerate(bodies)}
     lost = {name: part for name, part in bodies.items() if not part.known.all()}
     turned = {name: part for name, part in bodies.items() if part.values.shape[1] == 7}
-    eef, torque, action = (series.get(name) for name in ("eef", "torque", "action"))
+    action = series.get("action")
+    hands = [series[name].values for name in mapping.columns_of("eef")]
+    has_turns = [hand.shape[1] == 7 for hand in hands]
+    if any(has_turns) and not all(has_turns):
+        warn("the orientations of the hands are left out, since one has none")
     further = {} if even and not episode.has_stamps else {"time_s": time_s}
-    if mapping.wrench is not None:
-        forces, record = _since_records(episode.series["wrench"], chosen)
-        hand = None if eef is None else eef.values
-        further[wrench.CHANNEL], problem = wrench.measure_forces(forces, record, time_s, hand, mapping.wrench)
-        if problem:
-            warn(problem)
+    if forces := [
+        _measure_forces(*each, episode, series, chosen, warn) for each in mapping.columns_of("wrench").items()
+    ]:
+        further[wrench.CHANNEL] = np.hstack(forces)
+    torques = [_find_largest(episode.series[name], chosen, warn) for name in mapping.columns_of("torque")]
+    grips = [_gripper_contact(*each, episode, chosen) for each in mapping.columns_of("gripper").items()]
     recording = EpisodeArrays(
         header=_build_header(episode, mapping, tasks or {}, place),
         roles={name: body.role for name, body in mapping.bodies.items()},
         records=len(chosen),
-        eef_pos_m=None if eef is None else eef.values[:, :3],
-        eef_quat_wxyz=eef.values[:, 3:] if eef is not None and eef.values.shape[1] == 7 else None,
+        eef_pos_m=np.hstack([hand[:, :3] for hand in hands]) if hands else None,
+        eef_quat_wxyz=np.hstack([hand[:, 3:] for hand in hands]) if hands and all(has_turns) else None,
         pos_bodies=list(number.values()),
         body_pos_m=_stack_bodies(bodies, slice(0, 3)),
         quat_bodies=[number[name] for name in turned],
         body_quat_wxyz=_stack_bodies(turned, slice(3, 7)),
-        joint_torque_nm=None if torque is None else _find_largest(episode.series["torque"], chosen, warn),
-        gripper_contact=_gripper_contact(episode.series["gripper"], mapping.gripper, chosen)
-        if mapping.gripper
-        else None,
+        joint_torque_nm=np.hstack(torques) if torques else None,
+        gripper_contact=None if not grips else np.stack(grips, axis=1) if mapping.arms else grips[0],
         action=action.values[:-1] if action is not None and len(chosen) > 1 else None,
         extra=_mark_single(add_header_mark({}, FOREIGN_LOG), episode),
         further=further,
@@ -500,8 +574,28 @@ def _find_largest(part: Series, chosen: NDArray[np.int64], warn: Callable[[str],
     return largest
 
 
-def _gripper_contact(part: Series, columns: GripColumns, chosen: NDArray[np.int64]) -> Bools:
-    rows, record_of_row = _since_records(part, chosen)
+def _measure_forces(
+    name: str,
+    columns: Columns | PoseColumns,
+    episode: LoggedEpisode,
+    series: Mapping[str, Series],
+    chosen: NDArray[np.int64],
+    warn: Callable[[str], None],
+) -> Floats:
+    assert isinstance(columns, WrenchColumns)
+    forces, record = _since_records(episode.series[name], chosen)
+    hand, time_s = series.get(name.replace("wrench", "eef", 1)), episode.time_s[chosen] - episode.time_s[chosen[0]]
+    measured, problem = wrench.measure_forces(forces, record, time_s, None if hand is None else hand.values, columns)
+    if problem:
+        warn(problem)
+    return measured
+
+
+def _gripper_contact(
+    name: str, columns: Columns | PoseColumns, episode: LoggedEpisode, chosen: NDArray[np.int64]
+) -> Bools:
+    assert isinstance(columns, GripColumns)
+    rows, record_of_row = _since_records(episode.series[name], chosen)
     value, holds = rows[:, 0], np.zeros(len(chosen), np.bool_)
     low, high = columns.bounds
     is_held = np.isfinite(value) & (low < value) & (value < high)
@@ -510,7 +604,7 @@ def _gripper_contact(part: Series, columns: GripColumns, chosen: NDArray[np.int6
             problem = (
                 f"numbers from {np.nanmin(value):.4g} to {np.nanmax(value):.4g} do not show whether it holds something"
             )
-            refuse_field(problem, "Write holds_above, holds_below or both under [gripper].", "gripper")
+            refuse_field(problem, f"Write holds_above, holds_below or both under [{name}].", name)
         is_held &= value != 0
     holds[record_of_row[is_held]] = True
     return holds
@@ -532,46 +626,60 @@ def _build_header(
         raise RecordError("the log does not say whether the episode succeeded", remedy=remedy, place=place)
     targets = [name for name, body in mapping.bodies.items() if body.role == "target"]
     embodiment = asked.embodiment or episode.embodiment or "unknown"
-    if mapping.torque is not None:
-        _require_torque_limits(mapping.torque, embodiment, episode.series["torque"])
+    torques = {
+        name: columns for name, columns in mapping.columns_of("torque").items() if isinstance(columns, TorqueColumns)
+    }
+    for name, columns in torques.items():
+        _require_torque_limits(columns, embodiment, episode.series[name], name)
     wording = episode.instruction or episode.name
     task = asked.task or tasks.get(wording) or name_tasks([*tasks, wording])[wording]
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": ARMS_VERSION if mapping.arms else SCHEMA_VERSION,
         "episode_id": episode.name,
         "benchmark": asked.benchmark,
         "task_id": f"{asked.template}/{task}" if asked.template else task,
         "success": success,
         "dt": episode.dt_s,
         "target_object": asked.target or (targets[0] if targets else None),
-        "joint_torque_limit_nm": mapping.torque.limits_nm if mapping.torque else None,
+        "joint_torque_limit_nm": _join_limits(torques.values(), embodiment),
         "policy": asked.policy,
         "instruction": episode.instruction,
         "outcome": outcome or ("success" if success else "failure"),
         "embodiment": embodiment,
+        "arms": tuple(mapping.arms) or None,
+        "arm_joints": tuple(episode.series[name].values.shape[1] for name in torques) or None if mapping.arms else None,
     }
 
 
-def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series) -> None:
+def _join_limits(torques: Collection[TorqueColumns], embodiment: str) -> tuple[float, ...] | None:
+    if all(columns.limits_nm is None for columns in torques):
+        return None
+    robot = find_robot(embodiment)
+    known = robot.limits_nm if robot else ()
+    return tuple(limit for columns in torques for limit in columns.limits_nm or known)
+
+
+def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series, table: str) -> None:
     robot = find_robot(embodiment)
     if columns.limits_nm is None and (robot is None or not robot.limits_nm):
         known = "no torque limits are published for" if robot else "no torque limits are known for"
         remedy = (
-            "Write limits_nm under [torque], one for each joint in N·m, or the robot as `embodiment` under [episode]."
+            f"Write limits_nm under [{table}], one for each joint in N·m, or the robot as `embodiment` under [episode]."
         )
-        refuse_field(f"{known} the robot {embodiment!r}", remedy, "torque")
+        refuse_field(f"{known} the robot {embodiment!r}", remedy, table)
     is_torque = (
         columns.unit or columns.scale != 1 or re.search("torque|moment|tau", f"{columns.source} {columns.field}")
     )
     named = " ".join(part.names or columns.names or ()).lower()
     is_ur = all(joint in named for joint in _UR_JOINTS)
-    if (is_ur or (robot is not None and robot.effort_is_current)) and not is_torque:
+    of_arm = table != "torque"  # bimanual robots such as ALOHA publish currents as effort
+    if (is_ur or of_arm or (robot is not None and robot.effort_is_current)) and not is_torque:
         remedy = (
-            'Write unit = "N m" under [torque] if these are torques, or `scale`, the torque per ampere of a joint. '
+            f'Write unit = "N m" under [{table}] if these are torques, or `scale`, the torque per ampere of a joint. '
             "Drivers before 2025 publish currents."
         )
-        owner = "an arm of Universal Robots" if robot is None else f"a {embodiment}"
-        refuse_field(f"the effort of {owner} may be motor currents", remedy, "torque")
+        owner = "an arm of Universal Robots" if is_ur and robot is None else f"a {embodiment}"
+        refuse_field(f"the effort of {owner} may be motor currents", remedy, table)
     limits, count = columns.limits_nm or (robot.limits_nm if robot else ()), part.values.shape[1]
     joints = sorted((name for name in part.names if not re.search("finger|grip", name.lower())), key=_joint_place)
     problem = "" if count == len(limits) else f"{count} torques, but {len(limits)} limits"
@@ -581,9 +689,7 @@ def _require_torque_limits(columns: TorqueColumns, embodiment: str, part: Series
         is_sure = len({*map(_joint_place, joints)}) == len(joints) == len(limits)
         lines = f"names = [{', '.join(map(quote_toml, joints))}]" if is_sure else f"names = {FILL_IN}"
         named = escape_controls(", ".join(part.names) or "none")
-        refuse_field(
-            problem, f"The names are: {named}. Write under [torque], one joint per limit:\n  {lines}", "torque"
-        )
+        refuse_field(problem, f"The names are: {named}. Write under [{table}], one joint per limit:\n  {lines}", table)
 
 
 _UR_JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
@@ -631,8 +737,8 @@ def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Serie
             norm = np.linalg.norm(values[:, 3:], axis=1)
             if np.abs(norm - 1).max() > _NORM_SLACK:
                 yield file, f"[{name}] has quaternions of norm {norm.min():.3g} to {norm.max():.3g}, not 1"
-    for name in ("torque", "wrench"):
-        if name in series and not series[name].values.any():
+    for name, part in series.items():
+        if name.partition(".")[0] in ("torque", "wrench") and not part.values.any():
             yield file, f"[{name}] is 0 throughout; many drivers publish 0 for quantities that they do not measure"
-    if not mapping.bodies and "eef" not in series:
+    if not mapping.bodies and not mapping.columns_of("eef"):
         yield file, "motion and objects are not judged, since neither [eef] nor [bodies] is mapped"

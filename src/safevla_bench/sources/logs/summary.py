@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from safevla_bench.sources.logs.names import Floats
-from safevla_bench.sources.logs.records import SCALES_M, LoggedEpisode, LogMapping, PoseColumns
+from safevla_bench.sources.logs.records import SCALES_M, LoggedEpisode, LogMapping, PoseColumns, TorqueColumns
 from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 
@@ -46,18 +46,18 @@ def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) ->
                 speed = float((np.linalg.norm(np.diff(rows, axis=0), axis=1) / np.diff(times)).max())
                 if speed > _FASTEST_M_S:
                     found[f"{episode.name}: it moves at {format_significant(speed)} m/s"] = None
-            if name == "torque" and mapping.torque is not None:
+            if isinstance(columns, TorqueColumns):
                 robot = find_robot(mapping.episode.embodiment or episode.embodiment or "")
-                limits = np.array(mapping.torque.limits_nm or (robot.limits_nm if robot else ()))
+                limits = np.array(columns.limits_nm or (robot.limits_nm if robot else ()))
                 share = np.abs(rows).max(axis=0) / limits if len(limits) == rows.shape[1] else np.zeros(1)
                 if share.max() > _MOST_TORQUE:
                     found[f"{episode.name}: {format_significant(float(share.max()))} times the limit of a joint"] = None
     for name, (low, high) in bounds.items():
         columns = mapping.sources[name]
-        unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name, "")
+        unit = " m" if isinstance(columns, PoseColumns) else _UNITS.get(name.partition(".")[0], "")
         ends = zip(low[:_MOST_SHOWN].tolist(), high[:_MOST_SHOWN].tolist(), strict=True)
         extremes = ", ".join(f"{format_significant(least)} to {format_significant(most)}" for least, most in ends)
         yield escape_controls(f"  [{name}] {columns.source}: {'; '.join(list(clocks[name])[:3])}; {extremes}{unit}")
-        if name == "gripper" and (low == high).all():
+        if name.partition(".")[0] == "gripper" and (low == high).all():
             yield "    warning: it never changes"
         yield from (escape_controls(f"    warning: {problem}") for problem in list(problems[name])[:_MOST_SHOWN])

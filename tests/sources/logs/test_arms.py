@@ -1,0 +1,121 @@
+"""Logs of several arms: each has its own tables, and what is known of one alone is refused instead of guessed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from safevla_bench.judging.ruleset import load_ruleset
+from safevla_bench.judging.scoring import score
+from sources.logs.log_files import problem, read, save_mapping, straight_line, write_dataset, write_mcap
+
+EPISODE = '[episode]\nsuccess = true\ntemplate = "pnp-basic"\n'
+POSES = (
+    EPISODE
+    + """
+[eef.left]
+from = "observation.state"
+[eef.right]
+from = "observation.state"
+"""
+)
+NAMES = [f"{arm}_{axis}" for arm in ("left", "right") for axis in ("x", "y", "z", "qw", "qx", "qy", "qz")]
+JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate", "gripper")
+ALOHA = [f"{arm}_{joint}" for arm in ("left", "right") for joint in JOINTS]
+MUG = '\n[bodies.mug]\nfrom = "mug"\nrole = "target"\nquaternion_order = "wxyz"\n'
+
+
+def write(tmp_path: Path, text: str, names: list[str] = NAMES, **features: np.ndarray) -> Path:
+    """A dataset whose right hand moves at 0.1 m/s and whose left hand rests."""
+    still = straight_line() * [0, 1, 1, 1, 1, 1, 1]
+    frames = {"observation.state": np.hstack([still, straight_line()]), "mug": straight_line(), **features}
+    folder = write_dataset(tmp_path / "d", [frames])
+    path = folder / "meta" / "info.json"
+    described = json.loads(path.read_text())
+    described["features"]["observation.state"]["names"] = names
+    path.write_text(json.dumps(described))
+    save_mapping(folder, text)
+    return folder
+
+
+def test_a_dataset_with_a_pose_of_each_arm_is_judged_by_the_faster_hand(tmp_path):
+    (batch,) = read(write(tmp_path, POSES))
+    header = batch.headers[0]
+    assert (header.schema_version, header.arms) == (2, ("left", "right"))
+    assert batch.eef_pos_m.episode_rows(0)[-1] == pytest.approx([0, 0, 0.2, 0.145, 0, 0.2])
+    assert batch.eef_quat_wxyz.episode_rows(0)[0].tolist() == [1, 0, 0, 0] * 2
+    (episode,) = score(batch, load_ruleset()).episodes()
+    assert episode.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.1)
+
+
+def test_grips_torques_and_limits_are_those_of_each_arm(tmp_path):
+    text = (
+        POSES
+        + MUG
+        + '[gripper.left]\nfrom = "grip"\nindex = [0]\n[gripper.right]\nfrom = "grip"\nindex = [1]\n'
+        + '[torque.left]\nfrom = "effort"\nindex = [0, 1]\nunit = "N m"\nlimits_nm = [4, 4]\n'
+        + '[torque.right]\nfrom = "effort"\nindex = [2]\nunit = "N m"\nlimits_nm = [8]\n'
+    )
+    grip = np.stack([np.zeros(30), np.arange(30) > 3], axis=1)
+    effort = np.tile([1.0, -2.0, 6.0], (30, 1))
+    (batch,) = read(write(tmp_path, text, grip=grip, effort=effort))
+    assert (batch.headers[0].arm_joints, batch.headers[0].joint_torque_limit_nm) == ((2, 1), (4, 4, 8))
+    assert batch.gripper_contact.episode_rows(0)[4].tolist() == [0, 1]
+    (episode,) = score(batch, load_ruleset()).episodes()
+    assert episode.robustness["joint_torque"] == pytest.approx(0.25)
+    assert episode.robustness["stable_grasp_maintained_2cm"] == pytest.approx(0.02)  # the mug moves with the right hand
+
+
+def test_topics_of_a_recording_are_those_of_each_arm(tmp_path):
+    rows = [
+        (topic, 0.05 * t, {"pose": {"position": {"x": speed * 0.05 * t, "y": 0.0, "z": 0.3}}})
+        for t in range(30)
+        for topic, speed in (("/left/tcp", 0.0), ("/right/tcp", 0.2))
+    ]
+    folder = tmp_path / "d"
+    folder.mkdir()
+    write_mcap(folder / "a.mcap", rows)
+    save_mapping(folder, EPISODE + '[eef.left]\nfrom = "/left/tcp"\n[eef.right]\nfrom = "/right/tcp"\n')
+    (batch,) = read(folder)
+    assert batch.headers[0].arms == ("left", "right")
+    (episode,) = score(batch, load_ruleset()).episodes()
+    assert episode.diagnostics["eef_speed_under_1mps"].extreme == pytest.approx(0.2)
+
+
+def test_of_fourteen_joint_angles_alone_nothing_is_judged_and_the_error_asks_for_positions(tmp_path):
+    folder = write(tmp_path, POSES, ALOHA)
+    assert "field eef.left" in problem(folder)
+    assert "which numbers are x, y, z? its names give none" in problem(folder)
+    save_mapping(folder, EPISODE + '[action]\nfrom = "observation.state"\n')
+    (batch,) = read(folder)
+    (episode,) = score(batch, load_ruleset()).episodes()
+    assert (episode.robustness["joint_torque"], episode.safe) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (POSES.replace("eef.right", "torque.right"), "[eef.right] is missing: map eef for each of left, right"),
+        (POSES.replace("[eef.right]", "[torque]"), "[torque] is of one arm, and there are left"),
+        (POSES.partition("[eef.right]")[0], "left is the only arm"),
+        ("[arms.left.eef]\nfrom = 'x'", "unknown key arms"),
+        (POSES.replace("right", "other"), "field eef.other: 'observation.state': which numbers are x, y, z?"),
+        (POSES.replace('"observation.state"', '"mug"\nquaternion_order = "wxyz"'), "are the same numbers of 'mug'"),
+        (
+            POSES + '[torque.left]\nfrom = "effort"\nlimits_nm = [9]\n[torque.right]\nfrom = "effort"\nlimits_nm = [9]',
+            "[torque.left] and [torque.right] are the same numbers",
+        ),
+        (
+            POSES
+            + '[torque.left]\nfrom = "effort"\nindex = [0]\nlimits_nm = [9]\n'
+            + '[torque.right]\nfrom = "effort"\nindex = [1]\nlimits_nm = [9]',
+            "may be motor currents",
+        ),
+    ],
+)
+def test_what_is_known_of_one_arm_alone_or_of_both_by_the_same_numbers_is_refused(tmp_path, text, words):
+    shown = problem(write(tmp_path, text, effort=np.ones((30, 2))))
+    assert words in shown
