@@ -1365,7 +1365,7 @@ def is_settled(spec: Spec, formula: Node, e: Episode) -> bool:
     return any(low == high for low, high in inside)
 
 
-# Several arms: each is read like a record of its own, and the worst verdict counts
+# Several arms: each is read like a record with one arm, and the worst verdict counts
 
 
 class ArmEpisode(Episode):

@@ -309,7 +309,7 @@ class SceneMap:
 
 @dataclass(frozen=True)
 class Arm:
-    """One of several arms: the recorded bodies of its own, without a torso or base, and its gripper's finger groups."""
+    """One of several arms: the recorded bodies that belong to it, without a torso or base, and its finger groups."""
 
     bodies: Collection[str]
     fingers: tuple[Sequence[Shape], Sequence[Shape]] | None = None

@@ -62,7 +62,7 @@ def parse_query(text: str) -> Formula:
 
 
 def answer_query(formula: Formula, batch: Batch, first: int = 0) -> list[Answer]:
-    """Return one answer for each episode, in order, numbered from `first` + 1. With several arms, the worst of theirs.
+    """Return one answer for each episode, in order, numbered from `first` + 1; with several arms, that of the worst.
 
     If a signal is missing or undefined in an episode, the answer says so instead of giving a verdict, `signal missing`
     before `undefined`. Raises `FormulaError` for a window bound that is not a multiple of an episode's control step,
