@@ -10,11 +10,14 @@ import pytest
 from folders import contents
 from safevla_bench.errors import PolicyError
 from safevla_bench.hosts import make_host
-from safevla_bench.interface.policy import Observation
+from safevla_bench.hosts.protocols import load_protocol
+from safevla_bench.interface.policy import Observation, Wants
 from safevla_bench.jobs.evaluation.request import Request, RequestedPolicy
 from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.policies.coupling import Coupling, Delay, DelayedPolicy
 from safevla_bench.policies.python import InProcessPolicy
+from safevla_bench.rollout.episode import run_episode
+from safevla_bench.rollout.plan import plan_episodes
 from safevla_bench.sources.runs.episode_index import read_sources
 from safevla_bench.sources.runs.folder import read_description
 from safevla_bench.trajectory.marks import DELAY
@@ -62,6 +65,46 @@ def test_the_world_holds_until_the_first_answer_and_the_rest_of_a_chunk_is_carri
 ):
     """Without a delay every action is the policy's own; actions for past steps are left out."""
     assert play(Counts(chunk), Delay(delay), len(actions.split())) == actions.split()
+
+
+@pytest.mark.parametrize("delay", [None, 0, 1, 2, 7])
+@pytest.mark.parametrize("chunk", [None, 1, 3, 5])
+def test_each_action_is_known_by_the_number_of_its_chunk_and_its_step_in_it(chunk, delay):
+    policy = InProcessPolicy("mine", Counts(chunk))
+    policy = policy if delay is None else DelayedPolicy(policy, Delay(delay), DT_S)
+    for _ in range(2):  # each episode counts its chunks from 0
+        policy.reset(TASK, 0)
+        chunks = {}
+        for step in range(1, 20):
+            asked_at, place, *_ = policy.act(observation(step))
+            if chunk is None or not asked_at:
+                assert policy.chunk_step is None
+            else:
+                number, at = policy.chunk_step
+                assert at == place
+                assert chunks.setdefault(number, asked_at) == asked_at
+        assert list(chunks) == list(range(len(chunks)))
+        assert len({*chunks.values()}) == len(chunks) or delay
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_record_holds_the_origin_of_each_executed_action_and_nothing_without_chunks(stops):
+    class Ends(Counts):
+        def act(self, observation):
+            self.asked = getattr(self, "asked", 0) + 1
+            last = [[0.0] * 6 + [np.nan if stops and self.asked == 3 else 0.0]]
+            return np.concatenate([np.zeros((2, 7)), last]) if self.chunk else np.zeros(7)
+
+    for chunk in (None, 3):
+        env = make_host("fake").make(TASK, Wants())
+        planned = replace(plan_episodes([TASK], 1, ["mine"], load_protocol())[0], horizon=11)
+        record = run_episode(env, InProcessPolicy("mine", Ends(chunk)), planned).batch
+        channel = record.channel("chunk_step")
+        assert channel.present[0] == (chunk is not None)
+        if chunk:
+            rows = channel.episode_rows(0)
+            assert len(rows) == len(record.action.episode_rows(0)) == (8 if stops else 11)
+            assert rows.tolist() == [[k // 3, k % 3] for k in range(len(rows))]
 
 
 @pytest.mark.parametrize(("text", "steps"), [("0", 0), ("3", 3), ("120ms", 2), ("130ms", 3), ("24ms", 0)])

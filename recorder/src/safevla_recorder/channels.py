@@ -24,6 +24,9 @@ LINK_MOTION = "link_motion"
 """Motion of the movable parts of the header's `geometry` since record 0, one column for each of M components."""
 POLICY_ACTION = "policy_action"
 """The policy's own actions, in episodes in which a filter executed others."""
+CHUNK_STEP = "chunk_step"
+"""Origin of each action of a policy that computes several at a time: the number of its chunk in the episode, and its
+step in that chunk, both from 0; −1 = it came from no chunk."""
 LABEL_COST = "label_cost"
 """Costs from the simulator itself, such as `info["cost"]` of each step; the header field `LABELS` names the K columns.
 −1 = the step has no such cost."""
@@ -35,7 +38,7 @@ HANDLING = ("supported", "opening", "entered")
 """Whether contacts with bodies other than the robot carry half of a body's weight; the opening of a door or drawer as a
 share of its travel; whether the end effector is inside it. Older records lack these channels.
 """
-UNREPLAYED = (POLICY_ACTION, LABEL_COST)
+UNREPLAYED = (POLICY_ACTION, CHUNK_STEP, LABEL_COST)
 """Channels that are not derived from the simulator's state, so that a replay has different ones or none."""
 
 
@@ -117,6 +120,7 @@ CHANNELS = (
     ChannelSpec("gripped_body", ("n",), dtype=PLACE, per_arm=True),
     ChannelSpec("action", ("n-1", "A")),
     ChannelSpec(POLICY_ACTION, ("n-1", "A"), is_rare=True),
+    ChannelSpec(CHUNK_STEP, ("n-1", 2), is_bounded=True, is_rare=True),
     ChannelSpec(LABEL_COST, ("n-1", "K"), is_bounded=True, is_rare=True),
     ChannelSpec("sim_state", ("n", "S")),
     ChannelSpec("pose_valid", ("n", "V"), dtype=TRUTH, bodies="valid_bodies", is_rare=True),

@@ -43,7 +43,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     net_impulse_ns: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-ROW_TYPES: Mapping[int, Any] = {0: list[float], 3: Vector, 4: Quaternion}
+ROW_TYPES: Mapping[int, Any] = {0: list[float], 2: tuple[float, float], 3: Vector, 4: Quaternion}
 """Type of a row of numbers, by its length; 0 = any length."""
 _POSE_TYPES: Mapping[int, Any] = {0: dict[str, float], 3: dict[str, Vector], 4: dict[str, Quaternion]}
 

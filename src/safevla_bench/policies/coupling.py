@@ -359,6 +359,9 @@ class DelayedPolicy:
         self._still = np.array(task.still)
         self._left: deque[Action] = deque()
         self._coming: list[Action] = []
+        self._coming_from: tuple[int, int] | None = None
+        self._next_from: tuple[int, int] | None = None
+        self.chunk_step: tuple[int, int] | None = None
         self._timed_s, self._late = [], []
         self._step = self._due = self._meanwhile = 0
 
@@ -369,10 +372,11 @@ class DelayedPolicy:
             self._ask(observation)
             self._receive()
         if self._left:
-            self._last = self._left.popleft()
+            self._last, self.chunk_step = self._left.popleft(), self._next_from
+            self._next_from = _count_on(self._next_from, 1)
             self._meanwhile += 1
         else:
-            self._last = hold(self._still, self._last)
+            self._last, self.chunk_step = hold(self._still, self._last), None
         self._step += 1
         return self._last
 
@@ -388,6 +392,7 @@ class DelayedPolicy:
         began = time.perf_counter()
         self._coming = [self._policy.act(observation)]
         took_s = time.perf_counter() - began
+        self._coming_from = getattr(self._policy, "chunk_step", None)
         self._coming += self._policy.take_rest() if isinstance(self._policy, ChunkingPolicy) else []
         self._timed_s.append(took_s)
         self._late.append(self._delay.count_steps(self._dt_s, took_s))
@@ -397,6 +402,11 @@ class DelayedPolicy:
         if self._coming and self._due <= self._step:
             past = min(self._meanwhile, len(self._coming) - 1)
             self._left, self._coming = deque(self._coming[past:]), []
+            self._next_from = _count_on(self._coming_from, past)
+
+
+def _count_on(origin: tuple[int, int] | None, steps: int) -> tuple[int, int] | None:
+    return None if origin is None else (origin[0], origin[1] + steps)
 
 
 @dataclass(frozen=True, slots=True)

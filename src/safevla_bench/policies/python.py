@@ -79,7 +79,7 @@ class InProcessPolicy(ChunkQueue):
         return not self.left and bool(getattr(self.made, "looks_next", True))
 
     def reset(self, task: Task, seed: int) -> None:
-        self.left.clear()
+        self.begin_chunks()
         if hasattr(self.made, "reset"):
             self.made.reset(task, seed)
 
@@ -89,18 +89,19 @@ class InProcessPolicy(ChunkQueue):
         `replan` if the object has that attribute. Raises `InvalidActionError` for an empty chunk.
         """
         if self.left:
-            return self.left.popleft()
+            return self.take_next()
         action: interface.Action = self.made.act(orient_images(observation, self.orientation))
         try:
             is_chunk = np.ndim(action) == 2
         except ValueError:  # rows of different lengths
             is_chunk = False
         if not is_chunk:
+            self.chunk_step = None
             return action
-        self.left.extend(list(action)[: getattr(self.made, "replan", None)])
+        self.add_chunk(list(action)[: getattr(self.made, "replan", None)])
         if not self.left:
             raise InvalidActionError("a chunk without an action", remedy="Give [H, A], H actions of A numbers.")
-        return self.left.popleft()
+        return self.take_next()
 
     def close(self) -> None:
         """Close the object, if it has a `close`; errors are logged, because no episode depends on them."""

@@ -32,6 +32,7 @@ from safevla_bench.interface.task import Task
 from safevla_bench.judging.monitor import EpisodeStanding, Monitor
 from safevla_bench.plugins import OWN_DISTRIBUTION
 from safevla_bench.policies.coupling import Coupler, DelayedPolicy
+from safevla_bench.policies.servers import ChunkQueue
 from safevla_bench.policies.servers.endpoint import Greeting, sanitize_greeting
 from safevla_bench.rollout.plan import PlannedEpisode, apply_server_seed
 from safevla_bench.sensitivity.firmness import are_off_path, tracked_path
@@ -39,7 +40,9 @@ from safevla_bench.sources.runs.folder import Latency
 from safevla_bench.text import get_logger
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import CHOSEN, CLIPPED, CLIPPED_NUMBERS, PRIVILEGED, STOPPED_ON_VIOLATION
+from safevla_bench.trajectory.single_episode import add_rows
 from safevla_bench.version import __version__
+from safevla_recorder.channels import CHUNK_STEP
 
 OnStep = Callable[[int], None]
 StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
@@ -115,7 +118,7 @@ def run_episode(
             outcome, reason = ("stopped", violation) if violation else (outcome, None)
         except errors.InvalidActionError as error:
             outcome, reason = "invalid_action", f"step {steps}: {error}"
-        batch = env.recorded()
+        batch = seam.add_chunk_steps(env.recorded())
         if isinstance(policy, interface.ReplayPolicy):
             batch = policy.add_divergence(batch, env.coordinates(), observation)
     except (KeyboardInterrupt, errors.ServerLostError, errors.ServerRefusedError):
@@ -161,12 +164,16 @@ def _violation_reason(standing: EpisodeStanding) -> str | None:
     return f"{', '.join(standing.violated)} violated at record {standing.step}"
 
 
+_NO_CHUNK = (-1, -1)
+
+
 class _ActionSeam:
     def __init__(self, env: HostEnv, policy: interface.Policy) -> None:
         self._low, self._high, self._policy = env.action_low, env.action_high, policy
         self._calls_s: list[float] = []
         self.is_asking = False  # true while the policy runs, and after it has raised
         self.clips = bool(getattr(policy, "clip", False))
+        self._chunk_steps: list[tuple[int, int]] = []
         self._clipped: list[interface.Action] = []  # clipped actions, as the policy requested them
 
     def next_action(self, observation: interface.Observation) -> interface.Action:
@@ -175,6 +182,8 @@ class _ActionSeam:
         self.is_asking = False
         self._calls_s.append(time.perf_counter() - start)
         action = interface.check_action(raw_action, self._low.size)
+        chunking = self._policy if isinstance(self._policy, ChunkQueue | DelayedPolicy) else None
+        self._chunk_steps.append((chunking and chunking.chunk_step) or _NO_CHUNK)
         within = np.clip(action, self._low, self._high)
         if np.array_equal(within, action):
             return action
@@ -186,6 +195,11 @@ class _ActionSeam:
             raise errors.InvalidActionError(problem, remedy=remedy)
         self._clipped.append(action)
         return within
+
+    def add_chunk_steps(self, batch: Batch) -> Batch:
+        """Add the origin of each executed action to a record, if any came from a chunk."""
+        rows = self._chunk_steps[: int(batch.starts[-1]) - 1]
+        return add_rows(batch, CHUNK_STEP, np.array(rows, dtype=np.float64)) if {*rows} - {_NO_CHUNK} else batch
 
     def clip_marks(self) -> dict[str, object]:
         if not self.clips:

@@ -50,6 +50,7 @@ def test_each_channel_that_the_fake_host_records_has_a_forgery(hasty):
     assert unforged == {
         "action",
         "policy_action",
+        "chunk_step",
         "label_cost",
         "link_motion",
         "net_force_n",

@@ -6,7 +6,7 @@ import inspect
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from importlib.util import find_spec
@@ -116,6 +116,25 @@ class ChunkQueue:
 
     def __init__(self) -> None:
         self.left: deque[Action] = deque()
+        self._chunks = self._taken = 0
+        self.chunk_step: tuple[int, int] | None = None
+        """The number of the last action's chunk in the episode, and its step in it; None = it came from no chunk."""
+
+    def begin_chunks(self) -> None:
+        """Forget the chunks of the last episode."""
+        self.left.clear()
+        self._chunks = 0
+
+    def add_chunk(self, actions: Iterable[Action]) -> None:
+        """Append a chunk; the queue is empty."""
+        self.left.extend(actions)
+        self._chunks, self._taken = self._chunks + 1, 0
+
+    def take_next(self) -> Action:
+        """Remove and return the next action."""
+        self.chunk_step = self._chunks - 1, self._taken
+        self._taken += 1
+        return self.left.popleft()
 
     @property
     def looks_next(self) -> bool:
@@ -159,7 +178,7 @@ class ChunkedPolicy(ChunkQueue):
         self.wants = self.model.wants
 
     def reset(self, task: Task, seed: int) -> None:
-        self.left.clear()
+        self.begin_chunks()
         self.calls_s, self.waits_s = [], []
         self._replies.clear()
         self.model.begin(task, seed)
@@ -174,8 +193,11 @@ class ChunkedPolicy(ChunkQueue):
             PolicyError: a later reply cannot be read or has too few actions; also the errors of `ChunkModel.query`.
         """
         if not self.left:
-            self.left.extend(self._infer_chunk(observation))
-        return self.left.popleft()
+            self.add_chunk(self._infer_chunk(observation))
+        action = self.take_next()
+        if self.dialect.file.ensemble:  # a mean over several chunks
+            self.chunk_step = None
+        return action
 
     def close(self) -> None:
         self.model.close()
