@@ -17,7 +17,7 @@ from safevla_bench.interface.policy import Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.rollouts import roll_out
-from safevla_bench.jobs.verify.replays import _episode_starts
+from safevla_bench.jobs.verify.replays import episode_starts
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
@@ -82,7 +82,7 @@ def test_a_replay_of_the_harness_can_be_shown_and_replayed_again(harness_replay)
     episode = select_episodes(harness_replay, [1])
     seed = episode_seed(episode)
     assert (seed.init_state_index, seed.earlier_resets) == (1, 1)
-    assert next(_episode_starts(load_protocol(), episode)) == replace(seed, wait_steps=10)
+    assert next(episode_starts(load_protocol(), episode)) == replace(seed, wait_steps=10)
 
 
 def demonstration(path, batch, first, model=""):

@@ -13,7 +13,7 @@ from judging.test_monitor import eventful
 from judging.test_unknown_poses import DISP, N, known_but, places, track
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.ruleset import load_ruleset
-from safevla_bench.judging.scores import ACTIVE
+from safevla_bench.judging.scores import ACTIVE, INACTIVE
 from safevla_bench.judging.scoring import score
 from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, label_records, scored_specs
 from safevla_bench.trajectory.batch import concatenate_batches, select_episodes
@@ -67,6 +67,70 @@ def test_the_smallest_margin_is_the_robustness_and_an_episode_is_safe_if_each_re
                 assert np.nanmin(part.margin[:, place]) == scores.rho[k, e]
         if (scores.state[scores.scored_columns, e] == ACTIVE).any():
             assert bool(scores.unsafe[e]) == bool((part.safe == 0).any())
+
+
+def scored(seeds=range(12)):
+    batch = concatenate_batches([eventful(seed) for seed in seeds])
+    scores = score(batch, RULES)
+    return batch, scores, label_records(batch, scores, RULES)
+
+
+def test_the_worst_margin_of_a_record_is_relative_to_severe_and_between_its_bounds():
+    _, scores, labels = scored()
+    specs = scored_specs(scores)
+    relative = np.stack(
+        [
+            np.sign(labels.margin[:, k]) if spec.binary else labels.margin[:, k] / spec.severe
+            for k, spec in enumerate(specs)
+        ],
+        axis=1,
+    )
+    known = ~np.isnan(labels.worst)
+    has_margin = ~np.isnan(relative).all(axis=1)
+    assert (has_margin & known).sum() > 20
+    np.testing.assert_array_equal(
+        labels.worst[known & has_margin], np.clip(np.nanmin(relative[known & has_margin], axis=1), -1, 1)
+    )
+    assert ((labels.worst < 0) == labels.violating.any(axis=1))[known].all()
+    np.testing.assert_array_equal(labels.weigh_records(0.5), np.exp(2 * labels.worst))
+
+
+def test_a_record_that_no_clause_judges_has_no_weight_rather_than_one():
+    batch = episode(5, benchmark="libero-goal", task_id="task_8", contacts=contacts((2, HAND, LINK, 900.0)))
+    scores = score(batch, RULES)
+    labels = label_records(batch, replace(scores, state=np.zeros_like(scores.state)), RULES)
+    assert np.isnan(labels.weigh_records(1.0)).all()
+    assert np.isnan(labels.costs_to_go(1.0)).all()
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.integers(0, 10_000), st.floats(0, 1))
+def test_costs_to_go_are_the_discounted_sums_of_later_costs(seed, discount):
+    _, scores, labels = scored([seed])
+    powers = discount ** np.arange(len(labels.severity))
+    costs = labels.costs_to_go(discount)
+    for k in range(len(costs)):
+        later = (labels.clause_cost[k:] * powers[: len(costs) - k, None]).sum(axis=0)
+        np.testing.assert_allclose(costs[k], later, atol=1e-12)
+    is_inactive = (scores.state[scores.scored_columns] == INACTIVE)[:, 0]
+    assert np.isnan(costs[:, is_inactive]).all()
+    np.testing.assert_array_equal(labels.clause_cost == 1, labels.violating)
+
+
+def test_an_episode_that_was_cut_off_has_no_cost_to_go():
+    batch, scores, _ = scored([1])
+    for outcome in ("stopped", "crashed", "invalid_action"):
+        labels = label_records(batch, replace(scores, outcome=(outcome,)), RULES)
+        assert np.isnan(labels.costs_to_go(0.9)).all()
+        assert not np.isnan(labels.cost).all()
+
+
+def test_a_lost_body_makes_the_weight_and_earlier_costs_to_go_unknown_and_no_later_ones():
+    still = track(PLATE, known_but(3, 4))
+    labels = label_records(still, score(still, RULES), RULES)
+    place = [spec.spec_id for spec in scored_specs(score(still, RULES))].index(DISP)
+    assert np.flatnonzero(np.isnan(labels.weigh_records(1.0))).tolist() == [3, 4]
+    assert np.flatnonzero(np.isnan(labels.costs_to_go(0.9)[:, place])).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_an_episode_that_nothing_judges_has_no_cost_rather_than_none():

@@ -23,10 +23,11 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.pictures.rendering import open_stage
 from safevla_bench.sources.foreign.demonstrations import read_demonstrations
-from safevla_bench.training.export import CameraChoice, export_dataset, read_state
+from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset, read_state
 from safevla_bench.training.labels import label_records
 from safevla_bench.training.writer import FrameColumn, FrameFeature, join_statistics
-from safevla_bench.trajectory.batch import Channel, select_episodes
+from safevla_bench.trajectory.batch import Channel, concatenate_batches, select_episodes
+from safevla_bench.trajectory.single_episode import add_rows
 
 RULES = load_ruleset()
 CAMERAS = CameraChoice(("agentview",), (24, 32))
@@ -216,6 +217,43 @@ def test_statistics_of_parts_join_to_those_of_the_whole():
     assert joined["count"].tolist() == [50]
     parts = [np.quantile(part, 0.99, axis=0) for part in (values[:20], values[20:])]
     np.testing.assert_array_equal(joined["q99"], np.maximum(*parts))
+
+
+def test_frames_of_pairs_hold_the_policy_s_own_action_and_the_step_of_its_chunk(source, tmp_path):
+    batch = judge([source], RULES).batch
+    parts = [select_episodes(batch, [k]) for k in range(2)]
+    count = len(parts[0].action.episode_rows(0))
+    own = np.random.default_rng(1).uniform(-1, 1, (count, 7))
+    origin = np.array([[k // 3, k % 3] for k in range(count)], dtype=np.float64)
+    coupled = add_rows(add_rows(parts[0], "policy_action", own), "chunk_step", origin)
+    write_archive(tmp_path / "both.parquet", concatenate_batches([coupled, parts[1]]))
+    export_dataset(judge([tmp_path / "both.parquet"], RULES), tmp_path / "set", pairs=b"{}\n")
+    frames = frames_of(tmp_path / "set")
+    columns = {name: np.array(frames[name].to_pylist()) for name in ("action", "policy_action", "chunk_step")}
+    np.testing.assert_array_equal(columns["policy_action"][:count], own.astype(np.float32))
+    np.testing.assert_array_equal(columns["policy_action"][count:], columns["action"][count:])
+    np.testing.assert_array_equal(columns["chunk_step"][:count], origin)
+    assert (columns["chunk_step"][count:] == -1).all()
+    assert (tmp_path / "set/meta/pairs.jsonl").read_bytes() == b"{}\n"
+
+
+def test_weights_and_costs_to_go_of_frames_are_by_the_stated_temperature_and_discount(source, tmp_path):
+    judged = judge([source], RULES)
+    export_dataset(judged, tmp_path / "set", weighting=FrameWeighting(temperature=0.5, discount=0.9))
+    frames, first = frames_of(tmp_path / "set"), 0
+    labels = label_records(judged.batch, judged.scores, RULES)
+    for e in range(2):
+        part = labels.select_records(int(judged.batch.starts[e]), int(judged.batch.starts[e + 1]))
+        rows = frames.slice(first, len(part.worst) - 1)
+        first += len(rows)
+        weights = np.exp(part.worst[1:] / 0.5).astype(np.float32)
+        np.testing.assert_array_equal(np.array(rows["next.weight"].to_pylist(), dtype=np.float32), weights)
+        costs = part.costs_to_go(0.9)[1:].astype(np.float32)
+        np.testing.assert_array_equal(np.array(rows["next.cost_to_go"].to_pylist(), dtype=np.float32), costs)
+    assert json.loads((tmp_path / "set/meta/safevla.json").read_text())["weighting"] == {
+        "temperature": 0.5,
+        "discount": 0.9,
+    }
 
 
 def test_pictures_and_proprioception_are_those_of_the_record_before_the_action(fake_run, pictured):

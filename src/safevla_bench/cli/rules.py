@@ -73,10 +73,12 @@ class JudgedSources:
         paths = [f"{path.policy}={path}" if isinstance(path, NamedSource) else str(path) for path in self.paths]
         return shlex.join(["safevla", name, *paths, *words, *self.judging_words])
 
-    def judge(self) -> Judged:
+    def judge(self, *, mixes_starts: bool = False) -> Judged:
         """Judge as `judgement.judge` does, and note on stderr which sources their makers judged differently."""
         with show_status("judging"):
-            judged = judgement.judge(self.paths, self.ruleset, skip_invalid=self.skip_invalid)
+            judged = judgement.judge(
+                self.paths, self.ruleset, skip_invalid=self.skip_invalid, mixes_starts=mixes_starts
+            )
         for line in judged.makers:
             echo(f"note: {line}", err=True)
         return judged

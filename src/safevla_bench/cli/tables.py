@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import click
 import msgspec
@@ -15,10 +15,11 @@ from safevla_bench.cli import GATE_FAILED, OK, USER_ERROR, completion, echo, ech
 from safevla_bench.cli.inspect import report_skipped
 from safevla_bench.cli.options import flag, option, repeatable
 from safevla_bench.cli.progress import show_frame_progress, show_status
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, SafevlaError
 from safevla_bench.files import make_folder, write_atomically
 from safevla_bench.jobs.evaluation.judgement import describe_losses, judge
 from safevla_bench.jobs.evaluation.outputs import build_board, table_material
+from safevla_bench.jobs.pairs import write_found
 from safevla_bench.jobs.verify import AuditPlan, audit_source
 from safevla_bench.judging.judged import Judged
 from safevla_bench.judging.ruleset import NOT_PHASED
@@ -32,7 +33,7 @@ from safevla_bench.report.tables.cells import Roster
 from safevla_bench.report.tables.columns import drop_intervals, has_column, select_columns
 from safevla_bench.report.tables.published import paper_policies
 from safevla_bench.report.tables.table import UNNAMED, Table
-from safevla_bench.sources.runs.folder import REPORT, dump_json
+from safevla_bench.sources.runs.folder import REPORT, archive_digest, dump_json
 from safevla_bench.text import count_noun
 
 
@@ -152,6 +153,17 @@ class _ExportChoice:
     cameras: str | None
     image_size: int
     video: bool
+    settings: _FormSettings
+
+
+class _FormSettings(msgspec.Struct, frozen=True):
+    temperature: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    discount: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.99
+
+
+class _PairSettings(_FormSettings, frozen=True):
+    most: Annotated[int, msgspec.Meta(ge=1)] = 8
+    failures: Literal["yes", "no"] = "no"
 
 
 def _encode_authors_csv(judged: Judged, choice: _ExportChoice) -> str:
@@ -170,17 +182,59 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
     return encode(build_timeline(judged.scores, judged.records.read_sparsely([index]), judged.ruleset, index, run))
 
 
-def _write_dataset(judged: Judged, choice: _ExportChoice) -> None:
+def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = None) -> None:
     names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
-    from safevla_bench.training.export import CameraChoice, export_dataset
+    from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
+
+    def refuse(reason: SafevlaError) -> None:
+        raise reason  # without one of its episodes, the index of pairs would be wrong
 
     cameras = CameraChoice(names, (choice.image_size, choice.image_size), choice.video) if names else None
     with show_frame_progress(len(judged.records)) as observer:
         summary = export_dataset(
-            judged, choice.out, cameras, observer, report_skipped, msgspec.to_builtins(choice.facts)
+            judged,
+            choice.out,
+            cameras,
+            observer,
+            report_skipped if pairs is None else refuse,
+            msgspec.to_builtins(choice.facts),
+            FrameWeighting(choice.settings.temperature, choice.settings.discount),
+            pairs,
         )
     shown = f"pictures of {', '.join(names)}" if names else "no pictures, which need --cameras"
     echo(f"{count_noun(summary.episodes, 'episode')}, {summary.frames} frames, {shown}")
+
+
+def _write_pairs(judged: Judged, choice: _ExportChoice) -> bytes | None:
+    from safevla_bench.training.pairs import choose_pairs, encode_pairs, list_candidates, list_members
+
+    settings, is_whole = choice.settings, choice.out.suffix == ".jsonl"
+    if is_whole and choice.cameras:
+        raise RunError("JSON lines hold no pictures", remedy="Leave --cameras out, or name a folder.")
+    assert isinstance(settings, _PairSettings)
+    candidates, unusable = list_candidates(judged)
+    states = choose_pairs(candidates, settings.most, failures=settings.failures == "yes")
+    found = write_found(judged, states, choice.out.with_name(f"{choice.out.stem}-found"))
+    with_pairs = [state for state in states if state.pairs]
+    pairs, others = count_noun(sum(len(s.pairs) for s in states), "pair"), len(states) - len(with_pairs)
+    echo(f"{pairs} of {len(with_pairs)} states; {others} more have no pair, {unusable} episodes were not compared")
+    again = f"safevla eval --suite found:{found[0] if found else 'FILE'}"
+    if own := sum(state.is_of_benchmark for state in with_pairs):
+        starts = count_noun(own, "state")
+        echo(
+            f"{starts} with pairs began at the benchmark's own starts: evaluate on others what learns from them",
+            err=True,
+        )
+    for file in found:
+        echo(f"Starts without a pair: {file}")
+    if not with_pairs:
+        remedy = f"Run such starts again with other seeds of the policy: {again} --policy POLICY --out DIR"
+        raise RunError("no start has both a safe and an unsafe success", remedy=remedy)
+    index = encode_pairs(judged, states, unusable, msgspec.to_builtins(settings), is_whole=is_whole)
+    if is_whole:
+        return index
+    _write_dataset(judged.select_episodes(list_members(states)), choice, index)
+    return None
 
 
 def _send_results(name: str, judged: Judged, choice: _ExportChoice) -> None:
@@ -202,9 +256,11 @@ class _ExportForm:
     file: str
     encode: Callable[[Judged, _ExportChoice], str | bytes | None]  # the file's content; None = it is written
     options: tuple[str, ...] = ("policy", "suite")
+    settings: type[_FormSettings] | None = None
 
 
 _FACTUAL = ("policy", "suite", "meta")
+_DATASET = (*_FACTUAL, "cameras", "image_size", "video")
 _EXPORTS: Mapping[str, _ExportForm] = {
     "safevla-csv": _ExportForm("safevla.csv", _encode_authors_csv),
     "submission": _ExportForm(
@@ -217,18 +273,27 @@ _EXPORTS: Mapping[str, _ExportForm] = {
         "eval_results.yaml", lambda judged, choice: result_files.format_eval_results(judged, choice.facts), _FACTUAL
     ),
     "robocasa": _ExportForm("robocasa.json", _encode_robocasa, _FACTUAL),
-    "lerobot": _ExportForm("lerobot", _write_dataset, (*_FACTUAL, "cameras", "image_size", "video")),
+    "lerobot": _ExportForm("lerobot", _write_dataset, _DATASET, _FormSettings),
+    "pairs": _ExportForm("pairs", _write_pairs, _DATASET, _PairSettings),
     "lerobot-results": _ExportForm("eval_info.json", lambda judged, _: result_files.encode_lerobot_results(judged)),
     "vla-eval-results": _ExportForm("vla_eval.json", lambda judged, _: result_files.encode_harness_results(judged)),
     **{name: _ExportForm("", partial(_send_results, name)) for name in tracking.TRACKERS},
 }
 
 
+class _FormChoice(click.Choice[str]):
+    """The name of a form, and its settings after colons."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name, colon, settings = str(value).partition(":")
+        return f"{super().convert(name, param, ctx)}{colon}{settings}"
+
+
 @options.command("export", starts_host=True)
 def export_command(
     sources: rules.JudgedSources = rules.judged_sources(),
     form: str = option(
-        "One of the formats above.", "FORMAT", spelling="--format", type=click.Choice(list(_EXPORTS)), required=True
+        "One of the formats above.", "FORMAT", spelling="--format", type=_FormChoice(list(_EXPORTS)), required=True
     ),
     out: Path | None = options.out_option("The file or folder to write; else one in the one run folder.", "FILE|DIR"),
     episode: str | None = option("rerun, mcap: its id, how its id ends, or :2 for the second.", "EPISODE"),
@@ -248,7 +313,11 @@ def export_command(
     hub           a model-index block for a model card on the hub
     eval-results  .eval_results/*.yaml of a model's repository on the hub
     robocasa      JSON for RoboCasa's leaderboard; unknown values are N/A
-    lerobot       a dataset v3 with safety labels of frames and episodes
+    lerobot       a dataset v3 with safety labels of frames and episodes;
+                  lerobot:temperature=1:discount=0.99 weighs its frames
+    pairs         safe successes preferred to unsafe ones of the same start,
+                  a dataset v3 with an index, or JSON lines if FILE ends in
+                  .jsonl; pairs:most=8:failures=no, and lerobot's
     lerobot-results, vla-eval-results
                   lerobot-eval's or vla-evaluation-harness's JSON, with verdicts
     wandb, trackio, mlflow, tensorboard
@@ -259,13 +328,22 @@ def export_command(
     if sources.ruleset.is_ablation:
         remedy = "Export without --set applicability=off; `safevla tables --which applicability` shows the ablation."
         raise RunError("an ablation is not a result to publish", remedy=remedy)
+    form, *settings = form.split(":")
+    if settings and _EXPORTS[form].settings is None:
+        raise click.UsageError(f"--format {form} has no settings.")
+    parsed = options.parse_settings(f"--format {form}", settings, _EXPORTS[form].settings or _FormSettings)
     every = {name for kind in _EXPORTS.values() for name in kind.options}
     options.refuse_given(sorted(every - {*_EXPORTS[form].options}), f"is not for {form}.")
     if video and cameras is None:
         raise click.UsageError("--video needs --cameras.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
-    choice = _ExportChoice(file, sources.paths, episode, result_files.read_facts(meta), cameras, image_size, video)
-    judged = sources.judge().select_cells(*([] if name is None else [name] for name in (policy, suite)))
+    facts = result_files.read_facts(meta)
+    choice = _ExportChoice(file, sources.paths, episode, facts, cameras, image_size, video, parsed)
+    if form == "pairs":  # the order of the sources changes no byte
+        sources = replace(sources, paths=tuple(sorted(sources.paths, key=lambda path: archive_digest(path) or "")))
+    judged = sources.judge(mixes_starts=form == "pairs").select_cells(
+        *([] if name is None else [name] for name in (policy, suite))
+    )
     if (content := _EXPORTS[form].encode(judged, choice)) is not None:
         _save_file(file, content)
     if not judged.is_complete:

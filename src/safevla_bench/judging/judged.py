@@ -263,8 +263,16 @@ class Judged:
 
         kept = [k for k, cell in enumerate(own[: len(self.scores)]) if is_chosen(*cell)]
         absent = tuple(lost for lost in self.scores.absent if is_chosen(lost.policy, lost.benchmark))
-        scores = replace(self.scores.select_episodes(np.array(kept, dtype=np.int64)), absent=absent)
-        return replace(self, scores=scores, records=self.records.select_episodes(kept))
+        chosen = self.select_episodes(kept)
+        return replace(chosen, scores=replace(chosen.scores, absent=absent))
+
+    def select_episodes(self, kept: Sequence[int]) -> Judged:
+        """Return the episodes at these indices, which ascend."""
+        return replace(
+            self,
+            scores=self.scores.select_episodes(np.array(kept, dtype=np.int64)),
+            records=self.records.select_episodes(kept),
+        )
 
     def summarize_scores(self) -> tuple[list[metrics.Summary], metrics.Summary]:
         """Return the summary of each cell (policy × suite), and that of all episodes."""

@@ -109,13 +109,13 @@ def warn_of_choice(suites: Iterable[str]) -> tuple[str, ...]:
     """Return the warning on suites of starts that a search tried or found.
 
     >>> warn_of_choice(["fake", "found:edge:fake"])[0].split(". ")[0]
-    'Chosen starts: those of found:edge:fake were chosen by a search for unsafe successes'
+    'Chosen starts: those of found:edge:fake were chosen for their outcomes'
     """
     chosen = [suite for suite in dict.fromkeys(suites) if marks.is_chosen(suite)]
     if not chosen:
         return ()
     return (
-        f"Chosen starts: those of {', '.join(chosen)} were chosen by a search for unsafe successes. These rates "
+        f"Chosen starts: those of {', '.join(chosen)} were chosen for their outcomes. These rates "
         "only hold for these starts, and are not rates of the benchmark.",
     )
 

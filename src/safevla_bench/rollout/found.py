@@ -30,7 +30,7 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy_seed: int
     instruction: str | None = None  # the wording, if it differs from the task's
     trial: int  # number of the rollout that found it, from 1
-    value: float  # its objective, below 0
+    value: float | None  # its objective, below 0; None for one that pairs need
     violated: tuple[str, ...]
     distance_m: float | None
     """The largest move of a coordinate from the nearest of the benchmark's starts; None if it has none."""

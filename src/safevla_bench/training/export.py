@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ from safevla_bench.training.labels import HOLDS, UNKNOWN, VIOLATED, RecordLabels
 from safevla_bench.training.writer import DatasetWriter, FrameColumn, FrameFeature, new_dataset
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.version import __version__
+from safevla_recorder.channels import CHUNK_STEP, POLICY_ACTION
 
 _STATE_NAMES = ("eef_x_m", "eef_y_m", "eef_z_m", "eef_axis_angle_x", "eef_axis_angle_y", "eef_axis_angle_z")
 _STATE = "observation.state"
@@ -52,6 +53,16 @@ class CameraChoice:
     video: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FrameWeighting:
+    """How `next.weight` and `next.cost_to_go` follow from the labels: exp(margin / `temperature`), and the costs
+    discounted by `discount` per control step.
+    """
+
+    temperature: float = 1.0
+    discount: float = 0.99
+
+
 @dataclass(frozen=True)
 class DatasetSummary:
     """Counts of the written episodes, frames and labels."""
@@ -67,6 +78,8 @@ def export_dataset(
     observer: Callable[[int, str], None] = lambda done, what: None,
     on_skip: Callable[[SafevlaError], None] = lambda reason: None,
     facts: Mapping[str, str | None] = {},
+    weighting: FrameWeighting = FrameWeighting(),
+    pairs: bytes | None = None,
 ) -> DatasetSummary:
     """Write the judged episodes as a LeRobot dataset of version 3.0 into a new folder, which appears once it is
     complete.
@@ -74,7 +87,8 @@ def export_dataset(
     The episodes are read again, some at a time. `cameras` are the pictures to render again from recorded states; None =
     no pictures. `observer` is told the number of finished episodes and the id of the next, `on_skip` why an episode is
     left out: without actions, uneven in time, or not to be rendered. `facts` are the data set's `license` (by the hub's
-    identifier; "unknown" without), `version` and `citation`.
+    identifier; "unknown" without), `version` and `citation`. `pairs` is the index of preference pairs of these
+    episodes, for `meta/pairs.jsonl`; frames then also hold the origin of each action.
 
     Raises:
         RunError: there is no episode to write, they differ in what they hold, their control step gives no whole number
@@ -98,17 +112,19 @@ def export_dataset(
             observer(number, episode.headers[0].episode_id)
             try:
                 seen = _seen_columns(episode, *owners[number], cameras) if cameras else {}
-                columns = {**_recorded_columns(episode), **seen}
+                columns = {**_recorded_columns(episode), **({} if pairs is None else _origin_columns(episode)), **seen}
             except (HostError, RunError, RecordError) as error:
                 last = error.with_place(Place(episode=episode.headers[0].episode_id))
                 on_skip(last)
                 left_out.append(str(last))
                 continue
-            _add_episode(dataset, judged, number, columns, labels)
+            _add_episode(dataset, judged, number, columns, labels, weighting)
         if not dataset.episodes:
             raise last
+        if pairs is not None:
+            dataset.write_file("meta/pairs.jsonl", pairs)
         known = {"name": out.resolve().name, **{name: text for name, text in facts.items() if text}}
-        _describe_dataset(dataset, judged, known, cameras, left_out)
+        _describe_dataset(dataset, judged, known, cameras, left_out, weighting)
     return DatasetSummary(dataset.episodes, dataset.frames)
 
 
@@ -165,6 +181,17 @@ def _recorded_columns(episode: Batch) -> dict[str, FrameColumn]:
     return {_STATE: _state_column(state), "action": FrameColumn(FrameFeature("float32", (len(names),), names), action)}
 
 
+def _origin_columns(episode: Batch) -> dict[str, FrameColumn]:
+    """Return the policy's own actions, those executed where no filter changed any, and the chunk step of each."""
+    own, chunk_step = (episode.channel(name).episode_rows(0) for name in (POLICY_ACTION, CHUNK_STEP))
+    action = _recorded_columns(episode)["action"]
+    steps = chunk_step if len(chunk_step) else np.full((len(action.values), 2), -1)
+    return {
+        POLICY_ACTION: replace(action, values=own) if len(own) else action,
+        CHUNK_STEP: FrameColumn(FrameFeature("int64", (2,), ("chunk", "step"), is_summarized=False), steps),
+    }
+
+
 def _state_column(state: NDArray[np.float64]) -> FrameColumn:
     fingers = tuple(f"finger_{k + 1}_m" for k in range(state.shape[1] - len(_STATE_NAMES)))
     names = (*_STATE_NAMES, *fingers)[: state.shape[1]]
@@ -172,7 +199,12 @@ def _state_column(state: NDArray[np.float64]) -> FrameColumn:
 
 
 def _add_episode(
-    dataset: DatasetWriter, judged: Judged, number: int, columns: dict[str, FrameColumn], labels: RecordLabels
+    dataset: DatasetWriter,
+    judged: Judged,
+    number: int,
+    columns: dict[str, FrameColumn],
+    labels: RecordLabels,
+    weighting: FrameWeighting,
 ) -> None:
     header, row = judged.headers[number], judged.scores.episode(number)
     clauses = tuple(spec.spec_id for spec in scored_specs(judged.scores))
@@ -185,10 +217,12 @@ def _add_episode(
         "next.cost": FrameColumn(unknown, labels.cost[1:]),
         "next.severity": FrameColumn(unknown, labels.severity[1:]),
         "next.safe": FrameColumn(FrameFeature("int64"), labels.safe[1:]),  # Rerun's reader of datasets passes int8 over
+        "next.weight": FrameColumn(unknown, labels.weigh_records(weighting.temperature)[1:]),
     }
     if clauses:
         margins = FrameFeature("float32", (len(clauses),), clauses, is_summarized=False)
         columns["next.margin"] = FrameColumn(margins, labels.margin[1:])
+        columns["next.cost_to_go"] = FrameColumn(margins, labels.costs_to_go(weighting.discount)[1:])
     violating = None if np.isnan(labels.severity).any() else int(labels.violating.any(axis=1).sum())
     instruction = header.instruction or f"{header.benchmark}/{header.task_id}"
     dataset.add_episode(instruction, columns, _episode_labels(row, violating))
@@ -257,6 +291,7 @@ def _describe_dataset(
     facts: Mapping[str, str],
     cameras: CameraChoice | None,
     left_out: Sequence[str],
+    weighting: FrameWeighting,
 ) -> None:
     about = f"{dataset.episodes} episodes, {dataset.frames} frames. {judged.provenance.to_sentence()}"
     clauses = [judged.library[spec.spec_id] for spec in scored_specs(judged.scores)]
@@ -269,6 +304,7 @@ def _describe_dataset(
             for spec in clauses
         ],
         "columns": _COLUMNS,
+        "weighting": asdict(weighting),
         "cameras": None if cameras is None else {"names": cameras.names, "height_width": cameras.size},
         "left_out": left_out,
         "origin": judged.describe_origin(),
@@ -314,6 +350,12 @@ _COLUMNS = {
     "next.cost": "1 where the record after the action violates a clause, else 0; NaN = that is not known",
     "next.severity": "depth of the worst violation of that record, 0 to 1; NaN as above",
     "next.safe": f"{HOLDS} = violates no clause, {VIOLATED} = violates one, {UNKNOWN} = that is not known",
+    "next.weight": "exp(margin / temperature) of the record after the action: the smallest margin of a clause, divided "
+    "by its severe magnitude and clipped to -1 to 1; NaN = that is not known",
+    "next.cost_to_go": "discounted costs of each clause from the record after the action to the episode's end; NaN = "
+    "not known, the clause is inactive, or the episode was cut off",
+    "policy_action": "as the policy gave it; the same as `action` if no filter changed any",
+    "chunk_step": "the number of the action's chunk in the episode and its step in it, from 0; -1 = from no chunk",
     "next.margin": "margin of each clause in that record, in its unit, negative where violated; NaN = has none there",
     "safety/safe": "whether it violates no clause; null = no verdict, and `safety/no_verdict` says why",
     "safety/unsafe_success": "whether it succeeded and violated a clause; null = not known",

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from safevla_bench.judging.gates import EpisodeCosts
 
 
-def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False) -> Judged:
+def judge(
+    paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool = False, mixes_starts: bool = False
+) -> Judged:
     """Score every episode of run folders and archives; `skip_invalid` leaves out and counts invalid and lost ones.
+    `mixes_starts` accepts a benchmark's starts together with those of a search, for what computes no rates.
 
     Raises:
         CollectedError: lists every bad episode of the sources.
@@ -52,9 +55,10 @@ def judge(paths: Sequence[Path | str], ruleset: Ruleset, *, skip_invalid: bool =
         extended = ruleset.with_host_registry(read_installed_registries())
         if extended is ruleset:
             raise _mention_run_tags(error, sources) from None
-        return judge(paths, extended, skip_invalid=skip_invalid)
+        return judge(paths, extended, skip_invalid=skip_invalid, mixes_starts=mixes_starts)
     records.require_valid(skip_invalid=skip_invalid)
-    _require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
+    if not mixes_starts:
+        _require_unmixed({*scores.benchmark, *(lost.benchmark for lost in records.absent)})
     skipped = [str(problem) for problem in records.problems if not isinstance(problem, DamageError)]
     provenance = ruleset.provenance(skipped, _lost_episodes(records))
     judged = Judged(

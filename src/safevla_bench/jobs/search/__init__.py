@@ -430,5 +430,6 @@ def describe_claim(task: TaskSearch, suite: FoundSuite) -> str:
     if task.least is not None:
         ends = f"{_percent(task.least)} to {_percent(1.0 if task.bound is None else task.bound)} %"
         rate = f" At 95 % {ends} of starts drawn like these are unsafe successes ({task.hits} of {task.trials} trials)."
+    assert worst.value is not None
     far += "" if worst.instruction is None else f", instruction {worst.instruction!r}"
     return f"{head} found {found}. Worst: trial {worst.trial}, margin {worst.value:.3f} ({broke}){far}.{rate}"

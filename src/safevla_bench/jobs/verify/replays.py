@@ -238,7 +238,7 @@ class ReplaySetting:
             add_host = "Leave replays out, or add a host for your simulator: see docs/howto/adding-a-host.md."
             raise RunError(problem, remedy=add_host, place=place)
         try:
-            rules = msgspec.convert(_complete_protocol(description.get("protocol")), EvaluationProtocol)
+            rules = msgspec.convert(complete_protocol(description.get("protocol")), EvaluationProtocol)
             fields = msgspec.convert(description, RunFields)
         except msgspec.ValidationError:
             raise RunError("run.json does not say how an episode starts", remedy=remedy, place=place) from None
@@ -294,7 +294,7 @@ class ReplaySetting:
             if name != OWN_DISTRIBUTION and self.versions.get(name) != recorded:
                 raise RunError(f"it was recorded with {name} {recorded}, here is {self.versions.get(name, 'none')}")
         planned = self.plan(header)
-        starts = [planned.start] if planned else list(_episode_starts(self.rules, episode))
+        starts = [planned.start] if planned else list(episode_starts(self.rules, episode))
         if not planned and self.needs_planned_start(header):
             starts = [start for start in starts if not (start.recorded or start.placed or start.drawn)]
             if not starts or marks.start_marks(episode)[0]:
@@ -352,7 +352,8 @@ def _use_installed(suite: str) -> str:
     return next(filter(None, map(find_official_name, names)), suite)
 
 
-def _complete_protocol(protocol: object) -> object:
+def complete_protocol(protocol: object) -> object:
+    """Return the protocol in run.json as an `EvaluationProtocol` has it, for `msgspec.convert`."""
     if not isinstance(protocol, Mapping) or protocol.get("name") != OWN_LOOP:
         return {**protocol, "about": "", "sources": {}} if isinstance(protocol, Mapping) else protocol
     waited = protocol.get("wait_steps")
@@ -461,7 +462,7 @@ def _describe_differences(differences: Sequence[Deviation], uncompared: Sequence
     return f"{differences[0]}{also}. {reason}"
 
 
-def _episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
+def episode_starts(start: EvaluationProtocol, episode: Batch) -> Iterator[EpisodeSeed]:
     """Yield the start states stored in the record (zero to two)."""
     header, (replay,) = episode.headers[0], marks.replay_fields(episode)
     seed, earlier_resets = header.env_seed, marks.earlier_resets(episode)[0]

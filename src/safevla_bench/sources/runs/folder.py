@@ -45,6 +45,8 @@ EXPERIMENTS = "experiments"  # the folder in a run folder for judgements by othe
 EXPORTS = frozenset(
     ("safevla.csv", "submission.json", "episode.rrd", "episode.mcap", "model_card.md", "robocasa.json", "lerobot")
     + (
+        "pairs",
+        "pairs-found",
         "eval_info.json",
         "vla_eval.json",
         "eval_results.yaml",

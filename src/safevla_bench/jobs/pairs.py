@@ -1,0 +1,99 @@
+"""Suites of found starts for preference pairs: the states whose episodes had one kind of outcome, to be run again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from safevla_bench.files import make_folder, write_atomically
+from safevla_bench.hosts.protocols import EvaluationProtocol
+from safevla_bench.jobs.verify.replays import RunFields, complete_protocol, episode_starts
+from safevla_bench.judging.judged import Judged
+from safevla_bench.rollout.found import FileStart, FoundSuite
+from safevla_bench.sources.runs.folder import dump_json, encode_json
+from safevla_bench.training.pairs import State
+from safevla_bench.trajectory.marks import base_suite, is_chosen
+from safevla_recorder.folder import OWN_LOOP
+
+MOST_SEEDS = 32
+"""Maximum number of rollouts of one state in a suite."""
+
+
+def write_found(judged: Judged, states: Sequence[State], folder: Path) -> list[Path]:
+    """Write the states without pairs as suites of found starts, one for each host, suite and protocol, and return their
+    files. Each start has new policy seeds, as many as the state's estimate and at most `MOST_SEEDS`; the first seeds of
+    all states come first. States whose run does not say how an episode starts are left out.
+
+    Raises:
+        FileError: a file cannot be written.
+    """
+    suites: dict[bytes, FoundSuite] = {}
+    starts: dict[bytes, list[FileStart]] = {}
+    for state in states:
+        suite, start = _read_start(judged, state) if state.more_rollouts else (None, None)
+        if suite and start:
+            key = encode_json(suite)
+            suites[key] = suite
+            starts.setdefault(key, []).extend(_plan_seeds(state, start))
+    files = []
+    for key, suite in sorted(suites.items()):
+        planned = tuple(sorted(starts[key], key=lambda start: start.trial))
+        digest = hashlib.sha256(encode_json(planned)).hexdigest()[:8]
+        files.append(folder / f"{suite.suite.rpartition('/')[2]}-{digest}.json")
+        make_folder(folder)
+        write_atomically(files[-1], dump_json(msgspec.structs.replace(suite, name=f"pairs-{digest}", starts=planned)))
+    return files
+
+
+def _read_start(judged: Judged, state: State) -> tuple[FoundSuite | None, FileStart | None]:
+    for own in state.candidates:
+        episode, run = judged.records.read_episodes([own.index]), judged.records.find_source(own.index).description
+        assert episode is not None
+        header = episode.headers[0]
+        try:
+            rules = msgspec.convert(complete_protocol(run.get("protocol")), EvaluationProtocol)
+            fields = msgspec.convert(run, RunFields)
+        except msgspec.ValidationError:  # an archive without a run, or a run without a host
+            continue
+        start = next(episode_starts(rules, episode), None)
+        if rules.name == OWN_LOOP or start is None or start.recorded is not None:
+            continue
+        suite = FoundSuite(
+            name="pairs",
+            host=fields.host,
+            host_arguments=fields.host_arguments,
+            suite=base_suite(header.benchmark),
+            protocol=rules.name,
+            policy=own.policy,
+            objective="pairs",
+            method="recorded",
+            seed=fields.seed or 0,
+            tasks=(),
+            starts=(),
+            max_steps=fields.max_steps,
+        )
+        first = FileStart(
+            task_id=header.task_id,
+            start=start,
+            policy_seed=0,
+            instruction=header.instruction if is_chosen(header.benchmark) else None,
+            trial=0,
+            value=None,
+            violated=(),
+            distance_m=None,
+            merged=0,
+        )
+        return suite, first
+    return None, None
+
+
+def _plan_seeds(state: State, start: FileStart) -> list[FileStart]:
+    begin = len(state.candidates)  # a state that is exported again with more episodes gets other seeds
+    planned = []
+    for trial in range(begin, begin + min(state.more_rollouts or 0, MOST_SEEDS)):
+        seed = int.from_bytes(hashlib.sha256(f"{state.digest}/{trial}".encode()).digest()[:4], "big")
+        planned.append(msgspec.structs.replace(start, policy_seed=seed, trial=trial - begin + 1))
+    return planned

@@ -1,0 +1,316 @@
+"""Preference pairs for training: of two episodes from one start, a safe success is preferred to an unsafe success.
+
+Episodes of one state have the same task definition, instruction, start, seed of the environment, simulator and first
+record; only the policy or its seed differs. Crashed and stopped episodes, episodes without a verdict, replays that left
+their recording, and episodes whose record does not determine their start are in no pair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import ceil, sqrt
+from typing import Literal
+
+import numpy as np
+
+from safevla_bench.judging.judged import Judged
+from safevla_bench.judging.scores import ACTIVE, CUT_SHORT, VACUOUS, Scores
+from safevla_bench.sources.runs.folder import encode_json
+from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_bench.trajectory.marks import DIVERGED, DRAWN, base_suite, chosen_start, earlier_resets, mark_flags
+from safevla_recorder.channels import CHUNK_STEP, POLICY_ACTION
+
+Kind = Literal["safe success", "unsafe success", "safe failure", "unsafe failure"]
+WINDOW_S = 1.0
+"""The window around a violation begins and ends so many seconds before and after it."""
+_VALIDATION = 10  # one state in so many is for validation
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An episode that can be compared with others of its state."""
+
+    index: int
+    """Its index among the judged episodes."""
+    state: str
+    """Digest of everything that fixes its start."""
+    task: str
+    """Suite and task, as `suite/task`."""
+    policy: str
+    episode_id: str
+    actions: str
+    """Digest of the executed actions. Of equal episodes of one state, one counts."""
+    kind: Kind
+    is_of_benchmark: bool = True
+    """False if the start was drawn at random or placed by a search, and is not one on which a benchmark evaluates."""
+    kept: Mapping[str, float] = field(default_factory=dict)
+    """Clause -> min(ρ / severe, 1), and 1 for one that is vacuous or binary; without those that were not judged."""
+    clause: str | None = None
+    """The violated clause of greatest depth; None in a safe episode."""
+    depth: float = 0.0
+    first: int | None = None
+    """The first record that violates `clause`."""
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """What orders the episodes of a state: policy and id."""
+        return self.policy, self.episode_id
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two episodes of one state. Its `weight` is 1 divided by the number of pairs of the state."""
+
+    preferred: Candidate
+    rejected: Candidate
+    weight: float = 1.0
+
+    @property
+    def is_off_policy(self) -> bool:
+        """True if two policies acted."""
+        return self.preferred.policy != self.rejected.policy
+
+    @property
+    def margin(self) -> float | None:
+        """`kept` of the rejected episode's clause in the preferred one, plus its depth in the rejected one, 0 to 2.
+
+        None if the rejected episode is a safe failure.
+        """
+        clause = self.rejected.clause
+        return None if clause is None else self.preferred.kept[clause] + self.rejected.depth
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A start, its distinct episodes by name, and the pairs chosen from them."""
+
+    candidates: tuple[Candidate, ...]
+    pairs: tuple[Pair, ...]
+    more_rollouts: int | None = None
+    """Estimated number of further rollouts for the requested number of pairs; None if the state has pairs."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the start."""
+        return self.candidates[0].state
+
+    @property
+    def is_of_benchmark(self) -> bool:
+        """True if the start is the benchmark's own: do not evaluate there a policy that learned from it."""
+        return self.candidates[0].is_of_benchmark
+
+    @property
+    def split(self) -> str:
+        """`train`, or `validation` for about one state in ten, which its digest draws: always the same ones."""
+        return "train" if int(self.digest[:8], 16) % _VALIDATION else "validation"
+
+    def describe(self) -> dict[str, object]:
+        """Return the state as plain values: its task, split, episodes of each kind, pairs, and rollouts to come."""
+        kinds = [own.kind for own in self.candidates]
+        return {
+            "state": self.digest,
+            "task": self.candidates[0].task,
+            "split": self.split,
+            "is_of_benchmark": self.is_of_benchmark,
+            "episodes": {kind: kinds.count(kind) for kind in sorted({*kinds})},
+            "pairs": len(self.pairs),
+            **({} if self.more_rollouts is None else {"more_rollouts": self.more_rollouts}),
+        }
+
+
+def choose_pairs(candidates: Iterable[Candidate], per_state: int = 8, *, failures: bool = False) -> list[State]:
+    """Return every state with at most `per_state` pairs, by digest; the order of the candidates is irrelevant.
+
+    With `failures`, safe failures are rejected too. Chosen are the pairs whose episodes are in the fewest pairs so far;
+    of these, unsafe successes before failures, pairs of one policy before others, and greater margins before smaller.
+    """
+    ordered = sorted(candidates, key=lambda own: (own.state, own.name, own.index))
+    groups = [list(group) for _, group in groupby(ordered, key=lambda own: own.state)]
+    distinct = [list({own.actions: own for own in reversed(group)}.values())[::-1] for group in groups]
+    rejected_kinds = ("unsafe success", "safe failure") if failures else ("unsafe success",)
+    states = []
+    for group in distinct:
+        good, bad = _of_kinds(group, ("safe success",)), _of_kinds(group, rejected_kinds)
+        pairs = _choose_of_state(good, bad, per_state)
+        peers = [own for other in distinct if other[0].task == group[0].task for own in other]
+        rates = [
+            (len(_of_kinds(peers, kinds)) + 0.5) / (len(peers) + 1) for kinds in (("safe success",), rejected_kinds)
+        ]
+        more = None if pairs else _estimate_rollouts(len(good), len(bad), rates[0], rates[1], per_state)
+        states.append(State(tuple(group), tuple(pairs), more))
+    return states
+
+
+def _of_kinds(candidates: Sequence[Candidate], kinds: Sequence[str]) -> list[Candidate]:
+    return [own for own in candidates if own.kind in kinds]
+
+
+def _choose_of_state(good: Sequence[Candidate], bad: Sequence[Candidate], most: int) -> list[Pair]:
+    left = [Pair(one, other) for one in good for other in bad if other.clause is None or other.clause in one.kept]
+    uses = {own.name: 0 for own in (*good, *bad)}
+    chosen: list[Pair] = []
+    while left and len(chosen) < most:
+        best = min(
+            left,
+            key=lambda pair: (
+                uses[pair.preferred.name] + uses[pair.rejected.name],
+                pair.rejected.clause is None,
+                pair.is_off_policy,
+                -(pair.margin or 0.0),
+                pair.preferred.name,
+                pair.rejected.name,
+            ),
+        )
+        left.remove(best)
+        chosen.append(best)
+        for own in (best.preferred, best.rejected):
+            uses[own.name] += 1
+    return [Pair(pair.preferred, pair.rejected, 1 / len(chosen)) for pair in chosen]
+
+
+def _estimate_rollouts(good: int, bad: int, good_rate: float, bad_rate: float, wanted: int) -> int:
+    """Return the smallest m for which the expected number of pairs is at least `wanted`.
+
+    With m independent rollouts it is (good + m p)(bad + m q) - m p q, for the rates p and q of the two kinds.
+    """
+    square = good_rate * bad_rate
+    linear = good * bad_rate + bad * good_rate - square
+    constant = good * bad - wanted
+    return max(1, ceil((-linear + sqrt(linear**2 - 4 * square * constant)) / (2 * square)))
+
+
+# Candidates
+
+
+def list_candidates(judged: Judged) -> tuple[list[Candidate], int]:
+    """Return the episodes that can be compared, and the number of others with a record."""
+    candidates: list[Candidate] = []
+    first = 0
+    for batch in judged.records.read_chunks():
+        for k in range(len(batch)):
+            own = _read_candidate(select_episodes(batch, [k]), judged.scores, first + k)
+            candidates += [] if own is None else [own]
+        first += len(batch)
+    return candidates, first - len(candidates)
+
+
+def _read_candidate(episode: Batch, scores: Scores, index: int) -> Candidate | None:
+    header, actions = episode.headers[0], episode.action.episode_rows(0)
+    is_comparable = scores.is_judged[index] and scores.is_counted[index] and scores.outcome[index] not in CUT_SHORT
+    state = _digest_state(episode, scores.simulator[index] if scores.simulator else {})
+    if not is_comparable or scores.is_marked(DIVERGED)[index] or state is None or not len(actions):
+        return None
+    safety, end = "safe" if scores.safe[index] else "unsafe", "success" if scores.success[index] else "failure"
+    kept = {}
+    for k in scores.scored_columns.tolist():
+        spec, rho = scores.specs[k], float(scores.rho[k, index])
+        if scores.state[k, index] in (ACTIVE, VACUOUS):
+            is_whole = spec.binary or scores.state[k, index] == VACUOUS
+            kept[spec.spec_id] = 1.0 if is_whole else min(rho / (spec.severe or np.nan), 1.0)
+    worst = -1 if scores.safe[index] else int(scores.worst_column[index])
+    return Candidate(
+        index=index,
+        state=state,
+        task=f"{base_suite(header.benchmark)}/{header.task_id}",
+        policy=header.policy or "",
+        episode_id=header.episode_id,
+        actions=hashlib.sha256(actions.tobytes()).hexdigest(),
+        kind=f"{safety} {end}",  # type: ignore[arg-type]  # each of the four is a kind
+        is_of_benchmark=not (mark_flags(episode, DRAWN)[0] or chosen_start(episode)[1]),
+        kept=kept if worst < 0 else {},
+        clause=None if worst < 0 else scores.specs[worst].spec_id,
+        depth=0.0 if worst < 0 else float(scores.depth[worst, index]),
+        first=None if worst < 0 else int(scores.first[worst, index]),
+    )
+
+
+def _digest_state(episode: Batch, simulator: Mapping[str, str]) -> str | None:
+    """Return the digest of everything that fixes an episode's start; None if the record does not determine it."""
+    header = episode.headers[0]
+    index, placed = chosen_start(episode)
+    channels = [episode.channel(name).episode_rows(0)[:1] for name in ("sim_state", "eef_pos_m")]
+    bodies = episode.poses("body_pos_m").channel.episode_rows(0)[:1]
+    if index is None or header.env_seed is None or not any(map(len, channels)):
+        return None
+    start = [
+        base_suite(header.benchmark),
+        header.task_id,
+        *(header.task_sha256, header.init_states_sha256, header.instruction),
+        *(index, header.env_seed, placed, earlier_resets(episode), mark_flags(episode, DRAWN)),
+        sorted(simulator.items()),
+        *(hashlib.sha256(rows.tobytes()).hexdigest() for rows in (*channels, bodies)),
+    ]
+    return hashlib.sha256(repr(start).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# Files
+
+
+def encode_pairs(
+    judged: Judged, states: Sequence[State], unusable: int, settings: Mapping[str, object], *, is_whole: bool
+) -> bytes:
+    """Return JSON lines: a head with the rules, runs and states, then the pairs.
+
+    If `is_whole`, pairs hold actions; else `episode_index`, the place in the data set of `list_members`.
+    """
+    sources = sorted((source.to_document() for source in judged.sources), key=encode_json)
+    head = {
+        "kind": "safevla-pairs",
+        "schema_version": 1,
+        "settings": settings,
+        "pairs": sum(len(state.pairs) for state in states),
+        "states_with_pairs": sum(bool(state.pairs) for state in states),
+        "episodes_not_compared": unusable,
+        "states": [state.describe() for state in states],
+        "origin": {**judged.describe_origin(), "sources": sources},
+    }
+    places = {index: place for place, index in enumerate(list_members(states))}
+    placed = None if is_whole else places
+    lines = (_describe_pair(judged, state, pair, placed) for state in states for pair in state.pairs)
+    return b"".join(encode_json(line) + b"\n" for line in (head, *lines))
+
+
+def list_members(states: Sequence[State]) -> list[int]:
+    """Return the indices of the judged episodes that are in a pair, ascending."""
+    pairs = [pair for state in states for pair in state.pairs]
+    return sorted({own.index for pair in pairs for own in (pair.preferred, pair.rejected)})
+
+
+def _describe_pair(judged: Judged, state: State, pair: Pair, places: Mapping[int, int] | None) -> dict[str, object]:
+    first, dt_s = pair.rejected.first, judged.headers[pair.rejected.index].dt
+    last = int(judged.records.lengths[pair.rejected.index]) - 1
+    steps = round(WINDOW_S / dt_s)
+    sides = {
+        side: {
+            "policy": own.policy,
+            "episode_id": own.episode_id,
+            "kind": own.kind,
+            "archive_sha256": judged.sources[judged.records.notes[own.index].source].archive_sha256,
+            **(_list_actions(judged, own.index) if places is None else {"episode_index": places[own.index]}),
+        }
+        for side, own in (("preferred", pair.preferred), ("rejected", pair.rejected))
+    }
+    return {
+        "state": state.digest,
+        "task": pair.preferred.task,
+        "instruction": judged.headers[pair.preferred.index].instruction,
+        "split": state.split,
+        "weight": pair.weight,
+        "off_policy": pair.is_off_policy,
+        "clause": pair.rejected.clause,
+        "margin": pair.margin,
+        "first_violation_step": first,
+        "violation_window": None if first is None else [max(0, first - steps), min(last, first + steps)],
+        **sides,
+    }
+
+
+def _list_actions(judged: Judged, index: int) -> dict[str, object]:
+    episode = judged.records.read_episodes([index])
+    assert episode is not None
+    rows = {name: episode.channel(name).episode_rows(0) for name in ("action", POLICY_ACTION, CHUNK_STEP)}
+    whole = {name: values.astype(np.int64) if name == CHUNK_STEP else values for name, values in rows.items()}
+    return {name: values.tolist() for name, values in whole.items() if len(values)}
