@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from safevla_bench import cli
+from safevla_bench.sources.runs.folder import encode_parquet
 
 HASTY = ("--policy", "scripted:hasty")
 
@@ -47,6 +48,10 @@ def test_datasets_reads_the_scores_the_archive_and_the_frames(demo, tmp_path):
         names = ({*row} & {*episode}) - {"diagnostics"}
         assert {"safe", "vsi", "violated_specs", "first_violation_step", "robustness", "inactive_specs"} <= names
         assert {name: join_pairs(row[name]) for name in names} == {name: episode[name] for name in names}
+    empty = pq.read_table(demo.folder / "scores.parquet").slice(0, 0)
+    (tmp_path / "empty.parquet").write_bytes(encode_parquet(empty))  # as of a run whose episodes all crashed
+    files = [str(tmp_path / "empty.parquet"), str(demo.folder / "scores.parquet")]
+    assert len(load("parquet", tmp_path, data_files=files)) == len(rows)
     records = load("parquet", tmp_path, data_files=str(demo.archive))
     assert records["episode_id"] == [episode["episode_id"] for episode in demo.scores["episodes"]]
     frames = load(demo.frames, tmp_path)

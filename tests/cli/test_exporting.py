@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from builders import recording
+from builders import episode, recording
 from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.sources.foreign import read_results
@@ -85,6 +85,11 @@ def test_a_run_of_two_policies_is_cut_by_policy_and_suite(safevla, tmp_path):
     assert json.loads((tmp_path / "vla-eval-results.json").read_text())["benchmark"] == "libero-object"
     error = safevla.refuses(*export, "--format", "hub", "--policy", "unknown", "--out", tmp_path / "none")
     assert "Choose of: other, scripted:careful" in error
+    write_archive(tmp_path / "some.jsonl", concatenate_batches([episode(policy=None), episode(policy="mine")]))
+    export = ["export", tmp_path / "some.jsonl", "--format", "lerobot-results", "--out", tmp_path / "unnamed.json"]
+    assert "Choose one by --policy: (unnamed), mine" in safevla.refuses(*export)
+    safevla.ok(*export, "--policy", "(unnamed)")
+    assert json.loads((tmp_path / "unnamed.json").read_text())["overall"]["n_episodes"] == 1
 
 
 def test_the_hubs_results_are_entries_of_the_benchmarks_data_set(safevla, source, tmp_path):

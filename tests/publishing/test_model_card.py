@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builders import episode
 from pictures.builders import judged as rough_episodes
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
@@ -95,6 +96,10 @@ def test_what_is_unknown_is_not_a_metric(judged, tmp_path):
     (index,) = front_matter(build_card(unknown, FACTS))["model-index"]
     assert {metric["type"] for result in index["results"] for metric in result["metrics"]} == {"sr"}
     assert index["results"][0]["dataset"]["args"]["without_verdict"] == 2
+    stopped = episode(episode_id="b", benchmark="libero-object", policy="mine", success=False, outcome="stopped")
+    write_archive(tmp_path / "some.jsonl", concatenate_batches([episode(policy="mine"), stopped]))
+    (index,) = front_matter(build_card(judge([tmp_path / "some.jsonl"], load_ruleset()), FACTS))["model-index"]
+    assert [result["dataset"]["type"] for result in index["results"]] == ["libero-goal"]
 
 
 NEVER = """

@@ -150,6 +150,10 @@ def test_a_crashed_episode_is_an_error_of_its_task_and_in_none_of_its_means(tmp_
     other = msgspec.structs.replace(lost, task_id="task_9")
     document = json.loads(encode_harness_results(replace(results, scores=replace(results.scores, absent=(other,)))))
     assert document["tasks"][1]["task"] == load_ruleset().registry.find_entry(suite, "task_9").instruction != "task_9"
+    several = [episode(5, episode_id=text, benchmark=suite, instruction=text) for text in ("open it", "open that")]
+    write_archive(tmp_path / "several.parquet", concatenate_batches(several))
+    (task,) = json.loads(encode_harness_results(judge([tmp_path / "several.parquet"], load_ruleset())))["tasks"]
+    assert task["task"] == several[0].headers[0].task_id  # neither of its instructions is that of the task
     other = msgspec.structs.replace(lost, benchmark="elsewhere")
     with pytest.raises(RunError, match="one suite's episodes, but there are 2"):
         encode_harness_results(replace(results, scores=replace(results.scores, absent=(other,))))

@@ -7,6 +7,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from builders import episode
+from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.request import Request
 from safevla_bench.jobs.evaluation.results import evaluate_request
@@ -14,6 +16,7 @@ from safevla_bench.jobs.evaluation.rollouts import roll_out
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.publishing import tracking
 from safevla_bench.sources.runs.folder import archive_digest
+from safevla_bench.trajectory.batch import concatenate_batches
 
 EVAL = ("eval", "--host", "fake", "--suite", "fake", "--policy", "noop")
 FAKE = Request(host="fake", suites=("fake",), tasks=(0, 2), policies=("scripted:hasty",), max_steps=40)
@@ -204,6 +207,16 @@ def test_an_export_sends_the_rows_and_steps_that_the_run_itself_sends(safevla, t
     assert [row["episode/crashed"] for _, row in exported.logged].count(1.0) > 0
     assert exported.logged == logged.logged
     assert exported.final == logged.final
+
+
+def test_the_success_of_a_stopped_episode_is_unknown_and_not_sent(safevla, tmp_path, monkeypatch):
+    tracker = MemoryTracker()
+    monkeypatch.setattr(tracking, "TRACKERS", {"wandb": lambda *begun: tracker})
+    fake_package(monkeypatch, "wandb")
+    stopped = episode(success=False, outcome="stopped", episode_id="stopped")
+    write_archive(tmp_path / "a.jsonl", concatenate_batches([stopped, episode(success=False, outcome="timeout")]))
+    safevla.ok("export", tmp_path / "a.jsonl", "--format", "wandb", "--out", tmp_path)
+    assert [row.get("episode/success") for _, row in tracker.logged] == [None, 0.0]
 
 
 def test_a_broken_off_run_closes_its_trackers(tmp_path):

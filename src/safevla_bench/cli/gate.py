@@ -110,12 +110,11 @@ def gate_command(
         gate_report = _gate_against(judged, main, relative, **how)
     remarks, provenance = [*judged.describe_registrations(), *judged.makers], judged.provenance
     if junit is not None:
-        judged_by = " ".join([*remarks, provenance.to_sentence()])
-        is_sarif = junit.suffix.lower() == SARIF
-        addresses = (_address(path / RUN if (path / RUN).exists() else path) for path in sources.paths)
-        files = list(zip(addresses, judged.cells_by_source(), strict=True))
-        write = partial(gating.format_sarif, files=files) if is_sarif else gating.format_junit
-        write_atomically(junit, write(gate_report, judged_by))
+        write = gating.format_junit
+        if junit.suffix.lower() == SARIF:
+            files = list(zip(map(_file_address, sources.paths), judged.cells_by_source(), strict=True))
+            write = partial(gating.format_sarif, files=files)
+        write_atomically(junit, write(gate_report, " ".join([*remarks, provenance.to_sentence()])))
     if form == "json":
         options.print_json(_gate_document(gate_report, judged))
     else:
@@ -133,10 +132,9 @@ def gate_command(
     context.exit({"passed": OK, "failed": GATE_FAILED, "undecided": UNDECIDED}[gate_report.verdict])
 
 
-def _address(path: Path) -> str:
-    return quote(
-        Path(os.path.relpath(path)).as_posix()
-    )  # code scanning takes no absolute address, and no result without
+def _file_address(source: Path) -> str:
+    file = source / RUN if (source / RUN).exists() else source
+    return quote(os.path.relpath(file))  # code scanning takes only results with an address, and none that is absolute
 
 
 def _gate_against(

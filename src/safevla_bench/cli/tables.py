@@ -341,9 +341,8 @@ def export_command(
     choice = _ExportChoice(file, sources.paths, episode, facts, cameras, image_size, video, parsed)
     if form == "pairs":  # the order of the sources changes no byte
         sources = replace(sources, paths=tuple(sorted(sources.paths, key=lambda path: archive_digest(path) or "")))
-    judged = sources.judge(mixes_starts=form == "pairs").select_cells(
-        *([] if name is None else [name] for name in (policy, suite))
-    )
+    policies = [] if policy is None else [None if policy == UNNAMED else policy]
+    judged = sources.judge(mixes_starts=form == "pairs").select_cells(policies, [] if suite is None else [suite])
     if (content := _EXPORTS[form].encode(judged, choice)) is not None:
         _save_file(file, content)
     if not judged.is_complete:

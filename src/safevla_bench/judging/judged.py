@@ -255,7 +255,7 @@ class Judged:
         own += [(lost.policy, lost.benchmark) for lost in self.scores.absent]
         for wanted, kind, there in ((policies, "policy", {p for p, _ in own}), (suites, "suite", {s for _, s in own})):
             if unknown := [name for name in wanted if name not in there]:
-                remedy = f"Choose of: {', '.join(sorted(map(str, there)))}."
+                remedy = f"Choose of: {', '.join(sorted(name or '(unnamed)' for name in there))}."
                 raise RunError(f"there is no episode of the {kind} {unknown[0]!r}", remedy=remedy)
 
         def is_chosen(policy: str | None, suite: str) -> bool:

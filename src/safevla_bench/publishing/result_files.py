@@ -170,9 +170,8 @@ def publishable_cells(judged: Judged) -> list[Summary]:
     without any number, for a simulator that ran with stand-ins for its own assets, and for starts chosen by a search.
     """
     cells = judged.summarize_scores()[0]
-    _require_one("policy", cells)
-    if not any(any(_cell_metrics(cell)) for cell in cells):
-        raise RunError("there is no result to write", remedy=_REMEDY)
+    has_number = any(any(_cell_metrics(cell)) for cell in cells)
+    _require_one("policy", cells if has_number else [])
     for cell in cells:
         if cell.standin_assets:
             problem = f"{cell.suite} was simulated with stand-ins for its own assets, which is not a result on it"
@@ -270,30 +269,22 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 def encode_harness_results(judged: Judged) -> bytes:
     """Return the harness's result of one policy on one suite; raises `RunError` for several of either, or none.
 
-    Tasks have the harness's names, which are their instructions; where several share one, their ids follow. Episodes
-    that did not run to their end are errors, in no mean and not in `avg_steps`; the harness counts its errors as
-    failures of no steps. `created_at` is when the run was begun, "" where no run says. No record says how long an
-    episode took (`elapsed_sec`).
+    Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors, in no mean and not in
+    `avg_steps`; the harness counts its errors as failures of no steps. `created_at` is when the run was begun, "" where
+    no run says. No record says how long an episode took (`elapsed_sec`).
     """
     rows = list(judged.scores.episodes())
     _require_one("policy", [*rows, *judged.scores.absent])
     suite = _require_one("benchmark", [*rows, *judged.scores.absent])
     every = [_harness_episode(row, steps - 1) for row, steps in zip(rows, judged.records.lengths.tolist(), strict=True)]
     every += [_harness_episode(lost) for lost in judged.scores.absent]
-    languages = {header.task_id: header.instruction for header in judged.headers}
     of_tasks = _group(every, lambda episode: str(episode.pop("task_id")))
-    for task, _ in of_tasks:
-        with suppress(SafevlaError):  # a task outside the registry has no other name than its id
-            languages[task] = languages.get(task) or judged.ruleset.registry.find_entry(suite, task).instruction
-    named = Counter(languages.get(task) for task, _ in of_tasks)
-    tasks = []
+    names, tasks = _harness_names(judged, suite, [task for task, _ in of_tasks]), []
     for task, episodes in of_tasks:
         numbered = [{"episode_id": number, **episode} for number, episode in enumerate(episodes)]
         steps = [episode["steps"] for episode in episodes if episode["metrics"]]
         average = {"num_episodes": len(episodes), "avg_steps": sum(steps) / max(len(steps), 1)}
-        name = languages.get(task)
-        name = f"{name} ({task})" if name and named[name] > 1 else name or task
-        tasks.append({"task": name, "episodes": numbered, **average, **_harness_rates(episodes)})
+        tasks.append({"task": names[task], "episodes": numbered, **average, **_harness_rates(episodes)})
     seeds = [source.description.get("seed") for source in judged.sources]
     tree = {
         "benchmark": suite,
@@ -310,16 +301,31 @@ def encode_harness_results(judged: Judged) -> bytes:
     return dump_json(tree)
 
 
-_REMEDY = "Name sources with an episode that ran to its end."
+def _harness_names(judged: Judged, suite: str, tasks: Sequence[str]) -> dict[str, str]:
+    """Return each task's instruction, with its id where several tasks have the same; only the id if its episodes have
+    several instructions, as in RoboCasa, or none is known.
+    """
+    recorded: dict[str, set[str | None]] = {task: set() for task in tasks}
+    for header in judged.headers:
+        recorded[header.task_id].add(header.instruction)
+    for task, own in recorded.items():
+        if not any(own):
+            with suppress(SafevlaError):  # the registry does not know the task
+                own |= {judged.ruleset.registry.find_entry(suite, task).instruction}
+        own -= {None, ""}
+    spoken = {task: next(iter(own), "") if len(own) == 1 else "" for task, own in recorded.items()}
+    counts = Counter(spoken.values())
+    return {task: (f"{text} ({task})" if counts[text] > 1 else text) if text else task for task, text in spoken.items()}
 
 
 def _require_one(kind: str, rows: Sequence[EpisodeScore | AbsentEpisode | Summary]) -> str:
     names = list(dict.fromkeys(getattr(row, kind) or UNNAMED for row in rows))
     option = kind.replace("benchmark", "suite")
-    if len(names) != 1:
-        choice = f"Choose one by --{option}: {', '.join(names)}."
-        remedy = choice if names else _REMEDY
-        raise RunError(f"such a file holds one {option}'s episodes, but there are {len(names)}", remedy=remedy)
+    if not names:
+        raise RunError("there is no result to write", remedy="Name sources with an episode that ran to its end.")
+    if len(names) > 1:
+        problem = f"such a file holds one {option}'s episodes, but there are {len(names)}"
+        raise RunError(problem, remedy=f"Choose one by --{option}: {', '.join(names)}.")
     return names[0]
 
 
@@ -376,7 +382,7 @@ def build_card(judged: Judged, facts: ModelFacts, remarks: Sequence[str]) -> str
     """
     cells = publishable_cells(judged)
     name = facts.model_name or cells[0].policy or "model"
-    results = [_index_result(judged, cell, facts) for cell in cells]
+    results = [_index_result(judged, cell, facts) for cell in cells if any(_cell_metrics(cell))]
     front = format_yaml({"tags": ["robotics", "safevla-bench"], "model-index": [{"name": name, "results": results}]})
     table = headline_table(cells, judged.summarize_scores()[1], privileged=judged.privileged)
     further = (remark for remark in remarks if remark not in table.footnotes)

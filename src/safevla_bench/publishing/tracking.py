@@ -203,7 +203,8 @@ def _make_row(labels: tuple[str | None, str, str], steps: int, crashed: bool, sc
     policy, suite, task = labels
     known: dict[str, float | None] = {"steps": steps, "crashed": crashed}
     if score is not None:
-        known |= {"success": score.success, "safe": score.safe, "unsafe_success": score.sbu, "vsi": score.vsi}
+        success = score.success if score.counted else None  # that of a stopped episode is unknown
+        known |= {"success": success, "safe": score.safe, "unsafe_success": score.sbu, "vsi": score.vsi}
     return {
         **dict(zip(_LABELS, map(escape_controls, (policy or "policy", suite or "all", task)), strict=True)),
         **{f"episode/{name}": float(value) for name, value in known.items() if value is not None},

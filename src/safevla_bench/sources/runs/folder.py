@@ -291,7 +291,9 @@ def served_latencies(folder: Path, description: Mapping[str, object]) -> dict[st
 def encode_parquet(table: pa.Table) -> bytes:
     """Return a table as the bytes of a Parquet file, its pages with checksums."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
+        if len(table):  # among several files, `datasets` reads one without rows only if it has no group of rows
+            writer.write_table(table)
     return bytes(sink.getvalue())
 
 
