@@ -162,7 +162,7 @@ def _synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    beside = path.with_name(f".{path.name}.{os.getpid()}{_BEGUN}")
+    beside = path.parent / f".{path.name}.{os.getpid()}{_BEGUN}"
     try:
         yield beside
     finally:

@@ -151,6 +151,7 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
         (["--format", "mcap", "--episode", ":7"], "no episode ':7'"),
         (["--format", "mcap", "--policy", "x"], "--policy is not for mcap"),
         (["--format", "lerobot", "--video"], "--video needs --cameras"),
+        (["--format", "lerobot", "--cameras", ","], "--cameras names no camera"),
         (["--format", "submission", "--suite", ""], "there is no episode of the suite ''"),
         (["--format", "submission", "--policy", ""], "there is no episode of the policy ''"),
     ],
@@ -158,3 +159,11 @@ def test_an_episode_is_written_as_a_viewers_file(safevla, source, tmp_path, form
 def test_mistakes_are_named_and_nothing_is_written(safevla, source, tmp_path, options, words):
     assert words in safevla.refuses("export", source, *options, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", [".", ""])
+def test_the_current_folder_is_not_a_file_to_write(safevla, source, tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    for form in ("submission", "lerobot"):
+        safevla.refuses("export", source, "--format", form, "--out", out)
+    assert list(tmp_path.iterdir()) == []

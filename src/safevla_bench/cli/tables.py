@@ -150,7 +150,7 @@ class _ExportChoice:
     sources: tuple[Path, ...]
     episode: str | None
     facts: result_files.ModelFacts
-    cameras: str | None
+    cameras: tuple[str, ...]
     image_size: int
     video: bool
     settings: _FormSettings
@@ -183,13 +183,13 @@ def _encode_timeline(encode: Callable[[Timeline], bytes], judged: Judged, choice
 
 
 def _write_dataset(judged: Judged, choice: _ExportChoice, pairs: bytes | None = None) -> None:
-    names = tuple(dict.fromkeys(name.strip() for name in (choice.cameras or "").split(",") if name.strip()))
     from safevla_bench.training.export import CameraChoice, FrameWeighting, export_dataset
 
     def refuse(reason: SafevlaError) -> None:
         raise reason  # without one of its episodes, the index of pairs would be wrong
 
-    cameras = CameraChoice(names, (choice.image_size, choice.image_size), choice.video) if names else None
+    names, size = choice.cameras, (choice.image_size, choice.image_size)
+    cameras = CameraChoice(names, size, choice.video) if names else None
     with show_frame_progress(len(judged.records)) as observer:
         summary = export_dataset(
             judged,
@@ -334,11 +334,12 @@ def export_command(
     parsed = options.parse_settings(f"--format {form}", settings, _EXPORTS[form].settings or _FormSettings)
     every = {name for kind in _EXPORTS.values() for name in kind.options}
     options.refuse_given(sorted(every - {*_EXPORTS[form].options}), f"is not for {form}.")
-    if video and cameras is None:
-        raise click.UsageError("--video needs --cameras.")
+    names = tuple(dict.fromkeys(filter(None, map(str.strip, (cameras or "").split(",")))))
+    if not names and (video or cameras is not None):
+        raise click.UsageError("--video needs --cameras." if cameras is None else "--cameras names no camera.")
     file = options.choose_output(out, sources.paths, _EXPORTS[form].file)
     facts = result_files.read_facts(meta)
-    choice = _ExportChoice(file, sources.paths, episode, facts, cameras, image_size, video, parsed)
+    choice = _ExportChoice(file, sources.paths, episode, facts, names, image_size, video, parsed)
     if form == "pairs":  # the order of the sources changes no byte
         sources = replace(sources, paths=tuple(sorted(sources.paths, key=lambda path: archive_digest(path) or "")))
     policies = [] if policy is None else [None if policy == UNNAMED else policy]

@@ -113,7 +113,7 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("the folder already exists", remedy="Name a new folder.", place=Place(file=str(folder)))
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    beside = folder.parent / f".{folder.name}.{os.getpid()}.part"
     with translated_errors(folder):
         try:
             for file in (_DATA, _EPISODES):
