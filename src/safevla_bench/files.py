@@ -162,12 +162,12 @@ def _synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _temporary_path(path: Path) -> Iterator[Path]:
-    beside = path.parent / f".{path.name}.{os.getpid()}{_BEGUN}"
+    temporary = path.parent / f".{path.name}.{os.getpid()}{_BEGUN}"
     try:
-        yield beside
+        yield temporary
     finally:
         with suppress(OSError):  # remaining files are hidden and harmless
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def is_leftover(path: Path) -> bool:

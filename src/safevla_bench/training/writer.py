@@ -113,19 +113,19 @@ def new_dataset(folder: Path, *, fps: int, robot: str | None) -> Iterator[Datase
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError("the folder already exists", remedy="Name a new folder.", place=Place(file=str(folder)))
-    beside = folder.parent / f".{folder.name}.{os.getpid()}.part"
+    temporary = folder.parent / f".{folder.name}.{os.getpid()}.part"
     with translated_errors(folder):
         try:
             for file in (_DATA, _EPISODES):
-                (beside / file).parent.mkdir(parents=True, exist_ok=True)
-            writer = DatasetWriter(beside, fps, robot)
+                (temporary / file).parent.mkdir(parents=True, exist_ok=True)
+            writer = DatasetWriter(temporary, fps, robot)
             yield writer
             writer.finish()
             if folder.is_dir():
                 folder.rmdir()
-            beside.rename(folder)
+            temporary.rename(folder)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 class DatasetWriter:
