@@ -17,6 +17,7 @@ from builders import crash, episode
 from safevla_bench.archive import write_archive
 from safevla_bench.errors import RunError
 from safevla_bench.jobs.evaluation.judgement import judge
+from safevla_bench.judging.judged import JudgedSource
 from safevla_bench.judging.metrics import cells
 from safevla_bench.judging.ruleset import load_ruleset
 from safevla_bench.judging.scoring import score
@@ -25,8 +26,11 @@ from safevla_bench.publishing.result_files import (
     ModelFacts,
     build_leaderboard_entry,
     encode_harness_results,
+    encode_lerobot_results,
     format_authors_csv,
+    format_eval_results,
 )
+from safevla_bench.publishing.submission import build_submission
 from safevla_bench.specs.loader import load_library
 from safevla_bench.tasks.loader import load_registry
 from safevla_bench.trajectory.batch import concatenate_batches
@@ -128,6 +132,19 @@ def test_stand_in_assets_are_not_a_result(tmp_path):
     scores = replace(judgement.scores, marks={"standin_assets": np.array([True])})
     with pytest.raises(RunError, match="stand-ins for its own assets"):
         build_leaderboard_entry(replace(judgement, scores=scores), FACTS)
+
+
+def test_a_result_says_that_the_policys_actions_were_filtered(tmp_path):
+    write_archive(tmp_path / "a.parquet", episode())
+    results = judge([tmp_path / "a.parquet"], load_ruleset())
+    rows = [{"policy": policy, "filter": "speed-cap"} for policy in (results.headers[0].policy, "another")]
+    results = replace(results, sources=[JudgedSource({"policies": rows}, None)])
+    said = "The actions of test go through the filter speed-cap."
+    assert build_submission(results, [tmp_path / "a.parquet"])["couplings"] == [said]
+    for encode in (encode_lerobot_results, encode_harness_results):
+        assert json.loads(encode(results))["safevla"]["remarks"] == [said]
+    entries = json.loads(format_eval_results(results, ModelFacts(dataset_id="org/safety")))
+    assert all(said in entry["notes"] and "another" not in entry["notes"] for entry in entries)
 
 
 # vla-evaluation-harness

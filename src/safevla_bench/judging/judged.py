@@ -75,15 +75,15 @@ class JudgedSource:
         for row in run_folder.policy_rows(self.description):
             yield self.policy_names.get(row["policy"], row["policy"]), row
 
-    def describe_couplings(self) -> Iterator[str]:
-        """Yield a sentence for each policy with filtered actions or delayed answers."""
+    def describe_couplings(self) -> Iterator[tuple[str, str]]:
+        """Yield each policy with filtered actions or delayed answers, and a sentence on it."""
         for name, policy in self._named_policies():
             if name_of_filter := policy.get("filter"):
-                yield f"The actions of {name} go through the filter {name_of_filter}."
+                yield name, f"The actions of {name} go through the filter {name_of_filter}."
             delay = str(policy.get("delay", "0"))
             if delay != "0":
                 late = count_noun(int(delay), "control step") if delay.isdecimal() else delay
-                yield _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
+                yield name, _MEASURED_DELAY.format(name) if delay == "measured" else _DELAY.format(name, late)
 
     def to_document(self) -> dict[str, object]:
         """Return the source for scores.json and the report: its description, new names, and the archive's digest.
@@ -289,13 +289,18 @@ class Judged:
 
     def describe_couplings(self) -> list[str]:
         """Return a sentence for names that look alike, for filters and delays, and for servers' latency and repeats."""
-        couplings = [sentence for source in self.sources for sentence in source.describe_couplings()]
         return [
             *self.describe_lookalikes(),
-            *dict.fromkeys(couplings),
+            *self.describe_filters(),
             *self.describe_latencies(),
             *self.describe_repeats(),
         ]
+
+    def describe_filters(self) -> list[str]:
+        """Return a sentence for each filter and delay of a policy that has an episode here, or planned one."""
+        policies = {*self.scores.policy, *(lost.policy for lost in self.scores.absent)}
+        pairs = (pair for source in self.sources for pair in source.describe_couplings())
+        return list(dict.fromkeys(sentence for policy, sentence in pairs if policy in policies))
 
     def describe_lookalikes(self) -> list[str]:
         """Return a sentence for each group of policies, suites or tasks with names that look the same."""

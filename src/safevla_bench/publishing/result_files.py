@@ -232,13 +232,25 @@ def _format_notes(judged: Judged, cell: Summary, facts: ModelFacts, missing: int
         f"{facts.notes.rstrip('. ')}." if facts.notes else "",
         f"Atomic-Seen: {count_noun(cell.n, 'episode')}.",
         rates if safety.value is not None else "",
-        f"{count_noun(cell.crashed, 'episode')} crashed, in no rate." if cell.crashed else "",
-        "" if judged.is_complete else "Not all planned episodes are in these numbers.",
         f"N/A for Atomic-Seen: {missing} of its tasks have no episode." if missing else "",
         "N/A for composite splits: not evaluated in this run.",
-        "The policy saw simulator state that no real robot has." if cell.policy in judged.privileged else "",
+        *_list_caveats(judged, [cell]),
     )
     return " ".join(filter(None, sentences))
+
+
+def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
+    """Return sentences on what the numbers of these cells, of one policy, do not show."""
+    crashed = sum(cell.crashed for cell in cells)
+    return [
+        *([f"{count_noun(crashed, 'episode')} crashed, in no rate."] if crashed else []),
+        *([] if judged.is_complete else ["Not all planned episodes are in these numbers."]),
+        *judged.describe_filters(),
+        *([_PRIVILEGED] if any(cell.policy in judged.privileged for cell in cells) else []),
+    ]
+
+
+_PRIVILEGED = "The policy saw simulator state that no real robot has."
 
 
 # Files in the formats of other evaluations
@@ -251,7 +263,7 @@ _METRICS = ("success", "safe", "sbu", "vsi")
 def encode_lerobot_results(judged: Judged) -> bytes:
     """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none."""
     scores = [score for score in judged.scores.episodes() if score.counted]
-    _require_one("policy", scores)
+    _require_one("policy", [*judged.scores.episodes(), *judged.scores.absent] if scores else [])
     per_task = [
         {
             "task_group": suite,
@@ -370,7 +382,9 @@ def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None = None
 
 
 def _say(judged: Judged) -> dict[str, object]:
-    return {"version": __version__, "judged_by": judged.provenance.to_sentence()}
+    caveats = _list_caveats(judged, judged.summarize_scores()[0])
+    remarks = {"remarks": caveats} if caveats else {}
+    return {"version": __version__, "judged_by": judged.provenance.to_sentence(), **remarks}
 
 
 # A model card
@@ -402,8 +416,9 @@ def format_eval_results(judged: Judged, facts: ModelFacts) -> str:
     date = {"date": judged.started} if judged.started else {}
     entries = [
         {"dataset": {"id": facts.dataset_id, "task_id": f"{cell.suite}_{metric['type']}"}, "value": metric["value"]}
-        | {**date, **source, "notes": f"n = {metric['args']['n']}. {judged.provenance.to_sentence()}"}
+        | {**date, **source, "notes": " ".join([f"n = {metric['args']['n']}.", *caveats])}
         for cell in publishable_cells(judged)
+        for caveats in [[*_list_caveats(judged, [cell]), judged.provenance.to_sentence()]]
         for metric in _cell_metrics(cell)
     ]
     return format_yaml(entries)

@@ -50,6 +50,7 @@ def build_submission(judged: Judged, paths: Sequence[Path]) -> dict[str, object]
         "sources": [_describe_source(*pair) for pair in zip(paths, judged.sources, strict=True)],
         "complete": judged.is_complete,
         "skipped": judged.left_out.count,
+        **({"couplings": couplings} if (couplings := judged.describe_filters()) else {}),
         "cells": [_describe_cell(cell, rows, judged) for cell in summaries],
     }
 
