@@ -134,7 +134,7 @@ def test_stand_in_assets_are_not_a_result(tmp_path):
         build_leaderboard_entry(replace(judgement, scores=scores), FACTS)
 
 
-def test_a_result_says_that_the_policys_actions_were_filtered(tmp_path):
+def test_a_result_says_that_its_actions_were_filtered(tmp_path):
     write_archive(tmp_path / "a.parquet", episode())
     results = judge([tmp_path / "a.parquet"], load_ruleset())
     rows = [{"policy": policy, "filter": "speed-cap"} for policy in (results.headers[0].policy, "another")]
