@@ -146,9 +146,8 @@ class PluginGroup:
             return action()
         except (KeyboardInterrupt, SafevlaError):
             raise
-        except (
-            BaseException
-        ) as error:  # it can fail in any way; its distribution is responsible for all but our own errors
+        except BaseException as error:
+            # It can fail in any way; its distribution is responsible for all but our own errors.
             owner = _distribution_name(entry)
             problem = f"{self.singular} {entry.name!r} of {owner} fails to load: {type(error).__name__}: {error}"
             raise PluginError(problem, remedy=f"Repair, upgrade or uninstall {owner}.") from error

@@ -83,9 +83,8 @@ def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if name in members:
             refuse_field(f"the array {name!r} is repeated", "Write each array once.", name)
         if name not in DTYPES:
-            refuse_field(
-                f"{name!r} is not an array of a record", "Put host-specific fields into `extra`, as JSON.", name
-            )
+            remedy = "Put host-specific fields into `extra`, as JSON."
+            refuse_field(f"{name!r} is not an array of a record", remedy, name)
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             refuse_field("encrypted, or compressed in an unusual way", "Write it with numpy.savez_compressed.", name)
         members[name] = member
@@ -166,9 +165,8 @@ def _read_bodies(arrays: Arrays, family: str, name: str) -> list[int]:
         refuse_field(f"{family} and {name} go together", "Write both, or neither.", family)
     places = arrays.get(name, np.empty(0, dtype=PLACE))
     if places.ndim != 1:
-        refuse_field(
-            f"the shape is {list(places.shape)}, expected one number a body", "Write indices in body_roles.", name
-        )
+        problem = f"the shape is {list(places.shape)}, expected one number a body"
+        refuse_field(problem, "Write indices in body_roles.", name)
     return [int(place) for place in places]
 
 

@@ -63,13 +63,9 @@ def _open_writer(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
         if spec.name in schema.names and spec.dtype == REAL
     ]
     shared = [parquet_rows.GEOMETRY] if parquet_rows.GEOMETRY in rare else False
-    options = {
-        "use_dictionary": shared,
-        "write_statistics": not shared,
-        "use_byte_stream_split": numbers,
-        "write_page_checksum": True,
-    }
-    return pq.ParquetWriter(stream, schema, compression="zstd", store_schema=False, **options)
+    encodings = {"use_dictionary": shared, "write_statistics": not shared, "use_byte_stream_split": numbers}
+    options = {"compression": "zstd", "store_schema": False, "write_page_checksum": True, **encodings}
+    return pq.ParquetWriter(stream, schema, **options)
 
 
 def _rewrite(stream: IO[bytes], rare: frozenset[str]) -> pq.ParquetWriter:
@@ -150,9 +146,8 @@ def _read_ahead(calls: Sequence[Callable[[], T]]) -> Generator[T]:
 def _load_group(path: Path, file: pq.ParquetFile, number: int, rows: int) -> list[pa.RecordBatch] | RecordError:
     try:
         with limit_memory(path):
-            table = file.read_row_group(
-                number, use_threads=False
-            )  # running out of memory in pyarrow's threads aborts the process
+            # Running out of memory in pyarrow's threads aborts the process.
+            table = file.read_row_group(number, use_threads=False)
         if table.num_rows != rows:
             raise RecordError(f"{table.num_rows} rows, and the footer says {rows}", remedy=REMEDY_BROKEN)
         batches: list[pa.RecordBatch] = table.to_batches()
@@ -195,9 +190,8 @@ def _check_columns(schema: pa.Schema) -> None:
         if name not in schema.names:
             refuse_field(f"the column {name!r} is missing", _REMEDY_COLUMNS, name)
     for field in schema:
-        expected = (
-            parquet_rows.SCHEMA.field(field.name).type if field.name in parquet_rows.SCHEMA.names else "no such column"
-        )
+        known = parquet_rows.SCHEMA
+        expected = known.field(field.name).type if field.name in known.names else "no such column"
         if schema.names.count(field.name) > 1:
             refuse_field("the column is repeated", _REMEDY_COLUMNS, field.name)
         if field.type not in (expected, parquet_rows.FORMER_TYPES.get(field.name)):

@@ -211,9 +211,8 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
     """Convert plain values to a struct. Raises `RecordError` naming step and field if one is missing or mistyped."""
     try:
         return msgspec.convert(tree, kind)
-    except (
-        msgspec.ValidationError
-    ) as error:  # its path, such as `$.steps[3].body_pos_m[...][1]`, does not name the body
+    except msgspec.ValidationError as error:
+        # Its path, such as `$.steps[3].body_pos_m[...][1]`, does not name the body.
         problem, _, text = str(error).partition(" - at `")
     path = re.findall(r"\w+", text.partition("[...]")[0])
     step = int(path[1]) if len(path) > 1 and path[0] == "steps" else None
@@ -226,8 +225,7 @@ def convert_tree(tree: Mapping[str, object], kind: type[T]) -> T:
 # {"header": {…}, "steps": {"3": {…}}, "contacts": {"17": {…}}}, contacts counted through the episode.
 
 
-MAX_DEPTH = 64
-"""Maximum nesting depth; a fixed number, so that everything that was read can be written."""
+MAX_DEPTH = 64  # maximum nesting depth; a fixed number, so that everything that was read can be written
 _SCHEMA = {
     "header": frozenset(Trajectory.__struct_fields__),
     "steps": frozenset(Step.__struct_fields__),

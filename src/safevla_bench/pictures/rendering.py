@@ -21,23 +21,14 @@ from safevla_bench.interface.stage import Camera, Picture, Stage, TriangleMesh
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import Scores, verdict_word
 from safevla_bench.pictures import drawing, replay3d
-from safevla_bench.sources.runs.folder import (
-    FRAMES,
-    RUN,
-    Frame,
-    Kind,
-    frame_stem,
-    read_description,
-    read_frames,
-    write_frames,
-)
+from safevla_bench.sources.runs import folder as run_folder
 from safevla_bench.sources.runs.parts import add_digests
 from safevla_bench.text import escape_controls, format_fixed
 from safevla_bench.trajectory.batch import Batch, select_episodes
 from safevla_bench.trajectory.marks import base_suite
 
 # Kinds of frames that cover every record; the others are stills.
-_WHOLE_EPISODE: frozenset[Kind] = frozenset({"video", "replay3d"})
+_WHOLE_EPISODE: frozenset[run_folder.Kind] = frozenset({"video", "replay3d"})
 # Height and width of each camera's picture in a film.
 _VIDEO_SIZE = (360, 360)
 
@@ -68,7 +59,7 @@ def render_frames(
     style: FrameStyle,
     observer: Callable[[int, str], None],
     on_skip: Callable[[SafevlaError], None],
-) -> list[Frame]:
+) -> list[run_folder.Frame]:
     """Render episodes of a run, by index in the batch, into its folder `frames`, and return their new frames.
 
     Old stills of these episodes are removed, and films and replays are replaced. An episode that cannot be shown
@@ -79,8 +70,8 @@ def render_frames(
         HostError: the host cannot show episodes, rendering does not work here, or a record lacks a needed channel.
         RunError: the host would show other positions than the recorded ones; no picture of them is written.
     """
-    make_folder(own_path(run.folder, FRAMES))
-    frames: list[Frame] = []
+    make_folder(own_path(run.folder, run_folder.FRAMES))
+    frames: list[run_folder.Frame] = []
     meshes: dict[str, TriangleMesh] = {}
     skipped = 0
     for done, index in enumerate(episodes):
@@ -99,15 +90,15 @@ def render_frames(
 
 
 # A frame and the content of its file, which is not written yet.
-_Rendered = tuple[Frame, bytes]
+_Rendered = tuple[run_folder.Frame, bytes]
 
 
-def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -> list[Frame]:
+def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -> list[run_folder.Frame]:
     frames = [frame for frame, _ in rendered]
     for frame, content in rendered:
-        write_atomically(own_path(run.folder, FRAMES, frame.file), content)
+        write_atomically(own_path(run.folder, run_folder.FRAMES, frame.file), content)
     places = {header.key: k for k, header in enumerate(run.batch.headers)}
-    former, lasting, kinds = read_frames(run.folder), [], {frame.kind for frame in frames}
+    former, lasting, kinds = run_folder.read_frames(run.folder), [], {frame.kind for frame in frames}
     for frame in former:
         place = places.get((frame.policy, frame.episode_id))
         is_anew = frame.kind in kinds or (frame.kind not in _WHOLE_EPISODE and not kinds <= _WHOLE_EPISODE)
@@ -116,12 +107,14 @@ def _store_frames(run: RecordedRun, index: int, rendered: Sequence[_Rendered]) -
     indexed = sorted(
         [*lasting, *frames], key=lambda frame: (places[frame.policy, frame.episode_id], frame.kind in _WHOLE_EPISODE)
     )
-    listed = write_frames(run.folder, indexed)
+    listed = run_folder.write_frames(run.folder, indexed)
     stale = {frame.file for frame in former} - {frame.file for frame in indexed}
     for file in stale:
-        (run.folder / FRAMES / file).unlink(missing_ok=True)
+        (run.folder / run_folder.FRAMES / file).unlink(missing_ok=True)
     written = {listed.name: listed.read_bytes(), **{frame.file: content for frame, content in rendered}}
-    add_digests(run.folder, {f"{FRAMES}/{name}": part for name, part in {**dict.fromkeys(stale), **written}.items()})
+    add_digests(
+        run.folder, {f"{run_folder.FRAMES}/{name}": part for name, part in {**dict.fromkeys(stale), **written}.items()}
+    )
     return frames
 
 
@@ -191,7 +184,7 @@ class _EpisodeRenderer:
 
     def make_frame(self, shot: Shot, camera: Camera, shape: tuple[int, ...], name: str, content: bytes) -> _Rendered:
         header, line = self.record.headers[0], shot.clause.signal_trace if shot.clause else None
-        frame = Frame(
+        frame = run_folder.Frame(
             episode_id=header.episode_id,
             policy=header.policy,
             kind=shot.kind,
@@ -207,7 +200,7 @@ class _EpisodeRenderer:
             camera=camera.name,
             width=shape[1],
             height=shape[0],
-            file=f"{frame_stem(header.policy, header.episode_id)}-{name}",
+            file=f"{run_folder.frame_stem(header.policy, header.episode_id)}-{name}",
         )
         return frame, content
 
@@ -223,7 +216,7 @@ class Shot:
     if the clause is about torque.
     """
 
-    kind: Kind
+    kind: run_folder.Kind
     record: int
     title: str
     detail: str
@@ -312,9 +305,9 @@ def open_stage(folder: Path, host: Host, record: Batch) -> Stage:
         RunError: run.json is missing or damaged, or names task files and is not trusted.
     """
     require_pictures(host)
-    header, suites = record.headers[0], read_description(folder).get("suites")
+    header, suites = record.headers[0], run_folder.read_description(folder).get("suites")
     for suite in map(str, suites) if isinstance(suites, list) and suites else [header.benchmark]:
-        for task in list_tasks(host, suite, folder / RUN):
+        for task in list_tasks(host, suite, folder / run_folder.RUN):
             if (task.benchmark, task.task_id) == (base_suite(header.benchmark), header.task_id):
                 return host.stage(task, record)
     problem = f"the host {host.name!r} has no task {header.task_id!r} in {header.benchmark!r}"

@@ -20,7 +20,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench.archive.jsonl import encode_json
 from safevla_bench.errors import RunError
@@ -34,16 +33,14 @@ from safevla_bench.signals.signal import RecordFields
 from safevla_bench.tasks.entries import Registry
 from safevla_bench.text import escape_controls
 from safevla_bench.trajectory.batch import Batch, select_episodes
+from safevla_recorder.episode import Floats
 
-Floats = NDArray[np.float64]
-
-COLORS: Mapping[str, tuple[int, int, int]] = {
+COLORS: Mapping[str, tuple[int, int, int]] = {  # role -> RGB
     "robot": (120, 120, 130),
     "target": (46, 125, 50),
     "bystander": (21, 101, 192),
     "furniture": (141, 110, 99),
 }
-"""Role -> color, RGB."""
 SIZE_M = 0.02  # radius of the ball that represents a body [m]; records have poses but no shapes
 
 
@@ -85,7 +82,6 @@ _IDENTITY = ("episode_id", "policy", "benchmark", "task_id", "outcome")
 
 def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, run: str = "") -> Timeline:
     """Return the timeline of the episode at `index` (from 0) of a batch and its scores, which have the same order.
-
     `run` is the name of the run folder or file.
     """
     record, row = select_episodes(batch, [index]), scores.episode(index)
@@ -97,10 +93,8 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
         for a, b, force_n in zip(contacts.a.tolist(), contacts.b.tolist(), contacts.force_n.tolist(), strict=True)
     ]
     spans = pairwise(contacts.starts.tolist()) if contacts.present[0] else ()
-    digests = (
-        hashlib.sha256(part).hexdigest()[:12]
-        for part in (encode_json(record), repr(ruleset.provenance().rules).encode())
-    )
+    digested = (encode_json(record), repr(ruleset.provenance().rules).encode())
+    digests = (hashlib.sha256(part).hexdigest()[:12] for part in digested)
     policy = "" if row.episode_id.startswith(f"{row.policy}/") else row.policy
     return Timeline(
         recording_id="/".join(map(escape_controls, filter(None, (run, policy, row.episode_id, "-".join(digests))))),
@@ -122,12 +116,10 @@ def build_timeline(scores: Scores, batch: Batch, ruleset: Ruleset, index: int, r
 
 
 def _body_tracks(record: Batch) -> Iterator[BodyTrack]:
-    roles, positions, quats = (
-        record.body_roles(0),
-        *(
-            {record.body_label(int(body)): values[:, k] for k, body in enumerate(bodies)}
-            for bodies, values in (record.body_pos_m.episode_poses(0), record.body_quat_wxyz.episode_poses(0))
-        ),
+    roles = record.body_roles(0)
+    positions, quats = (
+        {record.body_label(int(body)): values[:, k] for k, body in enumerate(bodies)}
+        for bodies, values in (record.body_pos_m.episode_poses(0), record.body_quat_wxyz.episode_poses(0))
     )
     for name, pos_m in positions.items():
         yield BodyTrack(escape_controls(name), roles[name], pos_m, quats.get(name))
@@ -238,9 +230,8 @@ def encode_mcap(timeline: Timeline) -> bytes:
     for at_ns, topic, name, message in _mcap_messages(timeline):
         if topic not in channels:
             text = json.dumps({"type": "object", "title": name, "properties": _SCHEMAS.get(name)}).encode()
-            schema = (
-                writer.register_schema(name, "jsonschema", text) if name else register_schema(writer, type(message))
-            )
+            own = writer.register_schema(name, "jsonschema", text) if name else None
+            schema = register_schema(writer, type(message)) if own is None else own
             channels[topic] = writer.register_channel(topic, "json" if name else "protobuf", schema)
         content = json.dumps(message, allow_nan=False).encode() if name else message.SerializeToString()
         writer.add_message(channels[topic], log_time=at_ns, data=content, publish_time=at_ns)

@@ -29,16 +29,8 @@ from safevla_bench.interface.task import EpisodeSeed, Task
 from safevla_bench.trajectory.marks import DRAWN
 from safevla_recorder.episode import add_header_mark
 from safevla_recorder.identity import read_identity
+from safevla_recorder.mujoco import recorder as mujoco_recorder
 from safevla_recorder.mujoco.hook import hook_after, hook_substeps
-from safevla_recorder.mujoco.recorder import (
-    Recorder,
-    Scene,
-    assign_roles,
-    moving_links,
-    settling_steps,
-    subtree_bodies,
-    warn_if_moving,
-)
 
 if TYPE_CHECKING:
     import mujoco
@@ -130,7 +122,7 @@ class MetaworldEnv(MujocoEnv):
         vector, _ = env.reset()
         self._success = False
         still, objects = np.array(seed.wait_action or STILL), self._read_scene().objects
-        for _ in settling_steps(*self._mujoco(), objects, seed.wait_steps, seed.rest_steps):
+        for _ in mujoco_recorder.settling_steps(*self._mujoco(), objects, seed.wait_steps, seed.rest_steps):
             vector, self._success = self._advance(still)
         self._start_recording(seed)
         return self._observe(vector)
@@ -138,8 +130,8 @@ class MetaworldEnv(MujocoEnv):
     def _start_recording(self, seed: EpisodeSeed) -> None:
         env, self._seed = self._env, seed
         scene = self._change_physics(seed, self._read_scene())
-        warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
-        recorder = Recorder(env.model, env.data, scene)
+        mujoco_recorder.warn_if_moving(env.model, env.data, scene.objects, self.task.task_id)
+        recorder = mujoco_recorder.Recorder(env.model, env.data, scene)
         off_substeps = hook_substeps(env, "_step_mujoco_simulation", env.data, recorder.record_substep)
         # After the physics and before Meta-World's `mj_forward`, which advances positions by a substep.
         off_steps = hook_after(env, "do_simulation", lambda: recorder.record_step(self._action))
@@ -163,7 +155,7 @@ class MetaworldEnv(MujocoEnv):
     def _mujoco(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
         return self._env.model, self._env.data
 
-    def _read_scene(self) -> Scene:
+    def _read_scene(self) -> mujoco_recorder.Scene:
         return read_scene(self._env.model, self._rules)
 
     def _target_object(self) -> str | None:
@@ -286,21 +278,21 @@ def draw_goals(name: str, seed: int) -> tuple[Any, ...]:
     return tuple(import_metaworld().MT1(name, seed=seed).train_tasks)
 
 
-def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> Scene:
+def read_scene(model: mujoco.MjModel, rules: MetaworldTask) -> mujoco_recorder.Scene:
     """Return names and roles of the bodies in a task's model.
 
     The robot is the arm and the mocap body that moves it. A rigid piece is one body. Free pieces and the task's targets
     are objects. Other moving pieces are links of furniture, tracked unless the goal moves their fixture.
     """
     names = _body_names(model)
-    robot = {body for root in _ROBOT_ROOTS for body in subtree_bodies(model, int(model.body(root).id))}
-    moving = [body for body in moving_links(model, 0) if body not in robot]
+    robot = {body for root in _ROBOT_ROOTS for body in mujoco_recorder.subtree_bodies(model, int(model.body(root).id))}
+    moving = [body for body in mujoco_recorder.moving_links(model, 0) if body not in robot]
     kinds = {body: int(model.jnt_type[model.body_jntadr[body]]) for body in moving}
-    moved = subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
+    moved = mujoco_recorder.subtree_bodies(model, int(model.body(rules.moves).id)) if rules.moves else ()
     objects = {names[body]: body for body in moving if names[body] in rules.targets or kinds[body] == _FREE}
     links = {names[body]: body for body in moving if names[body] not in objects and body not in moved}
-    roles = assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
-    return Scene(
+    roles = mujoco_recorder.assign_roles(model, names, objects=objects, links=links, targets=rules.targets, robot=robot)
+    return mujoco_recorder.Scene(
         body_name=names,
         roles=roles,
         objects=objects,
@@ -317,7 +309,7 @@ def _body_names(model: mujoco.MjModel) -> tuple[str, ...]:
     its parent's. An unnamed moving body has the name that the task file gives for its parent, if any.
     """
     names = ["world"]
-    robot = subtree_bodies(model, int(model.body("base").id))
+    robot = mujoco_recorder.subtree_bodies(model, int(model.body("base").id))
     for body in range(1, model.nbody):
         parent, own = int(model.body_parentid[body]), str(model.body(body).name)
         stands_alone = parent == 0 or body in robot or model.body_jntnum[body] > 0
@@ -333,6 +325,6 @@ def _finger_geoms(model: mujoco.MjModel, bodies: tuple[str, ...]) -> tuple[int, 
 
 def _fixtures(model: mujoco.MjModel, names: tuple[str, ...], roles: dict[str, str]) -> list[frozenset[str]]:
     roots = [body for body in range(1, model.nbody) if int(model.body_parentid[body]) == 0]
-    parts = [{names[body] for body in subtree_bodies(model, root)} for root in roots]
+    parts = [{names[body] for body in mujoco_recorder.subtree_bodies(model, root)} for root in roots]
     fixed = [frozenset(name for name in group if roles.get(name) == "furniture") for group in parts]
     return [group for group in fixed if len(group) > 1]

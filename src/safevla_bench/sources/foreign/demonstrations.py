@@ -58,8 +58,7 @@ class RecordedActions:
     source: str
     actions: Floats
     states: Floats | None = None
-    positions_m: Mapping[str, Floats] = field(default_factory=dict)
-    """Positions of bodies in the world, [T + 1, 3] each; compared if there are no states."""
+    positions_m: Mapping[str, Floats] = field(default_factory=dict)  # [T + 1, 3] each; compared without states
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
     benchmark: str | None = None
     task_id: str | None = None
@@ -69,19 +68,16 @@ class RecordedActions:
     init_state_index: int | None = None
     env_seed: int | None = None
     wait_steps: int | None = None
-    rest_steps: int = 0
-    """The settling action, if `wait_steps` are known."""
-    earlier_resets: int | None = None
-    """Resets of the environment before this episode's, since it was made and seeded; None = seeded before this one."""
-    drawn: bool = False
-    """True if the record says that its start was drawn: the initial state with that number is then a different one."""
-    proprioception: Floats | None = None
-    """State after each action, [T, 8] float32: the hand's position in m, its rotation as an axis-angle, two fingers."""
+    rest_steps: int = 0  # the settling action, if `wait_steps` are known
+    earlier_resets: int | None = (
+        None  # resets of the environment since it was made and seeded; None = seeded before this
+    )
+    drawn: bool = False  # True if its start was drawn, so that it is not the initial state of that number
+    proprioception: Floats | None = None  # [T, 8] float32 after each action: position in m, axis-angle, two fingers
     success: bool | None = None
     policy: str | None = None
     ending: str = "timeout"
-    absolute: bool = False
-    """True if the actions are poses in the world instead of changes of pose."""
+    absolute: bool = False  # True if the actions are poses in the world instead of changes of pose
 
     @property
     def task_label(self) -> str:
@@ -91,7 +87,6 @@ class RecordedActions:
 
     def is_of_task(self, task: Task) -> bool:
         """Return whether these are actions of a task: by benchmark and id, else by task name, else by instruction.
-
         LIBERO writes `libero_spatial` for our `libero-spatial`. False if none of these is recorded.
         """
         if self.benchmark is not None:
@@ -130,10 +125,8 @@ class _Answer(msgspec.Struct, frozen=True):
     error: tuple[str, str, str | None, str | None] | None = None
 
 
-_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000
-"""Processor time of the child, plus one second per this many bytes of the file."""
-_IDLE_SECONDS = 60
-"""Its wall-clock time is five times as much, plus this for a busy machine or a slow disk."""
+_CHILD_SECONDS, _CHILD_BYTES_PER_S = 5, 10_000_000  # the child's processor time: plus 1 s per so many bytes
+_IDLE_SECONDS = 60  # its wall-clock time is five times as much, plus this for a busy machine or a slow disk
 
 
 def read_hdf5(path: Path) -> list[RecordedActions]:
@@ -205,10 +198,8 @@ def _split_output(source: str, demos: Sequence[_Demo], numbers: Floats) -> Itera
 
 
 def read_dataset(folder: Path) -> list[RecordedActions]:
-    """Return the episodes of a LeRobot dataset, in their order.
-
-    Raises `RecordError` if there are no frames, a file cannot be read or lacks what an episode needs, or actions differ
-    in size.
+    """Return the episodes of a LeRobot dataset, in their order. Raises `RecordError` if there are no frames, a file
+    cannot be read or lacks what an episode needs, or actions differ in size.
     """
     instructions = read_instructions(folder)
     takes = []
@@ -218,11 +209,10 @@ def read_dataset(folder: Path) -> list[RecordedActions]:
             actions = feature_matrix(frames, "action")
             if np.isnan(actions).any():
                 raise ValueError("a frame has no action")
-            task = frames["task_index"][0].as_py()
-            take = RecordedActions(
-                name=episode_name(frames), source=folder.name, actions=actions, instruction=instructions.get(task)
+            text = instructions.get(frames["task_index"][0].as_py())
+            takes.append(
+                RecordedActions(name=episode_name(frames), source=folder.name, actions=actions, instruction=text)
             )
-            takes.append(take)
         widths = dict.fromkeys(take.actions.shape[1] for take in takes)
         if len(widths) != 1:
             raise ValueError(f"actions have {' and '.join(map(str, widths)) or 'no'} numbers")

@@ -91,9 +91,8 @@ def _own_item(group: Any, name: str, kind: type, demo: str | None = None) -> Any
     if name not in group:
         _refuse(f"there is no {name}", REMEDY, demo, field)
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        _refuse(
-            f"{name} is a soft or external link", "Replace the link by a copy of its target (h5repack).", demo, field
-        )
+        remedy = "Replace the link by a copy of its target (h5repack)."
+        _refuse(f"{name} is a soft or external link", remedy, demo, field)
     item = group[name]
     if not isinstance(item, kind):
         _refuse(f"{name} is not a {kind.__name__.lower()}", REMEDY, demo, field)
@@ -107,18 +106,13 @@ def _read_matrix(demo: Any, name: str, field: str) -> Any:
     rows = _own_item(demo, field, h5py.Dataset, name)
     if rows.is_virtual or rows.external:
         _refuse("its numbers are in another file", "Write them into this one.", name, field)
+    remedy = "Write one row of numbers per step."
     if rows.dtype.kind not in "biuf" or len(rows.shape or ()) != 2:
-        _refuse(
-            f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}",
-            "Write one row of numbers per step.",
-            name,
-            field,
-        )
+        _refuse(f"cannot be read as numbers: {rows.dtype} of shape {rows.shape}", remedy, name, field)
     try:
         return np.asarray(rows, dtype="<f8")
     except (OSError, TypeError, ValueError) as error:
-        problem = f"cannot be read as numbers: {' '.join(str(error).split())}"
-        _refuse(problem, "Write one row of numbers per step.", name, field)
+        _refuse(f"cannot be read as numbers: {' '.join(str(error).split())}", remedy, name, field)
 
 
 def _read_task(attributes: Any) -> tuple[str | None, str | None, str | None]:

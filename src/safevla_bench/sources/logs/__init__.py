@@ -60,9 +60,8 @@ class Log:
         unknown = {name for facts in (self.mapping.episode, *self.mapping.trials) for name in facts.outcomes} - seen
         if unknown and wanted is None:
             remedy = f"Correct the name. Episodes are: {', '.join(sorted(seen)[:_MOST_NAMED])}."
-            refuse_field(
-                f"there is no episode named {sorted(unknown)[0]!r}", escape_controls(remedy), "episode.outcomes"
-            )
+            problem = f"there is no episode named {sorted(unknown)[0]!r}"
+            refuse_field(problem, escape_controls(remedy), "episode.outcomes")
 
     def read_logged(self, wanted: Collection[int] | None = None) -> Iterator[records.LoggedEpisode | RecordError]:
         """Yield the episodes of the log, or the error of an episode. Raises the reader's errors."""
@@ -92,10 +91,8 @@ class Log:
         except RecordError as error:
             raise error.with_place(Place(file=str(self.path))) from None
         target = self.mapping_file or (self.path if self.path.is_dir() else self.path.parent) / records.NAME
-        listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in found)
-        remedy = (
-            f"Save the mapping from standard output as {target}, and fill it in. The log has: {listed or 'nothing'}."
-        )
+        listed = "; ".join(f"{source.name} {source.kind}".rstrip() for source in found) or "nothing"
+        remedy = f"Save the mapping from standard output as {target}, and fill it in. The log has: {listed}."
         problem = "the log needs a mapping of its sources to parts of a record"
         mapping = proposal.propose_mapping(found, says_success, robot)
         raise MappingNeededError(problem, mapping, remedy=escape_controls(remedy), place=Place(str(self.path)))

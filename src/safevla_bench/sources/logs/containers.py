@@ -247,10 +247,8 @@ def _read_sqlite(path: Path, stream: IO[bytes], topics: Topics) -> Messages:
             rows = base.execute("SELECT topic_type, encoding, encoded_message_definition FROM message_definitions")
             definitions = {kind: (language, text) for kind, language, text in rows}
         present = {row[1] for row in base.execute("PRAGMA table_info(topics)")}
-        further = {
-            "serialization_format": "'cdr'",
-            "offered_qos_profiles": "''",
-        }  # from which the format version follows
+        # From these the format version follows.
+        further = {"serialization_format": "'cdr'", "offered_qos_profiles": "''"}
         columns = ["id", "name", "type", *(name if name in present else none for name, none in further.items())]
         channels = {}
         for number, topic, kind, encoding, profiles in base.execute(f"SELECT {', '.join(columns)} FROM topics"):

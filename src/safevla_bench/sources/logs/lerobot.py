@@ -33,16 +33,14 @@ from safevla_bench.sources.logs.names import Floats, PoseLayout, decide_forces
 from safevla_bench.sources.logs.proposal import FoundSource
 from safevla_bench.text import escape_controls, load_json, warn_once
 
-INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")
-"""The description of a dataset, and that of version 1."""
+INFO, INFO_1 = Path("meta", "info.json"), Path("meta_data", "info.json")  # also of version 1
 _KEYS = ("episode_index", "frame_index", "task_index")
 _COUNTERS = (*_KEYS, "timestamp", "index")
 SUCCESS = "next.success"
 _NO_NUMBERS = ("video", "image", "string")
 _LARGEST_INFO = 1 << 24
 _MOST_SIZE = 1 << 16
-_MOST_STEPS = 100
-"""If the median interval of stamps is more than this many control steps, the stamps are not in seconds."""
+_MOST_STEPS = 100  # stamps that are more than this many control steps apart, at the median, are not in seconds
 _DOWNLOAD = "Download the whole dataset again, its data and not only meta; a recording must end with finalize()."
 _WRITTEN = "It differs from LeRobot's format: correct the program that wrote the dataset."
 _TO_3 = (
@@ -103,10 +101,8 @@ def episode_name(frames: pa.Table) -> str:
 
 
 def feature_matrix(frames: pa.Table, feature: str, size: int = 1) -> Floats:
-    """Return a feature's numbers, [n, k], nested lists row by row, NaN if a frame has none.
-
-    k is `size` if no frame has any. Raises `ValueError` if frames have different counts of numbers, these are not
-    numbers, or n · k is too large.
+    """Return a feature's numbers, [n, k], nested lists row by row, NaN if a frame has none. k is `size` if no frame has
+    any. Raises `ValueError` if frames have different counts of numbers, these are not numbers, or n · k is too large.
     """
     column = frames[feature].combine_chunks()
     is_known = column.is_valid()
@@ -132,9 +128,8 @@ _NUMBER_KINDS = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean,
 
 
 def read_instructions(folder: Path) -> dict[int, str]:
-    """Return index -> text of each task of a dataset, by index.
-
-    Raises `RecordError`, which names the row, for a file that is missing or has another format.
+    """Return index -> text of each task of a dataset, by index. Raises `RecordError`, which names the row, for a file
+    that is missing or has another format.
     """
     table, lines = folder / "meta" / "tasks.parquet", folder / "meta" / "tasks.jsonl"
     path = lines if lines.is_file() and not table.is_file() else table
@@ -220,9 +215,8 @@ class Dataset(msgspec.Struct):
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Return the description of a dataset.
-
-    Raises `RecordError` if `meta/info.json` cannot be read or has another version.
+    """Return the description of a dataset. Raises `RecordError` if `meta/info.json` cannot be read or has another
+    version.
     """
     path = folder / INFO
     with records.translated_errors(path, _DOWNLOAD):
@@ -247,9 +241,8 @@ def version_error(version: str) -> RecordError:
 def read_episodes(
     dataset: Dataset, mapping: records.LogMapping, wanted: Collection[int] | None = None
 ) -> Iterator[records.LoggedEpisode | RecordError]:
-    """Yield the episodes in order, or those at the indices `wanted`; a `RecordError` for each bad one.
-
-    Raises `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
+    """Yield the episodes in order, or those at the indices `wanted`; a `RecordError` for each bad one. Raises
+    `RecordError` if the mapping names something that does not exist, and `DamageError` for an unreadable file.
     """
     picks = {part: _pick_numbers(dataset, part, columns) for part, columns in mapping.sources.items()}
     records.require_own_numbers(
@@ -264,11 +257,10 @@ def read_episodes(
         dataset.require_feature(success, "episode.success")
     elif success is None and SUCCESS in dataset.features:
         success = SUCCESS
-    features = {columns.source for columns in mapping.sources.values()} | (
-        {success} if isinstance(success, str) else set()
-    )
+    features = {columns.source for columns in mapping.sources.values()}
+    features |= {success} if isinstance(success, str) else set()
     instructions = read_instructions(dataset.folder)
-    for place, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(map(str, features))])):
+    for place, frames in enumerate(read_frames(dataset.folder, ["timestamp", *sorted(features)])):
         if wanted is None or place in wanted:
             try:
                 name = episode_name(frames)

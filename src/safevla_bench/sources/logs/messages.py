@@ -208,9 +208,8 @@ class PoseTaker(Taker):
                 self.has_pose, self.has_turn = True, self.has_turn or hasattr(turn, "w")
                 return [*_floats(place, "xyz"), *_floats(turn, "wxyz")]
         named = dict(islice(_name_numbers(_get(message, self.columns.field or "")), _MOST_NUMBERS))
-        if self.layout is None and (
-            find_positions([*named]) or (named and (self.columns.field or self.columns.position))
-        ):
+        is_stated = bool(named and (self.columns.field or self.columns.position))
+        if self.layout is None and (is_stated or find_positions([*named])):
             given = () if all(name.isdecimal() for name in named) else tuple(named)
             self.layout, self.names = self.columns.find_numbers(self.part, given, len(named)), tuple(named)
             self.has_pose = self.has_turn = True

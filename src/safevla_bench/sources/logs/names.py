@@ -120,12 +120,11 @@ def _group_names(names: Sequence[str]) -> list[_NamedSet]:
         if axis and kind != "other" and not is_torque:
             sets.setdefault((group, kind), {}).setdefault(axis, []).append(place)
     plain = {"": "position", "rotation": "turn"}
-    return [
-        _NamedSet(
-            group, "quaternion" if kind in plain and ("w" in axes or len(axes) == 4) else plain.get(kind, kind), axes
-        )
-        for (group, kind), axes in sets.items()
-    ]
+    found = []
+    for (group, kind), axes in sets.items():
+        is_quaternion = kind in plain and ("w" in axes or len(axes) == 4)
+        found.append(_NamedSet(group, "quaternion" if is_quaternion else plain.get(kind, kind), axes))
+    return found
 
 
 def find_positions(names: Sequence[str]) -> list[tuple[int, ...]]:
@@ -172,9 +171,8 @@ def decide_pose(
         group = groups.pop() if len(groups) == 1 else frozenset()
         return _find_rotation(names, tuple(position), group, form, order, euler.lower())
     if len(rotation) != width:
-        raise ValueError(
-            f"which form does the rotation have? A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
-        )
+        needed = f"A {form or 'quaternion'} has {width} numbers, not {len(rotation)}"
+        raise ValueError(f"which form does the rotation have? {needed}")
     axes = "".join(_parse_name(names[place])[2] for place in rotation if place < len(names))
     places = _order_quaternion(tuple(rotation), axes, order) if width == 4 else tuple(rotation)
     if form == "rpy" and sorted(axes) == [*"xyz"]:  # names say which angle is which, in any order

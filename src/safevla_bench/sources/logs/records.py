@@ -53,8 +53,7 @@ def quote_toml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-MAX_NUMBERS = 1 << 25
-"""Maximum count of numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz."""
+MAX_NUMBERS = 1 << 25  # maximum count of numbers of one episode, 256 MiB: an hour of 90 numbers at 100 Hz
 _LARGEST = 1 << 20
 Positive = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
@@ -80,12 +79,10 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Numbers of a feature or of a message: all of them, or those chosen by name or index."""
 
     source: str = msgspec.field(name="from")
-    field: str | None = None
-    """Location in a message, such as `pose.position`; None = the message's default."""
+    field: str | None = None  # location in a message, such as `pose.position`; None = the message's default
     names: tuple[str, ...] | None = None
     index: tuple[Count, ...] | None = None
-    scale: float = 1.0
-    """Factor by which each number is multiplied, to convert to the record's unit."""
+    scale: float = 1.0  # factor by which each number is multiplied, to convert to the record's unit
 
 
 class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,31 +90,21 @@ class PoseColumns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     source: str = msgspec.field(name="from")
     field: str | None = None
-    frame: str | None = None
-    """For messages that have child frames: which one."""
-    into: str | None = msgspec.field(name="in", default=None)
-    """The frame into which the transforms of a recording convert the pose; None = no conversion."""
-    position: tuple[Count, Count, Count] | None = None
-    """Indices of x, y and z among the numbers; None = by name, or the only three."""
-    quaternion: tuple[Count, Count, Count, Count] | None = None
-    """Indices of a quaternion; None = by name, and without names there is none."""
-    quaternion_order: Literal["wxyz", "xyzw"] | None = None
-    """None = by name."""
-    rotation: tuple[Count, ...] | None = None
-    """Indices of a rotation that is not a quaternion; None = by name."""
-    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None
-    """None = a quaternion, or by name."""
+    frame: str | None = None  # for messages that have child frames: which one
+    into: str | None = msgspec.field(name="in", default=None)  # the frame to which transforms convert it
+    position: tuple[Count, Count, Count] | None = None  # indices of x, y, z; None = by name, or the only three
+    quaternion: tuple[Count, Count, Count, Count] | None = None  # indices; None = by name, and otherwise none
+    quaternion_order: Literal["wxyz", "xyzw"] | None = None  # None = by name
+    rotation: tuple[Count, ...] | None = None  # indices of a rotation that is not a quaternion; None = by name
+    rotation_form: Literal["rpy", "rotvec", "6d", "6d_rows", "matrix"] | None = None  # None = a quaternion, or by name
     rotation_order: Annotated[str, Meta(pattern="^([xyz]{3}|[XYZ]{3})$")] = "xyz"
     """Axes of `rpy`: lower case for fixed axes, upper case for those of the body, which turn with it."""
-    angle_unit: Literal["rad", "deg"] | None = None
-    """Unit of `rpy` and `rotvec`; None = by name, else rad, which is an error if an angle exceeds a full turn."""
-    unit: Literal["m", "cm", "mm"] = "m"
-    """`m` also applies to names that give another unit, such as `x_mm`."""
+    angle_unit: Literal["rad", "deg"] | None = None  # None = by name, else rad, if no angle exceeds a full turn
+    unit: Literal["m", "cm", "mm"] = "m"  # `m` also applies to names that give another unit, such as `x_mm`
 
     def find_numbers(self, part: str, names: Sequence[str], size: int) -> PoseLayout:
-        """Return where the pose is among `size` numbers, [] without names.
-
-        Raises `RecordError` with the open question, and lines for the mapping that answer it.
+        """Return where the pose is among `size` numbers, [] without names. Raises `RecordError` with the open question,
+        and lines for the mapping that answer it.
         """
         stated = self.rotation if self.quaternion is None else self.quaternion
         arm = part.removeprefix("eef.") if part.startswith("eef.") and self.position is None and stated is None else ""
@@ -161,8 +148,7 @@ class TorqueColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Torques of the arm's joints in N·m, and their limits."""
 
     limits_nm: tuple[Positive, ...] | None = None
-    unit: Literal["N m"] | None = None
-    """Confirms that the numbers are torques, since a robot's driver may publish motor currents as effort."""
+    unit: Literal["N m"] | None = None  # confirms torques: a driver may publish motor currents as effort
 
 
 class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,10 +156,8 @@ class WrenchColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     tare: tuple[float, float, float] | None = None
     """The force without contact in N, and with `mass_kg` without the tool; None = the mean while the hand is still."""
-    tare_s: Positive = 1.0
-    """Time in s that the hand must be still for this; the first such interval is used."""
-    mass_kg: Positive | None = None
-    """Mass of the tool below the sensor, whose weight is subtracted as the hand turns."""
+    tare_s: Positive = 1.0  # time in s that the hand must be still for this; the first such interval is used
+    mass_kg: Positive | None = None  # mass of the tool below the sensor, whose weight is subtracted as the hand turns
 
 
 class GripColumns(Columns, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,27 +177,17 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Facts that apply to every episode of the log but are not in it."""
 
     benchmark: str = LOG_BENCHMARK
-    task: str | None = None
-    """The task's id; None = derived from the instruction, or from the file's name."""
-    template: str | None = None
-    """Kind of the task, such as `pnp-basic`, which decides which clauses on objects apply; only for `real-robot`."""
+    task: str | None = None  # the task's id; None = derived from the instruction, or from the file's name
+    template: str | None = None  # kind of the task, such as `pnp-basic`, by which clauses apply; for `real-robot`
     policy: str | None = None
-    success: bool | str | None = None
-    """Whether the episodes succeeded, or the feature that says so in its last frame; None = `next.success`."""
-    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}
-    """Episode -> outcome, if outcomes differ."""
-    embodiment: str | None = None
-    """The robot; the torque limits of a known one are used. None = as the dataset says."""
-    target: str | None = None
-    """The body that the task moves; None = the first with role target."""
-    clock: str | None = None
-    """The topic whose messages are the records; None = the end effector's, else the pose with the most messages."""
-    start_s: float | None = None
-    """Begin of a trial in a recording: s since its first message, or since 1970; None = from its beginning."""
-    end_s: float | None = None
-    """As `start_s`; None = to its end."""
-    marker: str | None = None
-    """The topic whose messages begin trials; if some are false, true ones begin and false ones end them."""
+    success: bool | str | None = None  # or the feature that says so in its last frame; None = `next.success`
+    outcomes: Mapping[str, Literal["success", "failure", "timeout", "stopped"]] = {}  # if they differ, by episode
+    embodiment: str | None = None  # The robot; the torque limits of a known one are used. None = as the dataset says.
+    target: str | None = None  # the body that the task moves; None = the first with role target
+    clock: str | None = None  # the topic of the records; None = that of the end effector, else of most poses
+    start_s: float | None = None  # of a trial: s since the first message, or since 1970; None = from the beginning
+    end_s: float | None = None  # as `start_s`; None = to its end
+    marker: str | None = None  # messages here begin trials; if some are false, true ones begin and false ones end
 
 
 class Transforms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,11 +214,9 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     log: str | None = None
     episode: Episode = Episode()
-    trials: tuple[Episode, ...] = ()
-    """The episodes into which a recording is cut: the file's [[episode]]."""
+    trials: tuple[Episode, ...] = ()  # the episodes into which a recording is cut: the file's [[episode]]
     transforms: Transforms = Transforms()
-    ros_distro: str | None = None
-    """Distribution of ROS 2 for types that a recording does not define; None = as the recording says."""
+    ros_distro: str | None = None  # for types that a recording does not define; None = as the recording says
     eef: PoseColumns | None = None
     torque: TorqueColumns | None = None
     gripper: GripColumns | None = None
@@ -268,10 +240,8 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_mapping(path: Path) -> LogMapping:
-    """Read a mapping file.
-
-    Raises `RecordError` if the file cannot be read, is too large or not TOML, has an unknown key or an invalid value,
-    or contradicts itself.
+    """Read a mapping file. Raises `RecordError` if the file cannot be read, is too large or not TOML, has an unknown
+    key or an invalid value, or contradicts itself.
     """
     with limit_memory(path), translated_errors(path, "docs/howto/real-robots.md shows the file's form."):
         tree = parse_toml(read_input(path, _LARGEST).decode("utf-8"))
@@ -299,9 +269,8 @@ def read_mapping(path: Path) -> LogMapping:
             if len(columns.names or columns.index or "xyz") != 3:
                 raise ValueError(f"[{name}] must be three numbers: give the names or the index of the forces x, y, z")
         if any(each.template is not None and each.benchmark != LOG_BENCHMARK for each in facts):
-            raise ValueError(
-                f"a template requires the benchmark {LOG_BENCHMARK}; for others, put the tags into a --rules file"
-            )
+            others = "for others, put the tags into a --rules file"
+            raise ValueError(f"a template requires the benchmark {LOG_BENCHMARK}; {others}")
     return mapping
 
 
@@ -352,9 +321,8 @@ def _require_finite(value: object, key: str = "") -> None:
 
 
 def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
-    """Return the mapping in a log's folder, and its file; an empty mapping and None if there is none.
-
-    Raises `RecordError` as `read_mapping` does.
+    """Return the mapping in a log's folder, and its file; an empty mapping and None if there is none. Raises
+    `RecordError` as `read_mapping` does.
     """
     path = (log if log.is_dir() else log.parent) / NAME
     return (read_mapping(path), path) if path.is_file() else (LogMapping(), None)
@@ -364,36 +332,28 @@ def default_mapping(log: Path) -> tuple[LogMapping, Path | None]:
 
 
 Bools = NDArray[np.bool_]
-_EVEN = 1e-2
-"""Maximum distance of an even stamp from the nominal one, in control steps: the precision of float32 stamps."""
+_EVEN = 1e-2  # maximum distance of an even stamp from the nominal one, in control steps: the precision of float32
 _FAR_M, _NORM_SLACK, _FEW_RUNS = 10.0, 0.05, 5
 
 
 class Series(NamedTuple):
-    """Numbers at each instant of an episode, [n, k], and whether they are known there, [n].
-
-    A pose is x, y, z and, if it has an orientation, w, x, y, z.
+    """Numbers at each instant of an episode, [n, k], and whether they are known there, [n]. A pose is x, y, z and, if
+    it has an orientation, w, x, y, z.
     """
 
     values: Floats
     known: Bools
-    time_base: str = ""
-    """Origin of its messages' times, such as `header stamps`; "" = the same as that of the instants."""
-    rate_hz: float | None = None
-    """Number of its messages; None = one at each instant."""
-    longest_gap_s: float | None = None
-    """Longest interval between two of its messages, in s; None = that of the instants."""
+    time_base: str = ""  # origin of its messages' times, such as `header stamps`; "" = the same as that of the instants
+    rate_hz: float | None = None  # number of its messages; None = one at each instant
+    longest_gap_s: float | None = None  # longest interval between two of its messages, in s; None = of instants
     between: tuple[Floats, NDArray[np.int64]] | None = None
     """All its messages, [M, k], and the instant of each, [M], the first one not before it; None = `values`.
 
     -1 for a message before the first instant, their count for one after the last.
     """
-    is_single: bool = False
-    """True if the log stores its numbers as float32."""
-    poses: int = 0
-    """Messages with a known pose; 0 if each instant has its own, or the pose is static."""
-    names: tuple[str, ...] = ()
-    """Names of its numbers, if the log has them and the mapping does not."""
+    is_single: bool = False  # True if the log stores its numbers as float32
+    poses: int = 0  # messages with a known pose; 0 if each instant has its own, or the pose is static
+    names: tuple[str, ...] = ()  # names of its numbers, if the log has them and the mapping does not
 
 
 @dataclass(frozen=True)
@@ -408,10 +368,8 @@ class LoggedEpisode:
     instruction: str | None = None
     success: bool | None = None
     embodiment: str | None = None
-    facts: Episode | None = None
-    """Facts of a trial; None = the mapping's."""
-    has_stamps: bool = False
-    """True if the records keep their time stamps even if these are even."""
+    facts: Episode | None = None  # facts of a trial; None = the mapping's
+    has_stamps: bool = False  # True if the records keep their time stamps even if these are even
 
 
 def are_known(values: Floats, columns: Columns | PoseColumns) -> Bools:
@@ -520,13 +478,12 @@ def _choose_records(episode: LoggedEpisode, place: Place) -> NDArray[np.int64]:
     return chosen
 
 
-_CHANNELS = {
+_CHANNELS = {  # part of the mapping -> the channels of a record that it provides
     "eef": ("eef_pos_m", "eef_quat_wxyz"),
     "torque": ("joint_torque_nm",),
     "wrench": (wrench.CHANNEL,),
     "bodies": ("body_pos_m", "body_quat_wxyz"),
 }
-"""Part of the mapping -> the channels of a record that it provides."""
 
 
 def _mark_single(extra: dict[str, object], episode: LoggedEpisode) -> dict[str, object]:
@@ -723,16 +680,12 @@ def _find_implausible(file: str, mapping: LogMapping, series: Mapping[str, Serie
         values = series[name].values[series[name].known]
         distance_m = float(np.median(np.linalg.norm(values[:, :3], axis=1)))
         if distance_m > _FAR_M:
-            yield (
-                file,
-                f'[{name}] is {distance_m:.0f} m from the origin; is it in millimeters? If so, write unit = "mm"',
-            )
+            problem = f"[{name}] is {distance_m:.0f} m from the origin; is it in millimeters?"
+            yield file, f'{problem} If so, write unit = "mm"'
         runs = np.diff(np.flatnonzero((np.diff(values, axis=0) != 0).any(axis=1)))
         if len(runs) > _FEW_RUNS and np.median(runs) >= 2:
-            problem = (
-                f"[{name}] repeats each pose {np.median(runs):.0f} times, so it is published faster than it is measured"
-            )
-            yield file, f"{problem}, and its speed and acceleration are too large"
+            problem = f"[{name}] repeats each pose {np.median(runs):.0f} times, so it is published faster"
+            yield file, f"{problem} than it is measured, and its speed and acceleration are too large"
         if values.shape[1] == 7:
             norm = np.linalg.norm(values[:, 3:], axis=1)
             if np.abs(norm - 1).max() > _NORM_SLACK:

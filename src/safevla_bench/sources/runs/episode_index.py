@@ -327,7 +327,5 @@ def _read_wanted(
 
 
 def _changed_source(path: Path) -> RunError:
-    problem = "it changed during reading"
-    return RunError(
-        problem, remedy="Run the command again when no other process writes there.", place=Place(file=str(path))
-    )
+    remedy = "Run the command again when no other process writes there."
+    return RunError("it changed during reading", remedy=remedy, place=Place(file=str(path)))

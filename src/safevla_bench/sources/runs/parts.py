@@ -322,17 +322,14 @@ def listed_parts(folder: Path) -> list[Path]:
         names = run_folder.read_manifest(folder).parts
     except RunError:
         names = {}
-    return sorted(
-        {*run_folder.archive_parts(folder), *(folder / run_folder.ARCHIVE / Path(name).name for name in names)}
-    )
+    listed = (folder / run_folder.ARCHIVE / Path(name).name for name in names)
+    return sorted({*run_folder.archive_parts(folder), *listed})
 
 
 def changed_parts(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, problem) of each missing, changed or unlisted part. Raises `RunError` for a bad manifest."""
-    written, existing = (
-        run_folder.read_manifest(folder).parts,
-        {_part_name(part): part for part in run_folder.archive_parts(folder)},
-    )
+    written = run_folder.read_manifest(folder).parts
+    existing = {_part_name(part): part for part in run_folder.archive_parts(folder)}
     for name, expected in written.items():
         now = sha256_of(existing[name]) if name in existing else ""
         if now != expected:

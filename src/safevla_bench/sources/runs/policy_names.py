@@ -98,10 +98,8 @@ def _flatten(value: object, name: str = "") -> Iterator[tuple[str, str]]:
         for key in sorted(value, key=str):
             yield from _flatten(value[key], f"{name}.{key}" if name else str(key))
     else:
-        yield (
-            name.removeprefix("server_").removeprefix("arguments."),
-            value if isinstance(value, str) else json.dumps(value, sort_keys=True),
-        )
+        text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        yield name.removeprefix("server_").removeprefix("arguments."), text
 
 
 def _statements(description: Mapping[str, object], policy: str) -> dict[str, str]:
@@ -182,9 +180,8 @@ def _label_groups(name: str, groups: Sequence[Sequence[PolicyIdentity]]) -> list
     ]
     labels = [f"{name} ({text})" for text in stated]
     if not shown or len(set(labels)) < len(labels):
-        labels = [
-            f"{name} ({', '.join(dict.fromkeys(identity.source.name for identity in group))})" for group in groups
-        ]
+        sources = [dict.fromkeys(identity.source.name for identity in group) for group in groups]
+        labels = [f"{name} ({', '.join(of_group)})" for of_group in sources]
     if len(set(labels)) < len(labels):
         labels = [f"{name} #{number}" for number in range(1, len(groups) + 1)]
     return labels

@@ -50,14 +50,13 @@ class LeftOut:
         unnamed = [problem for problem in damage if problem.place.episode is None]
         counted = sum(problem.episodes or 0 for problem in unnamed)
         unknown = any(problem.episodes is None for problem in unnamed)
+        absent = (episode for source in sources for episode in source.absent)
         return cls(
             len(problems) - len(damage),
             named + counted,
             len(damage) - named,
             unknown,
-            missing=tuple(
-                absent for source in sources for absent in source.absent if absent.outcome == run_folder.MISSING
-            ),
+            missing=tuple(episode for episode in absent if episode.outcome == run_folder.MISSING),
             unnamed=sum(source.plan.unnamed for source in sources),
             unplanned=sum(source.plan.unplanned for source in sources),
         )
@@ -248,9 +247,8 @@ def open_source(path: Path) -> RecordSource:
     require_source(path)
     if not (path / run_folder.RUN).exists() and foreign.find_results(path):
         remedy = "`safevla score` prints its success rates. To judge safety, record the rollouts: safevla eval."
-        raise RunError(
-            "contains results of another tool, but no trajectories", remedy=remedy, place=Place(file=str(path))
-        )
+        problem = "contains results of another tool, but no trajectories"
+        raise RunError(problem, remedy=remedy, place=Place(file=str(path)))
     log = None if (path / run_folder.RUN).exists() else find_log(path)
     if log is not None:
         log.require_mapping()

@@ -167,9 +167,8 @@ class RunFolderWriter:
         """
         with self._resumable_errors():
             episodes = {index: self.episodes[index] for index in sorted(self.episodes)}
-            records = (
-                parts.read_record(self.folder, index) for index, episode in episodes.items() if episode.has_record
-            )
+            recorded = (index for index, episode in episodes.items() if episode.has_record)
+            records = map(self.read_record, recorded)
             facts = parts.collect_facts(episodes.values(), repeats or {})
             codes = (episode.code or UNKNOWN for episode in episodes.values() if episode.has_record)
             known = recorded_code(self.description) if "code" in self.description else ()
@@ -208,18 +207,15 @@ def _require_continuable(folder: Path, description: Mapping[str, object], contin
     if continuation:
         remedy = f"Judge it again: {continuation}; or choose another --out, or remove it first."
         raise RunError("the folder is not empty: it holds a complete run", remedy=remedy, place=place)
-    differing = list(
-        list_differences(_repeatable_fields(existing), _repeatable_fields(json.loads(dump_json(description))))
-    )
-    if differing:
+    asked = json.loads(dump_json(description))
+    if differing := list(list_differences(_repeatable_fields(existing), _repeatable_fields(asked))):
         problem = "the request differs from the run to resume:\n  " + "\n  ".join(differing)
         raise RunError(problem, remedy="Repeat the original request, or choose another --out.", place=place)
 
 
 def _repeatable_fields(description: Mapping[str, object]) -> dict[str, object]:
-    return {
-        name: value for name, value in description.items() if name not in ("volatile", "complete", "code", DECISION)
-    }
+    varying = ("volatile", "complete", "code", DECISION)
+    return {name: value for name, value in description.items() if name not in varying}
 
 
 def list_differences(
