@@ -10,6 +10,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import resources
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -77,6 +78,17 @@ def decode_json(text: bytes | str, kind: type[T]) -> T:
 
 
 _LARGEST_GROWTH = 30  # bytes of memory per byte of JSON: an empty object needs 88 for three
+
+
+def read_shipped(package: str, name: str, kind: type[T]) -> T:
+    """Return the content of a TOML file in one of our packages, converted to `kind`."""
+    return msgspec.toml.decode(resources.files(package).joinpath(name).read_bytes(), type=kind)
+
+
+def list_shipped(package: str) -> tuple[str, ...]:
+    """Return the names of the TOML files in one of our packages, without the suffix, sorted."""
+    files = (path.name for path in resources.files(package).iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
 
 
 def read_text(path: Path) -> str:

@@ -10,7 +10,6 @@ import hashlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from itertools import groupby
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
@@ -19,6 +18,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import RunError
+from safevla_bench.files import read_shipped
 from safevla_bench.hosts.protocols import SERVER_SEED, EvaluationProtocol
 from safevla_bench.interface.policy import Policy, RemotePolicy, ReplayPolicy
 from safevla_bench.interface.task import EpisodeSeed, FoundStart, Task
@@ -326,9 +326,7 @@ class RunEstimate:
 
 def load_costs() -> dict[str, HostCosts]:
     """Return host -> measurements, from the shipped `costs.toml`."""
-    return msgspec.toml.decode(
-        resources.files(__package__).joinpath("costs.toml").read_bytes(), type=dict[str, HostCosts]
-    )
+    return read_shipped(__package__, "costs.toml", dict[str, HostCosts])
 
 
 def estimate_plan(

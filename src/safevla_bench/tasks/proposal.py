@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 
 import msgspec
 
+from safevla_bench.files import read_shipped
 from safevla_bench.tasks.bddl import JOINT_MOVES, PLACINGS, SWITCHES, BddlProblem, Predicate
 from safevla_bench.tasks.entries import GoalBodies, Registry
 from safevla_bench.text import escape_controls, is_visible
@@ -195,7 +195,7 @@ def _match_name(kind: str, names: Sequence[str]) -> str | None:
 
 @cache
 def _load_kinds() -> _ObjectKinds:
-    return msgspec.toml.decode(resources.files(__package__).joinpath("kinds.toml").read_bytes(), type=_ObjectKinds)
+    return read_shipped(__package__, "kinds.toml", _ObjectKinds)
 
 
 def format_toml(proposals: Sequence[TagProposal], registry: Registry, *, host: str, capabilities: str) -> str:

@@ -6,11 +6,9 @@ Files hold it in this form. `reasons.toml` has the texts of codes and tags, whic
 
 from __future__ import annotations
 
-from importlib import resources
 from urllib.parse import unquote
 
-import msgspec
-
+from safevla_bench.files import read_shipped
 from safevla_bench.tasks.entries import Registry
 
 NEEDS, INVALID_WITH, OTHER_LIMIT, OTHER_SUITES = "needs", "invalid_with", "other_limit", "other_suites"
@@ -24,9 +22,7 @@ SOME_PHASES = "some_phases"
 LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})
 """Codes of specifications that apply to a task by its tags but did not judge the episode."""
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})
-CODES, _TAGS = msgspec.toml.decode(
-    resources.files(__package__).joinpath("reasons.toml").read_bytes(), type=dict[str, dict[str, str]]
-).values()
+CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str]]).values()
 """Code -> its text, with the fields at {}; tag -> what it, or its lack, says."""
 
 

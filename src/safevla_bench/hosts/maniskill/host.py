@@ -11,7 +11,6 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.files import read_shipped
 from safevla_bench.hosts import RecordedEnv, check_start, check_wants, drawn_reset_seed, read_versions, require_known
 from safevla_bench.hosts.maniskill import graphics
 from safevla_bench.hosts.maniskill.viewer import ManiskillStage, StagedScene, read_shapes, to_pose
@@ -64,9 +64,7 @@ class Robot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     torque_limit_nm: tuple[float, ...] | None = None
 
 
-ROBOTS: Mapping[str, Robot] = msgspec.toml.decode(
-    resources.files(__package__).joinpath("robots.toml").read_bytes(), type=dict[str, Robot]
-)
+ROBOTS: Mapping[str, Robot] = read_shipped(__package__, "robots.toml", dict[str, Robot])
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,9 +83,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fixed: tuple[str, ...] = ()
 
 
-TASKS: Mapping[str, TaskFacts] = msgspec.toml.decode(
-    resources.files(__package__).joinpath("maniskill.toml").read_bytes(), type=dict[str, TaskFacts]
-)
+TASKS: Mapping[str, TaskFacts] = read_shipped(__package__, "maniskill.toml", dict[str, TaskFacts])
 
 
 class ManiskillHost(Host):

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.files import read_shipped
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, read_versions, require_known
 from safevla_bench.hosts.mujoco.environment import MujocoEnv, MujocoHost
 from safevla_bench.hosts.mujoco.graphics import importing
@@ -235,8 +235,7 @@ class _MetaworldTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _read_tasks() -> _MetaworldTasks:
-    text = (resources.files(__package__) / "metaworld.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=_MetaworldTasks)
+    return read_shipped(__package__, "metaworld.toml", _MetaworldTasks)
 
 
 def suite_tasks(suite: str) -> tuple[Task, ...]:

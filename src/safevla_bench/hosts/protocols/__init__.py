@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from safevla_bench.errors import RunError
+from safevla_bench.files import list_shipped, read_shipped
 from safevla_recorder.simulator_versions import version_number
 
 Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear", "area"]
@@ -143,8 +144,7 @@ def default_protocol(suites: Iterable[str]) -> str:
 
 def protocol_names() -> tuple[str, ...]:
     """Return the names of the protocols that ship with the package, sorted."""
-    files = (path.name for path in resources.files(__package__).iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
+    return list_shipped(__package__)
 
 
 @cache
@@ -156,7 +156,7 @@ def load_protocol(name: str = PRESET) -> EvaluationProtocol:
 
 
 def _read_values(name: str) -> dict[str, Any]:
-    values = msgspec.toml.decode(resources.files(__package__).joinpath(f"{name}.toml").read_bytes())
+    values = read_shipped(__package__, f"{name}.toml", dict[str, Any])
     return _replace_values(_read_values(base), values) if (base := values.pop("base", None)) else values
 
 

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import HostError
+from safevla_bench.files import read_shipped
 from safevla_bench.hosts import check_start, check_wants, read_versions, require_known
 from safevla_bench.hosts.mujoco import environment
 from safevla_bench.hosts.mujoco.graphics import importing
@@ -235,8 +235,7 @@ class KitchenStart:
 @cache
 def read_table() -> TaskTable:
     """Return the table in `robocasa.toml`."""
-    text = resources.files(__package__).joinpath("robocasa.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=TaskTable)
+    return read_shipped(__package__, "robocasa.toml", TaskTable)
 
 
 def task_goal(task: Task) -> Goal:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
-from importlib import resources
 from itertools import combinations
 from typing import Any
 
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 
 from safevla_bench.errors import HostError
+from safevla_bench.files import read_shipped
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed, require_known
 from safevla_bench.hosts.mujoco import environment
 from safevla_bench.hosts.mujoco.graphics import importing
@@ -194,8 +194,7 @@ class _RobosuiteTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def _read_tasks() -> _RobosuiteTasks:
-    text = (resources.files(__package__) / "robosuite.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=_RobosuiteTasks)
+    return read_shipped(__package__, "robosuite.toml", _RobosuiteTasks)
 
 
 def task_goal(name: str) -> Goal:

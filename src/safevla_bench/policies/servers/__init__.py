@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from importlib.util import find_spec
 
 import msgspec
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_bench.errors import InvalidActionError, PolicyError, ReplyError, ServerRefusedError
+from safevla_bench.files import read_shipped
 from safevla_bench.interface.policy import Action, Observation, Wants
 from safevla_bench.interface.task import Task
 from safevla_bench.plugins import install_command
@@ -56,8 +56,7 @@ class ClientKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _read_kinds() -> dict[str, ClientKind]:
-    content = resources.files(__package__).joinpath("kinds.toml").read_bytes()
-    (kinds,) = msgspec.toml.decode(content, type=dict[str, list[ClientKind]]).values()
+    (kinds,) = read_shipped(__package__, "kinds.toml", dict[str, list[ClientKind]]).values()
     return {kind.name: kind for kind in kinds}
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from typing import Literal, cast
 
 import msgspec
 
 from safevla_bench.errors import PolicyError
+from safevla_bench.files import read_shipped
 from safevla_bench.interface.policy import Observation, Policy
 from safevla_bench.interface.task import Task
 from safevla_bench.policies.servers import ChunkedPolicy, ChunkModel, dialects
@@ -65,8 +65,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 @cache
 def paper_entries() -> tuple[PaperEntry, ...]:
     """Return all entries: the paper's in its order, auxiliary ones last, then the others."""
-    content = resources.files(__package__).joinpath("entries.toml").read_bytes()
-    return msgspec.toml.decode(content, type=dict[str, tuple[PaperEntry, ...]])["entries"]
+    return read_shipped(__package__, "entries.toml", dict[str, tuple[PaperEntry, ...]])["entries"]
 
 
 def find_entry(name: str) -> PaperEntry:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError, ReplyError
+from safevla_bench.files import list_shipped, read_shipped
 from safevla_bench.hosts.protocols import Flip, Inference, load_protocol
 from safevla_bench.interface.policy import Observation, Wants, to_real_numbers
 from safevla_bench.policies.servers import transforms
@@ -232,8 +232,7 @@ LARGEST = 4096
 
 def dialect_names() -> tuple[str, ...]:
     """Return the names of the dialects that ship with the package, sorted."""
-    files = (path.name for path in resources.files(__package__).iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml")))
+    return list_shipped(__package__)
 
 
 def dialects_of(transport: str) -> list[str]:
@@ -246,7 +245,7 @@ def load_dialect_file(name: str) -> DialectFile:
     """Return the content of a dialect's file; raise `PolicyError`, which lists the names, if it does not exist."""
     if name not in dialect_names():
         raise PolicyError(f"there is no dialect {name!r}", remedy=f"Dialects: {', '.join(dialect_names())}.")
-    return msgspec.toml.decode(resources.files(__package__).joinpath(f"{name}.toml").read_bytes(), type=DialectFile)
+    return read_shipped(__package__, f"{name}.toml", DialectFile)
 
 
 @cache
