@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which cannot follow `_HOMES`
     from safevla_recorder import record as record
     from safevla_recorder import record_until_closed as record_until_closed
 
-_HOMES = {
+_HOMES = {  # module -> its public names: the only list of them at run time
     "safevla_bench.archive": ("append_episodes",),
     "safevla_bench.archive.record_schema": ("record_schema",),
     "safevla_bench.errors": ("SafevlaError",),
@@ -81,7 +81,6 @@ _HOMES = {
     "safevla_bench.trajectory.single_episode": ("iterate_records",),
     "safevla_recorder": ("record", "record_until_closed"),
 }
-"""Module -> its public names. The only list of them at run time."""
 _PLACES = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *_PLACES]
 

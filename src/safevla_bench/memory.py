@@ -20,8 +20,7 @@ from typing import TypeVar
 from safevla_bench.errors import DamageError, Place, SafevlaError
 
 T = TypeVar("T")
-SETTING = "SAFEVLA_MEMORY_GIB"
-"""Environment variable: GiB of memory that reading may use in addition to the process; unset = `DEFAULT_GIB`."""
+SETTING = "SAFEVLA_MEMORY_GIB"  # GiB of memory that reading may use in addition; unset = `DEFAULT_GIB`
 DEFAULT_GIB = 4.0
 _STATM = "/proc/self/statm"
 

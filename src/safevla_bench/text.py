@@ -33,8 +33,7 @@ from safevla_recorder.errors import redact_secrets as redact_secrets
 _log = get_logger(__name__)
 NO_VALUE = "—"
 _MAX_DECIMALS = 9
-_EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)
-"""Enough digits for any float. ROUND_HALF_UP of `decimal` rounds halves away from zero."""
+_EXACT = Context(prec=1100, rounding=ROUND_HALF_UP)  # for any float; `decimal` rounds halves away from zero
 
 
 def format_fixed(value: Fraction | float, digits: int) -> str:
@@ -205,11 +204,10 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return [map_texts(part, change) for part in value] if isinstance(value, list | tuple) else value
 
 
-_LOOKALIKES = str.maketrans(
+_LOOKALIKES = str.maketrans(  # Cyrillic and Greek letters and punctuation -> ASCII that looks the same
     "АВЕЅІЈКМНОРСТУХаесһіјорѕухԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧον‐‑‒–−’",
     "ABESIJKMHOPCTYXaechijopsyxdqwABEZHIKMNOPTYXov-----'",
 )
-"""Cyrillic and Greek letters and punctuation -> the ASCII characters that look the same."""
 
 
 def describe_lookalikes(what: str, names: Iterable[str]) -> list[str]:

@@ -113,11 +113,10 @@ def _read_pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 # zlib expands one byte to at most 1032 bytes, zstd a block of 4 bytes to 128 KiB.
-_COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {
+_COMPRESSIONS: Mapping[str, tuple[int, Callable[[], Any]]] = {  # bytes to read at a time; a member's decompressor
     ".gz": (1 << 13, lambda: zlib.decompressobj(wbits=31)),
     ".zst": (1 << 8, lambda: zstandard.ZstdDecompressor().decompressobj()),
 }
-"""The number of bytes to read at a time, which expand to about 8 MiB at most, and the decompressor of one member."""
 
 
 def _read_members(stream: IO[bytes], size: int, new_member: Callable[[], Any]) -> Iterator[bytes]:

@@ -68,8 +68,7 @@ class Explanation:
     instruction: str | None
     records: int
     dt_s: float
-    times_s: Floats | None
-    """Seconds from record 0 to each record, [records]; None = they are `dt_s` apart."""
+    times_s: Floats | None  # seconds from record 0 to each record, [records]; None = they are `dt_s` apart
     clauses: tuple[SpecTrace, ...]
     vacuous: Mapping[str, str]
     inactive: Mapping[str, str]  # specification -> why it is inactive, in words

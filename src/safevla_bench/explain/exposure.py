@@ -187,8 +187,7 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
 # Time to violation
 
 
-VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)
-"""The ends of an episode for a specification: violated, and success or failure without a violation."""
+VIOLATED, SUCCEEDED, FAILED = ENDS = (0, 1, 2)  # of an episode: success and failure are without a violation
 CENSORED = -1  # the cause of an observation that was censored
 NEAR = 0.1  # a margin above 0 and below this share of the limit is a near miss; exactly 0 is an actuator at its clamp
 

@@ -47,8 +47,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     signals: dict[str, float | bool | None] = {}
     reason: str | None = None  # reason if there is no verdict, or it is vacuous
     benchmark: str = ""
-    standin_assets: bool | None = None
-    """True if it was simulated with stand-ins for the host's own assets; None without a record."""
+    standin_assets: bool | None = None  # whether it had stand-ins for the host's own assets, if recorded
 
 
 def parse_query(text: str) -> Formula:

@@ -32,8 +32,7 @@ from safevla_recorder.identity import TaskIdentity
 from safevla_recorder.recorder import EpisodeLog
 
 GROUP = "safevla_bench.hosts"
-REGISTRIES = "safevla_bench.registries"
-"""Group of the entry points that name a host's file of tags as `module:attribute`; the attribute is a path."""
+REGISTRIES = "safevla_bench.registries"  # entry points that name a host's file of tags: `module:attribute` of a path
 _HOSTS = PluginGroup(GROUP, "host", "Hosts", HostError)
 NOTHING_OPTIONAL = HostSupport()
 _REGISTRIES = PluginGroup(REGISTRIES, "the registry of host", "Registries", HostError)
@@ -197,8 +196,7 @@ class RecordedEnv(HostEnv, Generic[Log]):
     """Base of environments that record their episodes: bounds of ±1, records and their header."""
 
     embodiment: str
-    torque_limit_nm: tuple[float, ...] | None = None
-    """Torque limits of the arm's joints, base first [N·m], if they differ from the embodiment's."""
+    torque_limit_nm: tuple[float, ...] | None = None  # base first [N·m], if not those of the embodiment
     _identity = TaskIdentity()
 
     def __init__(self, task: Task, wants: Wants, versions: Mapping[str, str], action_size: int) -> None:

@@ -13,8 +13,7 @@ from safevla_bench.trajectory.single_episode import select_record
 
 WORKER = "SAFEVLA_WORKER"
 """Environment variable with the number of a worker process, by which workers take turns at servers and GPUs."""
-WORKERS = "SAFEVLA_WORKERS"
-"""Environment variable with the number of workers that the run has."""
+WORKERS = "SAFEVLA_WORKERS"  # environment variable with the number of workers that the run has
 
 
 class HostEnv(ABC):
@@ -73,28 +72,19 @@ class HostSupport:
     """
 
     cameras: tuple[str, ...] = ()
-    privileged: bool = False
-    """The host fills `Observation.privileged` for policies and filters that want it."""
-    readings: tuple[str, ...] = ()
-    """Names that `Wants.extra` may contain."""
-    privileged_readings: tuple[str, ...] = ()
-    """Further such names, for policies that want privileged state."""
-    changes: str = "pose"
-    """The quantity that an action changes, for error messages."""
-    absolute: bool = False
-    """Actions may be poses in the world frame (`Wants.absolute`)."""
+    privileged: bool = False  # the host fills `Observation.privileged` for policies and filters that want it
+    readings: tuple[str, ...] = ()  # names that `Wants.extra` may contain
+    privileged_readings: tuple[str, ...] = ()  # further such names, for policies that want privileged state
+    changes: str = "pose"  # the quantity that an action changes, for error messages
+    absolute: bool = False  # actions may be poses in the world frame (`Wants.absolute`)
     unit_m: float | None = None
     """Motion of the hand for the value 1 in an action's first three numbers; None if they mean something else."""
     drawn: bool = False
     """Tasks with initial states can also start from a random placement by the reset (`EpisodeSeed.drawn`)."""
-    states: bool = False
-    """Episodes can start from a recorded state (`EpisodeSeed.recorded`)."""
-    placed: bool = False
-    """Episodes can start at `EpisodeSeed.placed`, within `Host.search_space`."""
-    changeable: frozenset[str] = frozenset()
-    """The fields of `PhysicsChange` that `EpisodeSeed.change` may set."""
-    pictures: bool = False
-    """The host can render recorded episodes (`Host.stage`)."""
+    states: bool = False  # episodes can start from a recorded state (`EpisodeSeed.recorded`)
+    placed: bool = False  # episodes can start at `EpisodeSeed.placed`, within `Host.search_space`
+    changeable: frozenset[str] = frozenset()  # the fields of `PhysicsChange` that `EpisodeSeed.change` may set
+    pictures: bool = False  # the host can render recorded episodes (`Host.stage`)
 
 
 class Host(ABC):

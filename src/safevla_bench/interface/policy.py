@@ -173,8 +173,7 @@ class CuedPolicy(Protocol):
 class ReplayPolicy(CuedPolicy, Protocol):
     """Methods of a `Policy` that replays recorded episodes."""
 
-    description: Mapping[str, object]
-    """Facts for the description of the run, such as a digest of the recording."""
+    description: Mapping[str, object]  # facts for the description of the run, such as a digest of the recording
 
     def match(self, task: Task, start: EpisodeSeed) -> EpisodeSeed:
         """Return the start of the recorded episode that matches a planned start. Raises `PolicyError` if none does."""

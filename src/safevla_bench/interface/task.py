@@ -23,14 +23,10 @@ class Task:
     """An action, in the host's units, that moves nothing and opens the gripper; its length is the action size."""
     init_states: int | None = None
     """Number of fixed initial states that the host ships; None = starts are drawn from the seed."""
-    horizon: int | None = None
-    """The host's own limit in policy steps, unless a protocol sets one."""
-    episodes: int | None = None
-    """Number of episodes that the benchmark runs; None if it does not say."""
-    label: str = ""
-    """Suite name that records use instead of `benchmark`, if a search chose the starts."""
-    found: tuple[FoundStart, ...] = ()
-    """The starts, one per episode; () = as the protocol says."""
+    horizon: int | None = None  # the host's own limit in policy steps, unless a protocol sets one
+    episodes: int | None = None  # number of episodes that the benchmark runs; None if it does not say
+    label: str = ""  # suite name that records use instead of `benchmark`, if a search chose the starts
+    found: tuple[FoundStart, ...] = ()  # the starts, one per episode; () = as the protocol says
 
     @property
     def suite(self) -> str:
@@ -68,17 +64,13 @@ class PhysicsChange:
     time_step: float = 1.0
     """Factor of the physics time step. A control step keeps its duration: it has the nearest whole number of substeps,
     and the time step follows from that. Controllers run once per substep, as before."""
-    iterations: float = 1.0
-    """Factor of the maximum number of solver iterations; the tolerance is divided by its square."""
-    softness: float = 1.0
-    """Factor of the contacts' time constant, and of the difference between their impedance and 1."""
+    iterations: float = 1.0  # factor of the maximum number of solver iterations; the tolerance is divided by its square
+    softness: float = 1.0  # factor of the contacts' time constant, and of the difference between their impedance and 1
     friction: float = 1.0
     shift_m: float = 0.0
     """How far free bodies are moved horizontally at record 0, each in a random direction drawn from the seeds."""
-    apart: tuple[str, str] | None = None
-    """Two bodies, by recorded name, whose contacts are disabled."""
-    without: str | None = None
-    """A body that touches nothing and does not move."""
+    apart: tuple[str, str] | None = None  # two bodies, by recorded name, whose contacts are disabled
+    without: str | None = None  # a body that touches nothing and does not move
 
     @property
     def changed(self) -> frozenset[str]:
@@ -108,8 +100,7 @@ class EpisodeSeed:
 
     init_state_index: int
     env_seed: int
-    wait_steps: int
-    """Settling steps before record 0, not counted in the horizon."""
+    wait_steps: int  # settling steps before record 0, not counted in the horizon
     wait_action: tuple[float, ...] | None = None
     """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
     rest_steps: int = 0
@@ -149,12 +140,9 @@ class SearchSpace:
     high: tuple[float, ...] = ()
     apart_m: tuple[tuple[str, str, float], ...] = ()
     """Two objects and the minimum horizontal distance of their centers; both have an x and a y."""
-    own: tuple[tuple[float, ...], ...] = ()
-    """The benchmark's own starts, [d] each."""
-    wordings: tuple[str, ...] = ()
-    """Instructions to choose from; () = the task's own."""
-    policy_seeds: int = 1
-    """Number of policy seeds to choose from, counted from the policy's own one."""
+    own: tuple[tuple[float, ...], ...] = ()  # the benchmark's own starts, [d] each
+    wordings: tuple[str, ...] = ()  # instructions to choose from; () = the task's own
+    policy_seeds: int = 1  # number of policy seeds to choose from, counted from the policy's own one
 
 
 @dataclass(frozen=True, slots=True)

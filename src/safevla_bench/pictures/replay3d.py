@@ -49,8 +49,7 @@ class EpisodeMotion:
     """Poses of a scene's parts in each of n records: [n, P, 3] m, [n, P, 4] wxyz, world frame; and contacts."""
 
     dt_s: float
-    times_s: Floats | None
-    """Seconds from record 0 to each record, [n]; None = `dt_s` between records."""
+    times_s: Floats | None  # seconds from record 0 to each record, [n]; None = `dt_s` between records
     part_pos_m: Floats
     part_quat_wxyz: Floats
     contacts: tuple[ShownContact, ...]

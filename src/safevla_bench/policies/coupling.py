@@ -58,12 +58,9 @@ _FORM = "Write python:module:Class, or python:module:Class:KEY=VALUE, of a class
 class FilterBase:
     """Base class for a filter and its optional attributes; other classes need only `filter`."""
 
-    privileged: ClassVar[bool] = False
-    """It reads `observation.privileged`; records and outputs then mark its policy as privileged."""
-    reads_margins: ClassVar[bool] = True
-    """It reads the monitor; otherwise it gets None, and nothing is judged during the episode."""
-    takes_poses: ClassVar[bool] = True
-    """It can change actions that are poses in the world frame."""
+    privileged: ClassVar[bool] = False  # it reads `observation.privileged`; outputs then mark its policy as privileged
+    reads_margins: ClassVar[bool] = True  # it reads the monitor; otherwise it gets None, and nothing is judged
+    takes_poses: ClassVar[bool] = True  # it can change actions that are poses in the world frame
 
     def reset(self, task: Task, seed: int) -> None:
         """Prepare for an episode; `seed` is the environment's."""

@@ -47,8 +47,7 @@ from safevla_recorder.channels import CHUNK_STEP
 OnStep = Callable[[int], None]
 StepCallback = Callable[[PlannedEpisode, int], None]  # receives the number of control steps done in an episode
 SERVER_RETRIES = 2  # number of restarts of an episode, on a new connection, after losing its policy server
-_PATH_CHECK_STEPS = 5
-"""Steps between checks whether a replay has left its path; a check costs an eighth of a LIBERO step."""
+_PATH_CHECK_STEPS = 5  # between checks whether a replay has left its path, each an eighth of a LIBERO step
 NO_COUPLERS: Mapping[str, Coupler] = MappingProxyType({})
 _LOG = get_logger(__name__)
 

@@ -32,8 +32,7 @@ class FileStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trial: int  # number of the rollout that found it, from 1
     value: float | None  # its objective, below 0; None for one that pairs need
     violated: tuple[str, ...]
-    distance_m: float | None
-    """The largest move of a coordinate from the nearest of the benchmark's starts; None if it has none."""
+    distance_m: float | None  # largest move of a coordinate from the nearest of the benchmark's starts, if any
     merged: int  # number of nearly equal found starts with greater values, which are not listed
 
 
@@ -42,15 +41,13 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: str
     trials: int
-    thrown: int
-    """Trials that do not count because physics separated overlapping objects, which left their placements."""
+    thrown: int  # trials that do not count because physics separated overlapping objects, which left their placements
     successes: int
     crashed: int
     hits: int
     best: float | None  # smallest value of a success; None = none succeeded
     first: int | None  # number of the rollout with the first hit, from 1
-    bound: float | None
-    """Upper end of the exact 95 % interval of the share of hits among such starts; None = no valid bound."""
+    bound: float | None  # upper end of the exact 95 % interval of the share of hits; None = no valid bound
     least: float | None = None  # its lower end
 
 

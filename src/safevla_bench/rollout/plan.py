@@ -27,8 +27,7 @@ from safevla_bench.sources.runs.folder import name_episode
 PROTOCOL: Final = "protocol"
 RECORDED: Final = "recorded"
 Episodes = int | Literal["protocol", "recorded"] | None
-RecordedEpisodes = Mapping[tuple[str, Task], Sequence[int]]
-"""(policy, task) -> the numbers of the episodes in a recording."""
+RecordedEpisodes = Mapping[tuple[str, Task], Sequence[int]]  # (policy, task) -> numbers of recorded episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,8 @@ class PlannedEpisode:
     policy_seed: int
     horizon: int
     stop_at_success: bool = True
-    seed_from_server: bool = False
-    """Whether the policy's server may replace the environment's seed."""
-    round: int = 0
-    """All episodes of a round start before those of the next; 0 for all unless the run may be decided early."""
+    seed_from_server: bool = False  # whether the policy's server may replace the environment's seed
+    round: int = 0  # rounds start one after the other; 0 for all unless the run may be decided early
 
     @property
     def state(self) -> int:

@@ -40,8 +40,7 @@ HERE: Final = "local"
 _CONNECT_S = 5.0
 _ANSWER_S = 20.0  # importing Ray takes some of it
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # gRPC, and so Ray, replies with settings (type 4)
-_STORE_BYTES = 200 * 2**20
-"""Object store of a cluster started here: records have some megabytes, and each actor sends one at a time."""
+_STORE_BYTES = 200 * 2**20  # of a cluster started here: records have megabytes, and each actor sends one at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +53,9 @@ class RayCluster:
     """
     cpus: float = 1.0
     gpus: float = 0.0
-    exclude: tuple[str, ...] = ()
-    """Nodes to leave out: host names, Ray's node names, addresses or ids."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the actors."""
-    modules: tuple[str, ...] = ()
-    """Folders of Python modules or packages, here, that Ray copies to the actors."""
+    exclude: tuple[str, ...] = ()  # nodes to leave out: host names, Ray's node names, addresses or ids
+    env: Mapping[str, str] = field(default_factory=dict)  # environment variables of the actors
+    modules: tuple[str, ...] = ()  # folders of Python modules or packages, here, that Ray copies to the actors
 
     def __post_init__(self) -> None:
         if not all(share >= 0 and (share <= 1 or share % 1 == 0) for share in (self.cpus, self.gpus)):

@@ -51,8 +51,7 @@ class BddlProblem:
     language: str
     objects: Mapping[str, str]  # movable objects: name -> class
     fixtures: Mapping[str, str]  # fixtures, articulated or not: name -> class
-    regions: Mapping[str, str]
-    """Region -> the object or fixture that owns it. A region's name joins its owner's and its own by `_`."""
+    regions: Mapping[str, str]  # region, named after its owner, -> the object or fixture that owns it
     init: tuple[Predicate, ...]
     goal: tuple[Predicate, ...]
     text: str  # the file written from the checked tree, which LIBERO receives instead of the file

@@ -20,8 +20,7 @@ from safevla_bench.trajectory.marks import LOG_BENCHMARK, base_suite
 
 _NUMBERED = re.compile(r"task_(\d+)")
 _SCENE = re.compile(r"^[A-Z_]+_SCENE\d+_")
-OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")
-"""A predicate that holds while a door or drawer is open by a share of its travel: body and share."""
+OPENING = re.compile(r"opening of (\S+) >= (\d*\.?\d+)")  # holds while a door or drawer is open by a share
 
 
 class CapabilitySet(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,8 +110,7 @@ class GoalBodies(msgspec.Struct, frozen=True, kw_only=True):
     name and the parts of the fixture with that name, such as `wooden_cabinet_1_cabinet_top`.
     """
 
-    receptacles: tuple[str, ...] = ()
-    """Bodies into or onto which the goal puts an object, except the table or floor of the whole scene."""
+    receptacles: tuple[str, ...] = ()  # into or onto which the goal puts an object, except the table or floor
     fixtures: tuple[str, ...] = ()  # fixtures with a joint that the goal moves: opens, closes, turns on or off
 
 

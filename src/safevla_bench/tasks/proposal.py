@@ -49,8 +49,7 @@ class TagProposal:
     task_id: str
     instruction: str
     components: tuple[str, ...]
-    predicates: tuple[tuple[str, ...], ...]
-    """The goal predicates that complete each component."""
+    predicates: tuple[tuple[str, ...], ...]  # the goal predicates that complete each component
     object_tags: dict[str, str]
     reasons: tuple[str, ...]
     audit: tuple[str, ...]

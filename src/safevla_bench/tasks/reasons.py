@@ -15,12 +15,9 @@ NEEDS, INVALID_WITH, OTHER_LIMIT, OTHER_SUITES = "needs", "invalid_with", "other
 CAPABILITIES, SIGNAL_MISSING = "capabilities", "signal_missing"
 UNDECIDED = PAST_THE_END, CUT_OFF, POSE_UNKNOWN = "past_the_end", "cut_off", "pose_unknown"
 EVERY_PHASE, NO_SUBGOALS, NO_OPENING = "every_phase", "no_subgoals", "no_opening"
-NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"
-"""Codes of clauses that stay switched off although phases are judged; they follow the tags."""
-SOME_PHASES = "some_phases"
-"""Code of a clause that is judged in some phases of a task: only tables show it, no file holds it."""
-LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})
-"""Codes of specifications that apply to a task by its tags but did not judge the episode."""
+NO_SUBGOAL_OF, NO_PREDICATE_OF = "no_subgoal_of", "no_predicate_of"  # of clauses that stay switched off; by tags
+SOME_PHASES = "some_phases"  # of a clause that is judged in some phases of a task: in tables, not in files
+LEFT_OUT = frozenset({CAPABILITIES, SIGNAL_MISSING, *UNDECIDED})  # apply by tags, but did not judge the episode
 _ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%,;"})
 CODES, _TAGS = read_shipped(__package__, "reasons.toml", dict[str, dict[str, str]]).values()
 """Code -> its text, with the fields at {}; tag -> what it, or its lack, says."""

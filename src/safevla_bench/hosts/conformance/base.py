@@ -137,20 +137,15 @@ _RULES_OF_IMAGES = ("test_images_are_of_the_wanted_size", "test_images_are_uprig
 class HostRules:
     """Attributes for a host's author to fill in, and optional hooks."""
 
-    factory: ClassVar[str]
-    """The host's factory as in its entry point, `module:attribute`."""
-    trials: ClassVar[Sequence[Trial]]
-    """The tasks to try; the gripper's hooks use the first."""
+    factory: ClassVar[str]  # the host's factory as in its entry point, `module:attribute`
+    trials: ClassVar[Sequence[Trial]]  # the tasks to try; the gripper's hooks use the first
     seed: ClassVar[EpisodeSeed] = EpisodeSeed(init_state_index=0, env_seed=7, wait_steps=10)
     steps: ClassVar[int] = 20
-    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)
-    """Observations that policies may want, besides none; add a camera to check its images."""
-    registries: ClassVar[Sequence[Path]] = ()
-    """Files with the tasks' tags, if they do not ship with the package."""
+    other_wants: ClassVar[Sequence[Wants]] = (Wants(privileged=True),)  # besides none; a camera checks its images
+    registries: ClassVar[Sequence[Path]] = ()  # files with the tasks' tags, if they do not ship with the package
     capabilities: ClassVar[Sequence[str]] = ()
     workspace_m: ClassVar[float] = 100.0
-    state_begins_with_time: ClassVar[bool] = True
-    """Whether `sim_state` begins with the simulated time, as in MuJoCo's [time, qpos, qvel]."""
+    state_begins_with_time: ClassVar[bool] = True  # whether `sim_state` begins with time, as in MuJoCo
 
     def host(self) -> Host:
         """Return a new host, made by `factory` without arguments."""

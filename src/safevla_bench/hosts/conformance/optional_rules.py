@@ -106,8 +106,7 @@ _REST_STEPS, _AT_REST_M_PER_S = 100, 0.1
 
 
 _SIZES = {"position": (1, 3), "rotation": (1, 4)}
-_NEAR_M = 0.01
-"""Bound on how far a body moves in a substep: records may be from its start, and states from its end."""
+_NEAR_M = 0.01  # bound on how far a body moves in a substep: records may be from its start, and states from its end
 _SHOWN_M = 1e-4
 _LATE = 0.6
 _PICTURE = (48, 64)

@@ -400,14 +400,13 @@ def finger_positions(*, closed: bool) -> Floats:
 
 WIDTH_M = 1.0
 _CLOSE_M = 0.3
-_COLORS: Mapping[str, tuple[int, int, int]] = {
+_COLORS: Mapping[str, tuple[int, int, int]] = {  # in drawing order, topmost last
     "table": (226, 220, 210),
     "tray": (150, 160, 175),
     "cup": (60, 140, 190),
     "block": (220, 160, 40),
     "gripper": (70, 70, 80),
 }
-"""In drawing order, topmost last."""
 _HALF_M: Mapping[str, float] = {"table": 0.45, "tray": 0.05, "cup": 0.02, "block": 0.02, "gripper": 0.012}
 
 

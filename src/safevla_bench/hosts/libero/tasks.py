@@ -55,8 +55,7 @@ Placed = TypeVar("Placed")
 SUITE_LIST = f"{', '.join(SUITES)}; and of LIBERO-PRO the first four with -swap, -object, -lan or -task"
 SUFFIX = ".bddl"
 STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-_PORTS = ("praxis-libero", "rpent-libero")
-"""Distributions of LIBERO on robosuite 1.5, which this host does not support."""
+_PORTS = ("praxis-libero", "rpent-libero")  # distributions of LIBERO on robosuite 1.5, which this host does not support
 
 
 def find_benchmark(suite: str) -> str | None:
@@ -172,8 +171,7 @@ def _load_suite_states(entry: LiberoTask) -> Floats:
 
 
 _TIME = 1
-_LIMIT = 0.93
-"""Share of the gripper's range; resting fingers beyond it are commanded fully open or closed."""
+_LIMIT = 0.93  # share of the gripper's range; resting fingers beyond it are commanded fully open or closed
 
 
 def starting_state(domain: BDDLBaseDomain, recorded: RecordedEpisode) -> Floats:
@@ -330,8 +328,7 @@ def kept_generator() -> Iterator[None]:
         np.random.set_state(state)
 
 
-_MOST_PLACEMENTS = 100
-"""Attempts to place a scene's objects; each is a full reset."""
+_MOST_PLACEMENTS = 100  # attempts to place a scene's objects; each is a full reset
 
 
 def _retry_placement(place: Callable[[], Placed]) -> Placed:
@@ -461,8 +458,7 @@ class KeptScene:
         domain.initialize_time(domain.control_freq)
 
 
-_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")
-"""Prefixes of model arrays that a renderer copies and that nothing writes after compilation."""
+_ASSETS = ("tex_", "mesh_", "bvh_", "hfield_", "skin_", "flex_")  # arrays that nothing writes after compilation
 
 
 def _model_arrays(model: Any) -> dict[str, NDArray[np.generic]]:

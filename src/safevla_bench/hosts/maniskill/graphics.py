@@ -30,8 +30,7 @@ REMEDY = (
     "policies that want no images run nonetheless"
 )
 _TEXTURES = "rgb+segmentation"  # a digital twin puts a photograph behind what the segmentation leaves out
-_building = threading.Lock()
-"""Held while a scene is built, because `building` may replace SAPIEN's materials."""
+_building = threading.Lock()  # held while a scene is built, because `building` may replace SAPIEN's materials
 
 
 class _NoVisual:

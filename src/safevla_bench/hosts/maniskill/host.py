@@ -39,8 +39,7 @@ from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.recorder import Contact, EpisodeRecorder, SceneMap
 
 SUITE, SIMPLER = "maniskill", "simpler-widowx"
-_AXIS_TORQUE = 3
-"""Index of the torque about the joint's axis in SAPIEN's wrench (force [3], torque [3]), in a frame with x along it."""
+_AXIS_TORQUE = 3  # index of the torque about a joint's axis in SAPIEN's wrench (force [3], torque [3] in a joint frame)
 _RESTING_M_S = 0.05
 _INSTALL = "make maniskill   (in a checkout: it makes ManiSkill's own environment, .venv-maniskill)"
 STATE, START = "state", "start"

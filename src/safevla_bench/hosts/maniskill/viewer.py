@@ -21,13 +21,10 @@ from safevla_recorder.episode import Floats
 from safevla_recorder.geometry import multiply, rotate
 
 _SKETCH = (120, 160)
-_FOVY_RAD = np.pi / 4
-"""As MuJoCo's free camera, for which `close_ups` chooses distances."""
+_FOVY_RAD = np.pi / 4  # as MuJoCo's free camera, for which `close_ups` chooses distances
 _ENDLESS_M = 10.0
-_TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])
-"""SAPIEN's cameras look along x with z up, a `Viewpoint` along -z with y up."""
-_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])
-"""SAPIEN's capsules, cylinders and normals of planes lie along x, ours along z."""
+_TO_OPENGL = np.array([0.5, 0.5, -0.5, -0.5])  # SAPIEN's cameras look along x with z up, ours along -z with y up
+_ALONG_Z = np.array([0.5**0.5, 0.0, 0.5**0.5, 0.0])  # capsules, cylinders and normals of planes lie along x, ours z
 _RGBA = {
     "robot": (0.85, 0.85, 0.88, 1.0),
     "target": (0.85, 0.45, 0.25, 1.0),

@@ -42,13 +42,11 @@ _FREE = 0  # MuJoCo's mjtJoint
 _ROBOT_ROOTS = ("base", "mocap")
 _FINGERS = (("rightclaw", "rightpad"), ("leftclaw", "leftpad"))
 STILL = (0.0, 0.0, 0.0, -1.0)
-_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}
-"""Cameras of Meta-World at other positions [m]: those of LeRobot, from 7427f31 src/lerobot/envs/metaworld.py."""
+_MOVED_M = {"corner2-near": ("corner2", (0.75, 0.075, 0.7))}  # LeRobot's cameras [m] (7427f31 envs/metaworld.py)
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV", *_MOVED_M)
-_APPEARANCE = Appearance(
+_APPEARANCE = Appearance(  # as in Meta-World's pictures, with the goal's marker; only some cameras are upside down
     groups=frozenset({0, 1, 2}), sites=True, turned=frozenset({"corner", "corner2", "corner3", "corner4"})
 )
-"""As in Meta-World's pictures, with the goal's marker; only some cameras are upside down."""
 _HAND_READING, _STATE_READING = "agent_pos", "state"
 
 

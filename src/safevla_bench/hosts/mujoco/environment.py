@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     import mujoco
 
 CONTROL_STEP_S = 0.05
-FAST = "SAFEVLA_FAST"
-"""Environment variable; `no` runs robosuite's code unchanged, including its repeated computations."""
+FAST = "SAFEVLA_FAST"  # environment variable; `no` runs robosuite's code unchanged, including its repeated computations
 _CHATTER = (
     "No private macro file found",
     "It is recommended to use a private macro",
@@ -73,12 +72,9 @@ class MujocoEnv(RecordedEnv[Recorder]):
     Subclasses make the simulation, start episodes in `reset`, and implement the steps.
     """
 
-    action_meaning: str
-    """Names of the parts of an action, for error messages."""
-    still: tuple[float, ...]
-    """The action that moves nothing and opens the gripper; it has the length of every action."""
-    stage_camera: str
-    """The camera with the best view of a recorded episode."""
+    action_meaning: str  # names of the parts of an action, for error messages
+    still: tuple[float, ...]  # the action that moves nothing and opens the gripper; it has the length of every action
+    stage_camera: str  # the camera with the best view of a recorded episode
     appearance = ROBOSUITE
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
@@ -374,10 +370,8 @@ def model_coordinates(model: Any, body_name: Sequence[str]) -> tuple[Coordinate,
 # Reversible changes of a compiled model for one episode
 
 
-_CLASSES = 31
-"""Number of bits of `contype` in an int32 without its sign."""
-_FROZEN_KG = 1e10
-"""Inertia at which nothing moves noticeably within an episode."""
+_CLASSES = 31  # number of bits of `contype` in an int32 without its sign
+_FROZEN_KG = 1e10  # inertia at which nothing moves noticeably within an episode
 ROBOT = "robot"
 
 
@@ -417,13 +411,12 @@ def change_model(
     return restore
 
 
-_CHANGED = (
+_CHANGED = (  # arrays of a model that a change may write
     *(f"{kind}_{part}" for kind in ("geom", "pair") for part in ("solref", "solimp", "friction")),
     *(f"{kind}_{mask}" for kind in ("geom", "body") for mask in ("contype", "conaffinity")),
     "dof_armature",
     "dof_M0",
 )
-"""Arrays of a model that a change may write."""
 
 
 def _soften(solref: Floats, solimp: Floats, factor: float, least_s: float) -> None:

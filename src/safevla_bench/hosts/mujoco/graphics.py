@@ -162,8 +162,7 @@ def choose_device(devices: Sequence[EglDevice], visible: str | None, worker: int
     return chosen[worker % len(chosen)], warning
 
 
-_CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64
-"""EGL_CUDA_DEVICE_NV of EGL_NV_device_cuda, and EGL_EXTENSIONS, in Khronos' EGL registry."""
+_CUDA_DEVICE, _EXTENSIONS, _MOST = 0x323A, 0x3055, 64  # from EGL_NV_device_cuda in Khronos' EGL registry
 
 
 @cache

@@ -25,8 +25,7 @@ from safevla_bench.interface.stage import Camera
 if TYPE_CHECKING:
     import mujoco
 
-VISUAL_GROUPS = frozenset({1, 2})
-"""robosuite's models: group 0 is collision geometry, 1 is visible geometry; 2 is visible by default in MuJoCo."""
+VISUAL_GROUPS = frozenset({1, 2})  # robosuite's: 0 is collision geometry, 1 visible; 2 is visible in MuJoCo
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Appearance:
     """Appearance of a host's models: geom groups, whether sites are drawn, and cameras that are upside down."""
 
     groups: frozenset[int] = VISUAL_GROUPS
-    sites: bool = False
-    """Whether to draw sites of MuJoCo's visible groups, such as goal markers."""
+    sites: bool = False  # whether to draw sites of MuJoCo's visible groups, such as goal markers
     turned: frozenset[str] = frozenset()
 
 

@@ -27,17 +27,14 @@ if TYPE_CHECKING:
 
 HAND_CAMERA = "robot0_eye_in_hand"
 _SKETCH = (120, 160)
-WELL_SHOWN = 0.015
-"""Share of a picture at which a body is easy to find in the default view."""
-_ENOUGH = 0.06
-"""Share of a close-up above which a larger view of a body does not help: a table must not outweigh a finger."""
+WELL_SHOWN = 0.015  # share of a picture at which a body is easy to find in the default view
+_ENOUGH = 0.06  # share of a close-up above which larger does not help: a table must not outweigh a finger
 _NEARLY_BEST = 0.85
 _TURNS_DEG = (0, 30, -30, 60, -60, 90, -90, 135, -135, 180)
 _TILTS_DEG = (-30, -50, -12, -70)
 _RADII = 5.0
 _DISTANCE_M = (0.4, 1.4)
-_UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)
-"""MuJoCo gives a geom of this color its material's color (MuJoCo 3.2.3, engine_vis_visualize.c, setMaterial)."""
+_UNSET_RGBA = (0.5, 0.5, 0.5, 1.0)  # a geom's color if its material's counts (3.2.3, setMaterial)
 _ENDLESS_M = 10.0
 _VISIBLE_SITES = 3
 

@@ -22,8 +22,7 @@ from safevla_recorder.simulator_versions import version_number
 Resize = Literal["none", "pad-bilinear", "lanczos3", "middle-bilinear", "area"]
 Flip = Literal["none", "vertical", "180"]
 Switch = Literal["raw", "open-is-one", "open-above-half", "sign", "close-is-one", "close-above-half"]
-SERVER_SEED = " or server"
-"""Suffix of an environment's seed that is replaced by the one a policy's server requests, if any."""
+SERVER_SEED = " or server"  # suffix of an environment's seed that a policy's server may replace by its own
 UNKNOWN_SOURCE = "unknown"  # written for a source or a version that is unknown
 REPACKAGED: Mapping[str, str] = {"robosuite": "praxis-robosuite"}  # package -> another packaging of the same code
 
@@ -59,8 +58,7 @@ class EvaluationProtocol(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     wait_steps_by_suite: dict[str, int] = {}
     trials: dict[str, int]
     horizons: dict[str, int]
-    simulator: dict[str, dict[str, str]]
-    """Host -> package -> version used by the protocol's authors, or a bound such as `<3.9.0`, or `unknown`."""
+    simulator: dict[str, dict[str, str]]  # host -> package -> version of its authors, a bound, or `unknown`
     inference: Inference | None = None
     sources: dict[str, str]
 
@@ -111,8 +109,7 @@ FIELDS: Mapping[str, str] = msgspec.json.decode(resources.files(__package__).joi
 
 PRESET = "safevla-bench"
 RELEASE = "release"
-_OF_SUITES = {"simpler-widowx": "simplerenv"}
-"""Suites whose own evaluator ends an episode otherwise than the preset."""
+_OF_SUITES = {"simpler-widowx": "simplerenv"}  # suites whose own evaluator ends an episode otherwise than the preset
 
 
 @dataclass(frozen=True, slots=True)

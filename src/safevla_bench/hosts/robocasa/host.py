@@ -65,8 +65,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("target", "pretrain")
 HORIZONS = ("v1.0.1", "v1.0.0")
-STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)
-"""No motion, gripper opening, arm mode."""
+STILL = (*[0.0] * 6, -1.0, *[0.0] * 4, -1.0)  # no motion, gripper opening, arm mode
 SLIDE = "slide"
 _TARGET = range(1, 11)
 _PRETRAIN = range(11, 61)
@@ -306,8 +305,7 @@ def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileg
 DISTRIBUTION = "praxis-robocasa"
 _ROBOSUITE = "praxis-robosuite"
 _SIMULATOR = ("mujoco", _ROBOSUITE, DISTRIBUTION)
-ASSETS = "SAFEVLA_ROBOCASA_ASSETS"
-"""Environment variable: a folder of assets that replaces the package's."""
+ASSETS = "SAFEVLA_ROBOCASA_ASSETS"  # environment variable: a folder of assets that replaces the package's
 INSTALL = "make robocasa   (in a checkout: it makes RoboCasa's own environment, .venv-robocasa)"
 DOWNLOAD = "python -m robocasa.scripts.download_kitchen_assets --type all   (about 10 GB)"
 _NEEDED = ("scenes", "textures", "fixtures/microwaves", "objects/objaverse", "objects/lightwheel")

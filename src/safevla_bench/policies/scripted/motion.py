@@ -23,8 +23,7 @@ from safevla_bench.interface.policy import Action, Boxes, Observation, Privilege
 Floats = NDArray[np.float64]
 
 OPEN, CLOSE = -1.0, 1.0  # the gripper's number in an action
-_DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])
-"""The hand's z axis points down; its y axis, along which the fingers open, points to -y of the world."""
+_DOWN = Rotation.from_quat([1.0, 0.0, 0.0, 0.0])  # z points down; y, along which fingers open, to the world's -y
 
 
 def to_rotation(quat_wxyz: Floats) -> Rotation:
@@ -193,15 +192,13 @@ class Style:
     dwell_steps: int  # steps for the fingers to close or open
 
 
-CAREFUL = Style(
+CAREFUL = Style(  # rises above all bodies, moves across, descends slowly, and sets down
     clearance_m=0.02, corner_m=0.015, hover_m=0.06, lift_m=0.06, release_m=0.008, cruise=0.8, final=0.3, dwell_steps=10
 )
-"""Rises above all bodies, moves across, descends slowly, and sets down."""
 
-HASTY = Style(
+HASTY = Style(  # takes the short path at full speed, without clearance, and drops
     clearance_m=0.0, corner_m=0.04, hover_m=0.035, lift_m=0.02, release_m=0.04, cruise=1.0, final=0.8, dwell_steps=6
 )
-"""Takes the short path at full speed, without clearance, and drops."""
 
 STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HASTY})
 
@@ -209,8 +206,7 @@ STYLES: Mapping[str, Style] = MappingProxyType({"careful": CAREFUL, "hasty": HAS
 STILL = (*[0.0] * 6, OPEN)
 Move = Generator[Action, Observation, None]  # yields actions, and receives the observation after each
 OPEN_M, CLOSED_M = 0.039, 0.0  # distance of each finger from the middle
-GAIN_PER_M = (8.0, 10.0)
-"""Gain of a proportional controller at zero speed, and its increase at full speed: slow requests avoid overshoot."""
+GAIN_PER_M = (8.0, 10.0)  # gain at zero speed, and its increase at full speed: slow requests avoid overshoot
 TURN_GAIN = 0.8
 UNIT_RAD = 0.5  # rotation by an action of 1
 _FINGER_TOLERANCE_M = 0.003

@@ -63,19 +63,16 @@ def target_point(scene: Privileged, place: str) -> Floats:
 
 
 WIDEST_HALF_M = 0.036  # half the width of the widest object that fits between the open fingers with clearance
-DEPTH_M = 0.026
-"""Depth of the middle of the fingertips below an object's top; the hand itself begins 31 mm above it."""
+DEPTH_M = 0.026  # depth of the middle of the fingertips below an object's top; the hand itself begins 31 mm above it
 LEAST_DEPTH_M = 0.010
 LEAST_HEIGHT_M = 0.012  # above an object's bottom, so that the fingertips do not touch its support
 ROOM_M = 0.014  # between an object's side and each finger before closing
 RIM_INSET_M = 0.005
 RIM_APERTURE_M = 0.018
 RIM_ANGLES = 24
-ARM_M: Floats = np.array([-0.65, 0.0])
-"""Position of LIBERO's arms, seen from above, within a few centimeters in every scene."""
+ARM_M: Floats = np.array([-0.65, 0.0])  # of LIBERO's arms, seen from above, within a few centimeters everywhere
 COMFORTABLE_REACH_M = 0.60  # beyond this, a high hand straightens the elbow, which locks at its limit
-SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)
-"""Offsets of grasps along an object's length from its middle, in halves of the length."""
+SHIFTS = (0.0, -0.25, 0.25, -0.5, 0.5)  # of grasps along an object's length from its middle, in halves of it
 SKEWS_RAD = (0.0, -0.26, 0.26)  # turns of the fingers relative to an object's sides; closing aligns it
 
 
@@ -171,8 +168,7 @@ def _rim_grasps(
 
 _AT_M, _NEAR_M = 0.006, 0.012  # distances at which a target counts as reached, vertically and in total
 _FACING_RAD = 0.06
-_MOVED_M = 0.005
-"""An object that has moved further since its grasp was chosen gets a new one: some topple at the start."""
+_MOVED_M = 0.005  # an object that has moved further since its grasp was chosen gets a new one: some topple at the start
 _LOST_M = 0.03  # a held object has been dropped if its distance from the hand grew by more
 _OFF_THE_GROUND_M = 0.004
 _UP_M = 0.10

@@ -25,8 +25,7 @@ from safevla_bench.policies.servers.endpoint import Endpoint, Greeting, parse_en
 from safevla_bench.sources.runs.folder import Repeats
 
 _SHARED = ("dialect", "cameras", "image_size", "connect_timeout_s", "timeout_s", "key_file")
-REQUESTS = 5
-"""Repetitions of one observation, to see whether answers repeat; a server may compile its model at the first."""
+REQUESTS = 5  # of one observation, to see whether answers repeat; a server may compile its model at the first
 _READINGS = {
     "agent_pos": 4,
     "joint_pos": 7,
@@ -66,10 +65,8 @@ KINDS: Mapping[str, ClientKind] = _read_kinds()
 class ChunkModel(ABC):
     """A model queried in a dialect: the `ChunkedPolicy.model` of every client here, and of LeRobot."""
 
-    infer_s: float | None = None
-    """The time that the model took for the last reply, as its server says; None if it does not."""
-    has_answered = False
-    """Whether any reply was usable: if the first one is not, every episode would fail the same way."""
+    infer_s: float | None = None  # the model's time for the last reply, if its server says it
+    has_answered = False  # whether any reply was usable: if the first one is not, every episode would fail the same way
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect, self.wants = dialect, dialect.wants

@@ -37,11 +37,9 @@ from safevla_bench.errors import DamageError, InvalidActionError, PolicyError
 from safevla_bench.files import decode_json
 from safevla_bench.memory import limit_memory
 
-MAX_VALUES = 100_000
-"""Values per message; an array counts as one. A chunk of actions as nested lists has some hundreds."""
+MAX_VALUES = 100_000  # values per message; an array counts as one, a chunk of nested lists has some hundreds
 _AXES, _DTYPE = 32, 64  # of an array; length of its dtype's name
-_KINDS = "biufSU"
-"""Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not allowed."""
+_KINDS = "biufSU"  # Booleans, integers, floats, bytes and text. Objects, records and complex numbers are not allowed.
 _PLAIN = re.compile(r"[<>|=]?[A-Za-z_?]{1,12}\d{0,9}(\[\d{0,4}[A-Za-z]{1,7}\])?")
 """`<f4`, `float32` or `<M8[s]`. Other texts that NumPy accepts as a dtype are records, and run Python's parser."""
 _REMEDY = "Is it a policy server of this kind, and of a version that this client speaks?"
@@ -178,8 +176,7 @@ class ArrayForm:
     data: str | bytes = "data"
     dtype: str | bytes = "dtype"
     shape: str | bytes = "shape"
-    scalar: str | bytes | None = None
-    """The mark of a NumPy scalar, which has no shape; None = it is sent as a plain number."""
+    scalar: str | bytes | None = None  # mark of a scalar, which has no shape; None = sent as a plain number
 
     def encode(self, value: Array | np.generic) -> object:
         if isinstance(value, np.generic):
@@ -253,7 +250,6 @@ OPENPI = Codec(_OPENPI.encode, _OPENPI.decode)
 VLA_EVAL = Codec(_VLA_EVAL.encode, _VLA_EVAL.decode)
 VLA_EVAL_PNG = Codec(_encode_vla_eval_png, _VLA_EVAL.decode)
 GR00T = Codec(_encode_gr00t, _decode_gr00t)  # of GR00T's tags up to n1.7-release, and of RLDX-1
-GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)
-"""Of GR00T's main since 3df8b38 (gr00t/policy/server_client.py), and of XPolicyLab."""
+GR00T_MAIN = Codec(_encode_msgpack_numpy, _decode_gr00t)  # GR00T's main since 3df8b38, and XPolicyLab
 OPENVLA = Codec(_encode_json_numpy, _decode_json_numpy, is_json=True)
 XVLA = Codec(lambda value: json.dumps(_encode_json_numpy(value)), _decode_json_numpy, is_json=True)

@@ -36,8 +36,7 @@ from safevla_bench.text import HIDDEN, is_secret_name, learn_secret, redact_secr
 KEY = "SAFEVLA_API_KEY"  # environment variable with a server's key, unless an argument names a file
 CONNECT_S, ANSWER_S = 10.0, 120.0
 MAX_REPLY_BYTES = 64 * 2**20  # largest message accepted from a server; a chunk of actions has a few kilobytes
-MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500
-"""Characters kept of a server's error message, and of its last line."""
+MAX_CHARACTERS, MAX_LINE_CHARACTERS = 20_000, 500  # characters kept of a server's error message, and of its last line
 PAUSE_S = 0.2  # between attempts to reach a server, and minimum duration of one
 
 

@@ -45,8 +45,7 @@ class PaperEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     training: str | None = None
     auxiliary: bool = False  # Table 6: outside the paper's main results
     remarks: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-    """Facts that neither the paper nor the policy's project states; this entry leaves them open or assumes them."""
+    unknown: tuple[str, ...] = ()  # neither the paper nor the project states these; they are open or assumed
 
     @property
     def is_runnable(self) -> bool:

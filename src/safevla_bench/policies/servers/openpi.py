@@ -36,8 +36,7 @@ from safevla_bench.text import get_logger
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-INVALID_ACTION = "invalid_action"
-"""Key in the reply of `safevla serve` if the served policy returned an invalid action; its value is the reason."""
+INVALID_ACTION = "invalid_action"  # in a reply of `safevla serve`: why the served policy's action is invalid
 _TOO_BIG = 1009  # the websocket protocol's code
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.CRITICAL)  # websockets logs every header, so the key, at DEBUG; we report its errors

@@ -36,16 +36,13 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
     from websockets.sync.server import Server, ServerConnection
 
-IMAGES = ("observation/image", "observation/wrist_image")
-"""Keys of a request with the images of the policy's cameras, in order."""
+IMAGES = ("observation/image", "observation/wrist_image")  # of the policy's cameras, in order
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_CONNECTIONS = 64  # simultaneous ones, including those that have not sent a request yet
 OPEN_S = 10.0
-SILENT_S = 300.0
-"""Maximum seconds until a connection's next request, as its simulator may be starting, and until a policy is free."""
+SILENT_S = 300.0  # until a connection's next request, as its simulator may start, and until a policy is free
 _STATE, _PROMPT = "observation/state", "prompt"
-_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-"""The action of a robot arm that moves nothing: requests do not name the robot."""
+_STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)  # moves nothing: requests do not name the robot
 _LOG = get_logger(__name__)
 _LOG.setLevel(logging.INFO)  # websockets logs every header at DEBUG, and so the key
 

@@ -231,13 +231,12 @@ SWITCHES: Mapping[str, Callable[[Floats], Floats]] = {
 }
 
 
-SIMPLER_TASKS: Mapping[str, str] = {
+SIMPLER_TASKS: Mapping[str, str] = {  # instruction of a WidowX task -> its name in SimplerEnv at 4ab7178
     "put the spoon on the towel": "widowx_spoon_on_towel",
     "put carrot on plate": "widowx_carrot_on_plate",
     "stack the green block on the yellow block": "widowx_stack_cube",
     "put eggplant into yellow basket": "widowx_put_eggplant_in_basket",
 }
-"""Instruction of a task of SimplerEnv's WidowX -> its name there: simpler_env/__init__.py at 4ab7178."""
 
 
 # States
@@ -356,7 +355,7 @@ def _normalize(rows: Floats) -> Floats:
     return unit
 
 
-FORMS: Mapping[str, Callable[[Floats], Floats]] = {
+FORMS: Mapping[str, Callable[[Floats], Floats]] = {  # from rows of a reply to columns of actions
     "raw": lambda rows: rows,
     "ee6d": read_ee6d,
     "pose-wxyz": read_poses,
@@ -364,7 +363,6 @@ FORMS: Mapping[str, Callable[[Floats], Floats]] = {
     "opening": lambda rows: 1 - rows,  # of a gripper; the action's column is how far it is closed
     "base-first": lambda rows: np.roll(rows, -5, axis=1),  # RoboCasa's data sets: base and its mode, then the arm
 }
-"""Conversions from rows of a reply to columns of actions."""
 
 
 def matrix_to_quaternion(m: NDArray[Any]) -> Floats:
@@ -387,7 +385,7 @@ def _multiply_quaternions(p: Floats, q: Floats) -> Floats:
     return np.concatenate([[w], v])
 
 
-STATES: Mapping[str, Callable[[Observation], Floats]] = {
+STATES: Mapping[str, Callable[[Observation], Floats]] = {  # parts of a state, [n], in its units
     "eef_pos": lambda seen: seen.eef_pos_m,
     "eef_x": lambda seen: seen.eef_pos_m[0:1],
     "eef_y": lambda seen: seen.eef_pos_m[1:2],
@@ -418,4 +416,3 @@ STATES: Mapping[str, Callable[[Observation], Floats]] = {
     "base_pos": lambda seen: _base_pose(seen)[0],
     "base_quat_xyzw": lambda seen: _base_pose(seen)[1][[1, 2, 3, 0]],
 }
-"""Parts of a state by name, each [n], in the observation's units."""

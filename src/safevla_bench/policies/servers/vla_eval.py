@@ -27,11 +27,10 @@ from safevla_bench.policies.servers.transforms import SIMPLER_TASKS
 from safevla_bench.version import __version__
 
 PROTOCOL = 1
-GRIPPERS: Mapping[str, tuple[str, ...]] = {
+GRIPPERS: Mapping[str, tuple[str, ...]] = {  # a dialect's conversion -> formats in `action_spec` that fit
     "sign": ("binary_close_positive", "raw"),
     "close-is-one": ("binary_close_01", "raw"),
 }
-"""Conversion of a dialect's gripper -> the formats (`action_spec`) for which it is correct."""
 CODECS = {"raw": codecs.VLA_EVAL, "png": codecs.VLA_EVAL_PNG}  # by the argument `images`; the harness sends PNG
 _SINGLE, _SHORTEST = "eef_axis_angle_single", "eef_axis_angle_shortest"
 

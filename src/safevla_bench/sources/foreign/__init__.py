@@ -146,13 +146,12 @@ _RESULTS = "SELECT eval_id, task_name, status, steps FROM episode_results ORDER 
 _PATTERN = "recording-*.sqlite"
 _HEADER = b"SQLite format 3\x00"
 _LIBERO = "vla_eval.benchmarks.libero.benchmark:LIBEROBenchmark"
-_DEFAULTS: Mapping[str, object] = {
+_DEFAULTS: Mapping[str, object] = {  # names of the harness's LIBERO benchmark (e1ee9ad)
     "suite": "libero_spatial",
     "seed": 7,
     "num_steps_wait": 10,
     "absolute_action": False,
 }
-"""Names of the harness's LIBERO benchmark (e1ee9ad)."""
 _TABLES = ("eval_metadata", "episode_results", "step_rows")
 _MOST_VALUE_BYTES = 1 << 20
 _METADATA = "SELECT eval_id, safe_name, metadata FROM eval_metadata"
@@ -262,8 +261,7 @@ def _read_episodes(path: Path, connection: sqlite3.Connection) -> Iterator[Recor
         )
 
 
-_STEP_NUMBERS = 128
-"""Numbers that a step counts against the budget; its two fields have 15."""
+_STEP_NUMBERS = 128  # numbers that a step counts against the budget; its two fields have 15
 
 
 def _entry_parameters(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -27,8 +27,7 @@ class Log:
     """A log that has not been read yet, its mapping and the mapping's file."""
 
     path: Path
-    recordings: tuple[recordings.Recording, ...]
-    """One per episode, or the trials into which the mapping cuts it; empty for a LeRobot dataset."""
+    recordings: tuple[recordings.Recording, ...]  # one per episode, or cut into trials; none for a LeRobot dataset
     mapping: records.LogMapping
     mapping_file: Path | None
 

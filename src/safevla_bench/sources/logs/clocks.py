@@ -18,13 +18,10 @@ from numpy.typing import NDArray
 from safevla_bench.errors import RecordError
 
 Ints = NDArray[np.int64]
-_SAME_BASE_NS = 50_000_000
-"""Maximum median difference between a topic's stamps and the clock's to have the same base."""
-_MOST_RATE = 50
-"""Maximum rate difference between stamps and log time without a warning."""
+_SAME_BASE_NS = 50_000_000  # maximum median difference between a topic's stamps and the clock's to have the same base
+_MOST_RATE = 50  # maximum rate difference between stamps and log time without a warning
 _ROUGH = 1e-2
-_FITTED = 100
-"""Number of pairs at an end of the clock that determine the line beyond it, since each was logged a little late."""
+_FITTED = 100  # pairs at an end of the clock that determine the line beyond it, since each was logged a little late
 
 
 class Stamps(NamedTuple):

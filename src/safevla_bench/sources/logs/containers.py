@@ -27,10 +27,8 @@ from safevla_bench.errors import RecordError
 from safevla_bench.files import open_input
 from safevla_bench.plugins import install_command
 
-MAX_MESSAGE_BYTES = 1 << 20
-"""Maximum size of a decoded message, or of the description of its type."""
-_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36
-"""Maximum size of a decompressed record or chunk, and of all chunks of a file."""
+MAX_MESSAGE_BYTES = 1 << 20  # maximum size of a decoded message, or of the description of its type
+_MAX_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 26, 1 << 36  # of a decompressed record or chunk, and of all chunks of a file
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _COMPRESSED = (".zstd", ".zst")
 
@@ -43,12 +41,10 @@ class Topic(NamedTuple):
     encoding: str
     definition: bytes = b""
     language: str = ""
-    latched: bool = False
-    """True if a subscriber that connects later also receives the last message, as with /tf_static."""
+    latched: bool = False  # True if a subscriber that connects later also receives the last message, as with /tf_static
 
 
-Message = tuple[Topic, int, bytes]
-"""Its channel, the log's time in nanoseconds, and its bytes."""
+Message = tuple[Topic, int, bytes]  # its channel, the log's time in nanoseconds, and its bytes
 Messages = Iterator[Message]
 
 
@@ -57,8 +53,7 @@ class Topics:
 
     def __init__(self, wanted: Collection[str]) -> None:
         self.wanted, self.channels = frozenset(wanted), dict[str, Topic]()
-        self.first_ns: int | None = None
-        """The log's time of the first message, of any topic; None if there was none yet."""
+        self.first_ns: int | None = None  # the log's time of the first message, of any topic; None if there is none
         self.last_ns = 0
 
     def note_time(self, log_ns: int) -> None:

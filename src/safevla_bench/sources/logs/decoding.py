@@ -21,13 +21,10 @@ from safevla_bench.sources.logs.containers import Topic
 from safevla_bench.text import load_json
 
 Decode = Callable[[bytes], Any]
-_MOST_ELEMENTS = 1 << 16
-"""Maximum number of elements of a sequence or an array in a mapped message."""
+_MOST_ELEMENTS = 1 << 16  # maximum number of elements of a sequence or an array in a mapped message
 _MAX_DEFINITION = 1 << 18
-_MOST_VALUES = 1 << 11
-"""Maximum number of values of a message for which code is generated; an array of numbers is one."""
-_NO_FIELD = "structure_needs_at_least_one_member"
-"""A type that is one byte in CDR, and none in ROS 1."""
+_MOST_VALUES = 1 << 11  # maximum number of values of a message for which code is generated; an array of numbers is one
+_NO_FIELD = "structure_needs_at_least_one_member"  # a type that is one byte in CDR, and none in ROS 1
 _MOST_LAYOUTS = 64
 _FORMS = {"bool": "?", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i", "int64": "q"}
 _FORMS |= {f"u{kind}": form.upper() for kind, form in _FORMS.items() if kind.startswith("int")}

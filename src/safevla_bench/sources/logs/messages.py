@@ -24,23 +24,19 @@ from safevla_bench.sources.logs.transforms import Edge, FrameTree, plain_frame
 from safevla_bench.text import escape_controls
 
 MOST_NAMED = 8
-_SAMPLE_NUMBERS = 4
-"""Numbers that a message counts against the budget, in addition to its own."""
-_DENORMAL = 10e-3
-"""Maximum deviation of a quaternion's squared norm from 1; tf2 ignores others."""
+_SAMPLE_NUMBERS = 4  # numbers that a message counts against the budget, in addition to its own
+_DENORMAL = 10e-3  # maximum deviation of a quaternion's squared norm from 1; tf2 ignores others
 _LONGEST_NAME = 200
-_MOST_NUMBERS = 256
-"""Maximum number of values in a message that is searched for a pose by name."""
+_MOST_NUMBERS = 256  # maximum number of values in a message that is searched for a pose by name
 _POSES = ("", "pose", "pose.pose", "transform")
 """Locations of a pose in a message: geometry_msgs/Pose, PoseStamped, PoseWithCovarianceStamped or Odometry, and
 TransformStamped."""
-_NUMBERS = {
+_NUMBERS = {  # of a JointState, Float64MultiArray or Wrench, by part of a mapping
     "torque": ("effort", "data", "value"),
     "gripper": ("position", "effort", "data", "value"),
     "wrench": ("wrench.force", "force", "data", "value"),
     "action": ("effort", "data", "value", "position"),
 }
-"""Default locations of a part's numbers in a message: of a JointState, Float64MultiArray or Wrench."""
 
 
 @dataclass
@@ -57,8 +53,7 @@ class Taker:
     rows: array[float] = field(default_factory=lambda: array("d"))
     width: int = 0
     latched: bool = False
-    fields: str = ""
-    """Field names of a message that had none of the wanted fields."""
+    fields: str = ""  # field names of a message that had none of the wanted fields
 
     def add(self, message: Any, order: int, log_ns: int, row: Sequence[float]) -> None:
         """Add the numbers of a message. Raises `RecordError` if their count changes, or there are too many."""
@@ -101,8 +96,7 @@ class NumberTaker(Taker):
     """Numbers of messages, chosen by the names in each message, or by index."""
 
     columns: Columns = field(kw_only=True)
-    seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
-    """Names of a message -> indices of the mapped ones, -1 if the message lacks one."""
+    seen: dict[tuple[str, ...], list[int]] = field(default_factory=dict)  # names of a message -> indices of the mapped
 
     def take(self, message: Any, order: int, log_ns: int) -> None:
         """Take a message; one without a mapped number changes nothing. Raises `RecordError` if it is inconsistent."""
@@ -178,13 +172,11 @@ class PoseTaker(Taker):
 
     columns: PoseColumns = field(kw_only=True)
     frames: array[int] = field(default_factory=lambda: array("i"))
-    frame_names: dict[str, int] = field(default_factory=dict)
-    """Frame in which poses are given -> its number; `frames` has the number for each message."""
+    frame_names: dict[str, int] = field(default_factory=dict)  # frame of poses -> its number, as in `frames`
     children: dict[str, None] = field(default_factory=dict)
     has_pose: bool = False
     has_turn: bool = False
-    layout: PoseLayout | None = None
-    """Where the pose is among a row's numbers, if their names or the mapping say so."""
+    layout: PoseLayout | None = None  # where the pose is among a row's numbers, if their names or the mapping say so
     names: tuple[str, ...] = ()
 
     def take(self, message: Any, order: int, log_ns: int) -> None:

@@ -272,8 +272,7 @@ def decide_forces(names: Sequence[str], size: int) -> list[int]:
     raise ValueError("which three numbers are the forces x, y, z?")
 
 
-FILL_IN = '"FILL IN"'
-"""A value that a mapping rejects until a person has replaced it."""
+FILL_IN = '"FILL IN"'  # a value that a mapping rejects until a person has replaced it
 
 
 def suggest_pose(names: Sequence[str], size: int) -> list[str]:

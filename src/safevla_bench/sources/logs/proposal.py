@@ -25,14 +25,13 @@ class FoundSource(NamedTuple):
     size: int
 
 
-_PARTS = {
+_PARTS = {  # part of the mapping -> pattern of its source's name; the first match counts
     "wrench": r"wrench|force|(^|\W|_)ft(\W|_|$)",
     "torque": r"torque|effort|joint_?state|(^|\W|_)tau(\W|_|$)",
     "gripper": r"grip|finger",
     "action": r"action",
     "eef": r"(^|\W|_)(ee|eef|tcp|hand|flange)(\W|_|$)|end_?effector|cartesian|eepose",
 }
-"""Part of the mapping -> pattern for the name of its source; the first match counts."""
 _OTHER_TYPE = re.compile(r"image|cloud|camera|compressed|marker|diagnostic|rosout|log(\W|$)|clock|video", re.IGNORECASE)
 _POSE_TYPE = re.compile(r"pose|transformstamped|odometry", re.IGNORECASE)
 

@@ -14,8 +14,7 @@ from safevla_bench.sources.logs.records import translated_errors
 from safevla_bench.text import escape_controls, warn_once
 
 METADATA = "metadata.yaml"
-_SPLIT_GAP_NS = 500_000_000
-"""Numbered files that follow each other within this time are parts of one recording."""
+_SPLIT_GAP_NS = 500_000_000  # numbered files that follow each other within this time are parts of one recording
 _MOST_NAMED = 8
 DAMAGE_REMEDY = (
     "The file is cut off or damaged: `mcap recover`, `ros2 bag reindex` or `rosbag reindex` repair; copy it again."

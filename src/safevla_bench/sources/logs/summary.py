@@ -11,11 +11,9 @@ from safevla_bench.sources.logs.records import SCALES_M, LoggedEpisode, LogMappi
 from safevla_bench.text import escape_controls, format_significant
 from safevla_bench.trajectory.header import find_robot
 
-_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10
-"""Speed, share of a joint's torque limit, and periods of silence above which a channel has a warning."""
+_FASTEST_M_S, _MOST_TORQUE, _MOST_PERIODS = 5.0, 3.0, 10  # m/s, share of a limit, and periods of silence with a warning
 _UNITS = {"torque": " N·m", "wrench": " N before the tare"}
-_MOST_SHOWN = 8
-"""Maximum count of numbers in a channel with extremes."""
+_MOST_SHOWN = 8  # maximum count of numbers in a channel with extremes
 
 
 def describe_channels(episodes: Iterable[LoggedEpisode], mapping: LogMapping) -> Iterator[str]:

@@ -23,8 +23,7 @@ from safevla_bench.sources.logs.names import Floats
 if TYPE_CHECKING:
     from scipy.spatial.transform import Rotation
 
-_XYZW = [4, 5, 6, 3]
-"""Indices of a rotation in a pose, in the order of scipy."""
+_XYZW = [4, 5, 6, 3]  # indices of a rotation in a pose, in the order of scipy
 
 
 def plain_frame(name: str) -> str:

@@ -26,10 +26,8 @@ from safevla_bench.trajectory.batch import Batch, Stamps, batch_of_headers, conc
 from safevla_bench.trajectory.header import EpisodeKey, Header
 from safevla_bench.trajectory.marks import PRIVILEGED, Kitchen, earlier_resets, kitchens, mark_flags, start_marks
 
-CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26
-"""Control steps that are read before they are judged: enough for efficient arrays, some tens of megabytes."""
-KEPT_BYTES = 1 << 26
-"""Maximum size of the valid episodes of sources that are kept in memory; larger ones are read again from the files."""
+CHUNK_RECORDS, CHUNK_BYTES = 1 << 13, 1 << 26  # read before they are judged: some tens of megabytes
+KEPT_BYTES = 1 << 26  # valid episodes up to this size are kept in memory; more are read again from the files
 Indices = Sequence[int] | NDArray[np.int64]
 
 
@@ -39,8 +37,7 @@ class EpisodeNote(NamedTuple):
     header: Header
     length: int
     is_privileged: bool  # true if the policy saw privileged state
-    earlier_resets: int | None
-    """Resets before the episode's own since the environment was seeded, on which the poses of fixtures depend."""
+    earlier_resets: int | None  # resets since the environment was seeded, on which the poses of fixtures depend
     kitchen: Kitchen | None  # the values that fix the start of a RoboCasa episode, if recorded
     start_marks: tuple[str, ...]  # header fields that mark a start that is not the suite's
     stamps_s: NDArray[np.float64] | None  # seconds from record 0 to each record; None if they are `dt` apart
@@ -55,10 +52,8 @@ class EpisodeIndex:
     sources: tuple[RecordSource, ...]
     notes: tuple[EpisodeNote, ...]
     problems: tuple[RecordError, ...]
-    lost: tuple[AbsentEpisode, ...]
-    """The episodes whose record was lost in a damaged file, if a run's table says which they are."""
-    kept: tuple[Sequence[Batch], ...] | None = None
-    """The valid episodes of each source, if the scan kept them because they are few."""
+    lost: tuple[AbsentEpisode, ...]  # whose record was lost in a damaged file, if a run's table names them
+    kept: tuple[Sequence[Batch], ...] | None = None  # the valid episodes of each source, if they are few
 
     def __len__(self) -> int:
         return len(self.notes)
@@ -285,8 +280,7 @@ def merge_batches(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield concatenate_batches(gathered)
 
 
-MAX_NOTES_BYTES = 1 << 30
-"""Maximum size of the facts kept about all episodes, about 250,000, and of errors, unless the files are larger."""
+MAX_NOTES_BYTES = 1 << 30  # of the facts kept about all episodes, about 250,000, and of errors; or the files' size
 _ERROR_BYTES, _OBJECT_BYTES = 1 << 12, 48
 
 

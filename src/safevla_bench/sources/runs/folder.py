@@ -30,12 +30,10 @@ from safevla_recorder.identity import UNKNOWN, is_other_code
 _log = get_logger(__name__)
 
 RUN, MANIFEST, EPISODES, ARCHIVE = "run.json", "manifest.json", "episodes.parquet", "archive"
-SCORES_VERSION = 2
-"""The schema version of scores.json and scores.parquet; files without one have version 1, with texts as reasons."""
+SCORES_VERSION = 2  # of scores.json and scores.parquet; files without one have version 1, with texts as reasons
 ORIGIN = ("scores_version", "judged_by", "sources", "recorded_with")
 """The keys of scores.json that describe its origin; scores.parquet has them as metadata of its schema."""
-DECISION = "decision"
-"""The key of run.json for the result of a stopping rule, and after how many episodes."""
+DECISION = "decision"  # the key of run.json for the result of a stopping rule, and after how many episodes
 BY_CHANCE = (
     "A pair of episodes then differs by chance too; safevla compare first=RUN again=RUN of two runs shows how much."
 )
@@ -92,8 +90,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     calls: int
     p50_ms: float
     p95_ms: float
-    waiting_p50_ms: float | None = None
-    """The part of the calls before and after the model's own time: queue and network; None if the server names none."""
+    waiting_p50_ms: float | None = None  # median of the calls without the model's own time, if the server names it
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +118,7 @@ class DayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     policy_latency: Mapping[str, Latency] = {}  # episode -> the latency of its policy, if it has one
     ran_on: Mapping[str, str] = {}  # episode -> node and process
-    policies_say: Sequence[PolicyGreeting] = ()
-    """The statements of policies about themselves, in the order of their first episodes."""
+    policies_say: Sequence[PolicyGreeting] = ()  # about themselves, in the order of their first episodes
     repeated_answers: Mapping[
         str, Repeats
     ] = {}  # policy -> result of repeated requests to its server after the run's last episode
@@ -408,8 +404,7 @@ def frame_stem(policy: str | None, episode_id: str) -> str:
 
 _REASON = "it was planned, and the table of episodes does not list it"
 _NAMED = 1_000_000  # maximum number of planned episodes that are listed by name; a run.json may claim any number
-_SUITE_SIZES = (None, "protocol")
-"""Value in run.json for the number of episodes if each task of a suite has the suite's own number."""
+_SUITE_SIZES = (None, "protocol")  # for the number of episodes if each task has its suite's own number
 
 
 class PlanStretch(msgspec.Struct, frozen=True):

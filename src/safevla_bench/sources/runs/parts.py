@@ -226,8 +226,7 @@ def _read_row(path: Path) -> RawEpisode:
 # A complete run
 
 
-SEAL = "file_sha256"
-"""The last key of manifest.json, and of `volatile` in run.json: the sha256 of the file's bytes without these digits."""
+SEAL = "file_sha256"  # last key of manifest.json and of `volatile` in run.json: sha256 of the file without its digits
 
 
 def seal_json(document: Mapping[str, object]) -> bytes:

@@ -117,17 +117,12 @@ class RecordSource:
     path: Path
     absent: tuple[run_folder.AbsentEpisode, ...]
     description: Mapping[str, object]  # the run's run.json; empty for an archive file
-    read: Callable[..., Iterator[Batch | RecordError]]
-    """Reads the records, or those at the given indices, as `archive.read_episodes` does."""
-    files: tuple[Path, ...] = ()
-    """The files that `read` reads, one after the other; none for an unfinished run, which may continue meanwhile."""
-    expected: tuple[run_folder.AbsentEpisode, ...] | None = None
-    """The episodes that must have a record, as they are reported if it is lost; None = unknown."""
-    complete: bool = False
-    """True for a complete run folder, so that its files can be compared with its manifest."""
+    read: Callable[..., Iterator[Batch | RecordError]]  # all, or those at the given indices, as `archive.read_episodes`
+    files: tuple[Path, ...] = ()  # which `read` reads in turn; none for an unfinished run, which may continue
+    expected: tuple[run_folder.AbsentEpisode, ...] | None = None  # which must have a record; None = unknown
+    complete: bool = False  # True for a complete run folder, so that its files can be compared with its manifest
     policy_names: naming.PolicyNames = field(default_factory=dict)
-    plan: run_folder.PlanDifference = _AS_PLANNED
-    """Differences between the plan of a complete run and its table; missing episodes are in `absent` too."""
+    plan: run_folder.PlanDifference = _AS_PLANNED  # of a complete run; missing episodes are in `absent` too
 
     def rename_policies(self, names: naming.PolicyNames) -> RecordSource:
         """Return the source with renamed policies in its records and its absent episodes; its run.json is unchanged. A

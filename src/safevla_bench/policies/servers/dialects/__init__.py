@@ -89,16 +89,14 @@ class DialectFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     about: str
     release: str  # the protocol that defines this dialect's images, states and gripper
     transport: str
-    hosts: dict[str, Literal["upstream", "ours"]]
-    """The hosts that it fits, its own first, and whether the server's project evaluates there or only this package."""
+    hosts: dict[str, Literal["upstream", "ours"]]  # its own first; evaluated by the server's project or by us
     request: tuple[RequestEntry, ...]
     reply: tuple[ReplyArray, ...]  # arrays whose columns, concatenated, are the host's action
     switches: tuple[int, ...] = (6,)  # columns of the action converted like the protocol's gripper
     sessions: bool = False
     absolute: bool = False  # whether actions are poses in the world frame instead of changes
     server_crops: bool = False
-    ensemble: int = 0
-    """How many of the last replies an action is averaged from, for servers that are asked in every step; 0 = one."""
+    ensemble: int = 0  # how many of the last replies an action is averaged from, if asked in every step; 0 = one
 
 
 @dataclass(frozen=True, slots=True)
