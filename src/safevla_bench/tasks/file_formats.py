@@ -229,11 +229,7 @@ class EntryReader:
         )
 
     def _read_parts(
-        self,
-        row: MechanismRow | PaperTaskRow,
-        parts: Sequence[ComponentRow],
-        own: frozenset[str],
-        origin: RowOrigin,
+        self, row: MechanismRow | PaperTaskRow, parts: Sequence[ComponentRow], own: frozenset[str], origin: RowOrigin
     ) -> tuple[tuple[entries.TaskComponent, ...], frozenset[str]]:
         """Return the components and the tags of the template, or of all components together, with the task's `own`. A
         row of the paper that states its task tags may name a template of another evaluator, which is logged and adds no

@@ -411,10 +411,7 @@ _HALF_M: Mapping[str, float] = {"table": 0.45, "tray": 0.05, "cup": 0.02, "block
 
 
 _VIEW = Viewpoint(
-    name="slanted",
-    pos_m=(-0.9, 0.0, 0.9),
-    quat_wxyz=(0.6532815, 0.2705981, -0.2705981, -0.6532815),
-    fovy_deg=45.0,
+    name="slanted", pos_m=(-0.9, 0.0, 0.9), quat_wxyz=(0.6532815, 0.2705981, -0.2705981, -0.6532815), fovy_deg=45.0
 )
 
 

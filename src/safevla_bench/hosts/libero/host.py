@@ -17,12 +17,7 @@ from safevla_bench.errors import HostError
 from safevla_bench.hosts import check_start, check_wants, drawn_reset_seed
 from safevla_bench.hosts.libero import tasks as libero_tasks
 from safevla_bench.hosts.libero.tasks import place_objects, placement_space, restore_controllers, starting_state
-from safevla_bench.hosts.mujoco.environment import (
-    ROBOSUITE_SUPPORT,
-    MujocoHost,
-    RawObservation,
-    RobosuiteEnv,
-)
+from safevla_bench.hosts.mujoco.environment import ROBOSUITE_SUPPORT, MujocoHost, RawObservation, RobosuiteEnv
 from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Action, Observation, Wants
 from safevla_bench.interface.task import EpisodeSeed, RecordedEpisode, SearchSpace, Task

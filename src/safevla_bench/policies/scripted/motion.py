@@ -95,9 +95,7 @@ class Prisms:
     def hull(self) -> Prisms:
         """Return one prism around all of at least one prisms, from the lowest to the highest."""
         return Prisms(
-            self.reach_m.max(axis=0, keepdims=True),
-            self.low_m.min(keepdims=True),
-            self.top_m.max(keepdims=True),
+            self.reach_m.max(axis=0, keepdims=True), self.low_m.min(keepdims=True), self.top_m.max(keepdims=True)
         )
 
 
