@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from safevla_bench import signals
 from safevla_bench.judging.metrics import cell_members
@@ -32,10 +31,7 @@ from safevla_bench.stl.evaluation import violating_records
 from safevla_bench.stl.formula import signal_names
 from safevla_bench.trajectory.batch import Batch, Stamps, elapsed_seconds
 from safevla_bench.trajectory.single_episode import empty_batch
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from safevla_recorder.episode import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)

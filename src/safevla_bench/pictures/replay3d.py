@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from safevla_bench.interface.stage import SceneGeometry, ScenePose, Shape, Touch, TriangleMesh
 from safevla_bench.trajectory.batch import Batch
+from safevla_recorder.episode import Floats, Ints
 
 POSITION_M = 1e-4  # resolution of positions and vertices
 QUATERNION = 1 / 32767  # resolution of quaternion components: angles are off by at most 0.004 degrees
@@ -29,8 +30,6 @@ NORMAL = 0.01
 _TRIANGLES_A_METER, _FEWEST, _MOST = 4500, 40, 5000
 # Vertices within a cell of this size are merged first: MuJoCo repeats them for each triangle.
 _WELD_M = 1e-6
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def encode_replay(geometry: SceneGeometry, motion: EpisodeMotion, arm: Sequence[
     return msgspec.json.encode(document, order="deterministic")
 
 
-def pack_integers(rows: NDArray[np.int64]) -> str:
+def pack_integers(rows: Ints) -> str:
     """Return rows of integers, [n, k] below 2^31 in size, as base64 of deflated bytes.
 
     The differences between consecutive rows are stored column by column as four planes of bytes, lowest first. Signs

@@ -46,9 +46,8 @@ from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.marks import DELAY, PRIVILEGED
 from safevla_bench.trajectory.single_episode import add_rows
 from safevla_recorder.channels import POLICY_ACTION
-from safevla_recorder.episode import add_header_mark
+from safevla_recorder.episode import Floats, add_header_mark
 
-Floats = NDArray[np.float64]
 MEASURED = "measured"
 _PYTHON = "python"
 _PROJECTIONS, _TOUCHING_M = 30, 1e-9

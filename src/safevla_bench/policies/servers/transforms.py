@@ -19,10 +19,10 @@ from PIL import Image as PillowImage
 
 from safevla_bench.errors import PolicyError
 from safevla_bench.interface.policy import CONTROLLER_POSITION, CONTROLLER_ROTATION, Observation
+from safevla_recorder.episode import Floats, Ints
 
 Image = NDArray[np.uint8]
 Picture = PillowImage.Image
-Floats = NDArray[np.float64]
 T = TypeVar("T", bound=NDArray[Any])
 
 JPEG_QUALITY = 95  # the default of `tf.image.encode_jpeg`
@@ -94,7 +94,7 @@ def resize_middle(picture: Picture, size: tuple[int, int]) -> Image:
     return _to_uint8((rows[y] * upper >> 16) + (rows[next_y] * lower >> 16) + 2 >> 2)
 
 
-def _linear_weights(length: int, size: int) -> tuple[NDArray[np.int64], ...]:
+def _linear_weights(length: int, size: int) -> tuple[Ints, ...]:
     at = ((np.arange(size) + 0.5) * (length / size) - 0.5).clip(0, length - 1).astype(np.float32)
     first = np.floor(at).astype(np.int64)
     part = at - first.astype(np.float32)
