@@ -107,9 +107,8 @@ def _tell_force(reading: RecordFields, signal: Signal, first: int, registry: Reg
         upstream, b = other, a
     chain = upstream.extend(hardest, b)
     touch = f"in contact since {_time(reading, _since(reading, hardest))}"
-    strength = (
-        f", {format_amount(hardest.force_n, 'N')} at {_time(reading, first)}" if signal.cause == "contact" else ""
-    )
+    force = f", {format_amount(hardest.force_n, 'N')} at {_time(reading, first)}"
+    strength = force if signal.cause == "contact" else ""
     adrift = batch.body_role[chain.bodies[0]] != ROBOT and batch.body_role[b] != ROBOT
     alone = f" No contact of the robot with {batch.body_label(chain.bodies[0])} is recorded shortly before."
     sentence = f"{_arrows(batch, chain)}: {touch}{strength}.{alone if adrift else ''}"
@@ -138,9 +137,8 @@ def _tell_load(reading: RecordFields, signal: Signal, first: int, registry: Regi
     in_record = _contacts(reading, range(start[first], start[first + 1]))
     hardest = _hardest(batch, [c for c in in_record if ROBOT in (batch.body_role[c.a], batch.body_role[c.b])])
     if hardest is None:
-        sentence = (
-            f"No contact of the robot is recorded at {_time(reading, first)}: its own motion, or what it carries."
-        )
+        moment = _time(reading, first)
+        sentence = f"No contact of the robot is recorded at {moment}: its own motion, or what it carries."
         return _make_cause(reading, _Chain(()), first, registry, sentence)
     a, b = _robot_first(batch, hardest)
     touch = f"in contact since {_time(reading, _since(reading, hardest))}, {format_amount(hardest.force_n, 'N')}"

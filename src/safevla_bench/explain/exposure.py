@@ -170,10 +170,8 @@ def _summarize_cell(exposure: Exposure, scores: Scores, members: Ints, policy: s
     names = [ANY_LIMIT, *(spec.spec_id for spec in exposure.specs)]
     rows, most = np.vstack([exposure.any_s, exposure.violation_s]), exposure.longest_s[members].max(initial=0.0)
     means = bounded_means(rows[:, members], scores.start[members], scores.intervals, most=float(most))
-    limits = []
-    for name, mean, times in zip(
-        names, means, [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s], strict=True
-    ):
+    limits, firsts = [], [np.fmin.reduce(exposure.first_s, initial=np.nan), *exposure.first_s]
+    for name, mean, times in zip(names, means, firsts, strict=True):
         known = times[members][~np.isnan(times[members])]
         first_s = float(np.median(known)) if len(known) else None
         limits.append(LimitExposure(spec_id=name, violation_s=mean, first_s=first_s))

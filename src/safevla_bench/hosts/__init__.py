@@ -122,10 +122,8 @@ def check_start(task: Task, seed: EpisodeSeed, supports: HostSupport = NOTHING_O
     name = f"{task.benchmark} {task.task_id}"
     has_state = seed.recorded is not None and seed.recorded.state is not None
     if has_state and not supports.states:
-        raise HostError(
-            f"{name} cannot start from a recorded state",
-            remedy="Replay by its initial state and seed, if the record has both.",
-        )
+        remedy = "Replay by its initial state and seed, if the record has both."
+        raise HostError(f"{name} cannot start from a recorded state", remedy=remedy)
     if seed.placed and (has_state or not supports.placed):
         problem = f"{name} cannot start with {seed.placed[0][0]} at a chosen place"
         raise HostError(problem, remedy="Use a host whose starts can be placed: docs/reference/hosts.md.")

@@ -58,9 +58,8 @@ def read_motion(record: Batch, poses: Sequence[ScenePose]) -> EpisodeMotion:
     """Return the motion of an episode, a batch of one, with its contacts; `poses` has one entry per record."""
     positions_m = np.array([pose.part_pos_m for pose in poses])
     quats = np.array([pose.part_quat_wxyz for pose in poses])
-    return EpisodeMotion(
-        float(record.dt_s[0]), record.stamps_s.get(0), positions_m, quats, tuple(_shown_contacts(record, poses))
-    )
+    contacts = tuple(_shown_contacts(record, poses))
+    return EpisodeMotion(float(record.dt_s[0]), record.stamps_s.get(0), positions_m, quats, contacts)
 
 
 def _shown_contacts(record: Batch, poses: Sequence[ScenePose]) -> Iterator[ShownContact]:

@@ -126,9 +126,8 @@ def run_episode(
         # A `PolicyError` explains the problem better than a traceback through this package.
         reason = str(error) if isinstance(error, errors.PolicyError) else traceback.format_exc()
         latency, greeting = seam.latency(), seam.greeting()
-        return EpisodeOutcome(
-            planned, "crashed", steps, None, reason, latency, greeting, is_policy_failure=seam.is_asking
-        )
+        crash = EpisodeOutcome(planned, "crashed", steps, None, reason, latency, greeting)
+        return replace(crash, is_policy_failure=seam.is_asking)
     marks: dict[str, object] = {PRIVILEGED: True} if policy.wants.privileged else {}
     marks |= {STOPPED_ON_VIOLATION: True} if violation else {}
     marks |= policy.marks if isinstance(policy, DelayedPolicy) else {}

@@ -19,9 +19,8 @@ from safevla_bench.plugins import NO_ARGUMENTS, install_command
 try:
     import gymnasium
 except ModuleNotFoundError:
-    raise SafevlaError(
-        "safevla_bench.rollout.gym needs gymnasium, which is not installed", remedy=install_command("gym")
-    ) from None
+    lacking = "safevla_bench.rollout.gym needs gymnasium, which is not installed"
+    raise SafevlaError(lacking, remedy=install_command("gym")) from None
 
 from safevla_bench.hosts import make_host, registry_files
 from safevla_bench.interface.environment import Host

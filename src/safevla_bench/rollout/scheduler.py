@@ -260,9 +260,8 @@ class _Crew:
             self._deaths[busy.current.episode_id] += 1
             self._left.put_back(busy.current)
         else:
-            reason = (
-                f"its worker died in each of {RETRIES + 1} attempts, last after {busy.steps} steps or more: {cause}"
-            )
+            last = f"last after {busy.steps} steps or more: {cause}"
+            reason = f"its worker died in each of {RETRIES + 1} attempts, {last}"
             finished = EpisodeOutcome(busy.current, "crashed", busy.steps, None, reason)
         self._start(number)
         return finished

@@ -83,6 +83,7 @@ def exempt_tasks(registry: Registry, library: Library, spec_id: str) -> dict[str
 def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> TaskListing:
     tags = registry.task_tags(entry.benchmark, entry.task_id)
     reasons = {spec.spec_id: inactive_reason(spec, tags, entry.benchmark) for spec in library.safe}
+    parts = [part.template for part in entry.components]
     return {
         "benchmark": entry.benchmark,
         "task_id": entry.task_id,
@@ -91,9 +92,5 @@ def _task_listing(registry: Registry, library: Library, entry: TaskEntry) -> Tas
         "object_tags": dict(entry.object_tags),
         "active_specs": [spec for spec, reason in reasons.items() if not reason],
         "inactive_specs": {spec: reason for spec, reason in reasons.items() if reason},
-        **(
-            {"template": entry.template}
-            if entry.template
-            else {"components": [part.template for part in entry.components]}
-        ),
+        **({"template": entry.template} if entry.template else {"components": parts}),
     }

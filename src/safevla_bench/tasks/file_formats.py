@@ -132,9 +132,8 @@ def check_known(name: str, choices: Iterable[str], key: str, what: str, origin: 
     """Raise the origin's error unless a name is among the choices. `key` is the key with the name."""
     names = list(choices)
     if name not in names:
-        raise origin.make_error(
-            f"{name!r} is not one of the {what}", field=key, remedy=suggest_names(name, names, what)
-        )
+        remedy = suggest_names(name, names, what)
+        raise origin.make_error(f"{name!r} is not one of the {what}", field=key, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +195,10 @@ class EntryReader:
         check_known(row.benchmark, self.benchmarks, "benchmark", "benchmarks", origin)
         self.read_tags(row.object_tags, "object_tags", origin)
         own = self.read_tags(row.tags, "tags", origin)
-        parts = tuple(
-            part if isinstance(part, ComponentRow) else ComponentRow(template=part) for part in row.components
-        )
-        return entries.TaskEntry(
-            row.benchmark, task_id, row.template, *self._read_parts(row, parts, own, origin), row.object_tags
-        )
+        listed = row.components
+        parts = tuple(part if isinstance(part, ComponentRow) else ComponentRow(template=part) for part in listed)
+        components, tags = self._read_parts(row, parts, own, origin)
+        return entries.TaskEntry(row.benchmark, task_id, row.template, components, tags, row.object_tags)
 
     def _make_paper_entry(self, row: PaperTaskRow, origin: RowOrigin) -> entries.TaskEntry:
         measured = None
@@ -280,12 +277,10 @@ def _paper_task_row(
     entry: entries.TaskEntry, measured: frozenset[str], vocabulary: Mapping[str, Tag]
 ) -> dict[str, object]:
     tags = sorted({*entry.tags, *entry.object_tags, *measured} - set(built_in_tags()))
+    predicates = [list(part.predicates) for part in entry.components]
     optional = {
         "instruction": entry.instruction,
-        "predicates": [
-            list(part.predicates) for part in entry.components if any(p.predicates for p in entry.components)
-        ]
-        or None,
+        "predicates": predicates if any(predicates) else None,
         "object_tag_reasons": dict(sorted(entry.object_tags.items())) or None,
         "patterns": list(entry.patterns) or None,
         "tag_meanings": meanings_by_class(vocabulary[name] for name in tags) or None,

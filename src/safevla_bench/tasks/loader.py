@@ -48,9 +48,8 @@ def load_registry(extra: Sequence[Path | RuleFile] = ()) -> Registry:
 @cache
 def _built_in_registry() -> Registry:
     folder = resources.files(__package__) / "registry"
-    return _extend_registry(
-        Registry({}, (), {}, {}, {}), [_read_source(folder / file, f"registry/{file}") for file in BUILT_IN]
-    )
+    sources = [_read_source(folder / file, f"registry/{file}") for file in BUILT_IN]
+    return _extend_registry(Registry({}, (), {}, {}, {}), sources)
 
 
 def _read_source(path: Traversable | RuleFile, file: str) -> file_formats.RegistrySource:

@@ -52,9 +52,8 @@ def describe_reason(
     if registry and (suite := registry.benchmarks.get(registry.find_suite(benchmark))):
         words |= registry.absence_reasons(benchmark)
         if full := registry.capability_sets.get(f"{suite.capabilities}-full"):
-            left_out = (
-                f"left out by the paper's {suite.capabilities} capability set; --set capabilities={full.name} judges it"
-            )
+            remedy = f"--set capabilities={full.name} judges it"
+            left_out = f"left out by the paper's {suite.capabilities} capability set; {remedy}"
             words |= dict.fromkeys(full.tags - registry.capability_sets[suite.capabilities].tags, left_out)
     texts = []
     for code, fields in codes.items():

@@ -49,9 +49,8 @@ class RecordRules(HostRules):
         for steps, records in enumerate([*lengths, int(run.batch.lengths[0])]):
             require(records == steps + 1, f"{run}: after {steps} actions there are {records} records.")
         recorded = run.batch.action.episode_rows(0)
-        require(
-            np.array_equal(recorded, run.actions), f"{run}: the recorded actions differ from those that were given."
-        )
+        is_same = np.array_equal(recorded, run.actions)
+        require(is_same, f"{run}: the recorded actions differ from those that were given.")
 
     def test_the_header_says_which_episode_it_is(self, run: TrialRun) -> None:
         """Fail unless the header has the task's benchmark and id, the observed instruction, and both seed numbers."""
@@ -157,9 +156,8 @@ class ContactRules(HostRules):
         records = range(int(run.batch.lengths[0]))
         touching = {tuple(sorted(pair)) for k in records for pair in contact_pairs(run.batch, k)}
         contradictory = sorted(mechanical & touching)
-        require(
-            not contradictory, f"{run}: robot links listed in dropped_pairs are recorded as touching: {contradictory}."
-        )
+        failure = f"{run}: robot links listed in dropped_pairs are recorded as touching: {contradictory}."
+        require(not contradictory, failure)
 
     def test_what_both_fingers_hold_is_named(self) -> None:
         """Fail unless, after the hook `hold`, the last record has `gripper_contact` and names that body as gripped."""
@@ -371,11 +369,8 @@ class PhysicsRules(HostRules):
         ends = Rotation.from_quat(np.roll(path[[0, -1]], -1, axis=1))
         expected = Rotation.from_euler("z", angle_deg, degrees=True)
         off = np.degrees((ends[1] * ends[0].inv() * expected.inv()).magnitude())
-        wrong = "quaternions are w, x, y, z, in the world frame"
-        require(
-            off <= _OFF_DEG,
-            f"{body} was turned by {angle_deg:g}° about the vertical; its record is {off:.1f}° off: {wrong}.",
-        )
+        wrong = f"its record is {off:.1f}° off: quaternions are w, x, y, z, in the world frame."
+        require(off <= _OFF_DEG, f"{body} was turned by {angle_deg:g}° about the vertical; {wrong}")
 
     def test_a_motion_that_touches_repeats(self, run: TrialRun) -> None:
         """Fail if the episode of the hook `hold` has no contact, or differs in any bit in a new environment."""

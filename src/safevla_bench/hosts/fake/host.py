@@ -75,9 +75,8 @@ class FakeHost(Host):
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the tasks: place the block, place it with the cup in the way, and crash in the fifth step."""
         require_known("the fake host", "suite", suite, self.suites())
-        return tuple(
-            Task(SUITE, f"task_{k}", k, *text, tuple(STILL), INIT_STATES, episodes=1) for k, text in enumerate(_TASKS)
-        )
+        rows = ((f"task_{k}", k, *text) for k, text in enumerate(_TASKS))
+        return tuple(Task(SUITE, *row, tuple(STILL), INIT_STATES, episodes=1) for row in rows)
 
     def make(self, task: Task, wants: policy.Wants) -> FakeEnv:
         """Return a new environment of one task, which supports privileged state and the reading `state`."""
@@ -88,10 +87,8 @@ class FakeHost(Host):
         """Return squares of ±1 cm for the starts of block, cup and tray; the block's start is drawn per episode."""
         names = [f"{name}.{axis}" for name in _MOVABLE for axis in "xy"]
         center = _flat_places(_first_objects(task.index))
-        own = (
-            _initial_world(task.index, replace(start, init_state_index=k, placed=())).objects
-            for k in range(INIT_STATES)
-        )
+        starts = (replace(start, init_state_index=k, placed=()) for k in range(INIT_STATES))
+        own = (_initial_world(task.index, own_start).objects for own_start in starts)
         return SearchSpace(
             tuple(names),
             tuple((center - JITTER_M).tolist()),
@@ -159,9 +156,8 @@ class FakeEnv(HostEnv):
         check_start(self.task, seed, FakeHost.supports)
         self._seed = seed
         played = seed.recorded.state if seed.recorded else None
-        self._world = (
-            _initial_world(self.task.index, seed) if played is None else _World.from_state(flat_state(played, _STATE))
-        )
+        restored = None if played is None else _World.from_state(flat_state(played, _STATE))
+        self._world = restored or _initial_world(self.task.index, seed)
         self._actions: list[policy.Action] = []
         self._records = [self._settle_record(seed)]
         self._renders_next = True

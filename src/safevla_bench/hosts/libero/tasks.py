@@ -161,9 +161,8 @@ def load_init_states(task: Task) -> Floats | None:
 def _load_suite_states(entry: LiberoTask) -> Floats:
     from libero.libero.benchmark import load_initial_states
 
-    states: Floats = load_initial_states(
-        installed_folder("init_states") / entry.problem_folder / entry.init_states_file
-    )
+    file = installed_folder("init_states") / entry.problem_folder / entry.init_states_file
+    states: Floats = load_initial_states(file)
     return states
 
 

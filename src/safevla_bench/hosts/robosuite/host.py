@@ -124,9 +124,8 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         if seed.recorded is not None and seed.recorded.state is not None:
             model, data = self._mujoco()
             # Our records have the full state; robosuite's demonstrations end after the velocities.
-            state_length = (
-                state_size(model) if len(seed.recorded.state) == state_size(model) else 1 + model.nq + model.nv
-            )
+            is_whole = len(seed.recorded.state) == state_size(model)
+            state_length = state_size(model) if is_whole else 1 + model.nq + model.nv
             state = environment.flat_state(seed.recorded.state, state_length)
             set_state(model, data, np.concatenate([state, copy_state(model, data)[state_length:]]))
             env.sim.forward()

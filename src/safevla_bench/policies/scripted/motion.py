@@ -129,9 +129,8 @@ NOTHING = Prisms(np.empty((0, len(DIRECTIONS))), np.empty(0), np.empty(0))
 
 def obstacles_except(scene: Privileged, *names: str) -> Prisms:
     """Return the prisms of all bodies in the scene that have a size, except those named. `NOTHING` if none is left."""
-    return concatenate_prisms(
-        NOTHING, *(body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
-    )
+    others = (body_prisms(scene, name) for name in scene.half_extents_m if name not in names)
+    return concatenate_prisms(NOTHING, *others)
 
 
 def hand_prisms(yaw_rad: float, aperture_m: float) -> Prisms:

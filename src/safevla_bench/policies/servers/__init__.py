@@ -252,9 +252,8 @@ def client_factory(
         given = {key: value for key, value in arguments.items() if value is not None}
         require_library(kind.library, kind.extra)
         endpoint = parse_endpoint(arg, kind.name, kind.schemes, kind.port, given)
-        dialect = dialects.choose_dialect(
-            given.get("dialect", kind.dialect), kind.name, given.get("cameras"), given.get("image_size")
-        )
+        spoken = given.get("dialect", kind.dialect)
+        dialect = dialects.choose_dialect(spoken, kind.name, given.get("cameras"), given.get("image_size"))
         replan = parse_replan(given.get("replan"), dialect.replan) if kind.replans else None
         return ChunkedPolicy(make_model(endpoint, dialect, given), replan)
 

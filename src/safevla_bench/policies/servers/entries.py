@@ -149,9 +149,8 @@ def make_entry_policy(
     others = dict(arguments)
     texts = tuple(others.pop(SERVER, "").split())
     if not texts:
-        raise PolicyError(
-            f"{name} needs the address of its server", remedy=f"Start it: {entry.serve}; pass --server URL."
-        )
+        remedy = f"Start it: {entry.serve}; pass --server URL."
+        raise PolicyError(f"{name} needs the address of its server", remedy=remedy)
     spoken, servers = {"dialect": entry.dialect, **others}, assign_servers(entry, texts)
     made = {url: open_policy(f"{entry.transport}:{url}", spoken) for url in dict.fromkeys(servers.values())}
     clients = cast("dict[str, ChunkedPolicy]", made)

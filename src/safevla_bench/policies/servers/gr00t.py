@@ -93,9 +93,8 @@ class Gr00tModel(ChunkModel):
         memory = {"reset_memory": [self._is_first], "session_ids": [self._session]}
         options = memory if self.dialect.file.sessions else None
         observation = nest_request(request) if self._nested else request
-        answer = self.call(
-            "get_action", observation if self._bare else {"observation": observation, "options": options}
-        )
+        data = observation if self._bare else {"observation": observation, "options": options}
+        answer = self.call("get_action", data)
         action = answer if self._bare else answer[0] if isinstance(answer, list) and answer else None
         if not isinstance(action, dict):
             problem = f"the server {self.address} answered with a {type(answer).__name__}"

@@ -167,9 +167,8 @@ def _parse_image(request: Mapping[object, object], key: str, wants: Wants) -> ND
 def _require_array(request: Mapping[object, object], key: str, dtype_kind: str, ndim: int) -> NDArray[Any]:
     value = request.get(key)
     if not isinstance(value, np.ndarray) or value.dtype.kind != dtype_kind or value.ndim != ndim:
-        raise PolicyError(
-            f"{key!r} is missing, or not an array of the right kind", remedy="docs/howto/servers.md lists all."
-        )
+        problem = f"{key!r} is missing, or not an array of the right kind"
+        raise PolicyError(problem, remedy="docs/howto/servers.md lists all.")
     return value.astype(np.float64) if dtype_kind == "f" else value
 
 
@@ -191,9 +190,8 @@ def _handle_connection(connection: ServerConnection, served: ServedPolicy) -> No
     except ConnectionClosed:
         return
     except BaseException as error:  # the client must learn of any exception from a policy
-        connection.send(
-            f"{error.problem}. {error.remedy or ''}" if isinstance(error, PolicyError) else traceback.format_exc()
-        )
+        reason = f"{error.problem}. {error.remedy or ''}" if isinstance(error, PolicyError) else traceback.format_exc()
+        connection.send(reason)
         connection.close(1011, "the text before says why")
 
 

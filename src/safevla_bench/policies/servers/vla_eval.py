@@ -129,10 +129,8 @@ def adapt_dialect(dialect: Dialect, params: Mapping[str, object]) -> Dialect:
     """
     fields = tuple(field for field in dialect.fields if field.asked is None or params.get(field.asked))
     if params.get("quat_no_antipodal"):
-        fields = tuple(
-            structs.replace(field, state=tuple(_SINGLE if name == _SHORTEST else name for name in field.state))
-            for field in fields
-        )
+        states = [tuple(_SINGLE if name == _SHORTEST else name for name in field.state) for field in fields]
+        fields = tuple(structs.replace(field, state=state) for field, state in zip(fields, states, strict=True))
     cameras = tuple(field.camera for field in fields if field.camera)
     wants = replace(dialect.wants, cameras=cameras, absolute=bool(params.get("absolute_action")))
     return replace(dialect, fields=fields, wants=wants)
@@ -148,18 +146,15 @@ def check_requirements(
     gripper = _submap(action_spec, "gripper").get("format", "raw")
     position = _submap(action_spec, "position").get("format")
     shows_state, shows_wrist = any(field.state for field in dialect.fields), len(dialect.wants.cameras) > 1
+    mode = str(params.get("control_mode"))[:60]
+    is_unasked = position == "absolute_xyz" and not dialect.wants.absolute
+    is_other_gripper = not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
     unmet = {
         "asks for send_state, which is not sent": params.get("send_state") and not shows_state,
         "asks for send_wrist_image, which is not sent": params.get("send_wrist_image") and not shows_wrist,
-        f"asks for the control mode {str(params.get('control_mode'))[:60]}, which only SimplerEnv has": (
-            "control_mode" in params
-        ),
-        "describes absolute positions, and does not ask for absolute_action": (
-            position == "absolute_xyz" and not dialect.wants.absolute
-        ),
-        f"describes its gripper as {gripper}, which is read by {conversion!r}": (
-            not chosen and gripper not in GRIPPERS.get(conversion, (gripper,))
-        ),
+        f"asks for the control mode {mode}, which only SimplerEnv has": "control_mode" in params,
+        "describes absolute positions, and does not ask for absolute_action": is_unasked,
+        f"describes its gripper as {gripper}, which is read by {conversion!r}": is_other_gripper,
     }
     for problem, holds in unmet.items():
         if holds:

@@ -265,9 +265,8 @@ def load_dialect(name: str) -> Dialect:
         extra=tuple(part.removeprefix(transforms.EXTRA) for part in states if part.startswith(transforms.EXTRA)),
         absolute=file.absolute,
     )
-    return Dialect(
-        name, file, inference, wants, fields, inference.replan if isinstance(inference.replan, int) else None
-    )
+    replan = inference.replan if isinstance(inference.replan, int) else None
+    return Dialect(name, file, inference, wants, fields, replan)
 
 
 def choose_dialect(name: str, transport: str, cameras: str | None = None, image_size: str | None = None) -> Dialect:
