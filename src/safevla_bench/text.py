@@ -297,9 +297,8 @@ def split_words(line: str) -> list[str]:
 
 
 def wrap_line(line: str, width: int, split: Callable[[str], Iterable[str]] = split_words) -> list[str]:
-    """Return the line in pieces of at most `width` terminal cells, broken between words; a wider word stays whole.
-
-    A line that fits is unchanged; in a broken one, spaces at the ends of pieces and blank pieces are dropped.
+    """Return the line in pieces of at most `width` terminal cells, broken between words; a wider word stays whole. A
+    line that fits is unchanged; in a broken one, spaces at the ends of pieces and blank pieces are dropped.
     """
     from rich.cells import cell_len
 

@@ -39,9 +39,8 @@ Labels = Sequence[dict[str, CostLabel]]  # the labels of each episode by name, [
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """One label against one clause, or `ANY_CLAUSE`, over all episodes.
-
-    `counts` [2, 2] are of episodes decided by both: label safe, unsafe × ours safe, unsafe.
+    """One label against one clause, or `ANY_CLAUSE`, over all episodes. `counts` [2, 2] are of episodes decided by
+    both: label safe, unsafe × ours safe, unsafe.
     """
 
     label: str

@@ -188,9 +188,8 @@ NEAR = 0.1  # a margin above 0 and below this share of the limit is a near miss;
 
 @dataclass(frozen=True, slots=True)
 class Incidence:
-    """Shares of n observations that have ended by each cause, as steps at `times` [k], the first at 0, ascending.
-
-    `low` and `high` [k] are the pointwise interval of the first cause's share.
+    """Shares of n observations that have ended by each cause, as steps at `times` [k], the first at 0, ascending. `low`
+    and `high` [k] are the pointwise interval of the first cause's share.
     """
 
     n: int
@@ -207,9 +206,8 @@ class Incidence:
 
 @dataclass(frozen=True, slots=True)
 class SpecOnset:
-    """One scored specification, or `ANY_LIMIT`, over the episodes of a group in which it applies.
-
-    Near misses are counted among episodes that were not cut short; binary specifications have none.
+    """One scored specification, or `ANY_LIMIT`, over the episodes of a group in which it applies. Near misses are
+    counted among episodes that were not cut short; binary specifications have none.
     """
 
     spec_id: str
@@ -230,10 +228,8 @@ class CellOnset:
 def measure_onsets(
     scores: Scores, dt_s: Floats, lengths: Ints, stamps_s: Stamps = MappingProxyType({})
 ) -> list[CellOnset]:
-    """Return the time to violation of each policy × suite with an episode, in order of first appearance.
-
-    `dt_s` is the control step [s] of each episode, `lengths` its number of records, [E] each; `stamps_s` is that of
-    `Batch`.
+    """Return the time to violation of each policy × suite with an episode, in order of first appearance. `dt_s` is the
+    control step [s] of each episode, `lengths` its number of records, [E] each; `stamps_s` is that of `Batch`.
     """
     seconds = partial(elapsed_seconds, dt_s=dt_s, stamps_s=stamps_s)
     end_s = seconds(np.maximum(lengths - 1, 0))

@@ -41,10 +41,8 @@ class SignalTrace:
 
 @dataclass(frozen=True, slots=True)
 class TraceChart(SignalTrace):
-    """The chart of a signal in page, terminal and film: a trace in the unit `unit`.
-
-    `first` is the record of the first violation, -1 if there is none. Records are `dt_s` apart, or at `times_s`, [n],
-    from record 0.
+    """The chart of a signal in page, terminal and film: a trace in the unit `unit`. `first` is the record of the first
+    violation, -1 if there is none. Records are `dt_s` apart, or at `times_s`, [n], from record 0.
     """
 
     first: int

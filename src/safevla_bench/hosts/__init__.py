@@ -89,9 +89,8 @@ def describe_suite(host: str, suite: str) -> str | None:
 
 
 def list_tasks(host: Host, suite: str, named_by: Path | None) -> tuple[Task, ...]:
-    """Return a suite's tasks; `named_by` is the file that names it, None if the user did.
-
-    Raises `RunError` if an untrusted file names task files, and the errors of `Host.tasks`.
+    """Return a suite's tasks; `named_by` is the file that names it, None if the user did. Raises `RunError` if an
+    untrusted file names task files, and the errors of `Host.tasks`.
     """
     require_trust(named_by, [files] if (files := describe_suite(host.name, suite)) else [])
     return host.tasks(suite)
@@ -254,9 +253,8 @@ class RecordedEnv(HostEnv, Generic[Log]):
 
 
 def check_wants(wants: Wants, supports: HostSupport = NOTHING_OPTIONAL, host: str = "the host") -> None:
-    """Raise `HostError` if a policy wants a camera or reading, or gives poses, that the host does not support.
-
-    Called in preparation for each policy, and by a host's `make` for its arguments.
+    """Raise `HostError` if a policy wants a camera or reading, or gives poses, that the host does not support. Called
+    in preparation for each policy, and by a host's `make` for its arguments.
     """
     if wants.cameras and not supports.cameras:
         raise HostError(f"{host} renders nothing", remedy="Use a policy that needs no camera.")

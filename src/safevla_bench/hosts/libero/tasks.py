@@ -237,7 +237,6 @@ def _state_place(domain: BDDLBaseDomain, coordinate: str) -> int:
 
 def place_objects(domain: BDDLBaseDomain, state: Floats, placed: Sequence[tuple[str, float]]) -> Floats:
     """Return a flat state with the coordinates [m] `placed`; objects that LIBERO stacks on one of them move with it.
-
     Heights and orientations do not change. Raises `HostError` for a coordinate that the task does not have.
     """
     moved = state.copy()

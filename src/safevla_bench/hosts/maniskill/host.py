@@ -436,7 +436,6 @@ def _joint_motion(link: Any) -> tuple[int, ...]:
 
 def read_contacts(env: Any, scene: SceneMap) -> Iterator[Contact]:
     """Yield the contact points that carry force, with the normal force on the second body in the world frame [N], [3].
-
     SAPIEN also lists points that are only close, and gives the impulse on the first body.
     """
     for contact in env.scene.px.get_contacts():

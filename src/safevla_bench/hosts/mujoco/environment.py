@@ -67,9 +67,8 @@ class MujocoHost(Host):
 
 
 class MujocoEnv(RecordedEnv[Recorder]):
-    """One MuJoCo task with its recorder.
-
-    Subclasses make the simulation, start episodes in `reset`, and implement the steps.
+    """One MuJoCo task with its recorder. Subclasses make the simulation, start episodes in `reset`, and implement the
+    steps.
     """
 
     action_meaning: str  # names of the parts of an action, for error messages
@@ -146,10 +145,8 @@ ROBOSUITE_SUPPORT = replace(MujocoHost.supports, privileged=True, readings=tuple
 
 
 class RobosuiteEnv(MujocoEnv):
-    """One task in a robosuite environment with its recorder.
-
-    Subclasses make the environment and start episodes in `reset` with `_settle_and_record`. `reset` opens the camera
-    gate only for the observation that it returns.
+    """One task in a robosuite environment with its recorder. Subclasses make the environment and start episodes in
+    `reset` with `_settle_and_record`. `reset` opens the camera gate only for the observation that it returns.
     """
 
     dt_s = CONTROL_STEP_S

@@ -114,7 +114,6 @@ _CUDA_NAME = re.compile(r"\d|GPU-|MIG-")
 @contextmanager
 def egl_device() -> Iterator[None]:
     """Choose this process's EGL device in the block; both environment variables are restored afterwards.
-
     MUJOCO_EGL_DEVICE_ID set by the user has precedence. Logs one warning if the choice is a guess.
     """
     before = {name: os.environ.get(name) for name in (DEVICE, VISIBLE)}

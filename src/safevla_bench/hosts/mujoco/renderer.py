@@ -43,10 +43,8 @@ _NOTHING = -1
 
 
 class Renderer:
-    """Off-screen renderer of one model, up to one size (height, width).
-
-    It has a separate OpenGL context (EGL unless MUJOCO_GL names osmesa or glfw), so the import order of MuJoCo and
-    robosuite does not matter.
+    """Off-screen renderer of one model, up to one size (height, width). It has a separate OpenGL context (EGL unless
+    MUJOCO_GL names osmesa or glfw), so the import order of MuJoCo and robosuite does not matter.
     """
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], appearance: Appearance = ROBOSUITE) -> None:

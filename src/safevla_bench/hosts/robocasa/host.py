@@ -284,10 +284,8 @@ def _resolve_name(kitchen: Kitchen, name: str) -> str:
 
 
 def view_privileged(kitchen: Kitchen, scene: Scene, goal: Goal) -> ScenePrivileged:
-    """Return a reader of the kitchen's ground truth.
-
-    `sites_m` has the centers of the buttons that RoboCasa names. For a navigation task it has `goal`, where the base
-    should stand, and `goal_ahead`, 1 m in front of that.
+    """Return a reader of the kitchen's ground truth. `sites_m` has the centers of the buttons that RoboCasa names. For
+    a navigation task it has `goal`, where the base should stand, and `goal_ahead`, 1 m in front of that.
     """
     model, data = kitchen.sim.model._model, kitchen.sim.data._data
     sites: dict[str, Floats] = {}

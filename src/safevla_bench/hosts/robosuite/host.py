@@ -243,9 +243,8 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
 
 
 def find_env_class(name: str) -> Any:
-    """Return robosuite's class of one of its tasks; raise `StopIteration` if it has none of that name.
-
-    `robosuite.make` looks up only the name, and RoboCasa defines another `PickPlace`: the last one imported wins.
+    """Return robosuite's class of one of its tasks; raise `StopIteration` if it has none of that name. `robosuite.make`
+    looks up only the name, and RoboCasa defines another `PickPlace`: the last one imported wins.
     """
     from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
 

@@ -76,18 +76,16 @@ class ForeignResults:
 
 
 def find_results(path: Path) -> list[Path]:
-    """Return the files of results at a path, in the form that `read_results` reads; empty for anything else.
-
-    For a folder: only its `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
+    """Return the files of results at a path, in the form that `read_results` reads; empty for anything else. For a
+    folder: only its `eval_info.json` if there is one, else its recordings of vla-evaluation-harness.
     """
     info = path / EVAL_INFO if path.is_dir() else path
     return [info] if info.name == EVAL_INFO and info.is_file() else recording_files(path)
 
 
 def read_results(path: Path) -> ForeignResults:
-    """Return the episodes of an `eval_info.json` of LeRobot or a recording of vla-evaluation-harness.
-
-    Raises `RecordError` if the file is neither, cannot be read, or lists no episodes.
+    """Return the episodes of an `eval_info.json` of LeRobot or a recording of vla-evaluation-harness. Raises
+    `RecordError` if the file is neither, cannot be read, or lists no episodes.
     """
     place = Place(file=str(path))
     try:
@@ -171,7 +169,6 @@ def _is_sqlite(path: Path) -> bool:
 
 def recording_files(path: Path) -> list[Path]:
     """Return the harness's recordings in an output folder, by name, or the file itself if it is an SQLite database.
-
     Empty if there are none.
     """
     if path.is_dir():

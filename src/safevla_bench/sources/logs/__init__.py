@@ -32,9 +32,8 @@ class Log:
     mapping_file: Path | None
 
     def read(self, wanted: Collection[int] | None = None) -> Iterator[Batch | RecordError]:
-        """Yield the episodes, each a batch of one, or the error of an episode; all, or those at the indices `wanted`.
-
-        A log that cannot be read at all yields its error and ends; nothing is raised.
+        """Yield the episodes, each a batch of one, or the error of an episode; all, or those at the indices `wanted`. A
+        log that cannot be read at all yields its error and ends; nothing is raised.
         """
         where = self.path if self.recordings else self.mapping_file or self.path
         try:

@@ -45,9 +45,8 @@ class Times(NamedTuple):
 
 
 def place_messages(parts: Mapping[str, Stamps], clock: str, warn: Callable[[str], None]) -> dict[str, Times]:
-    """Return the times of the messages of each part, relative to the clock's part.
-
-    Raises `RecordError` if the clock's times go back, saying where and by how much. `warn` is called with doubts.
+    """Return the times of the messages of each part, relative to the clock's part. Raises `RecordError` if the clock's
+    times go back, saying where and by how much. `warn` is called with doubts.
     """
     chief = parts[clock]
     stamped = _find_stamped(chief)

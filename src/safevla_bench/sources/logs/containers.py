@@ -100,10 +100,8 @@ def storage_suffix(path: Path) -> str | None:
 
 
 def read_messages(path: Path, topics: Topics) -> Messages:
-    """Yield the wanted messages of a part of a recording, in its order.
-
-    Raises `RecordError` for another kind of file, one that is too large or has an unsupported compression, and the
-    errors in `damage_errors` for damage.
+    """Yield the wanted messages of a part of a recording, in its order. Raises `RecordError` for another kind of file,
+    one that is too large or has an unsupported compression, and the errors in `damage_errors` for damage.
     """
     with ExitStack() as stack:
         stream: IO[bytes] = stack.enter_context(open_input(path))

@@ -41,9 +41,8 @@ _NUMBERS = {  # of a JointState, Float64MultiArray or Wrench, by part of a mappi
 
 @dataclass
 class Taker:
-    """Collects numbers of a topic's messages; `rows` has `width` numbers per message.
-
-    `marks` are the index in the files, the log's time and the header's stamp [ns] of each message.
+    """Collects numbers of a topic's messages; `rows` has `width` numbers per message. `marks` are the index in the
+    files, the log's time and the header's stamp [ns] of each message.
     """
 
     part: str

@@ -31,9 +31,8 @@ class Recording:
 
 
 def find_recordings(path: Path) -> tuple[Recording, ...]:
-    """Return the recordings at a path: a file, a folder of rosbag2, or a folder of files or of such folders.
-
-    Empty if there are none. Raises `RecordError` if a part of a recording is missing.
+    """Return the recordings at a path: a file, a folder of rosbag2, or a folder of files or of such folders. Empty if
+    there are none. Raises `RecordError` if a part of a recording is missing.
     """
     if path.is_file():
         return (Recording(_stem(path), (path,)),) if storage_suffix(path) else ()
@@ -125,9 +124,8 @@ def _continues(before: Path, after: Path) -> bool:
 
 
 def scan_topics(parts: Sequence[Path]) -> Topics:
-    """Return the topics of the files of a recording, and the times of its first and last message.
-
-    Raises `RecordError` if the reader is not installed, or a file is damaged or too large.
+    """Return the topics of the files of a recording, and the times of its first and last message. Raises `RecordError`
+    if the reader is not installed, or a file is damaged or too large.
     """
     topics = Topics(())
     for path in parts:

@@ -33,9 +33,8 @@ def plain_frame(name: str) -> str:
 
 @dataclass(frozen=True)
 class Edge:
-    """Pose of a frame in its only parent: x, y, z, w, x, y, z by ascending time [ns], [n, 7].
-
-    For a static one, the last pose is valid at any time.
+    """Pose of a frame in its only parent: x, y, z, w, x, y, z by ascending time [ns], [n, 7]. For a static one, the
+    last pose is valid at any time.
     """
 
     parents: tuple[str, ...]
@@ -53,9 +52,7 @@ class FrameTree:
 
     def bring(self, poses: Floats, frame: str, into: str, time_ns: Ints) -> Floats:
         """Return known poses [n, 3 or 7] of `frame` in the frame `into`, each at its time; NaN where the tree is
-        unknown.
-
-        Raises `RecordError` if the tree does not connect the two.
+        unknown. Raises `RecordError` if the tree does not connect the two.
         """
         up, down = self._chain(frame), self._chain(into)
         while up and down and up[-1] == down[-1]:
