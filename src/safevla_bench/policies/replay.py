@@ -135,13 +135,18 @@ class Replay:
         if len(chosen) == 1:
             return chosen[0]
         problem = f"{len(chosen) or 'no'} recorded episodes are of {task.benchmark} {task.task_id}, number {index}"
-        indices = ("" if take.init_state_index is None else f" {take.init_state_index}" for take in self._takes)
-        shown = [*dict.fromkeys(f"{take.task_label}{index}" for take, index in zip(self._takes, indices, strict=True))]
+        held = (
+            take.task_label if take.init_state_index is None else f"{take.task_label} {take.init_state_index}"
+            for take in self._takes
+        )
+        shown = [*dict.fromkeys(held)]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        remedy = f"It holds {', '.join(shown[:_SHOWN])}{more}."
-        if chosen:
-            names = ", ".join(dict.fromkeys(str(take.policy) for take in chosen))
-            remedy = f"Say whose: --policy-arg policy=NAME, one of {names}."
+        names = ", ".join(dict.fromkeys(str(take.policy) for take in chosen))
+        remedy = (
+            f"Say whose: --policy-arg policy=NAME, one of {names}."
+            if chosen
+            else f"It holds {', '.join(shown[:_SHOWN])}{more}."
+        )
         raise PolicyError(problem, remedy=remedy)
 
 

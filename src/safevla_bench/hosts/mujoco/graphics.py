@@ -53,8 +53,9 @@ def importing(simulator: str, install: str, *, by_egl: bool = True) -> Iterator[
         is_missing = isinstance(error, ModuleNotFoundError) or "cannot import name" in str(error)
         asked = os.environ.get("MUJOCO_GL")
         where = f" with MUJOCO_GL={asked}" if asked and is_graphics else ""
-        remedy = GRAPHICS_REMEDY if is_graphics else f"If it is damaged, reinstall: {install}"
-        remedy = install if is_missing else remedy
+        remedy = (
+            install if is_missing else GRAPHICS_REMEDY if is_graphics else f"If it is damaged, reinstall: {install}"
+        )
         problem = f"{simulator} cannot be imported{where}: {type(error).__name__}: {error}"
         raise HostError(problem, remedy=remedy) from error
     _choose_for_robosuite()
