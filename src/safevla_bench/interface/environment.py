@@ -11,8 +11,7 @@ from safevla_bench.interface.task import Coordinate, EpisodeSeed, SearchSpace, T
 from safevla_bench.trajectory.batch import Batch
 from safevla_bench.trajectory.single_episode import select_record
 
-WORKER = "SAFEVLA_WORKER"
-"""Environment variable with the number of a worker process, by which workers take turns at servers and GPUs."""
+WORKER = "SAFEVLA_WORKER"  # number of a worker process, by which workers take turns at servers and GPUs
 WORKERS = "SAFEVLA_WORKERS"  # environment variable with the number of workers that the run has
 
 
@@ -77,10 +76,8 @@ class HostSupport:
     privileged_readings: tuple[str, ...] = ()  # further such names, for policies that want privileged state
     changes: str = "pose"  # the quantity that an action changes, for error messages
     absolute: bool = False  # actions may be poses in the world frame (`Wants.absolute`)
-    unit_m: float | None = None
-    """Motion of the hand for the value 1 in an action's first three numbers; None if they mean something else."""
-    drawn: bool = False
-    """Tasks with initial states can also start from a random placement by the reset (`EpisodeSeed.drawn`)."""
+    unit_m: float | None = None  # motion of the hand for 1 in an action's first three numbers, if they mean that
+    drawn: bool = False  # tasks with initial states can also start from a random placement (`EpisodeSeed.drawn`)
     states: bool = False  # episodes can start from a recorded state (`EpisodeSeed.recorded`)
     placed: bool = False  # episodes can start at `EpisodeSeed.placed`, within `Host.search_space`
     changeable: frozenset[str] = frozenset()  # the fields of `PhysicsChange` that `EpisodeSeed.change` may set

@@ -65,10 +65,8 @@ class Privileged:
     sites_m: Mapping[str, NDArray[np.float64]]
     goal: tuple[tuple[str, ...], ...]
     movable: frozenset[str]
-    pieces: Mapping[str, Boxes] = field(default_factory=dict)
-    """Collision geometry of bodies with more than one piece; hosts may leave it empty."""
-    hand: Boxes | None = None
-    """Geometry of the hand and its fingers in their current pose, world frame; None if the host does not know it."""
+    pieces: Mapping[str, Boxes] = field(default_factory=dict)  # of bodies with more than one; may be empty
+    hand: Boxes | None = None  # of hand and fingers in their current pose, world frame, if the host knows it
 
 
 class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):

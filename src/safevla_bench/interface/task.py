@@ -19,10 +19,8 @@ class Task:
     index: int
     name: str
     instruction: str
-    still: tuple[float, ...]
-    """An action, in the host's units, that moves nothing and opens the gripper; its length is the action size."""
-    init_states: int | None = None
-    """Number of fixed initial states that the host ships; None = starts are drawn from the seed."""
+    still: tuple[float, ...]  # moves nothing and opens the gripper, in the host's units; as long as every action
+    init_states: int | None = None  # fixed initial states that the host ships; None = drawn from the seed
     horizon: int | None = None  # the host's own limit in policy steps, unless a protocol sets one
     episodes: int | None = None  # number of episodes that the benchmark runs; None if it does not say
     label: str = ""  # suite name that records use instead of `benchmark`, if a search chose the starts
@@ -47,8 +45,7 @@ class RecordedEpisode:
     steps: int
     state: tuple[float, ...] | None = None
     fixtures: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    ending: str = "timeout"
-    """The outcome if the actions run out without success; `stopped` if the recording ended early."""
+    ending: str = "timeout"  # outcome if the actions run out without success; `stopped` if the recording ended early
     actions: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
     """The actions to replay, [steps, A]; None if the policy has them."""
     path: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
@@ -67,8 +64,7 @@ class PhysicsChange:
     iterations: float = 1.0  # factor of the maximum number of solver iterations; the tolerance is divided by its square
     softness: float = 1.0  # factor of the contacts' time constant, and of the difference between their impedance and 1
     friction: float = 1.0
-    shift_m: float = 0.0
-    """How far free bodies are moved horizontally at record 0, each in a random direction drawn from the seeds."""
+    shift_m: float = 0.0  # of free bodies at record 0, horizontally, each in a direction drawn from the seeds
     apart: tuple[str, str] | None = None  # two bodies, by recorded name, whose contacts are disabled
     without: str | None = None  # a body that touches nothing and does not move
 
@@ -78,7 +74,7 @@ class PhysicsChange:
         return frozenset(part.name for part in fields(self) if getattr(self, part.name) != part.default)
 
 
-VARIATIONS: Mapping[str, PhysicsChange] = {
+VARIATIONS: Mapping[str, PhysicsChange] = {  # in the order in which they are replayed
     "half-step": PhysicsChange(time_step=0.5),
     "double-step": PhysicsChange(time_step=2.0),
     "few-iterations": PhysicsChange(iterations=0.1),
@@ -89,7 +85,6 @@ VARIATIONS: Mapping[str, PhysicsChange] = {
     "high-friction": PhysicsChange(friction=1.1),
     "shifted": PhysicsChange(shift_m=1e-4),
 }
-"""Name -> change, in the order in which they are replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +96,7 @@ class EpisodeSeed:
     init_state_index: int
     env_seed: int
     wait_steps: int  # settling steps before record 0, not counted in the horizon
-    wait_action: tuple[float, ...] | None = None
-    """The action of those steps, in the host's units; None = the host's own: no motion, and the gripper open."""
+    wait_action: tuple[float, ...] | None = None  # in the host's units; None = no motion, and the gripper open
     rest_steps: int = 0
     earlier_resets: int | None = None
     """Number of resets since the environment was made and seeded, before this one; None = it is seeded before this one.
@@ -110,13 +104,10 @@ class EpisodeSeed:
     Set for replays of recordings whose environment was seeded only once; hosts whose scenes do not depend on it ignore
     it.
     """
-    drawn: bool = False
-    """Ignore the task's initial states: the reset places objects at random, by `env_seed` and the index."""
+    drawn: bool = False  # ignore initial states: the reset places objects at random, by `env_seed` and the index
     recorded: RecordedEpisode | None = None
-    placed: tuple[tuple[str, float], ...] = ()
-    """Coordinates [m] of the host's `SearchSpace`, by name, that replace those of the initial state."""
-    change: PhysicsChange | None = None
-    """Physics from record 0 on, within `HostSupport.changeable`; None = the host's own."""
+    placed: tuple[tuple[str, float], ...] = ()  # coordinates [m] of `SearchSpace` that replace the initial ones
+    change: PhysicsChange | None = None  # from record 0 on, within `HostSupport.changeable`; None = as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +129,7 @@ class SearchSpace:
     names: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
-    apart_m: tuple[tuple[str, str, float], ...] = ()
-    """Two objects and the minimum horizontal distance of their centers; both have an x and a y."""
+    apart_m: tuple[tuple[str, str, float], ...] = ()  # two objects and the least horizontal distance of centers
     own: tuple[tuple[float, ...], ...] = ()  # the benchmark's own starts, [d] each
     wordings: tuple[str, ...] = ()  # instructions to choose from; () = the task's own
     policy_seeds: int = 1  # number of policy seeds to choose from, counted from the policy's own one
