@@ -130,7 +130,7 @@ def test_an_unknown_protocol_is_an_error_that_lists_them():
 
 def test_an_environment_seed_that_is_not_a_rule_is_refused():
     values = msgspec.to_builtins(protocols.load_protocol())
-    with pytest.raises(msgspec.ValidationError, match="env_seed = 'episode'"):
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.env_seed"):
         msgspec.convert({**values, "env_seed": "episode"}, protocols.EvaluationProtocol)
 
 

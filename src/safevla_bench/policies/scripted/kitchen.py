@@ -42,10 +42,7 @@ _UNIT_RAD = 0.5  # rotation of the hand by an action of 1
 _TURN_SHARE = 0.3  # share of a motion's speed: the wrist is weak
 _FACING_RAD = 0.05
 _ARRIVED_M = 0.04
-_STOPPED_STEPS, _STOPPED_M = (
-    8,
-    0.006,
-)  # the hand touches something if it moves less than this in that many steps at full speed
+_STOPPED_STEPS, _STOPPED_M = 8, 0.006  # a hand at full speed that moves less in so many steps touches something
 _STUCK_STEPS, _STUCK_M = 20, 0.004  # the same for a base; its turn counts in radians
 
 
