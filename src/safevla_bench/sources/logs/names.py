@@ -18,33 +18,18 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from safevla_bench.files import read_shipped
+
 Floats: TypeAlias = NDArray[np.float64]
 SIZES = {"quaternion": 4, "rpy": 3, "rotvec": 3, "6d": 6, "6d_rows": 6, "matrix": 9}
 """Number of values of each form of a rotation; `6d_rows` are the first two rows of the matrix, as in PyTorch3D."""
 _AXES = {"x": "x", "y": "y", "z": "z", "w": "w", "roll": "x", "pitch": "y", "yaw": "z"}
 _FUSED = {"q": "quaternion", "p": "position", "t": "position", "r": "rotation", "o": "rotation"}
 _FUSED |= dict.fromkeys("vfdwa", "other")
-_WORDS = {
-    "position": "pos position positions translation trans location xyz",
-    "quaternion": "quat quaternion q quats",
-    "rotation": "rot rotation orientation orient orn ori r",
-    "rotvec": "rotvec rvec rotationvector axisangle aa",
-    "rpy": "roll pitch yaw",
-    "euler": "euler rpy theta",
-    "6d": "6d",
-    "other": "vel velocity speed twist linear angular omega acc accel acceleration force forces torque torques effort "
-    "wrench delta error joint joints motor motors gyro imu shoulder elbow wrist forearm finger thumb hip knee ankle "
-    "waist abdomen neck qpos qvel cos sin goal target desired cmd command dot err "
-    "std var mag magnetometer size dim extent scale rate jerk momentum",
-    "": "pose ee eef tcp end effector endeffector hand tool flange arm observation state obs action robot cartesian "
-    "body mm cm m meter meters metre metres deg degree degrees rad radian radians",
-}
-_UNITS = {
-    word: unit
-    for unit, words in {"mm": "mm", "cm": "cm", "m": "m meter meters metre metres", "deg": "deg degree degrees"}.items()
-    for word in words.split()
-}
-_KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+_KINDS, _UNITS = (
+    {word: meaning for meaning, words in table.items() for word in words.split()}
+    for table in read_shipped(__package__, "words.toml", dict[str, dict[str, str]]).values()
+)
 _PAIRS = {("axis", "angle"), ("rotation", "vector"), ("rot", "vec")}
 
 

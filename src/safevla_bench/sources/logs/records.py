@@ -221,8 +221,7 @@ class LogMapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     torque: TorqueColumns | None = None
     gripper: GripColumns | None = None
     wrench: WrenchColumns | None = None
-    arms: Mapping[str, ArmColumns] = {}
-    """Parts of several arms, by name; empty = there is one arm."""
+    arms: Mapping[str, ArmColumns] = {}  # parts of several arms, by name; empty = there is one arm
     action: Columns | None = None
     bodies: Mapping[str, BodyColumns] = {}
 
