@@ -193,20 +193,23 @@ def test_a_finished_run_is_sent_with_every_episode_the_final_numbers_and_the_rep
     assert tracker.report == tmp_path / "run" / "report.html"
 
 
-def test_an_export_sends_the_rows_and_steps_that_the_run_itself_sends(safevla, tmp_path, monkeypatch):
-    """Crashed episodes are among them, and count as steps."""
+@pytest.mark.parametrize(("episodes", "ends_with"), [(2, 4), (4, 2)])
+def test_an_export_sends_the_rows_and_steps_that_the_run_itself_sends(
+    safevla, tmp_path, monkeypatch, episodes, ends_with
+):
+    """Crashed episodes are among them, and count as steps. After three of a task, its fourth is not run."""
     sent = []
     monkeypatch.setattr(tracking, "TRACKERS", {"wandb": lambda *begun: sent.append(MemoryTracker()) or sent[-1]})
     fake_package(monkeypatch, "wandb")
     policies = ["--policy", "scripted:hasty", "--policy", "noop"]
-    run = ["--host", "fake", "--suite", "fake", "--task", "0,2", "--episodes", "2", "--max-steps", "40"]
+    run = ["--host", "fake", "--suite", "fake", "--task", "0,2", "--episodes", episodes, "--max-steps", "40"]
     code, _, err = safevla("eval", *run, *policies, "--log", "wandb", "--out", tmp_path / "run")
-    assert code == 4, err
+    assert code == ends_with, err
     safevla.ok("export", tmp_path / "run", "--format", "wandb", "--out", tmp_path / "run")
     logged, exported = sent
     assert [row["episode/crashed"] for _, row in exported.logged].count(1.0) > 0
     assert exported.logged == logged.logged
-    assert exported.final == logged.final
+    assert logged.final == (exported.final if ends_with == 4 else {})
 
 
 def test_the_success_of_a_stopped_episode_is_unknown_and_not_sent(safevla, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from safevla_bench.judging.scores import EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.plugins import install_command
 from safevla_bench.publishing.submission import describe_ruleset
-from safevla_bench.rollout.episode import EpisodeOutcome, Observer
+from safevla_bench.rollout.episode import NOT_RUN, EpisodeOutcome, Observer
 from safevla_bench.rollout.plan import PlannedEpisode
 from safevla_bench.sources.runs.folder import MISSING
 from safevla_bench.sources.runs.parts import episode_rows
@@ -256,7 +256,9 @@ class TrackingObserver:
         """Send nothing: trackers receive whole episodes."""
 
     def finished(self, outcome: EpisodeOutcome) -> None:
-        """Judge the episode and send its numbers; a crashed episode has no verdict."""
+        """Judge the episode, unless it was not run, and send its numbers; a crashed episode has no verdict."""
+        if outcome.outcome == NOT_RUN:
+            return
         scores = self._scorer.score(outcome)
         task = outcome.planned.task
         labels = outcome.planned.policy, task.suite, task.task_id
