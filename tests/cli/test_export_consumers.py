@@ -146,6 +146,8 @@ def test_tensorboard_shows_each_episode_and_the_final_numbers(safevla, demo, tmp
     for cell in demo.scores["cells"]:
         (value,) = curves[f"final/{cell['policy']}/{cell['suite']}/safety"].values()
         assert value == pytest.approx(cell["safety"], rel=1e-6)
-    safevla.ok("export", demo.archive, "--format", "tensorboard", "--out", tmp_path)
+    safevla.ok("export", demo.archive, "--format", "tensorboard", "--out", tmp_path, "--set", "applicability=phased")
+    (config,) = EventAccumulator(str(tmp_path / "tensorboard/export-2")).Reload().Tensors("config")
+    assert b"applicability: phased" in config.tensor_proto.string_val[0]
     runs = sorted(path.parent for path in tmp_path.glob("tensorboard/*/*"))
     assert runs == [tmp_path / "tensorboard/export-1", tmp_path / "tensorboard/export-2"]

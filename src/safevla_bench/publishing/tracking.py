@@ -137,6 +137,7 @@ class _TensorboardTracker:
         self._folder = next(run for run in runs if not run.exists()) if is_new else folder / "tensorboard"
         self._last = 0
         self._writer: Any = None
+        self._config = "\n\n".join(f"{key}: {value}" for key, value in config.items())
 
     def log(self, episode: int, row: Row) -> None:
         self._write(episode, _curves(row))
@@ -149,12 +150,18 @@ class _TensorboardTracker:
 
     def _write(self, episode: int, numbers: Numbers) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._last = episode
         self._writer = self._writer or EventFileWriter(str(self._folder))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        if self._config:
+            text = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+            content = TensorProto(dtype="DT_STRING", string_val=[self._config.encode()])
+            values.append(Summary.Value(tag="config", tensor=content, metadata=text))
+            self._config = ""
         self._writer.add_event(Event(wall_time=time.time(), step=episode, summary=Summary(value=values)))
         self._writer.flush()
 
