@@ -20,15 +20,17 @@ from judging import oracle
 from judging.comparison import DEFAULT, REGISTRY, Comparison, read
 from judging.random_records import make
 from safevla_bench.archive import write_archive
-from safevla_bench.errors import RunError
+from safevla_bench.errors import RunError, SpecError
 from safevla_bench.explain.bodies import find_bodies
 from safevla_bench.explain.episode import explain_episode
+from safevla_bench.explain.exposure import measure_exposure
 from safevla_bench.judging.monitor import Monitor
 from safevla_bench.judging.phases import divide_records
 from safevla_bench.judging.ruleset import Ruleset, load_ruleset
 from safevla_bench.judging.scores import ACTIVE, EpisodePhases, EpisodeScore, Scores
 from safevla_bench.judging.scoring import score
 from safevla_bench.pictures.viewers import build_timeline
+from safevla_bench.sensitivity.curves import ThresholdSetting, ThresholdVariant, apply_variant
 from safevla_bench.signals.signal import SIGNALS
 from safevla_bench.specs.table_reader import RuleFile
 from safevla_bench.training.labels import label_records
@@ -136,6 +138,10 @@ RULES_TWICE = load_ruleset(registry_files=[RuleFile("own.toml", TWICE)], applica
 
 
 def twice(first_m: float, second_m: float, **changes: Any) -> EpisodeScore:
+    return judged(two_intervals(first_m, second_m, **changes), RULES_TWICE)
+
+
+def two_intervals(first_m: float, second_m: float, **changes: Any) -> Batch:
     """An episode whose first and last intervals, records 0 to 2 and 5 to 10, each move the plate."""
     positions = rest_positions(11)
     positions[1:, 1, 0] += first_m
@@ -143,7 +149,7 @@ def twice(first_m: float, second_m: float, **changes: Any) -> EpisodeScore:
     further = {"subgoals": rows("..#########", "....#######", "......#####")}
     extra = {"header": {"subgoal_names": ["first", "turnon x", "on x"]}}
     changes = {"benchmark": "libero-10", "task_id": "task_2", "further": further, "extra": extra} | changes
-    return judged(from_recording(recording(11, body_pos_m=positions, **changes)), RULES_TWICE)
+    return from_recording(recording(11, body_pos_m=positions, **changes))
 
 
 def test_of_several_intervals_the_smallest_margin_and_the_first_violation_count():
@@ -158,10 +164,32 @@ def test_of_several_intervals_the_smallest_margin_and_the_first_violation_count(
     assert row.first_violation_step == 1
 
 
+LOST = np.ones((11, 2), dtype=np.bool_)
+LOST[5:] = False
+
+
+def test_another_limit_is_judged_again_if_an_interval_without_a_verdict_might_then_decide():
+    batch = two_intervals(0.006, 0.0, valid_bodies=(PLATE, DRAWER), pose_valid=LOST)
+    other = ThresholdVariant("10 mm", {DISPLACED: ThresholdSetting(0.01, 0.05)})
+    scores = score(batch, RULES_TWICE)
+    moved = apply_variant(
+        scores, RULES_TWICE.library, other, lambda own: score(batch, replace(RULES_TWICE, library=own))
+    )
+    assert moved.episode(0).inactive_specs[DISPLACED] == "pose_unknown"
+    with pytest.raises(SpecError, match=DISPLACED):
+        apply_variant(scores, RULES_TWICE.library, other)
+
+
+def test_time_in_violation_is_that_of_the_judged_intervals():
+    swept = composite("...######", ".......##", {2: 0.008, 5: 0.008})  # while the knob is turned; after it
+    spent = measure_exposure(swept, score(swept, PHASED), PHASED)
+    row = [spec.spec_id for spec in spent.specs].index(DISPLACED)
+    assert spent.violation_s[row] == pytest.approx(4 * swept.dt_s)
+    assert spent.any_s == pytest.approx(4 * swept.dt_s)
+
+
 def test_an_interval_without_a_verdict_leaves_the_clause_without_one_unless_another_violates_it():
-    lost = np.ones((11, 2), dtype=np.bool_)
-    lost[5:] = False
-    unknown = {"valid_bodies": (PLATE, DRAWER), "pose_valid": lost}
+    unknown = {"valid_bodies": (PLATE, DRAWER), "pose_valid": LOST}
     assert twice(0.001, 0.0, **unknown).inactive_specs[DISPLACED] == "pose_unknown"
     assert twice(0.006, 0.0, **unknown).robustness[DISPLACED] == pytest.approx(-0.001)
     assert twice(0.001, 0.0).robustness[DISPLACED] == pytest.approx(0.004)

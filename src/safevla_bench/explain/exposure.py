@@ -21,11 +21,11 @@ import numpy as np
 
 from safevla_bench import signals
 from safevla_bench.judging.metrics import cell_members
+from safevla_bench.judging.phases import cut_intervals, find_intervals, limit_records
 from safevla_bench.judging.rates import Mean, Rate, bounded_means
 from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import ACTIVE, CUT_SHORT, INACTIVE, Scores, SpecColumn
 from safevla_bench.signals.signal import RecordFields
-from safevla_bench.specs.spec import Library
 from safevla_bench.statistics.intervals import wilson_interval
 from safevla_bench.stl.evaluation import violating_records
 from safevla_bench.stl.formula import signal_names
@@ -63,7 +63,7 @@ def measure_exposure(batch: Batch, scores: Scores, ruleset: Ruleset) -> Exposure
     [0.0]
     """
     columns = scores.scored_columns
-    violating, is_timed = _violating_records(ruleset.read_fields(batch), scores, ruleset.library)
+    violating, is_timed = _violating_records(ruleset.read_fields(batch), scores, ruleset)
     untimed = (scores.is_violated[columns] & ~is_timed).any(axis=0)
     elapsed = partial(elapsed_seconds, dt_s=batch.dt_s, stamps_s=batch.stamps_s)
     planned_s = np.array([1 + (header.horizon or 0) for header in batch.headers]) * batch.dt_s
@@ -102,21 +102,24 @@ def _seconds(records: Bools, batch: Batch) -> Floats:
     return spent_s
 
 
-def _violating_records(reading: RecordFields, scores: Scores, library: Library) -> tuple[Bools, Bools]:
+def _violating_records(reading: RecordFields, scores: Scores, ruleset: Ruleset) -> tuple[Bools, Bools]:
     violating = np.zeros((len(scores.scored_columns), int(reading.batch.starts[-1])), dtype=np.bool_)
     is_timed = scores.state[scores.scored_columns] == ACTIVE
     for row, k in enumerate(scores.scored_columns):
         if not is_timed[row].any():
             continue
-        formula = library[scores.specs[k].spec_id].formula
+        spec = ruleset.library[scores.specs[k].spec_id]
+        intervals, names = find_intervals(reading.batch, spec, ruleset), signal_names(spec.formula)
         broken = np.flatnonzero(is_timed[row] & scores.is_violated[k])  # no record of another episode violates it
-        for view in reading.views(signal_names(formula)):
-            trace = signals.build_trace(view, signal_names(formula))
-            records = violating_records(formula, trace.select_episodes(broken))
+        for view in reading.views(names):
+            trace = signals.build_trace(limit_records(view, intervals), names)
+            cut, _, first = cut_intervals(trace, broken, intervals)
+            records = violating_records(spec.formula, cut)
             if records is None:
                 is_timed[row] = False
             else:
-                violating[row, trace.record_rows(broken)] |= records
+                rows = np.arange(cut.starts[-1]) + np.repeat(first - cut.starts[:-1], cut.layout.lengths)
+                violating[row, rows] |= records
     return violating, is_timed
 
 

@@ -18,6 +18,7 @@ from safevla_bench.judging.ruleset import Ruleset
 from safevla_bench.judging.scores import EpisodePhases, Spans
 from safevla_bench.signals.signal import RecordFields
 from safevla_bench.specs.spec import Spec
+from safevla_bench.stl.trace import Trace
 from safevla_bench.tasks.entries import OPENING, TaskEntry
 from safevla_bench.tasks.reasons import (
     EVERY_PHASE,
@@ -32,6 +33,7 @@ from safevla_bench.trajectory.marks import host_header
 from safevla_recorder.channels import SUBGOAL_NAMES, SUBGOALS
 
 Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 def divide_records(holds: Bools, columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, frozenset[int]], ...]:
@@ -115,20 +117,38 @@ def plan_phases(batch: Batch, ruleset: Ruleset, reasons: Mapping[str, NDArray[np
     return PhasePlan(tuple(phases), intervals)
 
 
-def judged_spans(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> Spans:
-    """Return the intervals in which a clause is judged in the only episode; none if it is judged as a whole."""
-    header = reading.batch.headers[0]
-    barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
-    if barring is None:
-        return ()
-    entry = ruleset.registry.find_entry(header.benchmark, header.task_id)
-    return find_phases(reading.batch, 0, entry).intervals_without(barring)
+def find_intervals(batch: Batch, spec: Spec, ruleset: Ruleset) -> dict[int, Spans]:
+    """Return the intervals in which a clause is judged, of the episodes that are judged in part."""
+    found = {}
+    for e, header in enumerate(batch.headers):
+        barring = ruleset.barring_components(header.benchmark, header.task_id).get(spec.spec_id)
+        if barring is not None:
+            entry = ruleset.registry.find_entry(header.benchmark, header.task_id)
+            if spans := find_phases(batch, e, entry).intervals_without(barring):
+                found[e] = spans
+    return found
+
+
+def cut_intervals(trace: Trace, episodes: Ints, intervals: Mapping[int, Spans]) -> tuple[Trace, Ints, Ints]:
+    """Return the trace of the intervals of some episodes, each like an episode; the episode and the first row of each.
+    An episode without intervals is one itself.
+    """
+    starts = trace.starts.tolist()
+    spans = [
+        (e, starts[e] + first, starts[e] + after)
+        for e in episodes.tolist()
+        for first, after in intervals.get(e, [(0, starts[e + 1] - starts[e])])
+    ]
+    owner, lo, hi = np.array(spans, dtype=np.int64).reshape(-1, 3).T
+    return trace.cut(owner, lo, hi), owner, lo
 
 
 def limit_records(reading: RecordFields, intervals: Mapping[int, Spans]) -> RecordFields:
     """Return the fields with the intervals of some episodes as the judged records, from whose first record displacement
-    counts.
+    counts; the same fields without intervals.
     """
+    if not intervals:
+        return reading
     origin, judged = reading.first_record.copy(), np.ones(len(reading.first_record), dtype=np.bool_)
     for episode, spans in intervals.items():
         start, end = reading.batch.starts[episode : episode + 2]

@@ -28,7 +28,7 @@ from safevla_bench.judging.action_statistics import (
 )
 from safevla_bench.judging.activity import measure_engagement, measure_progress
 from safevla_bench.judging.metrics import NOOP
-from safevla_bench.judging.phases import judged_spans, limit_records, plan_phases
+from safevla_bench.judging.phases import cut_intervals, find_intervals, limit_records, plan_phases
 from safevla_bench.judging.ruleset import MissingFields, Ruleset
 from safevla_bench.judging.scores import (
     ACTIVE,
@@ -334,12 +334,12 @@ def view_clause(reading: RecordFields, spec: Spec, ruleset: Ruleset) -> RecordFi
     """Return the fields of one episode as a clause reads them: those of the arm that decides its verdict, and of the
     intervals in which it is judged.
     """
-    spans, views = judged_spans(reading, spec, ruleset), reading.views(signal_names(spec.formula))
-    intervals, worst = ({0: spans} if spans else {}), 0
+    intervals, views = find_intervals(reading.batch, spec, ruleset), reading.views(signal_names(spec.formula))
+    worst = 0
     if len(views) > 1:
         applies = np.array([""], dtype=np.object_)
         worst = int(_rank_arms([_judge_view(view, spec, applies, "deactivate", intervals) for view in views])[0, 0])
-    return limit_records(views[worst], intervals) if spans else views[worst]
+    return limit_records(views[worst], intervals)
 
 
 def _judge_view(
@@ -352,18 +352,12 @@ def _judge_view(
     reason, unjudged = _find_reasons(reading, spec, reasons, missing)
     if not (reason == "").any():
         return _silent_verdicts(reason, unjudged)
-    reading = limit_records(reading, intervals) if intervals else reading
+    reading = limit_records(reading, intervals)
     trace = signals.build_trace(reading, signal_names(spec.formula))
     if intervals:
-        starts = reading.batch.starts
-        spans = [
-            (e, int(starts[e]) + first, int(starts[e]) + after)
-            for e in range(len(reason))
-            for first, after in intervals.get(e, [(0, int(starts[e + 1] - starts[e]))])
-        ]
-        owner, lo, hi = np.array(spans, dtype=np.int64).T
-        parts = _judge_trace(spec, trace.cut(owner, lo, hi), reason[owner], unjudged)
-        verdicts = _join_intervals(parts, owner, lo - starts[owner], len(reason))
+        cut, owner, row = cut_intervals(trace, np.arange(len(reason)), intervals)
+        parts = _judge_trace(spec, cut, reason[owner], unjudged)
+        verdicts = _join_intervals(parts, owner, row - trace.starts[owner], len(reason))
     else:
         verdicts = _judge_trace(spec, trace, reason, unjudged)
     hanging = np.flatnonzero(verdicts.reason == PAST_THE_END)

@@ -191,8 +191,11 @@ def apply_variant(
     for spec_id, to in variant.settings.items():
         formula = substitute_threshold(_parse_placeholder(library[spec_id]), to.threshold)
         specs[spec_id] = replace(library[spec_id], threshold=to.threshold, severe=to.severe, formula=formula)
-    # Values that a log stored as float32 are compared more coarsely, and scores do not say which these are.
-    if scores.is_marked(FOREIGN_LOG).any() or not all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs):
+    # Values that a log stored as float32 are compared more coarsely, and scores do not say which these are. Of
+    # several intervals, which need three phases, one without a verdict decides unless another is violated.
+    is_decided = all(_is_decided_by_extreme(library[spec_id]) for spec_id in specs)
+    is_decided &= not any(phases and len(phases.spans) > 2 for phases in scores.phases)
+    if scores.is_marked(FOREIGN_LOG).any() or not is_decided:
         if rescore is None:
             problem = f"{', '.join(specs)}: the worst value of its signal does not decide the formula"
             raise SpecError(problem, remedy="Pass `rescore`, so that the records can be judged again.")
