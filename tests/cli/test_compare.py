@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 
@@ -236,6 +237,12 @@ def test_code_scanning_gets_places_texts_of_rules_and_fingerprints_of_problems_a
     address = place["physicalLocation"]["artifactLocation"]["uri"]
     assert address.startswith("../")
     assert (tmp_path / address).samefile(shipped)
+    safevla("score", shipped, "--out", "scored")
+    copyfile(shipped, tmp_path / "scored" / shipped.name)
+    safevla("gate", "scored", *limits, "--junit", "gate.sarif")
+    (run,) = json.loads(Path("gate.sarif").read_text())["runs"]
+    (place,) = run["results"][0]["locations"]
+    assert place["physicalLocation"]["artifactLocation"]["uri"] == "scored/scores.json"  # a folder has no lines
 
 
 def test_a_problem_of_a_gate_names_the_sources_that_have_its_episodes(safevla, tmp_path, monkeypatch):

@@ -24,7 +24,8 @@ from safevla_bench.judging.registration import REGISTERED
 from safevla_bench.publishing.submission import recorded_versions
 from safevla_bench.report.render.text import render_text
 from safevla_bench.report.tables import notices as gating
-from safevla_bench.sources.runs.folder import RUN
+from safevla_bench.sources.logs.records import NAME as MAPPING
+from safevla_bench.sources.runs.folder import RUN, SCORES
 from safevla_bench.statistics.intervals import CONFIDENCE
 
 SARIF = ".sarif"
@@ -133,8 +134,9 @@ def gate_command(
 
 
 def _file_address(source: Path) -> str:
-    file = source / RUN if (source / RUN).exists() else source
-    return quote(os.path.relpath(file))  # code scanning takes only results with an address, and none that is absolute
+    files = (source / name for name in (RUN, SCORES, MAPPING))
+    # Code scanning takes only results with the address of a file, relative to the working folder.
+    return quote(os.path.relpath(next((file for file in files if file.is_file()), source)))
 
 
 def _gate_against(
