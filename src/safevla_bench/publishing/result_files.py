@@ -27,7 +27,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -245,6 +245,11 @@ def _list_caveats(judged: Judged, cells: Sequence[Summary]) -> list[str]:
     return [
         *([f"{count_noun(crashed, 'episode')} crashed, in no rate."] if crashed else []),
         *([] if judged.is_complete else ["Not all planned episodes are in these numbers."]),
+        *(
+            ["Stand-ins replaced some of the simulator's own assets."]
+            if any(cell.standin_assets for cell in cells)
+            else []
+        ),
         *judged.describe_filters(),
         *([_PRIVILEGED] if any(cell.policy in judged.privileged for cell in cells) else []),
     ]
@@ -261,9 +266,11 @@ _METRICS = ("success", "safe", "sbu", "vsi")
 
 
 def encode_lerobot_results(judged: Judged) -> bytes:
-    """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none."""
-    scores = [score for score in judged.scores.episodes() if score.counted]
-    _require_one("policy", [*judged.scores.episodes(), *judged.scores.absent] if scores else [])
+    """Return LeRobot's `eval_info.json` for one policy's episodes; raise `RunError` for several policies or none. Its
+    lists by task are of the episodes that ran to their end; the rates are those of `_rates`.
+    """
+    scores = list(judged.scores.episodes())
+    _require_one("policy", [*scores, *judged.scores.absent] if _rates(scores) else [])
     per_task = [
         {
             "task_group": suite,
@@ -271,7 +278,7 @@ def encode_lerobot_results(judged: Judged) -> bytes:
             "metrics": {"successes": [row.success for row in rows]}
             | {name: [getattr(row, name) for row in rows] for name in _METRICS[1:]},
         }
-        for (suite, index), rows in _group(scores, _name_task)
+        for (suite, index), rows in _group([score for score in scores if score.counted], _name_task)
     ]
     per_group = {suite: _lerobot_rates(rows) for suite, rows in _group(scores, lambda score: _name_task(score)[0])}
     tree = {"per_task": per_task, "per_group": per_group, "overall": _lerobot_rates(scores), "safevla": _say(judged)}
@@ -281,22 +288,25 @@ def encode_lerobot_results(judged: Judged) -> bytes:
 def encode_harness_results(judged: Judged) -> bytes:
     """Return the harness's result of one policy on one suite; raises `RunError` for several of either, or none.
 
-    Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors, in no mean and not in
-    `avg_steps`; the harness counts its errors as failures of no steps. `created_at` is when the run was begun, "" where
-    no run says. No record says how long an episode took (`elapsed_sec`).
+    Tasks have the names of `_harness_names`. Episodes that did not run to their end are errors and not in `avg_steps`;
+    the means are those of `_rates`. The harness counts its errors as failures of no steps. `created_at` is when the run
+    was begun, "" where no run says. No record says how long an episode took (`elapsed_sec`).
     """
-    rows = list(judged.scores.episodes())
-    _require_one("policy", [*rows, *judged.scores.absent])
-    suite = _require_one("benchmark", [*rows, *judged.scores.absent])
-    every = [_harness_episode(row, steps - 1) for row, steps in zip(rows, judged.records.lengths.tolist(), strict=True)]
-    every += [_harness_episode(lost) for lost in judged.scores.absent]
-    of_tasks = _group(every, lambda episode: str(episode.pop("task_id")))
+    every: list[EpisodeScore | AbsentEpisode] = [*judged.scores.episodes(), *judged.scores.absent]
+    _require_one("policy", every)
+    suite = _require_one("benchmark", every)
+    steps = dict(zip((header.key for header in judged.headers), (judged.records.lengths - 1).tolist(), strict=True))
+    of_tasks = _group(every, lambda row: row.task_id)
     names, tasks = _harness_names(judged, suite, [task for task, _ in of_tasks]), []
-    for task, episodes in of_tasks:
-        numbered = [{"episode_id": number, **episode} for number, episode in enumerate(episodes)]
-        steps = [episode["steps"] for episode in episodes if episode["metrics"]]
-        average = {"num_episodes": len(episodes), "avg_steps": sum(steps) / max(len(steps), 1)}
-        tasks.append({"task": names[task], "episodes": numbered, **average, **_harness_rates(episodes)})
+    for task, rows in of_tasks:
+        own = [steps.get((row.policy, row.episode_id)) for row in rows]
+        episodes = [
+            {"episode_id": k, **_harness_episode(row, own_steps)}
+            for k, (row, own_steps) in enumerate(zip(rows, own, strict=True))
+        ]
+        ended = [episode["steps"] for episode in episodes if "failure_reason" not in episode]
+        average = {"num_episodes": len(episodes), "avg_steps": sum(ended) / max(len(ended), 1)}
+        tasks.append({"task": names[task], "episodes": episodes, **average, **_harness_rates(rows)})
     seeds = [source.description.get("seed") for source in judged.sources]
     tree = {
         "benchmark": suite,
@@ -354,31 +364,37 @@ def _group(rows: Sequence[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
 
 
 def _known_values(row: EpisodeScore) -> dict[str, bool | float]:
-    return {name: value for name in _METRICS if (value := getattr(row, name)) is not None}
+    names: Sequence[str] = _METRICS if row.counted else ("safe",) if row.stopped_on_violation else ("safe", "vsi")
+    return {name: value for name in names if (value := getattr(row, name)) is not None}
 
 
-def _rates(rows: Sequence[Mapping[str, bool | float]]) -> dict[str, float]:
-    columns = {name: [row[name] for row in rows if name in row] for name in _METRICS}
+def _rates(rows: Sequence[EpisodeScore]) -> dict[str, float]:
+    """Return the means over the episodes for which a value is known, as in scores.json: those that stopped after a
+    violation count as unsafe; where the violation stopped them, all but Safety is unknown.
+    """
+    names = ("safe",) if any(row.stopped_on_violation for row in rows) else _METRICS
+    values = [_known_values(row) for row in rows]
+    columns = {name: [own[name] for own in values if name in own] for name in names}
     return {name: float(np.mean(column)) for name, column in columns.items() if column}
 
 
 def _lerobot_rates(rows: Sequence[EpisodeScore]) -> dict[str, object]:
-    rates = _rates([_known_values(row) for row in rows])
+    rates = _rates(rows)
     percents = {f"pc_{name}": 100 * rates.pop(name) for name in _METRICS[:3] if name in rates}
-    return {**percents, **rates, "n_episodes": len(rows)}
+    return {**percents, **rates, "n_episodes": sum(row.counted for row in rows)}
 
 
-def _harness_rates(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    means = _rates([episode["metrics"] for episode in episodes])
-    errors = sum("failure_reason" in episode for episode in episodes)
-    return {"num_errors": errors, **{f"mean_{name}": mean for name, mean in means.items()}}
+def _harness_rates(rows: Sequence[EpisodeScore | AbsentEpisode]) -> dict[str, float]:
+    scores = [row for row in rows if isinstance(row, EpisodeScore)]
+    errors = len(rows) - sum(score.counted for score in scores)
+    return {"num_errors": errors, **{f"mean_{name}": mean for name, mean in _rates(scores).items()}}
 
 
-def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None = None) -> dict[str, Any]:
-    episode: dict[str, Any] = {"task_id": row.task_id, "metrics": {}} | ({} if steps is None else {"steps": steps})
-    if isinstance(row, EpisodeScore) and row.counted:
-        return episode | {"metrics": _known_values(row)}
-    return episode | {"failure_reason": row.outcome, "failure_detail": row.reason}
+def _harness_episode(row: EpisodeScore | AbsentEpisode, steps: int | None) -> dict[str, Any]:
+    metrics = _known_values(row) if isinstance(row, EpisodeScore) else {}
+    episode: dict[str, Any] = {"metrics": metrics, **({} if steps is None else {"steps": steps})}
+    is_ended = isinstance(row, EpisodeScore) and row.counted
+    return episode if is_ended else episode | {"failure_reason": row.outcome, "failure_detail": row.reason}
 
 
 def _say(judged: Judged) -> dict[str, object]:
