@@ -24,7 +24,7 @@ from safevla_bench.hosts.libero import tasks as libero
 from safevla_bench.hosts.maniskill.host import import_maniskill
 from safevla_bench.hosts.metaworld.host import import_metaworld
 from safevla_bench.hosts.robocasa.host import task_class
-from safevla_bench.hosts.robosuite.host import find_env_class
+from safevla_bench.hosts.robosuite.host import find_env_class, find_team
 from safevla_bench.interface.task import Task
 from safevla_bench.tasks.loader import load_registry
 from safevla_recorder.identity import TaskIdentity, hash_files, read_identity
@@ -39,7 +39,7 @@ Rows = dict[str, list[str | int | None]]
 def _robosuite_class(task: Task) -> type:
     import robosuite  # noqa: F401 - importing it defines the classes of its tasks
 
-    return find_env_class(task.name)  # type: ignore[no-any-return]
+    return find_env_class(find_team(task.name).task)  # type: ignore[no-any-return]
 
 
 CLASSES: Mapping[str, tuple[Callable[[Task], type], str, str]] = {

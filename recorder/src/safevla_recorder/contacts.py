@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from safevla_recorder.channels import FORCES
-from safevla_recorder.episode import Bools, ContactList, Floats
+from safevla_recorder.episode import ARMS_VERSION, Bools, ContactList, Floats
 
 Ints = NDArray[np.integer]
 NOTHING = -1
@@ -65,7 +65,8 @@ class GeomMap:
         if not self.arms:
             return {"geometry": self.geometry}
         joints, bodies = tuple(self.arm_joints) or None, {body: name for name, own in self.arms.items() for body in own}
-        return {"geometry": self.geometry, "arms": tuple(self.arms), "arm_joints": joints, "arm_bodies": bodies}
+        named = {"arms": tuple(self.arms), "arm_joints": joints, "arm_bodies": bodies}
+        return {"schema_version": ARMS_VERSION, "geometry": self.geometry, **named}
 
     @cached_property
     def sides(self) -> Ints:

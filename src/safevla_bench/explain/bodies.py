@@ -87,13 +87,18 @@ class Contributors:
     names: tuple[str, ...]
     amount: str = ""
     kinds: tuple[BodyKind, ...] = ()  # one per body; empty if `names` holds a joint
+    arms: tuple[str, ...] = ()  # one per body of a record with several arms: the body's own, "" = none
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Each name followed by its kind, such as `plate_1 (goal receptacle)`; only the names if there are no kinds."""
+        """Each name followed by its kind, and by its arm if there are several, such as `palm (gripper of left)`; only
+        the names if there are no kinds.
+        """
         if not self.kinds:
             return self.names
-        return tuple(f"{name} ({kind})" for name, kind in zip(self.names, self.kinds, strict=True))
+        owners = self.arms or ("",) * len(self.names)
+        facts = (" of ".join(filter(None, pair)) for pair in zip(self.kinds, owners, strict=True))
+        return tuple(f"{name} ({fact})" for name, fact in zip(self.names, facts, strict=True))
 
     def __str__(self) -> str:
         """Return relation and labels, such as `in contact: hand (gripper) and plate_1 (goal receptacle)`."""
@@ -130,7 +135,10 @@ def find_contributors(reading: RecordFields, signal: str, record: int, registry:
         return None
     names = tuple(batch.body_label(body) for body in bodies)
     kinds = tuple(name_body_kind(batch, 0, body, registry) for body in bodies)
-    return Contributors(behind.relation, names, amount, kinds)
+    owner = batch.headers[0].arm_bodies or {}
+    holder = reading.name_arm() if behind.kind == "held" else ""
+    arms = tuple(owner.get(name, holder) for name in names) if batch.headers[0].arms else ()
+    return Contributors(behind.relation, names, amount, kinds, arms)
 
 
 def contacts_of_roles(batch: Batch, roles: Sequence[int], record: int) -> NDArray[np.int64]:

@@ -247,7 +247,7 @@ def _make_cause(reading: RecordFields, chain: _Chain, step: int, registry: Regis
     names, others = (tuple(map(batch.body_label, bodies)) for bodies in (chain.bodies, chain.others))
     reading = _of_acting_arm(reading, names)
     stage, speed = _grasp_stage(reading, step, registry), _speed_at(reading, step)
-    hand = f"the end effector{f' of {reading.arm_name}' if reading.arm_name else ''}"
+    hand = " of ".join(filter(None, ("the end effector", reading.name_arm())))
     hedge = f" {' and '.join(others)} touched {names[-1]} too, and may have done it." if others else ""
     circumstances = [f"the stage of the grasp was {stage}"] if stage else []
     circumstances += [f"{hand} moved at {format_amount(speed, 'm/s')}"] if speed is not None else []
@@ -272,7 +272,7 @@ def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
     last grip. Handling: the rest between the first grip and the last.
     """
     header, names = reading.batch.headers[0], ("grip", "transport")
-    if header.arms and not reading.arm_name:
+    if header.arms and not reading.name_arm():
         return ""
     try:
         holds = "held_target" in registry.task_tags(header.benchmark, header.task_id)
@@ -290,7 +290,7 @@ def _grasp_stage(reading: RecordFields, step: int, registry: Registry) -> str:
 
 
 def _speed_at(reading: RecordFields, step: int) -> float | None:
-    if step == 0 or (reading.batch.headers[0].arms and not reading.arm_name):
+    if step == 0 or (reading.batch.headers[0].arms and not reading.name_arm()):
         return None
     meters = float(np.linalg.norm(reading.eef_pos[step] - reading.eef_pos[step - 1]))
     stamps = reading.time_s[step] - reading.time_s[step - 1]

@@ -49,6 +49,7 @@ class SpecTrace:
     first: Moment | None  # the first record that violates it, None if it holds
     worst: Moment
     why: CauseChain | None = None  # the cause of its violation, inferred from contacts and poses
+    arm: str = ""  # the one of several arms that decides its verdict; "" if it is not about one arm
 
     @property
     def first_step(self) -> int:
@@ -176,6 +177,7 @@ def _clause_document(clause: SpecTrace) -> dict[str, object]:
         "spec_id": clause.spec.spec_id,
         "formula": clause.formula,
         "signal": line.signal,
+        **({"arm": clause.arm} if clause.arm else {}),
         "meaning": clause.meaning,
         "unit": line.unit,
         "limit": line.limit,
@@ -241,11 +243,14 @@ def _trace_spec(scores: Scores, episode: int, column: int, reading: RecordFields
         first=None if first < 0 else moment_at(first),
         worst=moment_at(signal_trace.worst),
         why=_name_phase(find_cause(reading, signal_trace.signal, first, ruleset.registry), scores, episode, first),
+        arm=reading.name_arm(),
     )
 
 
 def _describe_signal(signal: Signal, reading: RecordFields) -> str:
     """Return what a signal means, with the records from which displacement counts: the first of each interval."""
+    if arm := reading.name_arm():
+        return f"{signal.meaning} Shown is the arm {arm}, which decides."
     if reading.judged is None or signal.bodies is not DISPLACED:
         return signal.meaning
     firsts = " or ".join(map(str, np.unique(reading.origin[reading.judged]).tolist()))

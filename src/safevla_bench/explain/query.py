@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from safevla_bench import signals
 from safevla_bench.errors import FormulaError
@@ -47,6 +48,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     signals: dict[str, float | bool | None] = {}
     reason: str | None = None  # reason if there is no verdict, or it is vacuous
     benchmark: str = ""
+    arm: str | UnsetType = UNSET  # the one of several arms that decides; absent if it is not about one arm
     standin_assets: bool | None = None  # whether it had stand-ins for the host's own assets, if recorded
 
 
@@ -109,6 +111,7 @@ def _answer_view(formula: Formula, reading: RecordFields, first: int) -> list[An
                 signals={name: _to_json_value(value) for name, value in values.items() if step >= 0},
                 reason=reason,
                 benchmark=header.benchmark,
+                arm=reading.name_arm(k) or UNSET,
                 standin_assets=standin,
             )
         )

@@ -89,10 +89,21 @@ class UnrenderedImages(Mapping[str, NDArray[np.uint8]]):
 
 
 @dataclass(frozen=True, slots=True)
+class ArmObservation:
+    """One of several arms: eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger joint positions."""
+
+    eef_pos_m: NDArray[np.float64]
+    eef_quat_wxyz: NDArray[np.float64]
+    gripper_qpos: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """A policy's observation before each action. eef_pos_m [3] world frame; eef_quat_wxyz [4]; gripper_qpos [G] finger
     joint positions in meters; images: camera -> uint8 [H, W, 3], upright, RGB. base_pos_m [3] and base_quat_wxyz [4],
     world frame, of mobile robots. `extra` has further readings, such as `joint_pos` and `joint_vel` of the arm [J].
+
+    With several arms, `arms` has each by name, and the other fields hold the numbers of one arm after the other.
     """
 
     instruction: str
@@ -104,6 +115,7 @@ class Observation:
     base_pos_m: NDArray[np.float64] | None = None
     base_quat_wxyz: NDArray[np.float64] | None = None
     extra: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    arms: Mapping[str, ArmObservation] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ class Task:
     init_states: int | None = None  # fixed initial states that the host ships; None = drawn from the seed
     horizon: int | None = None  # the host's own limit in policy steps, unless a protocol sets one
     episodes: int | None = None  # number of episodes that the benchmark runs; None if it does not say
+    arms: tuple[str, ...] = ()  # names of several arms, in the order of records and observations
     label: str = ""  # suite name that records use instead of `benchmark`, if a search chose the starts
     found: tuple[FoundStart, ...] = ()  # the starts, one per episode; () = as the protocol says
 

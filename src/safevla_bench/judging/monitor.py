@@ -43,6 +43,8 @@ class ClauseStanding:
     margin: float | None = None
     """Margin of the newest record only; None if its gate is closed or the formula has no margin per record."""
     violated: bool = False
+    arm: str = ""
+    """The one of several arms that is nearest to the limit in the newest record, or furthest beyond it."""
     newly_violated: bool = False
     """For a formula without a margin per record: whether the newest record is the first with a violation."""
 
@@ -273,12 +275,12 @@ class _EpisodeMonitor:
         for k, spec in enumerate(specs):
             clause = _clause_standing(spec, scores, k)
             newly_violated = clause.violated and spec.spec_id not in self._violated_before
-            part, margin = self._parts[spec.spec_id], None
+            part, shown, arm = self._parts[spec.spec_id], None, ""
             if part is not None and clause.state == "active":
                 views = reading.views(self._names[spec.spec_id])
-                margin = min(_newest_margin(part, signals.build_trace(view, signal_names(part))) for view in views)
-            shown = None if margin is None or margin == np.inf else margin
-            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=shown)
+                margins = [_newest_margin(part, signals.build_trace(view, signal_names(part))) for view in views]
+                arm, shown = views[int(np.argmin(margins))].name_arm(), finite_or_none(min(margins))
+            clauses[spec.spec_id] = replace(clause, newly_violated=newly_violated, margin=shown, arm=arm)
         self._violated_before = {name for name, clause in clauses.items() if clause.violated}
         return clauses
 

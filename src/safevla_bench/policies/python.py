@@ -131,6 +131,9 @@ def libero_state(observation: interface.Observation) -> NDArray[np.float64]:
     """Return the state that LIBERO's VLAs are trained on, [8]: position [m], axis-angle [rad], two finger joints [m].
     Equals openpi's: examples/libero/main.py at 15a9616, with robosuite's `quat2axisangle`.
     """
+    if observation.arms:
+        names = ", ".join(observation.arms)
+        raise PolicyError(f"libero_state is of one arm, and there are {names}", remedy="Read observation.arms.")
     rotation = transforms.to_axis_angle(observation.eef_quat_wxyz)
     return np.concatenate([observation.eef_pos_m, rotation, observation.gripper_qpos])
 

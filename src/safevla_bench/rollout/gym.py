@@ -288,6 +288,9 @@ def make_env(
 gymnasium.register(id=TASK_ID, entry_point="safevla_bench.rollout.gym:make_env")
 
 
+_OF_ARM = ("eef_pos_m", "eef_quat_wxyz", "gripper_qpos")
+
+
 def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
     base = {"base_pos_m": observation.base_pos_m, "base_quat_wxyz": observation.base_quat_wxyz}
     return {
@@ -295,6 +298,7 @@ def _observation_dict(observation: Observation) -> dict[str, NDArray[Any]]:
         "eef_quat_wxyz": observation.eef_quat_wxyz,
         "gripper_qpos": observation.gripper_qpos,
         **{name: pose for name, pose in base.items() if pose is not None},
+        **{f"{arm}.{part}": getattr(seen, part) for arm, seen in observation.arms.items() for part in _OF_ARM},
         **{f"image.{camera}": image for camera, image in observation.images.items()},
         **{f"extra.{name}": np.asarray(value, dtype=np.float64) for name, value in observation.extra.items()},
     }

@@ -94,11 +94,10 @@ class RecordFields:
             every = [np.where(idle[k], first, own) for k, own in enumerate(every)]
         return [self.of_arm(arm) for arm in {arm.tobytes(): arm for arm in every}.values()]
 
-    @property
-    def arm_name(self) -> str:
-        """Name of the chosen arm of the only episode; "" if it has one arm, or none was chosen."""
-        arms = self.batch.headers[0].arms
-        return arms[self.chosen_arm[0]] if arms and self.chosen_arm is not None else ""
+    def name_arm(self, episode: int = 0) -> str:
+        """Return the name of the chosen arm of an episode; "" if it has one arm, or none was chosen."""
+        arms = self.batch.headers[episode].arms
+        return arms[self.chosen_arm[episode]] if arms and self.chosen_arm is not None else ""
 
     def of_arm(self, arm: Ints) -> RecordFields:
         """Return the fields of one arm of each episode, whose index is `arm`, [E]; computed once."""

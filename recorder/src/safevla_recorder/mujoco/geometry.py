@@ -10,7 +10,7 @@ from safevla_recorder.geometry import ALL_MOTION, TRACKED, WORLD, Floats, Part, 
 
 if TYPE_CHECKING:
     import mujoco
-    from safevla_recorder.mujoco.recorder import Scene
+    from safevla_recorder.mujoco.recorder import Scene, SceneArm
 
 _PLANE, _SLIDE, _HINGE = 0, 2, 3  # mjtGeom, mjtJoint
 
@@ -42,10 +42,16 @@ def read_parts(model: mujoco.MjModel, scene: Scene) -> tuple[list[Part], list[in
 
 
 def _hand_bodies(model: mujoco.MjModel, scene: Scene) -> list[int]:
-    """Return the bodies at and below the lowest one that carries both finger groups and the end effector's site."""
-    tips = [int(model.geom_bodyid[geom]) for group in scene.fingers or () for geom in group]
-    if scene.eef_site is not None:
-        tips.append(int(model.site_bodyid[scene.eef_site]))
+    """Return, for each arm, the bodies at and below the lowest one that carries both finger groups and the end
+    effector's site.
+    """
+    return [body for arm in scene.all_arms for body in _bodies_of_hand(model, arm)]
+
+
+def _bodies_of_hand(model: mujoco.MjModel, arm: SceneArm) -> list[int]:
+    tips = [int(model.geom_bodyid[geom]) for group in arm.fingers or () for geom in group]
+    if arm.eef_site is not None:
+        tips.append(int(model.site_bodyid[arm.eef_site]))
     chains = [_ancestors(model, body) for body in tips]
     if not chains:
         return []

@@ -9,8 +9,8 @@ control step. At record 0, which has no recorded substeps before it, the peak is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -32,6 +32,16 @@ _log = get_logger(__name__)
 
 
 # Names and roles of a model's parts: bodies, tracked bodies, the gripper's fingers, the arm
+
+
+@dataclass(frozen=True)
+class SceneArm:
+    """An arm in one model: its recorded bodies if there are several arms, and fields of `Scene`."""
+
+    bodies: Collection[str] = ()
+    fingers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    eef_site: int | None = None
+    arm_dofs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,18 @@ class Scene:
     """Successive substeps that a resting pair of geoms must be apart to count (docs/explanation/fidelity.md)."""
     fixtures: tuple[frozenset[str], ...] = ()
     """Recorded bodies of each fixture whose parts touch each other by design, such as a door and its frame."""
+    arms: Mapping[str, SceneArm] = field(default_factory=dict)
+    """Each of several arms by name, in the order of the record; they have the fingers, the site and the joints."""
+
+    @property
+    def all_arms(self) -> tuple[SceneArm, ...]:
+        """The arms, in their order; the only one if there are not several."""
+        return tuple(self.arms.values()) or (SceneArm((), self.fingers, self.eef_site, self.arm_dofs),)
+
+    @property
+    def all_dofs(self) -> tuple[int, ...]:
+        """Velocity addresses of the joints of all arms, one arm after the other."""
+        return tuple(dof for arm in self.all_arms for dof in arm.arm_dofs)
 
     def map_geoms(self, model: mujoco.MjModel) -> GeomMap:
         """Return the recorded body, finger group and fixture of each geom. Raises `HostError` if a tracked body or one
@@ -74,15 +96,18 @@ class Scene:
                 remedy="Use the names of recorded bodies.",
             )
         places = {name: place for place, name in enumerate(self.roles)}
+        groups = [group for arm in self.all_arms for group in arm.fingers or ((), ())]
         place = np.array([places[self.body_name[body]] for body in model.geom_bodyid], dtype=np.int64)
         return GeomMap(
             roles=self.roles,
             place=place,
-            fingers=None if self.fingers is None else group_numbers(range(model.ngeom), self.fingers),
+            fingers=group_numbers(range(model.ngeom), groups) if any(map(len, groups)) else None,
             fixtures=group_numbers(self.roles, self.fixtures)[place],
             substep_s=float(model.opt.timestep),
             apart_substeps=self.apart_substeps,
-            torque_source="qfrc_actuator" if self.arm_dofs else None,
+            torque_source="qfrc_actuator" if self.all_dofs else None,
+            arms={name: sorted(set(arm.bodies) & set(self.roles)) for name, arm in self.arms.items()},
+            arm_joints=tuple(len(arm.arm_dofs) for arm in self.arms.values()) if self.all_dofs else (),
             weights={
                 places[name]: -model.opt.gravity * model.body_subtreemass[root]
                 for name, root in self.objects.items()
@@ -268,15 +293,16 @@ class Recorder(EpisodeLog):
         self._warnings = data.warning.number  # a view of the simulator's own counts
         self._warned = self._warnings.tobytes()
         self._unstable = unstable_steps(data)
-        self._arm = list(scene.arm_dofs)
+        self._arm = list(scene.all_dofs)
         self._actuator = data.qfrc_actuator  # a view of the simulator's own array
         self._failure: Exception | None = None
         self._torques: list[Floats] = []  # of every substep since the last record
         # Views of the simulator's own arrays, which do not move during the lifetime of its `MjData`.
         self._state_views = state_views(model, data)
         self._views = {"pos": data.xpos, "com": data.xipos, "quat": data.xquat, "actuator": data.qfrc_actuator}
-        if scene.eef_site is not None:
-            self._views.update(site_pos=data.site_xpos[scene.eef_site], site_mat=data.site_xmat[scene.eef_site])
+        self._sites = [arm.eef_site for arm in scene.all_arms if arm.eef_site is not None]
+        for k, site in enumerate(self._sites):
+            self._views.update({f"site_pos{k}": data.site_xpos[site], f"site_mat{k}": data.site_xmat[site]})
         self._doors = _find_doors(model, scene)
         self._contacts = ContactLog(model)
         self._contacts.add_substep(data)
@@ -337,17 +363,20 @@ class Recorder(EpisodeLog):
         places = {name: place for place, name in enumerate(scene.roles)}
         objects, links = list(scene.objects.values()), list(scene.links.values())
         quat_bodies = [places[name] for name in scene.objects]
-        has_eef = scene.eef_site is not None
+        hands = range(len(self._sites)) if len(self._sites) == len(scene.all_arms) else ()
+        points = [np.stack([row[f"site_pos{k}"] for row in rows]) for k in hands]
+        turns = [np.stack([_to_quaternion(row[f"site_mat{k}"]) for row in rows]) for k in hands]
         state = np.stack([row["sim_state"] for row in rows])
         openings = [np.abs(state[:, door.column] - door.closed) / door.travel for door in self._doors]
         doors: dict[str, object] = {
             "opening_bodies": [places[door.name] for door in self._doors],
             "opening": np.array(openings).reshape(-1, len(rows)).T,
         }
-        if has_eef:
+        if points:
             inner = [door for door in self._doors if door.boxes]
-            point, pos, quat = (np.stack([row[name] for row in rows]) for name in ("site_pos", "pos", "quat"))
-            entered = np.array([door.is_entered(point, pos, quat) for door in inner], dtype=np.bool_)
+            pos, quat = (np.stack([row[name] for row in rows]) for name in ("pos", "quat"))
+            of_hands = [[door.is_entered(point, pos, quat) for door in inner] for point in points]
+            entered = np.array(of_hands, dtype=np.bool_).any(axis=0)
             entered = entered.reshape(-1, len(rows)).T
             doors.update(entered_bodies=[places[door.name] for door in inner], entered=entered)
         parts = [np.stack([row[name][self._parts] for row in rows]) for name in ("pos", "quat")]
@@ -362,8 +391,8 @@ class Recorder(EpisodeLog):
         return {
             **doors,
             **goals,
-            "eef_pos_m": np.stack([row["site_pos"] for row in rows]) if has_eef else None,
-            "eef_quat_wxyz": np.stack([_to_quaternion(row["site_mat"]) for row in rows]) if has_eef else None,
+            "eef_pos_m": np.hstack(points) if points else None,
+            "eef_quat_wxyz": np.hstack(turns) if turns else None,
             "pos_bodies": [*quat_bodies, *(places[name] for name in scene.links)],
             "body_pos_m": np.stack([np.concatenate([row["pos"][objects], row["com"][links]]) for row in rows]),
             "quat_bodies": quat_bodies,

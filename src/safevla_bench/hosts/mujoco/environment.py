@@ -19,7 +19,14 @@ from safevla_bench.hosts.mujoco.privileged import ScenePrivileged
 from safevla_bench.hosts.mujoco.renderer import ROBOSUITE, CameraGate
 from safevla_bench.hosts.mujoco.viewer import MujocoStage, episode_seed
 from safevla_bench.interface.environment import Host, HostSupport
-from safevla_bench.interface.policy import Action, Observation, UnrenderedImages, Wants, check_action
+from safevla_bench.interface.policy import (
+    Action,
+    ArmObservation,
+    Observation,
+    UnrenderedImages,
+    Wants,
+    check_action,
+)
 from safevla_bench.interface.task import Coordinate, EpisodeSeed, PhysicsChange, Task
 from safevla_bench.trajectory.batch import Batch
 from safevla_recorder.attachment import read_simulation
@@ -40,6 +47,7 @@ _CHATTER = (
     "Could not import robosuite_models",
     "Could not load the mink-based whole-body IK",
     "Loading controller configuration from",
+    "The config has defined for the controller",
 )
 _FREE, _BALL, _SLIDE = 0, 1, 2  # MuJoCo's mjtJoint; 3 is a hinge
 _JOINT_READINGS = {
@@ -242,6 +250,10 @@ class RobosuiteEnv(MujocoEnv):
         simulation = self._robosuite().sim
         return simulation.model._model, simulation.data._data
 
+    def _arm_prefixes(self) -> Mapping[str, str]:
+        """Return the name of each of several arms -> what precedes its readings in observations; {} = one arm."""
+        return {}
+
     def _base_pose(self, raw: RawObservation) -> tuple[Floats, Floats] | tuple[None, None]:
         return None, None
 
@@ -265,18 +277,27 @@ class RobosuiteEnv(MujocoEnv):
 
     def _observe(self, raw: RawObservation) -> Observation:
         base_pos_m, base_quat_wxyz = self._base_pose(raw)
+        arms = {name: read_arm(raw, prefix) for name, prefix in self._arm_prefixes().items()}
+        every = list(arms.values()) or [read_arm(raw, "robot0_")]
         return Observation(
             instruction=self._instruction(),
-            eef_pos_m=np.array(raw["robot0_eef_pos"], dtype=np.float64),
-            eef_quat_wxyz=to_wxyz(raw["robot0_eef_quat"]),
-            gripper_qpos=np.array(raw["robot0_gripper_qpos"], dtype=np.float64),
+            eef_pos_m=np.concatenate([arm.eef_pos_m for arm in every]),
+            eef_quat_wxyz=np.concatenate([arm.eef_quat_wxyz for arm in every]),
+            gripper_qpos=np.concatenate([arm.gripper_qpos for arm in every]),
+            arms=arms,
             images=self._read_images(raw),
             privileged=self._privileged.read_now() if self._privileged else None,
             base_pos_m=base_pos_m,
             base_quat_wxyz=base_quat_wxyz,
             extra=self._own_readings()
-            | {name: np.array(raw[_JOINT_READINGS[name]], dtype=np.float64) for name in self._wants.extra},
+            | {name: self._read_joints(raw, _JOINT_READINGS[name]) for name in self._wants.extra},
         )
+
+    def _read_joints(self, raw: RawObservation, name: str) -> Floats:
+        """Return a reading of all robots, one after the other."""
+        prefixes = dict.fromkeys(prefix[: len("robot0_")] for prefix in self._arm_prefixes().values()) or ["robot0_"]
+        names = [name.replace("robot0_", prefix) for prefix in prefixes]
+        return np.concatenate([np.array(raw[each], dtype=np.float64) for each in names])
 
     def _own_readings(self) -> dict[str, Floats]:
         return {}
@@ -297,6 +318,13 @@ class RobosuiteEnv(MujocoEnv):
         return {camera: np.array(raw[f"{camera}_image"][::-1], dtype=np.uint8) for camera in self._wants.cameras}
 
 
+def read_arm(raw: RawObservation, prefix: str) -> ArmObservation:
+    """Return the readings of one arm from robosuite's observation; no finger positions if it has no gripper."""
+    fingers = np.array(raw.get(f"{prefix}gripper_qpos", ()), dtype=np.float64)
+    place, turn = np.array(raw[f"{prefix}eef_pos"], dtype=np.float64), to_wxyz(raw[f"{prefix}eef_quat"])
+    return ArmObservation(place, turn, fingers)
+
+
 def camera_options(wants: Wants) -> dict[str, object]:
     """Return robosuite's camera options for an environment; without a wanted camera nothing is rendered."""
     height, width = wants.image_size
@@ -313,14 +341,18 @@ def camera_options(wants: Wants) -> dict[str, object]:
     }
 
 
-def env_options(robot: str, wants: Wants) -> dict[str, object]:
-    """Return the keyword arguments for an environment of one robot with its default controller; imports robosuite.
-    Without a wanted camera nothing is rendered.
+def env_options(robot: str, wants: Wants, count: int = 1, controller: str | None = None) -> dict[str, object]:
+    """Return the keyword arguments for an environment of `count` equal robots with a controller, None = their default;
+    imports robosuite. Without a wanted camera nothing is rendered.
     """
     from robosuite.controllers import load_composite_controller_config
 
-    controller = load_composite_controller_config(controller=None, robot=robot)
-    return {"robots": robot, "controller_configs": controller, **camera_options(wants)}
+    configs = [load_composite_controller_config(controller=controller, robot=robot) for _ in range(count)]
+    robots = {"robots": robot, "controller_configs": configs[0]}
+    return {
+        **(robots if count == 1 else {"robots": [robot] * count, "controller_configs": configs}),
+        **camera_options(wants),
+    }
 
 
 def quieten_log() -> None:

@@ -67,7 +67,7 @@ class MujocoStage(stage.Stage):
         self._eye: Renderer | None = None
         names = {str(model.camera(number).name) for number in range(model.ncam)}
         self.further_cameras = (HAND_CAMERA,) if HAND_CAMERA in names - {camera} else ()
-        self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.arm_dofs)])
+        self.arm = tuple(scene.body_name[body] for body in model.dof_bodyid[list(scene.all_dofs)])
 
     def aim(self, record: int, bodies: Sequence[str], size: tuple[int, int]) -> stage.Camera:
         """Return the default camera if it shows every body well or `bodies` is empty, else a close-up that shows them

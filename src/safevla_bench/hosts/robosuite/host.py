@@ -1,4 +1,4 @@
-"""robosuite 1.5's single-Panda tasks, recorded: cubes, nuts, objects for bins, a door, a tool to hang.
+"""robosuite 1.5's tasks, recorded: cubes, nuts, objects for bins, a door, a tool to hang; and those of two arms.
 
 `robosuite.toml` defines tasks and goals. robosuite is imported when an environment is made.
 """
@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from safevla_recorder.identity import read_identity
 from safevla_recorder.mujoco.hook import hook_after
 from safevla_recorder.mujoco.recorder import (
     Scene,
+    SceneArm,
     assign_roles,
     copy_state,
     geom_ids,
@@ -38,7 +40,7 @@ from safevla_recorder.mujoco.recorder import (
     subtree_bodies,
 )
 
-SUITE = "robosuite"
+SUITE, SUITE_GR1 = "robosuite", "robosuite-gr1"
 STILL = (*[0.0] * 6, -1.0)
 _INSTALL = "pip install 'safevla-bench[robosuite]' in a separate environment, or use that of `make robocasa`"
 _DISTRIBUTIONS = ("praxis-robosuite", "robosuite")
@@ -56,19 +58,32 @@ class RobosuiteHost(environment.MujocoHost):
     supports = replace(environment.ROBOSUITE_SUPPORT, cameras=CAMERAS, states=True, placed=True)
 
     def suites(self) -> tuple[str, ...]:
-        return (SUITE,)
+        return SUITE, SUITE_GR1
 
     def tasks(self, suite: str) -> tuple[Task, ...]:
         """Return the suite's tasks, with the registry's instructions; raise `HostError` for another suite."""
         require_known("robosuite", "suite", suite, self.suites())
         file, entries = _read_tasks(), load_registry().tasks
+        names = [name for name in file.goals if find_team(name).suite == suite]
         return tuple(
-            Task(SUITE, name, index, name, entries[SUITE, name].instruction or name, STILL, horizon=file.horizon)
-            for index, name in enumerate(file.goals)
+            Task(
+                suite,
+                name,
+                index,
+                name,
+                entries[suite, name].instruction or name,
+                find_team(name).still,
+                horizon=file.horizon,
+                arms=find_team(name).arms,
+            )
+            for index, name in enumerate(names)
         )
 
     def make(self, task: Task, wants: Wants) -> RobosuiteTaskEnv:
         check_wants(wants, self.supports, "the host robosuite")
+        if wants.privileged and task.arms:
+            problem = f"{task.name} has several arms, and privileged state is that of one"
+            raise HostError(problem, remedy="Use a policy without privileged state.")
         return RobosuiteTaskEnv(task, wants, self.versions())
 
     def search_space(self, task: Task, start: EpisodeSeed) -> SearchSpace:
@@ -95,15 +110,16 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
     """One robosuite task with its recorder.
 
     Actions are those of the Panda's default controller, [7] in [-1, 1]: 0.05 m [0:3] and 0.5 rad [3:6] per unit in the
-    frame of the base, gripper [6], -1 opens. Images are upright. Success is robosuite's `_check_success`.
+    frame of the base, gripper [6], -1 opens; of two arms one after the other, without a number for a gripper that they
+    lack. Images are upright. Success is robosuite's `_check_success`.
     """
 
     action_meaning = "position [3], rotation [3], gripper"
-    still = STILL
     stage_camera = CAMERAS[0]
-    embodiment = "Panda"
 
     def __init__(self, task: Task, wants: Wants, versions: dict[str, str]) -> None:
+        self._team = find_team(task.name)
+        self.still, self.embodiment = self._team.still, self._team.embodiment
         super().__init__(task, wants, versions)
         self._goal = task_goal(task.name)
 
@@ -117,7 +133,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         check_start(self.task, seed, RobosuiteHost.supports)
         make = partial(make_env, self.task.name, self._wants, drawn_reset_seed(seed))
         env = self._make_anew(make, is_seen=not seed.wait_steps)
-        self._identity = read_identity(find_env_class(self.task.name), None, "robosuite", "environments")
+        self._identity = read_identity(find_env_class(self._team.task), None, "robosuite", "environments")
         # Its reset loads the model, which makes the samplers, before it draws from them.
         hook_after(env, "_load_model", lambda: replace_places(env, seed.placed))
         raw = env.reset()
@@ -137,7 +153,7 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
 
     def search_space(self) -> SearchSpace:
         """Return the search space of the current episode; see `RobosuiteHost.search_space`."""
-        sampler, searched = self._robosuite().placement_initializer, {*self._read_scene().objects}
+        sampler, searched = _require_sampler(self._robosuite()), {*self._read_scene().objects}
         searched.update(opened_fixtures(self._goal))
         leaves = [
             (leaf, thing)
@@ -173,7 +189,10 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return {" ".join(goal): holds[goal[1]] for goal in self._goal if len(self._goal) > 1 and goal[1] in holds}
 
     def _read_scene(self) -> Scene:
-        return read_scene(self._robosuite(), self._goal)
+        return read_scene(self._robosuite(), self._goal, self._team.prefixes)
+
+    def _arm_prefixes(self) -> Mapping[str, str]:
+        return self._team.prefixes
 
     def _view_privileged(self, scene: Scene) -> ScenePrivileged:
         env, (model, data) = self._robosuite(), self._mujoco()
@@ -186,9 +205,30 @@ class RobosuiteTaskEnv(environment.RobosuiteEnv):
         return next(iter(goal_targets(self._goal)), None)
 
 
+class Team(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The robots of a task."""
+
+    task: str
+    """Name of robosuite's own task."""
+    suite: str = SUITE
+    embodiment: str = "Panda"
+    robot: str = "Panda"
+    count: int = 1
+    controller: str | None = None
+    """Kind of the controller; None = the robot's default."""
+    still: tuple[float, ...] = STILL
+    prefixes: Mapping[str, str] = {}
+    """Name of each of several arms -> what precedes its readings in robosuite's observations."""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(self.prefixes)
+
+
 class _RobosuiteTasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     horizon: int
     goals: Mapping[str, Goal]
+    teams: Mapping[str, Team]
 
 
 @cache
@@ -201,6 +241,11 @@ def task_goal(name: str) -> Goal:
     goals = _read_tasks().goals
     require_known("the host robosuite", "task", name, goals)
     return goals[name]
+
+
+def find_team(name: str) -> Team:
+    """Return the robots of a task: a Panda, unless `robosuite.toml` says otherwise."""
+    return _read_tasks().teams.get(name) or Team(name)
 
 
 def goal_targets(goal: Goal) -> tuple[str, ...]:
@@ -219,14 +264,18 @@ def make_env(name: str, wants: Wants, seed: int) -> Any:
     environment.quieten_log()
     with importing("robosuite", _INSTALL):
         import robosuite  # noqa: F401 - importing it defines the classes of its tasks
-    return find_env_class(name)(**environment.env_options("Panda", wants), seed=seed)
+    team = find_team(name)
+    options = environment.env_options(team.robot, wants, team.count, team.controller)
+    return find_env_class(team.task)(**options, seed=seed)
 
 
 def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
     """Let robosuite's samplers draw as usual, then replace their coordinates by `placed` [m]; the draw raises
     `HostError` for a coordinate without an object.
     """
-    draw = env.placement_initializer.sample
+    if not placed and not hasattr(env, "placement_initializer"):
+        return  # the task draws the pose of the robots alone
+    draw = _require_sampler(env).sample
 
     def sample() -> Any:
         drawn = draw()
@@ -242,6 +291,12 @@ def replace_places(env: Any, placed: Sequence[tuple[str, float]]) -> None:
     env.placement_initializer.sample = sample
 
 
+def _require_sampler(env: Any) -> Any:
+    if not hasattr(env, "placement_initializer"):
+        raise HostError(f"{type(env).__name__} places no object", remedy="Search the starts of another task.")
+    return env.placement_initializer
+
+
 def find_env_class(name: str) -> Any:
     """Return robosuite's class of one of its tasks; raise `StopIteration` if it has none of that name. `robosuite.make`
     looks up only the name, and RoboCasa defines another `PickPlace`: the last one imported wins.
@@ -254,32 +309,56 @@ def find_env_class(name: str) -> Any:
     return next(kind for kind in kinds if kind.__name__ == name and kind.__module__.startswith("robosuite."))
 
 
-def read_scene(env: Any, goal: Goal) -> Scene:
-    """Return names and roles of the bodies in robosuite's current model.
+def read_scene(env: Any, goal: Goal, prefixes: Mapping[str, str] = MappingProxyType({})) -> Scene:
+    """Return names and roles of the bodies in robosuite's current model. `prefixes` are those of several arms.
 
     Objects are the freely moving ones, under robosuite's names with all their bodies. All else, fixed objects included,
     is furniture under MuJoCo's body names. Tasks of one object throw the others out of reach: these are untracked
     furniture, and their contacts with the floor are left out, as are contacts between parts of a door that the goal
-    opens.
+    opens. A peg and a hole are objects that are fixed to the hands.
     """
-    model, robot = env.sim.model._model, env.robots[0]
-    things = {str(thing.name): int(model.body(thing.root_body).id) for thing in env.model.mujoco_objects}
-    free = {name: body for name, body in things.items() if model.body_jntnum[body]}
+    model = env.sim.model._model
+    fixed = [thing for thing in (getattr(env, "peg", None), getattr(env, "hole", None)) if thing is not None]
+    things = {str(thing.name): int(model.body(thing.root_body).id) for thing in (*env.model.mujoco_objects, *fixed)}
+    in_hand = {str(thing.name) for thing in fixed}
+    free = {name: body for name, body in things.items() if model.body_jntnum[body] or name in in_hand}
     only = getattr(env, "obj_to_use", None)
     objects = {name: body for name, body in free.items() if only in (None, name)}
     names = name_bodies(model, free)
-    robot_bodies = subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))
-    fingers = robot.gripper["right"].important_geoms
+    roots = [int(model.body(robot.robot_model.root_body).id) for robot in env.robots]
+    robot_bodies = [body for root in roots for body in subtree_bodies(model, root) if names[body] not in free]
+    arms = {name: _read_arm(env, names, prefix, robot_bodies) for name, prefix in prefixes.items()}
+    only_arm = None if arms else _read_arm(env, names, "robot0_right_", robot_bodies)
     return Scene(
         body_name=names,
         roles=assign_roles(model, names, objects=objects, targets=goal_targets(goal), robot=robot_bodies),
         objects=objects,
         links={},
-        fingers=(geom_ids(model, fingers["left_finger"]), geom_ids(model, fingers["right_finger"])),
-        eef_site=int(model.site(robot.gripper["right"].important_sites["grip_site"]).id),
-        arm_dofs=tuple(int(model.joint(name).dofadr[0]) for name in robot.robot_model.arm_joints),
+        fingers=only_arm.fingers if only_arm else None,
+        eef_site=only_arm.eef_site if only_arm else None,
+        arm_dofs=only_arm.arm_dofs if only_arm else (),
+        arms=arms,
         fixtures=(
             frozenset({names[0], *free} - set(objects)),
             *(frozenset(names[body] for body in subtree_bodies(model, things[name])) for name in opened_fixtures(goal)),
         ),
+    )
+
+
+def _read_arm(env: Any, names: Sequence[str], prefix: str, robot_bodies: Sequence[int]) -> SceneArm:
+    """Return an arm by what precedes its readings, such as `robot1_`, or `robot0_left_` of a robot with two."""
+    model, robot = env.sim.model._model, env.robots[int(prefix[len("robot") : len("robot0")])]
+    side = prefix[len("robot0_") :].rstrip("_") or "right"
+    gripper, dofs = robot.gripper[side], tuple(int(dof) for dof in robot.part_controllers[side].qvel_index)
+    below = (
+        {*subtree_bodies(model, int(model.dof_bodyid[dofs[0]]))}
+        if len(robot.arms) > 1
+        else {*subtree_bodies(model, int(model.body(robot.robot_model.root_body).id))}
+    )
+    left, right = (geom_ids(model, gripper.important_geoms[name]) for name in ("left_finger", "right_finger"))
+    return SceneArm(
+        bodies=frozenset(names[body] for body in robot_bodies if body in below),
+        fingers=(left, right) if left and right else None,
+        eef_site=int(model.site(gripper.important_sites["grip_site"]).id),
+        arm_dofs=dofs,
     )

@@ -86,7 +86,7 @@ def prepare_run(request: Request, *, is_dry: bool = False, is_here: bool = True)
         _check_servers(made, selected)
         couplers = _make_couplers(request, made, host.supports, is_dry=is_dry)
         tasks, plan = _plan_episodes(request, selected, made, protocol)
-        _require_support(host, plan, made)
+        _require_support(host, plan, made, couplers)
         rule, reads_margins = _make_rule(request), any(coupler.reads_margins for coupler in couplers.values())
         watching = request_rules(request) if rule or request.stop_on_violation or reads_margins else None
         episodes, stretch = _assign_rounds(plan) if rule else plan, None
@@ -174,7 +174,9 @@ def _plan_episodes(
     return tasks, tuple(match_recording(episode, made[episode.policy], request.max_steps) for episode in planned)
 
 
-def _require_support(host: Host, plan: Sequence[PlannedEpisode], made: Mapping[str, Policy]) -> None:
+def _require_support(
+    host: Host, plan: Sequence[PlannedEpisode], made: Mapping[str, Policy], couplers: Mapping[str, Coupler]
+) -> None:
     supports = host.supports
     for name, policy in made.items():
         reads_poses = policy.wants.privileged and {*policy.wants.extra} <= {*supports.readings}
@@ -186,11 +188,23 @@ def _require_support(host: Host, plan: Sequence[PlannedEpisode], made: Mapping[s
     for planned in plan:
         if isinstance(policy := made[planned.policy], SelectiveTaskPolicy):
             policy.require_task(planned.task)
+        if planned.task.arms:
+            _require_arms(planned, policy, couplers.get(planned.policy))
         check_start(planned.task, planned.start, supports)
     for policy in made.values():
         is_served = isinstance(policy, RemotePolicy)  # its server may request other cameras and readings
         wants = replace(policy.wants, cameras=(), extra=()) if is_served else policy.wants
         check_wants(wants, supports, f"the host {host.name}")
+
+
+def _require_arms(planned: PlannedEpisode, policy: Policy, coupler: Coupler | None) -> None:
+    """Raise `PolicyError` for a policy or filter of one arm: servers' dialects, and all that read privileged state."""
+    is_filter = coupler is not None and coupler.privileged
+    if isinstance(policy, RemotePolicy) or policy.wants.privileged or is_filter:
+        who = f"the filter of {planned.policy}" if is_filter else planned.policy
+        has = f"{planned.task.benchmark} {planned.task.task_id} has {', '.join(planned.task.arms)}"
+        remedy = "Use noop, random, a replay, or your own object that reads observation.arms."
+        raise PolicyError(f"{who} is for one arm, and {has}", remedy=remedy)
 
 
 def _make_rule(request: Request) -> StoppingRule | None:

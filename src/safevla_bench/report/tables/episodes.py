@@ -176,7 +176,8 @@ def _decision_cell(answer: Answer) -> Cell:
 
 
 def _format_signals(answer: Answer) -> str:
-    return answer.reason or ", ".join(_format_signal(name, value) for name, value in answer.signals.items())
+    values = ", ".join(_format_signal(name, value) for name, value in answer.signals.items())
+    return answer.reason or (f"{answer.arm}: {values}" if isinstance(answer.arm, str) else values)
 
 
 def _format_rho(answer: Answer) -> str:
